@@ -27,14 +27,14 @@ log = logging.getLogger(__name__)
 _READ_S: Final = 10.0
 _REMOVE_S: Final = 10.0
 _AGAIN_S: Final = 1.0
-"""Seconds for which stores that lack a closing are not asked for it again."""
+"""Seconds before stores without a closing are asked for it again."""
 
 
 class Closings:
     """Reads, adopts and removes the closings of one replica's journal. Loop-bound.
 
-    ``reason`` says why the last look did not close the head; empty if it did, or if there was nothing to
-    look for.
+    ``reason`` says why the last look did not close the head. It is empty if the head was closed, or if no
+    closing was to be looked for.
     """
 
     def __init__(self, context: ReplicaContext, head: KnownHead, index: Index) -> None:
@@ -49,7 +49,8 @@ class Closings:
     async def adopt(self, spec: JournalSpec, tenure: Revision) -> None:
         """Close the known head by the closing that it awaits, if stores have all that was acknowledged.
 
-        ``tenure`` is that of this primary. Raise as ``KnownHead.adopt``. Cancellation: etcd may be written.
+        ``tenure`` is that of this primary. Raise as ``KnownHead.adopt``. Cancellation: etcd may have been
+        written.
         """
         name = self._head.awaited
         if name is None:
@@ -118,9 +119,9 @@ class Closings:
         return f"{path} says that it ended at {end}, and stores lack [{begin}, {until})"
 
     async def remove_over(self, listed: Iterable[tuple[str, ClosingName]]) -> None:
-        """Remove closings of former primaries that a listing found, by the URL of their store.
+        """Remove closings of former primaries. ``listed`` has those of a listing, by the URL of their store.
 
-        A store that fails keeps them: the next listing finds them again.
+        If a store fails, its closings stay: the next listing finds them again.
         """
         for url, name in listed:
             if not self._head.has_passed(name):

@@ -1,9 +1,9 @@
 """Journals that were deleted, and whose fragments may still be below the directory of another journal.
 
-Fragments outlive their journal. Those of a deleted journal ``a/b`` are below the directory of ``a``, and
-must not look like fragments of ``a`` of which nothing is known. So the deletion of a journal leaves its
-name in etcd, if a journal above it exists. The key is outside of the prefix that brokers watch. Only a
-replica whose listing has found unexplained fragments reads these keys.
+Fragments outlive their journal. Those of a deleted journal ``a/b`` are below the directory of ``a``. They
+must not look like unexplained fragments of ``a``. So if a journal above a deleted one exists, the name of
+the deleted one stays in etcd. The key is outside of the prefix that brokers watch. Only a replica whose
+listing has found unexplained fragments reads these keys.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class BrokerFlags(MemberFlags):
 
     def settings(self, process_id: str, root: str, lease_ttl_s: float) -> BrokerSettings:
         """Return the broker's settings. Raise ``Invalid`` for a value or directory that cannot be used."""
-        # The root's content belongs to stores, some of which may be there to be read only.
+        # Stores own the content of the root, and some of them may be read-only.
         check_directory("broker.file-root", self.file_root, to_write=False)
         check_directory("broker.spool-dir", self.spool_dir)
         return BrokerSettings(
@@ -71,7 +71,7 @@ class BrokerFlags(MemberFlags):
     def server_settings(self, default_host: str) -> ServerSettings:
         """Return the settings of its servers. Raise ``Invalid`` for a value that cannot be used."""
         settings = MemberFlags.server_settings(self, default_host)
-        # Brokers replicate each journal by a call of its own.
+        # Each journal is replicated by a call of its own.
         streams_max = self.max_streams or STREAMS_MAX + self.limit
         return replace(settings, streams_max=streams_max)
 

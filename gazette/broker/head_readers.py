@@ -1,8 +1,8 @@
 """Stage 9 of the byte path: takes commits from `fragment/index`, gives them to all readers that wait at the
 head of a journal.
 
-What many readers wait for is read once and encoded once. It is sent by no task of theirs: these wait until a
-reader must go on alone. Commits are answered before their readers get them.
+Bytes for which many readers wait are read once and encoded once. The readers' tasks do not send them: they
+wait until a reader must continue alone. Appends are answered before readers get their commits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.status import Status
 
 _READERS_PER_TURN: Final = 100
-"""Readers that are served in one turn of the event loop. Other calls go on between turns."""
+"""Most readers that are served in one turn of the event loop. Other calls run between turns."""
 _MESSAGES: Final = 2
 
 
@@ -58,10 +58,10 @@ class HeadReaders:
         return sum(map(len, self._waiting.values()))
 
     async def serve(self, reader: HeadReader) -> None:
-        """Serve a reader until it must go on alone, at its ``offset`` of then.
+        """Serve a reader until it must continue alone, from its ``offset`` at that time.
 
-        That is so if the caller takes no more, if the next bytes are not in a file that can be read at once,
-        and when the index closes. Cancellation: what was sent was sent as a whole.
+        It must do so if its caller takes no more, if the next bytes are not in a file that can be read at
+        once, or if the index closes. Cancellation: each response that was sent is complete.
         """
         reader.woken = asyncio.get_running_loop().create_future()
         self._add(reader)
@@ -81,11 +81,12 @@ class HeadReaders:
                 del self._waiting[reader.offset]
 
     def _changed(self) -> None:
-        """Learn that the index has changed."""
+        """Note that the index has changed."""
         if self._waiting and not self._due:
             self._due = True
             loop = asyncio.get_running_loop()
-            # Answers of this turn leave their sockets in the next one.
+            # Answers to appends are written in this turn of the loop, and leave their sockets in the next
+            # one.
             loop.call_soon(loop.call_soon, self._deliver)
 
     def _deliver(self) -> None:

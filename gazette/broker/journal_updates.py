@@ -1,4 +1,4 @@
-"""The updates that a journal's primary makes in etcd: its replicas are in step, and its suspension."""
+"""A primary's updates of its journal in etcd: that its replicas are in step, and the suspension."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 async def put_assignments(context: BrokerContext, at: Resolution, route: Route) -> Revision:
-    """Store ``route`` in all of the journal's assignments: the allocator then takes them for consistent.
+    """Store ``route`` in all of the journal's assignments: the allocator then considers them consistent.
 
-    Nothing is changed if any of them was changed since ``at``. Returns the revision to resolve
-    at next. Raise as ``Etcd.txn``.
+    Change nothing if any of them was changed since ``at``. Return the revision at which to resolve next.
+    Raise as ``Etcd.txn``.
     """
     value = route.without_endpoints().to_pb().SerializeToString()
     puts: list[Operation] = [
@@ -36,8 +36,8 @@ async def put_suspend(
 ) -> Revision:
     """Change the suspension in the journal's specification.
 
-    Nothing is changed if the journal or any of its assignments was changed since ``at``. Returns the revision
-    to resolve at next. Raise as ``Etcd.txn``.
+    Change nothing if the journal or any of its assignments was changed since ``at``. Return the revision at
+    which to resolve next. Raise as ``Etcd.txn``.
     """
     if at.item_kv is None:
         raise Bug("suspension of a journal that does not exist", journal=at.journal)
@@ -62,6 +62,6 @@ async def _put_if_unchanged(
     result = await context.etcd.txn(compares, puts)
     if result.succeeded:
         return result.header.revision
-    # Some key is newer than in our mirror, so the mirror's next revision will arrive. That of the response
-    # may not: it also counts changes outside of our prefix.
+    # Some key is newer than in our mirror, so the mirror's next revision will arrive. The revision of the
+    # response may never arrive: it also counts changes outside of our prefix.
     return at.seen_revision + 1

@@ -23,7 +23,7 @@ from gazette.protocol.route import EMPTY_ROUTE, Route
 from gazette.protocol.stored import noted, readable, stored_broker, stored_journal, stored_route
 
 MISSING_ID: Final = ProcessId("local-BrokerSpec", "missing-from-Etcd")
-"""Stands for this broker while its own key is not in etcd: it can still proxy."""
+"""Id of this broker while its own key is not in etcd: it can still proxy."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,8 @@ class JournalItem:
         return self.spec.desired_replication(self.max_replication)
 
     def least_replication(self) -> int:
-        """Return the desired replication: the more replicas, the more durable is content that is
-        not stored yet.
-        """
+        """Return the desired replication. With more replicas, content that is not stored yet is more
+        durable."""
         return self.desired_replication()
 
 
@@ -105,7 +104,8 @@ def _decode_assignment(journal: str, zone: str, suffix: str, slot: int, value: b
 
 @lru_cache(maxsize=1024)
 def _route(value: bytes) -> tuple[Route, str]:
-    """Return the route that ``value`` encodes, and the reason if it is invalid. Journals share routes."""
+    """Return the route that ``value`` encodes, and why it is invalid, if it is. Equal routes of journals are
+    one object."""
     try:
         return stored_route(broker_pb2.Route.FromString(value))
     except DecodeError as error:
@@ -138,23 +138,23 @@ def tenure_of(assignments: Sequence[DecodedKV]) -> Revision:
 
 
 def progress(assignment: DecodedKV) -> tuple[int, ...]:
-    """Rank brokers of a journal whose replicas are not in step: a broker that holds more sorts higher.
+    """Rank a broker of a journal whose replicas are not in step: higher if it holds more.
 
-    A primary stores the route in each assignment before it answers the first append under that route. So
-    a broker with an empty value holds nothing that was acknowledged. Of the others, the older one holds
-    what was acknowledged for longer.
+    A primary stores the route in each assignment before it answers the first append under that route. So a
+    broker with an empty value holds nothing that was acknowledged. Among the others, an older assignment has
+    held acknowledged content for longer.
     """
     raw = assignment.raw
     return (1, -raw.create_revision) if raw.value else (0,)
 
 
 def is_consistent(item: DecodedKV, assignment: DecodedKV, assignments: Sequence[DecodedKV]) -> bool:
-    """Return True if the primary has synchronized exactly these replicas: all of a journal's, or none."""
+    """Return True if the primary has synchronized all replicas of a journal, and no others."""
     del item, assignment
     return are_in_step(assignments)
 
 
 def are_in_step(assignments: Sequence[DecodedKV]) -> bool:
-    """Return True if each assignment of a journal has the route that all of them make."""
+    """Return True if the value of each assignment of a journal is the route of all its assignments."""
     route = route_of(assignments)
     return all(kv.decoded.value.equivalent(route) for kv in assignments)

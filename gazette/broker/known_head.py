@@ -2,14 +2,14 @@
 
 Spools are files without a name, and a store may be empty, stale or not mounted. So a journal that lost all
 its brokers would begin again at an offset that was given out before. The known head forbids that. It is at
-most the offset that all replicas have acknowledged. An append below it is refused until an operator says
+most the offset that all replicas have acknowledged. An append below it is refused until an operator confirms
 where to go on (`gazctl journals reset-head`).
 
 The key is written before the first append of a primary is answered, and after each completed fragment. It is
-also written when a primary leaves in good order, and never per append. (Without etcd, that primary leaves a
-closing in the journal's store: see `gazette.fragment.closing`.) The key is outside of the prefix that
-brokers watch: it neither wakes the allocator nor confuses brokers that do not know it. The value names the
-journal's life: a key of a former journal of the same name has no effect.
+also written when a primary leaves in good order. It is never written per append. (Without etcd, a primary
+that leaves writes a closing into the journal's store: see `gazette.fragment.closing`.) The key is outside of
+the prefix that brokers watch. So it neither wakes the allocator nor confuses brokers that do not know it.
+The value names the journal's life: a key of a former journal of the same name has no effect.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ log = logging.getLogger(__name__)
 _TENURES_MAX: Final = 64
 _LOST_MAX: Final = 64
 _ATTEMPTS_MAX: Final = 5
-"""Attempts of one write. A failed attempt has found a newer value, written by another primary."""
+"""Attempts of one write. An attempt fails if another primary has written a newer value."""
 _RETRY_S: Final = 5.0
 _ASK_S: Final = 2.0
 _SILENT_S: Final = 4.0
-"""Seconds for which etcd is not asked again after it did not answer, for any upload."""
+"""Seconds before etcd is asked again for any upload, after it did not answer."""
 
 
 def head_key(root: str, journal: JournalName) -> str:
@@ -60,12 +60,14 @@ def head_key(root: str, journal: JournalName) -> str:
 class Head:
     """The value of the key. ``tenures`` are those of primaries that have answered an append, in order.
 
-    Each tenure is the creation revision of a primary's assignment, with the offset at which the primary
-    began. A tenure is left out if a later primary began at or below its offset: nothing depends on it then.
-    ``closed`` holds the journal's registers if the last primary left in good order, with nothing
-    acknowledged beyond ``offset``. It is None while a primary may have acknowledged more. ``lost`` are the
-    offsets that no fragment had when an operator confirmed a head behind them. ``lease`` is that of the last
-    of ``tenures``; 0 if a broker of an older version wrote the key since.
+    - Each tenure is the creation revision of a primary's assignment, with the offset at which the primary
+      began. A tenure is left out if a later primary began at or below its offset: nothing depends on it
+      then.
+    - ``closed`` holds the journal's registers if the last primary left in good order, with nothing
+      acknowledged beyond ``offset``. It is None while a primary may have acknowledged more.
+    - ``lost`` are the offsets that no fragment had when an operator confirmed a head behind them.
+    - ``lease`` is that of the last of ``tenures``; 0 if a broker of an older version has written the key
+      since.
     """
 
     life: Revision
@@ -110,9 +112,8 @@ class Head:
             ) from error
 
     def begun(self, tenure: Revision, begin: Offset, end: Offset, lease: int = 0) -> Head:
-        """Return the head to write when a primary begins at ``begin``, or has acknowledged its
-        first append, ``[begin, end)``.
-        """
+        """Return the head to write when a primary begins at ``begin``, or has acknowledged its first append,
+        ``[begin, end)``."""
         tenures = self.tenures
         if not tenures or tenures[-1][0] != tenure:
             tenures = _with_tenure(tenures, tenure, begin)
@@ -124,9 +125,7 @@ class Head:
         return replace(self, lost=tuple(sorted({*self.lost, *lost})[-_LOST_MAX:]))
 
     def limit(self, tenure: Revision) -> Offset | None:
-        """Return the offset at which a later primary than ``tenure`` has
-        begun; None without a later primary.
-        """
+        """Return the least offset at which a primary later than ``tenure`` has begun; None without one."""
         return min((begin for later, begin in self.tenures if later > tenure), default=None)
 
 
@@ -135,9 +134,9 @@ def _with_tenure(
 ) -> tuple[tuple[Revision, Offset], ...]:
     """Return the tenures with a later one.
 
-    If they are too many, the two oldest become one, which ends uploads of those before at the lower offset.
-    To forget the oldest would permit such an upload: bytes that were set aside 64 primaries ago would become
-    a fragment, over what was acknowledged since.
+    If they are too many, the two oldest become one at the lower offset, where uploads of earlier primaries
+    end. If the oldest was forgotten instead, such an upload would be permitted: bytes that were set aside 64
+    primaries ago would become a fragment, over what was acknowledged since.
     """
     kept = [one for one in tenures if one[1] < begin]
     kept.append((tenure, begin))
@@ -151,7 +150,7 @@ class KnownHead:
     """The known head of one replica's journal. Loop-bound.
 
     ``offset`` is the head as last read. Between two writes of a primary it may lag behind what is
-    acknowledged: by one fragment, or more while etcd is away. It is never ahead.
+    acknowledged: by one fragment, or more while etcd does not answer. It is never ahead.
     """
 
     def __init__(self, context: ReplicaContext, journal: JournalName, life: Revision) -> None:
@@ -162,13 +161,13 @@ class KnownHead:
         self._head = Head(life)
         self._mod_revision: Revision = 0
         self.loaded = False
-        """The head was read from etcd. Reset it to have the head read again."""
+        """True if the head was read from etcd. Set it to False to have the head read again."""
         self._tenure: Revision | None = None
         """The tenure of this replica, once it has acknowledged an append as primary."""
         self._noted: Offset = 0
         self._closed: LabelSet | None = None
         self._claimed: Revision | None = None
-        """The tenure of this replica, once etcd may name it."""
+        """The tenure of this replica, once etcd may have it as that of a primary."""
         self._begun = False
         self._noting: asyncio.Task[None] | None = None
         self.settled = asyncio.Event()
@@ -182,8 +181,8 @@ class KnownHead:
     def closed(self) -> LabelSet | None:
         """The journal's registers at ``offset``, if nothing was acknowledged beyond; else None.
 
-        None once this primary has begun: bytes that appear in stores from then on may be removed again by
-        the broker that uploads them.
+        None once this primary has begun. Bytes that appear in stores from then on may be removed again by
+        the broker that uploaded them.
         """
         return None if self._begun else self._head.closed
 
@@ -191,7 +190,7 @@ class KnownHead:
     def awaited(self) -> ClosingName | None:
         """The closing that would close the head: that of the last primary that etcd names.
 
-        None if the head is closed, or etcd does not say of which lease that primary was. Also None once this
+        None if the head is closed, or if etcd does not have the lease of that primary. Also None once this
         primary has begun itself.
         """
         head = self._head
@@ -201,7 +200,8 @@ class KnownHead:
         return ClosingName(self._journal, head.life, head.tenures[-1][0], head.lease)
 
     def has_passed(self, name: ClosingName) -> bool:
-        """Return True if the primary of a closing is over: this replica has acknowledged an append since."""
+        """Return True if the primary of a closing has ended: this replica has acknowledged
+        an append since."""
         life = self._head.life
         if self._tenure is None:
             return False
@@ -223,8 +223,8 @@ class KnownHead:
     async def load(self, *, lives: bool = False) -> None:
         """Read the head from etcd. With ``lives`` also read if the journal still exists.
 
-        Raise as ``Etcd.txn``, and ``Conflict`` for an unknown value or if the journal is known to be deleted.
-        Each write requires that the journal exists, so most reads need not.
+        Raise as ``Etcd.txn``. Raise ``Conflict`` for an unknown value, or if the journal is known to be
+        deleted. Each write requires that the journal exists, so most reads need not check it.
         """
         context, life = self._context, self._head.life
         if lives:
@@ -233,7 +233,7 @@ class KnownHead:
             lives, kv = True, await context.etcd.get(self._key)
         head = Head(life) if kv is None else Head.decode(kv.value)
         if not lives or head.life > life:
-            # Never write over it: it protects what a later journal has acknowledged.
+            # Never overwrite it: it protects what a later journal has acknowledged.
             raise Conflict(
                 "the journal was deleted, and may have been created again",
                 hint="No action: this broker learns of it from etcd.",
@@ -247,13 +247,14 @@ class KnownHead:
         self.loaded = True
 
     async def begin(self, tenure: Revision, begin: Offset) -> bool:
-        """Record in etcd that the primary of ``tenure`` begins at ``begin``. Then former primaries
-        upload nothing beyond. Raise as ``Etcd.txn``, and ``Conflict`` if a later primary has begun.
+        """Record in etcd that the primary of ``tenure`` begins at ``begin``. Then former primaries upload no
+        byte beyond it.
 
-        Return False, without effect, if a former primary has acknowledged bytes behind ``begin``. An operator
-        may have confirmed the head while it was paused.
+        Return False, without effect, if a former primary has acknowledged bytes behind ``begin``. An
+        operator may have confirmed the head while that primary was paused. Raise as ``Etcd.txn``, and
+        ``Conflict`` if a later primary has begun.
 
-        A head that is closed at ``begin`` stays so in etcd: this primary has acknowledged nothing yet.
+        A head that is closed at ``begin`` stays closed in etcd: this primary has acknowledged nothing yet.
         """
 
         def change(head: Head) -> Head:
@@ -267,8 +268,8 @@ class KnownHead:
     async def adopt(self, closing: Closing, tenure: Revision) -> None:
         """Record in etcd that the head is closed, as ``closing`` of the last primary says.
 
-        ``tenure`` is that of this primary. Without effect if the head has changed, and another closing is
-        awaited. Raise as ``Etcd.txn``, and ``Conflict`` if a later primary has begun.
+        ``tenure`` is that of this primary. No effect if the head has changed and awaits another closing.
+        Raise as ``Etcd.txn``, and ``Conflict`` if a later primary has begun.
         """
 
         def change(head: Head) -> Head:
@@ -280,7 +281,7 @@ class KnownHead:
         await self._write(change, tenure)
 
     async def confirm(self, tenure: Revision, lost: Collection[tuple[Offset, Offset]]) -> None:
-        """Record in etcd that ``lost`` will not come: an operator goes on behind these offsets.
+        """Record in etcd that ``lost`` is lost: an operator has confirmed a head behind these offsets.
 
         Raise as ``Etcd.txn``, and ``Conflict`` if a later primary than that of ``tenure`` has begun.
         """
@@ -288,9 +289,9 @@ class KnownHead:
             await self._write(lambda head: head.with_lost(lost), tenure)
 
     async def acknowledge(self, tenure: Revision, begin: Offset, end: Offset) -> None:
-        """Return once an append of ``[begin, end)`` may be answered by the primary of ``tenure``.
+        """Return once the primary of ``tenure`` may answer an append of ``[begin, end)``.
 
-        Writes to etcd for the first append of a tenure only. Raise ``Conflict`` if a later primary has
+        Write to etcd for the first append of a tenure only. Raise ``Conflict`` if a later primary has
         acknowledged an append, or a former one has acknowledged bytes behind ``begin``. Raise as
         ``Etcd.txn``: then the head may have been written.
         """
@@ -323,11 +324,11 @@ class KnownHead:
             )
 
     def close(self, end: Offset, registers: LabelSet) -> None:
-        """Write in the background that nothing was acknowledged beyond ``end``, where
-        the journal has ``registers``.
+        """Write in the background that nothing was acknowledged beyond ``end``, where the journal has
+        ``registers``.
 
-        The next primary then begins there without an operator, once stores have all of the journal. Has an
-        effect only for a primary that has acknowledged an append. No append may follow. Until ``settled`` is
+        The next primary then begins there without an operator, once stores have all of the journal. No
+        effect unless this primary has acknowledged an append. No append may follow. Until ``settled`` is
         set, etcd may not have it: see ``closing``.
         """
         if self._tenure is None:
@@ -339,9 +340,10 @@ class KnownHead:
             )
 
     def closing(self, end: Offset, registers: LabelSet) -> Closing | None:
-        """Return what says the same as ``close``, without etcd. None if etcd has it, or does not need it.
+        """Return the closing that states without etcd what ``close`` does. None if etcd has it, or does not
+        need it.
 
-        A primary whose write to etcd had no answer may be named there, too.
+        If a write of this primary to etcd got no answer, the closing names the primary all the same.
         """
         if self._claimed is None or self.settled.is_set():
             return None
@@ -386,8 +388,9 @@ class KnownHead:
     async def _write(
         self, change: Callable[[Head], Head], tenure: Revision, begin: Offset | None = None
     ) -> bool:
-        """Change the head. Return False if it is behind ``begin`` already. Raise ``Conflict`` if a later
-        primary has begun.
+        """Change the head. Return False if it is behind ``begin`` already.
+
+        Raise ``Conflict`` if a later primary has begun.
         """
         for _ in range(_ATTEMPTS_MAX):
             if (begun := self._head.limit(tenure)) is not None:
@@ -417,10 +420,10 @@ class KnownHead:
 
 
 class UploadLimits:
-    """Offsets at which later primaries have begun, which limit uploads of former ones. Loop-bound.
+    """Offsets at which later primaries have begun. They limit uploads of former primaries. Loop-bound.
 
-    A broker need not ask etcd while its lease holds and its primary still leads. All
-    others ask etcd, once per upload.
+    A broker need not ask etcd for a journal that it leads while its lease holds. Any other broker asks etcd,
+    once per upload.
     """
 
     def __init__(self, etcd: Etcd, state: State, lease: LeaseGuard, clock: Clock) -> None:
@@ -434,8 +437,8 @@ class UploadLimits:
         """Return the offset at which a later primary of the journal began; None without a later primary.
 
         Raise ``NotFound`` if the journal was deleted: its known head is gone, too. Raise ``Unavailable``
-        while etcd does not answer, and ``Conflict`` for a value of another version. Nothing is known then: a
-        later primary may have begun.
+        while etcd does not answer, and ``Conflict`` for a value of another version. Then a later primary may
+        have begun.
         """
         present = tenure_of(self._state.assignments_of(journal))
         if self._lease.holds and present == tenure:
@@ -457,10 +460,10 @@ class UploadLimits:
 async def _read(
     etcd: Etcd, root: str, journal: JournalName, life: Revision
 ) -> tuple[bool, KeyValue | None]:
-    """Return True and the key of the known head, if the journal of ``life`` exists.
+    """Return if the journal of ``life`` exists, and the key of its known head.
 
-    The head goes with the journal. Without this check, its absence would look like a journal in which no
-    primary has begun.
+    The head is deleted with the journal. Without this check, a missing head would look like a journal in
+    which no primary has begun.
     """
     item, head = await etcd.get_each(item_key(root, journal), head_key(root, journal))
     lives = item is not None and item.create_revision == life

@@ -1,7 +1,7 @@
-"""The guard of acknowledgements: a broker answers for its journals only while its lease is known to hold.
+"""The guard of acknowledgements: a broker acknowledges appends only while its lease is known to hold.
 
-A broker that was paused beyond its lease does not know that others lead its journals. With R=1 nothing else
-prevents a second history of the same offsets.
+A broker that was paused for longer than its lease does not know that others lead its journals. With R=1 only
+this guard prevents a second history of the same offsets.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Left-overs below the name of a new journal: fragments of a former journal, or of one above or below it.
 
-The Apply call says it. Otherwise a journal that goes on behind old bytes, or waits for a decision, is a
-surprise.
+The answer to Apply reports them. Otherwise it is a surprise that a journal goes on behind old bytes, or
+waits for a decision.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 2.0
-"""Seconds for which an Apply waits for the stores of its new journals. What they say later is not said."""
+"""Seconds for which an Apply waits for the stores of its new journals. It does not report later answers."""
 _LOOKED_MAX: Final = 32
-"""New journals of one Apply whose stores are looked at, and objects of each."""
+"""Most new journals of one Apply whose stores are listed, and most objects of each."""
 
 
 async def left_overs(
@@ -36,8 +36,8 @@ async def left_overs(
 ) -> tuple[tuple[str, str], ...]:
     """Return trailing metadata with a note on each new journal that has fragments below its name.
 
-    ``new`` are the journals with their stores. A store that fails or is slow is no reason to fail: the
-    journal's replicas find out.
+    ``new`` are the journals with their stores. A store that fails or is slow causes no error: the journal's
+    replicas find its fragments later.
     """
     notes: list[tuple[str, str]] = []
 
@@ -73,7 +73,8 @@ _PLAIN: Final = " !\"#$&'()*+,-./:;<=>?@[]^_`{|}~"
 
 
 def _first_fragment(store: BlobStore, journal: JournalName) -> str:
-    """Return the path of one of the first objects that has the name of a fragment; empty if none has."""
+    """Return the path of one of the first objects with the name of a fragment; empty if none of them has
+    one."""
     listing = store.list(f"{journal}/")
     for _, info in zip(range(_LOOKED_MAX), listing, strict=False):
         try:

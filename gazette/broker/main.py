@@ -1,8 +1,8 @@
 """``gazette serve``: a broker from its settings to its exit code.
 
 Exit codes: 0 it stopped as asked; 1 it failed, or could not leave in good order (the log says which); 2 the
-configuration is wrong. SIGTERM and SIGINT stop it gracefully. A second signal ends the wait for other brokers
-to take over; the broker still persists what it has.
+configuration is wrong. SIGTERM and SIGINT stop it gracefully. A second signal ends the wait for other
+brokers to take over; the broker still persists its spools.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def serve(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def print_config(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Print the effective configuration of ``gazette serve``, as a file it could be read from."""
+    """Print the effective configuration of ``gazette serve``, in the form of a configuration file."""
     program = schema("gazette print-config")
     try:
         loaded = program.load(argv, environ)

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIRST_PER_S: Final = 20.0
-"""First fragments that pulses complete in a second. Each is an upload."""
+"""Most first fragments that pulses complete in a second. Each causes an upload."""
 _AT_A_TIME: Final = 32
 _PATIENCE_S: Final = 0.25
-"""Seconds after which a pulse that is under way does not keep others from beginning."""
+"""Seconds after which a running pulse does not keep others from beginning."""
 _RETRY_MIN_S: Final = 1.0
 _TICK_S: Final = 0.05
 _LEFT_OUT: Final = 9
-"""Pulses in a row that the timer may leave out, because the replica rests. The next one asks the peers."""
+"""Most pulses in a row that the timer leaves out while the replica rests. The next one asks the peers."""
 _IDLE_S: Final = 3600.0
 _EXPECTED: Final = frozenset(
     {
@@ -56,8 +56,9 @@ _EXPECTED: Final = frozenset(
 
 
 class Heartbeat:
-    """The time of the next pulse, and its control. ``idle_ticks`` counts times that the timer was due since
-    the route last changed.
+    """The time of the next pulse, and its control.
+
+    ``idle_ticks`` counts how often the timer was due since the route last changed.
     """
 
     def __init__(self, interval_s: float, suspend_after: int | None) -> None:
@@ -78,14 +79,16 @@ class Heartbeat:
         self._retry_s = _RETRY_MIN_S
 
     def on_timer(self, *, rests: bool) -> bool:
-        """Count that the timer was due. Return True if the pulse may be left out, as the replica rests."""
+        """Count that the timer was due. Return True if the pulse may be left out because
+        the replica rests."""
         self.idle_ticks += 1
         may = rests and self._left_out < _LEFT_OUT and self.control is SuspendControl.NO_RESUME
         self._left_out = self._left_out + 1 if may else 0
         return may
 
     def next_s(self, *, succeeded: bool) -> float:
-        """Return the seconds until the next pulse: soon after a failure, and later after each further one."""
+        """Return the seconds until the next pulse: soon after a failure, and longer after each further
+        failure."""
         if succeeded:
             self._retry_s = _RETRY_MIN_S
             return self._interval_s
@@ -116,16 +119,16 @@ class Pulsed(Protocol):
 
     @property
     def rests(self) -> bool:
-        """Whether a pulse would find nothing to do: all are in step, and all bytes are flushed."""
+        """Whether a pulse would have no effect: all replicas are in step, and all bytes are flushed."""
         ...
 
     @property
     def unlisted_reason(self) -> str:
-        """The reason why the blob stores have not been listed yet; empty if they have."""
+        """Why the blob stores have not been listed yet; empty if they have."""
         ...
 
     def reload_head(self) -> None:
-        """Have the known head read from etcd before the next append."""
+        """Forget the known head, so that the next append reads it from etcd."""
         ...
 
 
@@ -152,21 +155,23 @@ class _Entry:
     heartbeat: Heartbeat
     due_at: float = math.inf
     is_tick: bool = False
-    """It is due because the interval is over, and for no other reason."""
+    """True if it is due only because the interval is over."""
     pulse: Pulse | None = None
-    """The pulse that is under way."""
+    """The running pulse."""
     failed: bool = False
-    """The last pulse has failed. The next one is not left out: it says the reason again, or finds none."""
+    """True if the last pulse failed. Then the next one is not left out: it gives the reason again, or
+    succeeds."""
     has_first: bool = False
-    """Its first fragment is to be completed."""
+    """True if the first fragment of the journal is to be completed."""
     slot: int = 0
 
 
 class Pulser:
     """Begins the pulses of all replicas that were added. Run ``run`` as a daemon. Loop-bound.
 
-    ``new_pulse`` returns the pulse of a journal; None if this broker does not lead the journal now. A replica
-    has one pulse at a time. A burst of pulses begins a few at a time. The tasks belong to ``scope``.
+    ``new_pulse`` returns the pulse of a journal; None if this broker does not lead the journal now. A
+    replica has one pulse at a time. Of many due pulses, a few begin at a time. The tasks belong to
+    ``scope``.
     """
 
     def __init__(
@@ -196,7 +201,7 @@ class Pulser:
         self._wake(entry)
 
     def remove(self, replica: Pulsed) -> None:
-        """Wind up the pulse of a replica that is under way, and begin no more. May be repeated."""
+        """Wind up a running pulse of the replica, and begin no more. May be repeated."""
         entry = self._entries.pop(replica, None)
         if entry is None:
             return
@@ -217,7 +222,8 @@ class Pulser:
         entry = self._entries.get(replica)
         if entry is not None and not entry.has_first:
             entry.has_first = True
-            # A pulse that is under way may have looked before the commit. Then one more follows it.
+            # A running pulse may have looked at the journal before this commit. Then one more pulse follows
+            # it.
             if entry.pulse is None:
                 self._queue_first(entry)
 
@@ -235,7 +241,7 @@ class Pulser:
         self._changed.set()
 
     def _begin_due(self, now: float) -> float:
-        """Begin what is due, as far as it may. Return the seconds until the next look."""
+        """Begin due pulses, as far as their limits permit. Return the seconds until the next look."""
         while self._begin_next(now):
             pass
         while self._first and self._allowance.take(now):
@@ -248,7 +254,7 @@ class Pulser:
         return max(min(waits), _TICK_S)
 
     def _begin_next(self, now: float) -> bool:
-        """Begin the pulse that is due first, if one is and may begin now."""
+        """Begin the pulse that is due first. Return False if none is due, or none may begin now."""
         while self._slots.are_free(now) and (entry := self._due.take(now)) is not None:
             if self._begin(entry):
                 return True
@@ -266,14 +272,14 @@ class Pulser:
 
     def _begin(self, entry: _Entry) -> bool:
         if entry.pulse is not None or self._scope.is_stopping:
-            return False  # The end of a pulse looks if the route has changed.
+            return False  # At its end, the running pulse checks if the route has changed.
         if self._is_needless(entry):
             entry.is_tick = True
             self._due.push(entry, self._clock.monotonic() + self._settings.pulse_interval_s)
             return False
         pulse = self._new_pulse(entry.replica.journal, entry.heartbeat.control)
         if pulse is None:
-            return False  # Until the route changes.
+            return False  # This broker does not lead the journal until the route changes.
         entry.pulse, entry.has_first = pulse, False
         entry.slot = self._slots.take()
         task = self._scope.spawn(pulse.run(), name=f"pulse {entry.replica.journal}")
@@ -287,7 +293,7 @@ class Pulser:
     def _is_needless(self, entry: _Entry) -> bool:
         if entry.is_tick:
             return entry.heartbeat.on_timer(rests=entry.replica.rests)
-        # An append may have come first, and has brought the peers in step.
+        # An append has perhaps brought the peers in step already.
         return not entry.has_first and not entry.failed and entry.replica.in_step
 
     def _too_long(self, replica: Pulsed, pulse: Pulse) -> None:
@@ -311,7 +317,7 @@ class Pulser:
         outcome = task.result()
         problem = problem_of(outcome)
         if outcome.status is Status.INDEX_HAS_GREATER_OFFSET:
-            entry.replica.reload_head()  # The last primary may have closed the journal since.
+            entry.replica.reload_head()  # The last primary may have closed the journal meanwhile.
         if problem:
             log.warning(
                 "pulse of %(journal)s failed (will retry): %(error)s",
@@ -331,7 +337,7 @@ class Pulser:
 
 
 def problem_of(outcome: Outcome) -> GazetteError | None:
-    """Return the problem that an operator should know of a failed pulse; None if the failure is expected."""
+    """Return the problem of a failed pulse for operators; None if the failure is an expected one."""
     if outcome.ending is Ending.FAILED:
         error = outcome.error
         if error is None or isinstance(error, Closed):
@@ -344,9 +350,7 @@ def problem_of(outcome: Outcome) -> GazetteError | None:
 
 
 def cause_of(outcome: Outcome) -> str:
-    """Return the key under which failed pulses of all journals are logged once, if one reason
-    explains them.
-    """
+    """Return a key for the log: failed pulses of all journals with this key are logged once."""
     if outcome.error is None:
         return outcome.status.name
     return f"{outcome.context}: {outcome.error.message}"

@@ -1,4 +1,4 @@
-"""The listings of blob stores for all replicas of a broker, each at its interval, within a bound of work.
+"""The listings of blob stores for all replicas of a broker, at their intervals and within a limit of work.
 
 One daemon begins them, in the order in which they are due. With thousands of journals, a daemon for each
 would take most of the event loop.
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from gazette.blobs.registry import ActiveStore
 
 AGAIN_PER_S: Final = 100.0
-"""Repeated listings that begin in a second. First listings are not counted: appends wait for them."""
+"""Most repeated listings that begin in a second. First listings are not limited: appends wait for them."""
 _AT_A_TIME: Final = 32
 _PATIENCE_S: Final = 0.25
-"""Seconds after which a listing that is under way does not keep first ones from beginning."""
+"""Seconds after which a running listing does not keep first ones from beginning."""
 _TICK_S: Final = 0.05
 _IDLE_S: Final = 3600.0
 _SOON_S: Final = 1.0
@@ -40,7 +40,7 @@ class Refreshed(Protocol):
         ...
 
     def refresh_interval_s(self, soon_s: float) -> float:
-        """Return the seconds until the next listing, of which a new replica wants ``soon_s`` at most."""
+        """Return the seconds until the next listing: at most ``soon_s`` for a new replica."""
         ...
 
     def unhealthy_stores(self) -> Sequence[ActiveStore]:
@@ -65,8 +65,8 @@ class _Entry:
 class Refresher:
     """Begins listings for the replicas that were added. Run ``run`` as a daemon. Loop-bound.
 
-    A new replica lists more often, at intervals that double. If more listings are due than may begin, each
-    journal is listed less often than its interval says.
+    A new replica lists more often, at intervals that double. If too many listings are due, each journal is
+    listed less often than its interval says.
     """
 
     def __init__(self, clock: Clock, scope: TaskScope) -> None:
@@ -87,7 +87,7 @@ class Refresher:
         self._changed.set()
 
     def remove(self, replica: Refreshed) -> None:
-        """Give up the listing of a replica, and list for it no more. May be repeated."""
+        """End a running listing for the replica, and begin no more. May be repeated."""
         entry = self._entries.pop(replica, None)
         if entry is None:
             return
@@ -96,7 +96,7 @@ class Refresher:
             entry.task.cancel()
 
     def list_again(self, replica: Refreshed) -> None:
-        """List the stores of a replica now, and soon again. Give up a listing of it that still runs."""
+        """List the stores of a replica now, and soon again. End a listing of it that still runs."""
         entry = self._entries.get(replica)
         if entry is None:
             return
@@ -104,7 +104,7 @@ class Refresher:
         if entry.task is None:
             self._schedule(entry, 0.0)
         else:
-            entry.task.cancel()  # Its end schedules the next one.
+            entry.task.cancel()  # The end of the task schedules the next one.
 
     async def run(self) -> NoReturn:
         """Begin listings when they are due, for ever."""
@@ -120,7 +120,7 @@ class Refresher:
             self._changed.set()
 
     def _begin_due(self, now: float) -> float:
-        """Begin what is due, as far as it may. Return the seconds until the next look."""
+        """Begin due listings, as far as their limits permit. Return the seconds until the next look."""
         while self._begin_first(now):
             pass
         while (again := self._again.first()) is not None and again.due_at <= now:
@@ -136,7 +136,7 @@ class Refresher:
         return max(min(waits), _TICK_S)
 
     def _begin_first(self, now: float) -> bool:
-        """Begin the first listing that is due, if one is and may begin now."""
+        """Begin the first listing that is due. Return False if none is due, or none may begin now."""
         entry = self._first.take(now) if self._slots.are_free(now) else None
         if entry is not None:
             self._begin(entry)
@@ -170,9 +170,8 @@ class Refresher:
         self._waiting[active].add(entry)
 
     async def _on_healthy(self, active: ActiveStore) -> None:
-        """List again for all journals of a store once it is healthy. Forget a store that takes long:
-        their next listings ask for it again.
-        """
+        """List for all journals of a store once the store is healthy. Forget a store that takes long: their
+        next listings wait for it again."""
         try:
             async with timeout(_RECOVERY_S):
                 await active.wait_healthy()

@@ -1,6 +1,5 @@
 """A journal's replica at this broker: its spool, pipeline and index. Spool and pipeline are handed from
-owner to owner. Listings and pulses keep the replica in step with blob stores and peers.
-"""
+owner to owner. Listings and pulses keep the replica in step with blob stores and peers."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ log = logging.getLogger(__name__)
 _REFRESH_FIRST_MAX_S: Final = 4.0
 _REFRESH_HOLE_S: Final = 10.0
 _HEAD_WRITE_S: Final = 2.0
-"""Seconds for which a replica that shuts down waits for etcd. The store has the same facts soon."""
+"""Seconds for which a replica that shuts down waits for etcd. Soon the store has the same facts."""
 _SECOND_NS: Final = 1_000_000_000
 
 
@@ -82,11 +81,11 @@ class _SpoolEvents:
 class Replica:
     """One assigned journal. Loop-bound; made by the resolver, started once, shut down once.
 
-    The replica is of the journal that was created at revision ``life``. It has nothing to do with a
-    later journal of the same name.
+    The replica is of the journal that was created at revision ``life``. It has nothing to do with a later
+    journal of the same name.
 
-    ``spool`` is held by a pipeline of this broker or by a Replicate call of the primary. ``pipeline`` holds
-    None until there is one. An owner gives back what it took, or its successor.
+    ``spool`` is held by a pipeline of this broker, or by a Replicate call of the primary. ``pipeline`` holds
+    None until there is one. An owner gives back what it took, or a successor of it.
     """
 
     def __init__(self, journal: JournalName, life: Revision, context: ReplicaContext) -> None:
@@ -99,9 +98,9 @@ class Replica:
         self.line = Line()
         self.sessions = SessionLedger(life)
         self.refused_to: Offset = -1
-        """End of the spool when a peer refused its bytes because it had others."""
+        """End of the spool whose bytes a peer refused, because the peer had others."""
         self.refresh_error: str | None = None
-        """The reason why the last listing of the blob stores failed; None if it succeeded."""
+        """Why the last listing of the blob stores failed; None if it succeeded."""
         self.emptied_stores: list[EmptiedStore] = []
         """Stores that the last listing found without any of their former fragments."""
         self._former = EmptiedStores(context.clock)
@@ -111,7 +110,7 @@ class Replica:
         self._upload_gate = UploadGate(context.persister, life, self.head.note)
         self.others = OtherFollowers()
         self._seems_new = False
-        """Nothing is known to have been appended, so no listing is due soon."""
+        """True if no append is known, so that no listing is due soon."""
         self._gathering: set[asyncio.Future[None]] = set()
         """The last turns of pipelines that were torn down and still wait for answers."""
         spool = Spool(
@@ -138,13 +137,13 @@ class Replica:
         self._adopt_head()
 
     def reload_head(self) -> None:
-        """Have the known head read from etcd before the next append."""
+        """Forget the known head, so that the next append reads it from etcd."""
         self.head.loaded = False
 
     async def confirm(self, tenure: Revision, head: Offset) -> None:
-        """Record that the journal goes on at ``head``: offsets before it that no fragment has are lost.
+        """Record that the journal goes on at ``head``: offsets before it without a fragment are lost.
 
-        Raise as ``KnownHead.confirm``. Cancellation: etcd may be written.
+        Raise as ``KnownHead.confirm``. Cancellation: etcd may have been written.
         """
         try:
             await self.head.confirm(tenure, self.index.holes(head))
@@ -172,26 +171,27 @@ class Replica:
         )
 
     def must_begin(self, route: Route) -> bool:
-        """Return True if a store may hold bytes behind the end of the spool that this primary never received.
+        """Return True if a store may hold bytes behind the end of the spool that this primary never
+        received.
 
-        Then call ``begin`` before the next append.
+        If so, call ``begin`` before the next append.
         """
         return not self.others.empty and self.others.any_gone(self.other_followers(route))
 
     async def begin(self, tenure: Revision, end: Offset) -> None:
         """Begin at ``end`` as the primary of ``tenure``.
 
-        Call it if other brokers may have bytes behind ``end`` that this replica never received. Call it
-        also if the spool was rolled there without the bytes before.
+        Call this if other brokers may have bytes behind ``end`` that this replica never received. Call it
+        also if the spool was rolled to ``end`` without the bytes before.
 
-        A former primary or follower may upload until it learns of that from etcd. So etcd is written first,
-        and then stores are listed again. The listing shows what was uploaded before. Its broker
-        removes what is uploaded later.
+        A former primary or follower may upload until it learns of ``end`` from etcd. So etcd is written
+        first, and then stores are listed again. The listing shows what was uploaded before. What a broker
+        uploads later, that broker removes again.
 
-        Without effect on etcd if the known head is behind ``end`` by now: the caller looks at the head again.
+        No effect on etcd if the known head is behind ``end`` by now: the caller looks at the head again.
 
-        Raise as etcd and stores do, and ``Unavailable`` if the listing takes too long.
-        Cancellation: etcd may be written.
+        Raise as etcd and stores do, and ``Unavailable`` if the listing takes too long. Cancellation: etcd
+        may have been written.
         """
         try:
             begun = await self.head.begin(tenure, end)
@@ -213,8 +213,10 @@ class Replica:
             self.others.clear()
 
     async def acknowledge(self, tenure: Revision, begin: Offset, end: Offset) -> None:
-        """Return once an append of ``[begin, end)``, which all replicas have, may be answered by the
-        primary of ``tenure``. Raise and write as ``KnownHead.acknowledge``.
+        """Return once the primary of ``tenure`` may answer an append of ``[begin, end)``, which all replicas
+        have.
+
+        Raise and write as ``KnownHead.acknowledge``.
         """
         try:
             await self.head.acknowledge(tenure, begin, end)
@@ -233,8 +235,8 @@ class Replica:
     def lead(self, end: Offset, registers: LabelSet, tenure: Revision) -> None:
         """Lead the journal from now on, with a spool that ends at ``end``. See ``UploadGate.lead``.
 
-        What this primary commits from now on is for readers once all replicas have acknowledged it. Has no
-        effect if the replica leads already.
+        Readers see what this primary commits once all replicas have acknowledged it. No effect if the
+        replica leads already.
         """
         if not self.leads:
             self._upload_gate.lead(end, registers, tenure)
@@ -247,7 +249,8 @@ class Replica:
         self._note_end(fragment.begin)
 
     def _note_end(self, end: Offset) -> None:
-        """List soon if the journal reaches ``end``, and seemed to be new: a former owner may upload that."""
+        """List soon if the journal reaches ``end`` although it seemed to be new: a former
+        owner may upload."""
         if self._seems_new and end > self.index.end_offset:
             self._seems_new = False
             self.list_again()
@@ -255,7 +258,7 @@ class Replica:
     def has_unagreed(self, fragment: Fragment) -> bool:
         """Return True if peers may lack the end of ``fragment``, the spool of this primary.
 
-        The end was committed and not acknowledged by all, or this replica begins to lead.
+        Either the end was committed and not acknowledged by all, or this replica begins to lead.
         """
         agreed = self._upload_gate.end
         if not fragment.length or fragment.end == self.refused_to:
@@ -265,8 +268,8 @@ class Replica:
     def agree(self, end: Offset, registers: LabelSet) -> None:
         """Record that all replicas have acknowledged everything before ``end``, with ``registers`` there.
 
-        Nothing of this tenure is uploaded, or shown to readers, before the known head names the tenure. The
-        next primary may know neither the store nor the head, and would begin before these bytes.
+        Until the known head names this tenure, none of its bytes are uploaded or shown to readers. Otherwise
+        the next primary might begin before these bytes: it may know neither the store nor the head.
 
         Raise ``Unavailable`` unless the broker's lease is known to hold now: another broker may lead the
         journal, and have begun at an earlier offset.
@@ -283,7 +286,7 @@ class Replica:
         return self.index.has(fragment)
 
     def stored(self, fragment: Fragment) -> None:
-        """Keep the local file of ``fragment``, which a store has, while the limit of kept files permits."""
+        """Keep the local file of ``fragment``, which a store has, within the limit of kept files."""
         self._former.note(fragment)
         self._context.kept_files.keep(lambda: self.index.stored(fragment))
 
@@ -332,29 +335,28 @@ class Replica:
 
     @property
     def rests(self) -> bool:
-        """Whether a pulse would find nothing to do: all are in step, and all bytes are flushed."""
+        """Whether a pulse would have no effect: all replicas are in step, and all bytes are flushed."""
         pipeline = self.pipeline.free
         empty = pipeline is not None and not pipeline.spool.fragment.length
         return empty and self.in_step and not self.problem
 
     def stop_daemons(self) -> None:
-        """Begin neither a pulse nor a listing from now on. End those that run."""
+        """End pulses and listings, and begin no more."""
         self._context.refresher.remove(self)
         self._context.pulser.remove(self)
 
     async def give_back_spool(self, spool: Spool, *, primary: bool) -> None:
-        """Give the spool back, without what is pending in it. Cancellation: it is given back."""
+        """Give the spool back, without its pending content. Cancellation: it is given back."""
         try:
             await roll_back(spool, primary=primary)
         finally:
             self.spool.give(spool)
 
     async def tear_down(self, pipeline: Pipeline) -> None:
-        """Give back the spool of a pipeline that the caller holds. Close the pipeline in the
-        background.
+        """Give back the spool of a pipeline that the caller holds. Close the pipeline in the background.
 
-        The caller still has to give the pipeline's successor, or None, to the mutex.
-        Cancellation: the pipeline is closed.
+        The caller still has to give the pipeline's successor, or None, to the mutex. Cancellation: the
+        pipeline is closed.
         """
         spool = pipeline.spool
         try:
@@ -384,9 +386,9 @@ class Replica:
     async def shut_down(self) -> None:
         """Stop serving: wait for the pipeline and the spool, and hand the spool to the persister.
 
-        Other waiters for either get ``Closed``. A primary's spool is uploaded at once, up to the agreed end,
-        so that its successor can read it: peers get their time to answer. A follower's spool is uploaded at
-        once, too: the primary may never have had its bytes.
+        Other waiters for either get ``Closed``. Peers get their time to answer. Then a primary's spool is
+        uploaded at once, up to the agreed end, so that its successor can read it. A follower's spool is
+        uploaded at once, too: the primary may never have had its bytes.
 
         Waits without bound for the present holders: their appends and streams end, as the route has changed.
         Cancellation: the spool may not have been handed over.
@@ -399,7 +401,7 @@ class Replica:
         spool = await self.spool.take()
         self.spool.close()
         if self._gathering:
-            # Appends whose answers still arrive are answered before the spool is completed.
+            # Answers that still arrive must answer their appends before the spool is completed.
             await asyncio.wait(self._gathering)
         led = self.leads
         await roll_back(spool, primary=led)
@@ -411,9 +413,11 @@ class Replica:
         self.index.close()
 
     async def _close_head(self) -> None:
-        """Say in etcd where this primary ends, or in a store at the end of the broker. No answer may follow.
+        """Write to etcd where this primary ends. If etcd does not take it, the persister writes a closing to
+        a store.
 
-        Bytes behind the agreed end are in no answer. A follower may store them all the same.
+        No append may be answered afterwards. A follower may store bytes behind the agreed end, which are in
+        no answer.
         """
         end, registers = self._upload_gate.end, self._upload_gate.registers
         if end is None:
@@ -425,9 +429,8 @@ class Replica:
             self._context.persister.close(closing, self.head.settled)
 
     def list_again(self) -> None:
-        """List the blob stores now: the journal has others. A listing that still runs is given up: its
-        store may have been taken out because it hangs.
-        """
+        """List the blob stores now, because they were changed. Give up a running listing: its store may have
+        been removed because it hangs."""
         self._context.refresher.list_again(self)
 
     @property
@@ -436,11 +439,11 @@ class Replica:
         return self.index.first_refreshed
 
     def refresh_interval_s(self, soon_s: float) -> float:
-        """Return the seconds until the next listing, of which a new replica wants ``soon_s`` at most.
+        """Return the seconds until the next listing: at most ``soon_s`` for a new replica.
 
-        What a former owner held has just been uploaded, or soon will be, and readers wait for it. A journal
-        that nothing was appended to had no such owner. Readers wait also if the index has a hole. Until the
-        first success appends wait for it.
+        A former owner has just uploaded its bytes, or soon will, and readers wait for them. If nothing was
+        appended to a journal, it had no such owner. Readers also wait if the index has a hole. Appends wait
+        for the first listing that succeeds.
         """
         ends = (self.index.end_offset, self.head.offset, self._upload_gate.end or 0)
         self._seems_new = self.is_listed and not any(ends)
@@ -460,7 +463,7 @@ class Replica:
 
     @property
     def unlisted_reason(self) -> str:
-        """The reason why the blob stores have not been listed yet, if it is known; empty if they have."""
+        """Why the blob stores have not been listed yet, if it is known; empty if they have."""
         if self.is_listed:
             return ""
         if self.refresh_error:
@@ -473,7 +476,7 @@ class Replica:
 
     @property
     def problem(self) -> str:
-        """The reason for which the journal cannot be written or read as it should; empty without one."""
+        """Why the journal cannot be written or read as it should; empty without a reason."""
         stores = () if self.spec is None else self.spec.fragment.stores
         for active in map(self._context.blob_stores.get, stores):
             if reason := active.refusals.get((self.journal, self.life)):
@@ -494,7 +497,7 @@ class Replica:
             return
         try:
             if self.index.has_hole or not self.head.loaded:
-                # An operator may have confirmed that what is missing is lost.
+                # An operator may have confirmed that missing bytes are lost.
                 await self.load_head()
             await self._list(spec)
         except GazetteError as error:
@@ -503,8 +506,8 @@ class Replica:
             log.warning(
                 "fragments of %(journal)s could not be listed: %(error)s",
                 {"journal": self.journal, "error": error},
-                # Log this once for all journals of a store: a store that fails does so for each of
-                # them, every few seconds.
+                # Log one entry for all journals of a store: a failing store fails the listing of each, every
+                # few seconds.
                 extra={"cause": f"listing {stores}: {type(error).__name__}"},
             )
         else:
@@ -556,9 +559,10 @@ class Replica:
     async def _unexplained(
         self, spec: JournalSpec, cover: FragmentCover, others: Sequence[JournalName]
     ) -> Unexplained:
-        """Return the unexplained fragments with offsets that the listing otherwise lacks. Raise as etcd does.
+        """Return the unexplained fragments at offsets for which the listing has no others. Raise as etcd
+        does.
 
-        A journal may have been created during the listing, and deleted ones are known to etcd alone.
+        A journal may have been created during the listing, and only etcd knows deleted ones.
         """
         if not cover.unexplained:
             return NONE
@@ -582,7 +586,7 @@ class Replica:
 
     @property
     def undecided_reason(self) -> str:
-        """The reason why offsets are neither given out nor passed over; empty without one."""
+        """Why some offsets are neither given out nor passed over; empty without a reason."""
         try:
             self.index.require_explained()
         except Unavailable as error:
@@ -600,8 +604,9 @@ class Replica:
     async def _confirm(self, aside: SetAside) -> bool:
         """Make a fragment of bytes that a broker set aside because it could not ask etcd.
 
-        Return False if a later primary gave their offsets out again. Raise as etcd and the store do. The
-        object aside then stays, and marks the fragment as unconfirmed if the store has it already.
+        Return False if a later primary has given their offsets out again. Raise as etcd and the store do.
+        Then the object aside stays. If the store has the fragment already, the object marks it as
+        unconfirmed.
         """
         active = self._context.blob_stores.get(aside.fragment.backing_store)
         if await self._is_confirmed(aside) and await self._place(aside, active):
@@ -619,9 +624,9 @@ class Replica:
     async def _place(self, aside: SetAside, active: ActiveStore) -> bool:
         """Copy the object to the place of its fragment. Return False if a later primary has begun meanwhile.
 
-        Then remove the copy, if this call has surely made it. A later primary may have made the very same
-        bytes a fragment, and that must stay. Raise as etcd and the store do. The object aside marks a copy
-        that stays: brokers ask etcd before they use it.
+        In that case remove the copy, if this call has surely made it. A later primary may have made a
+        fragment of the very same bytes, and that must stay. Raise as etcd and the store do. Then the copy
+        may stay: while the object aside marks it, brokers ask etcd before they use it.
         """
         placed, failure = False, None
         try:
@@ -633,7 +638,7 @@ class Replica:
             confirmed = await self._is_confirmed(aside)
         except Conflict as error:  # The journal was deleted.
             confirmed, deleted = False, error
-        # While etcd is silent, nothing is removed: another replica may have confirmed it.
+        # Remove nothing while etcd is silent: another replica may have confirmed the object.
         if placed and not confirmed and not self.relies_on(aside.fragment):
             await active.calls.run(active.store.remove, aside.fragment.content_path())
         if deleted is not None:

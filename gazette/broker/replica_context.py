@@ -1,4 +1,4 @@
-"""The components that all replicas of one broker use, and so do their pipelines."""
+"""The components that all replicas of one broker, and their pipelines, use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Pools:
     """Threads that the whole broker shares. Each blob store has its own: see ``BlobStores``."""
 
     spools: Pool
-    """For work of the processor, and for the reads and writes that it makes on the local disk."""
+    """For work of the processor, and its reads and writes of the local disk."""
     writes: Pool
     """For writing to spool files."""
     reads: Pool
@@ -45,8 +45,8 @@ class Pools:
 class ReplicaContext:
     """The components that replicas use. Nothing here is replaced while the broker lives.
 
-    ``scope`` owns the daemons and the teardown of the broker's replicas. It is stopped only
-    after the last spool was persisted.
+    ``scope`` owns the daemons and the teardown of the broker's replicas. It is stopped only after the last
+    spool was persisted.
     """
 
     clock: Clock

@@ -1,7 +1,7 @@
 """The routes of journals, and the replicas that this broker serves.
 
-The resolver follows the key space as its last observer. Routes and local replicas change in the same step of
-the loop as the keys that they come from. So no task ever sees one without the other.
+The resolver follows the key space as its last observer. It changes routes and local replicas in the same
+step of the loop as the keys behind them. So each task sees both, or neither.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ STOPPED: Final = "resolver has stopped serving local replicas"
 
 @dataclass(frozen=True)
 class Resolution:
-    """The answer to the question which broker serves a journal, as of one revision of the key space.
+    """Which broker serves a journal, as of one revision of the key space.
 
     With a status that is not OK, the header names this broker. With OK, ``header.process_id`` names the
-    broker that should serve the request: this one if it equals ``local_id``, any member if None.
-    ``invalidated`` is set once the route or the stores of a local replica have changed.
+    broker that should serve the request. It is this broker if it equals ``local_id``, and any member if it
+    is None. ``invalidated`` is set once the route or the stores of a local replica have changed.
     """
 
     status: Status
@@ -58,20 +58,19 @@ class Resolution:
     assignments: tuple[DecodedKV, ...]
     """All assignments of the journal, in key order."""
     replica: Replica | None
-    """The local replica, also if another broker should serve this request."""
+    """The local replica, even if another broker should serve this request."""
     invalidated: Latch
     reassigned: Latch
     """Set once a local replica has another primary or other members than these, or has ended."""
     local_id: ProcessId
     desired_replication: int
     seen_revision: Revision
-    """Revision up to which all changes are known. To wait for a change, resolve at the next
-    revision. The revision in ``header`` may be older.
-    """
+    """Revision up to which all changes are known. To wait for a change, resolve at the next revision. The
+    revision in ``header`` may be older."""
 
     @cached_property
     def as_event(self) -> Resolved:
-        """The resolution as an append that holds no pipeline gets it."""
+        """The resolution as an event for an append that holds no pipeline."""
         return Resolved(
             status=self.status,
             route=self.header.route,
@@ -89,7 +88,7 @@ class Resolution:
 
     @cached_property
     def header_pb(self) -> broker_pb2.Header:
-        """The header, encoded once for all responses that have it. Do not change it."""
+        """The header, encoded once for all responses with it. Do not change it."""
         return self.header.to_pb()
 
     @cached_property
@@ -99,9 +98,9 @@ class Resolution:
 
     @cached_property
     def takes_content(self) -> bool:
-        """Whether this broker leads the journal, with all its replicas in step, as etcd records it.
+        """Whether this broker leads the journal, and all replicas are in step, as etcd records it.
 
-        The journal is not suspended, and its rate has no limit.
+        False for a suspended journal, and for one whose rate is limited.
         """
         spec, route = self.spec, self.header.route
         return (
@@ -117,7 +116,7 @@ class Resolution:
 
     @property
     def held(self) -> Replica:
-        """The local replica, which is there."""
+        """The local replica, which must exist."""
         assert self.replica is not None
         return self.replica
 
@@ -127,14 +126,14 @@ class Resolution:
 
     @property
     def awaits_assignment(self) -> bool:
-        """True if the journal has no brokers now, and is to get some."""
+        """True if the journal has no brokers now, but is to get some."""
         without_primary = self.status is Status.NO_JOURNAL_PRIMARY_BROKER
         return without_primary and not self.assignments and self.desired_replication > 0
 
 
 @dataclass(slots=True)
 class _Held:
-    """A local replica, and the assignments it was last resolved with."""
+    """A local replica, and the assignments with which it was last resolved."""
 
     replica: Replica
     local: LocalItem
@@ -153,17 +152,17 @@ class _Found:
     assignments: tuple[DecodedKV, ...]
     route: Route
     resolutions: dict[tuple[bool, bool], Resolution] = field(default_factory=dict)
-    """By ``may_proxy`` and ``require_primary``: of all whose claims cover the journal."""
+    """Statuses by ``may_proxy`` and ``require_primary``, for callers whose claims cover the journal."""
 
 
 class Resolver:
     """Owns this broker's replicas: makes, starts and shuts them down as assignments are made and removed.
 
-    ``new_replica`` makes one for a journal that was created at the given revision. ``open_store`` is
-    called with each store of a journal that this broker gets, so that the store's health is known early.
-    Both must neither block nor raise.
+    ``new_replica`` makes one for a journal that was created at the given revision. ``open_store`` is called
+    with each store of a journal that this broker gets, so that the store's health is known early. Both must
+    neither block nor raise.
 
-    A call for the primary of a journal without brokers waits ``assignment_wait_s`` seconds for them: a
+    If a journal has no brokers, a call for its primary waits ``assignment_wait_s`` seconds for them. A
     journal that was just applied gets its brokers soon.
     """
 
@@ -213,7 +212,7 @@ class Resolver:
         return self._etcd_header[1]
 
     def unrouted_header(self) -> Header:
-        """Return the header of responses that are about no single journal."""
+        """Return the header of responses that are not about a single journal."""
         local_id = self.local_id
         return Header(None if local_id is MISSING_ID else local_id, EMPTY_ROUTE, self.etcd_header())
 
@@ -230,8 +229,8 @@ class Resolver:
         """Resolve ``journal`` (a metadata segment is ignored) at the revisions asked for, or later.
 
         Raise ``Invalid`` if ``proxy_header`` is meant for another cluster or broker. Raise ``Closed`` if
-        this broker has the journal and has stopped serving. Waits without bound for a revision that does not
-        arrive: the call's deadline ends that.
+        this broker has the journal and has stopped serving. If a revision does not arrive, this waits
+        without bound: the deadline of the call ends it.
         """
         revision = min_etcd_revision
         if proxy_header is not None:
@@ -260,9 +259,9 @@ class Resolver:
     def resolve_now(
         self, journal: str, *, claims: Claims, may_proxy: bool, min_etcd_revision: int = 0
     ) -> Resolution | None:
-        """Resolve the primary of ``journal`` without a wait. Return None if there is something to wait for.
+        """Resolve the primary of ``journal`` without a wait. Return None if that must wait.
 
-        Raise as ``resolve``. The same resolution is returned until the key space changes.
+        Raise as ``resolve``. Until the key space changes, return the same resolution.
         """
         if min_etcd_revision > self._ks.header.revision:
             return None
@@ -271,13 +270,15 @@ class Resolver:
         return None if waits else resolution
 
     def is_present(self, at: Resolution) -> bool:
-        """Return True if a resolution of this broker is as ``resolve_now`` would return it."""
+        """Return True if ``resolve_now`` would return the same resolution now. It must be of this broker."""
         return at.seen_revision == self._ks.seen_revision and not self.stopped.is_set()
 
     def _may_appear(self, resolution: Resolution) -> bool:
-        """Return True if the journal is missing, and changes that have arrived from etcd may create it.
+        """Return True if the journal is missing, but arrived changes of etcd that are not applied yet may
+        create it.
 
-        Another broker may have applied them, and said so to the caller. The next step comes within a second.
+        Another broker may have applied them, and reported that to the caller. The next step comes within a
+        second.
         """
         return resolution.status is Status.JOURNAL_NOT_FOUND and self._ks.has_pending
 
@@ -302,7 +303,7 @@ class Resolver:
         if found is None or found.seen_revision != seen:
             found = self._find(journal)
         if found is None or not claims.selector.matches(found.labels):
-            # One that the claims do not cover looks to the caller like a journal that does not exist.
+            # If the claims do not cover a journal, it must look like one that does not exist.
             return self._resolution(journal, None, may_proxy, require_primary)
         key = may_proxy, require_primary
         resolution = found.resolutions.get(key)
@@ -342,7 +343,7 @@ class Resolver:
         )
 
     def _find(self, journal: str) -> _Found | None:
-        """Return the journal in the key space; remembered until the journal changes."""
+        """Return the journal in the key space, from a cache until the journal changes."""
         item = self._state.item(journal)
         if item is None:
             return None
@@ -362,7 +363,8 @@ class Resolver:
         return with_endpoints(route, self._state)
 
     def update(self) -> None:
-        """Follow the key space: an observer of it, to be called after ``State.observe``."""
+        """Update routes and replicas from the key space. Its observer, to be called after
+        ``State.observe``."""
         if self._members != self._state.members or len(self._found) > len(self._state.items):
             self._members = self._state.members
             self._found.clear()
@@ -372,18 +374,19 @@ class Resolver:
         for local in self._state.local_items:
             journal: str = local.item.decoded.id
             held = before.pop(journal, None)
-            if held is None or held.local is not local:  # Most are as they were.
+            if held is None or held.local is not local:  # Most journals are unchanged.
                 held = self._updated(journal, held, local)
             self._held[journal] = held
         for journal, held in before.items():
             self._tear_down(journal, held)
 
     def _updated(self, journal: str, held: _Held | None, local: LocalItem) -> _Held:
-        """Return the replica to hold of a journal, given the one that was held.
+        """Return the replica to hold for a journal. ``held`` is the present one.
 
-        A replica serves one creation of a journal: one that was deleted and created again gets another
-        replica. A replica also serves one assignment. The journal may have been assigned to others meanwhile,
-        which never saw what the replica holds. So a demoted primary is replaced. A promoted replica stays.
+        A replica serves one life of a journal: after a deletion and creation, the journal gets another
+        replica. A replica also serves one assignment. The journal may have been assigned to others
+        meanwhile, which never saw what the replica holds. So a demoted primary is replaced. A promoted
+        replica stays.
         """
         if held is not None and not _is_continued(held.local, local):
             self._tear_down(journal, held)
@@ -417,7 +420,7 @@ class Resolver:
     def relies_on(self, fragment: Fragment) -> bool:
         """Return True if the journal, as it exists now, may rely on a stored object of exactly ``fragment``.
 
-        Only a replica knows. Without one here, any journal that exists may rely on it.
+        Only a replica knows this. Without a replica here, return True for any journal that exists.
         """
         held = self._held.get(fragment.journal)
         if held is not None:
@@ -431,7 +434,7 @@ class Resolver:
             held.replica.stored(fragment)
 
     def _tear_down(self, journal: str, held: _Held) -> None:
-        self._found.pop(journal, None)  # Its resolutions have the replica.
+        self._found.pop(journal, None)  # Its resolutions refer to the replica.
         held.invalidated.set()
         held.reassigned.set()
         task = self._scope.spawn(held.replica.shut_down(), name=f"shut-down {journal}")
@@ -439,9 +442,8 @@ class Resolver:
         task.add_done_callback(lambda done: self._torn_down.pop(done, None))
 
     def stop_serving(self) -> None:
-        """Give up all local replicas, for good. Each hands its spool to the
-        persister once the spool is free.
-        """
+        """Give up all local replicas, for good. Each hands its spool to the persister once the spool is
+        free."""
         self.stopped.set()
         self._found.clear()
         held, self._held = self._held, {}
@@ -451,7 +453,7 @@ class Resolver:
     async def wait_torn_down(self, timeout_s: float) -> None:
         """Return when each replica that was given up has handed its spool to the persister.
 
-        After ``timeout_s``, raises ``Unavailable`` with the journals of those that have not.
+        After ``timeout_s``, raise ``Unavailable`` with the journals of the replicas that have not.
         """
         if not self._torn_down:
             return
@@ -474,8 +476,8 @@ def _is_continued(before: LocalItem, now: LocalItem) -> bool:
         return False
     if before.assignment.key == now.assignment.key:
         return before.assignment.raw.create_revision == now.assignment.raw.create_revision
-    # A move to another slot creates another key, and carries the value over. An assignment that was removed
-    # and added again in one step of the key space is fresh: its value is empty.
+    # A move to another slot makes another key with the same value. But an assignment that was removed and
+    # added again in one step of the key space is new: its value is empty.
     return bool(now.assignment.raw.value)
 
 
@@ -504,7 +506,7 @@ def _status(
     may_proxy: bool,
     require_primary: bool,
 ) -> Status:
-    """Return the status of a resolution; earlier rules win."""
+    """Return the status of a resolution. The first rule that applies decides."""
     if found is None:
         return Status.JOURNAL_NOT_FOUND
     if found.value.spec.suspend_level is SuspendLevel.FULL:

@@ -76,10 +76,10 @@ _ANY_METHOD: Final = ("GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS"
 class BrokerService:
     """A broker in this process. Loop-bound. Call ``start``, then ``wait``, then ``stop``; or ``crash``.
 
-    ``server`` is bound, so that its endpoint can be announced. ``auth`` signs calls to peers and
-    verifies those of callers. Tests and simulations replace the outside world. ``constructors`` make
-    blob stores, ``transport`` is the network to peers and etcd, ``disk`` makes spool files, and
-    ``pools`` makes the threads for blocking calls.
+    ``server`` is bound, so that its endpoint can be announced. ``auth`` signs calls to peers and verifies
+    those of callers. The other arguments let tests and simulations replace the outside world.
+    ``constructors`` make blob stores, ``transport`` is the network to peers and etcd, ``disk`` makes spool
+    files, and ``pools`` makes the threads for blocking calls.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class BrokerService:
 
     @property
     def guard_rules(self) -> GuardRules:
-        """The requests that the HTTP servers of this broker let in."""
+        """The requests that the HTTP servers of this broker accept."""
         return GuardRules.of(
             keyless=self._auth.keyless,
             endpoint=self.server.endpoint,
@@ -155,7 +155,7 @@ class BrokerService:
         )
 
     def not_ready(self) -> str:
-        """Return the reason why the broker does not serve now; empty if it serves."""
+        """Return why the broker does not serve now; empty if it serves."""
         if self.failure is not None:
             return f"failed: {self.failure}"
         if self._parts is not None and self._parts.membership.drain.is_running:
@@ -168,8 +168,8 @@ class BrokerService:
     async def start(self) -> None:
         """Return once the broker is a member of its cluster and serves.
 
-        Waits without bound for etcd, and for another member of the same id to leave. Raise errors that a
-        longer wait cannot mend. Cancellation: call ``stop``.
+        Waits without bound for etcd, and for another member of the same id to leave. Raise errors that
+        waiting cannot cure. Cancellation: call ``stop``.
         """
         self.server.start_http(self._servers, HttpGuard(self._app(), self.guard_rules))
         self._phase = "connecting to etcd"
@@ -328,9 +328,8 @@ class BrokerService:
         (self._hurried if self._asked.is_set() else self._asked).set()
 
     def fail(self, error: BaseException) -> None:
-        """Record that the broker has failed: ``wait`` returns, then call
-        ``stop``. The first error is kept.
-        """
+        """Record that the broker has failed: ``wait`` returns, then call ``stop``. The
+        first error is kept."""
         if self.failure is None:
             self.failure = error
         self._failed.set()
@@ -340,13 +339,13 @@ class BrokerService:
         await first_of(self._asked, self._failed)
 
     async def stop(self) -> None:
-        """Leave, stage by stage. Each stage is bounded, and runs also if the one before failed.
+        """Leave, stage by stage. Each stage is bounded, and runs even if the one before failed.
 
         1. *Drain*: say in etcd that this broker is exiting, and go on serving until others have its journals
            (``drain.py`` says for how long). Skipped if the broker has failed.
         2. *Finish*: refuse new calls, and let accepted ones end. Replicas give up their spools.
         3. *Persist*: upload all spools to their blob stores.
-        4. *Release* the lease, only now: until here, no other member takes the journals for abandoned.
+        4. *Release* the lease, not before: until then, other members do not consider the journals abandoned.
         5. *Cancel* what is left.
 
         At the end, raises the error that made the broker fail, or else the first error of a stage.
@@ -385,7 +384,7 @@ class BrokerService:
         hurried = self._hurried.is_set()
         await self.server.stop(_HURRIED_GRACE_S if hurried else settings.graceful_stop_s)
         if parts is not None:
-            # Peers have their time to answer to what was sent before.
+            # Peers get time to answer what was sent before.
             timeout_s = max(settings.graceful_stop_s, settings.peer_timeout_s + 1.0)
             await parts.context.resolver.wait_torn_down(timeout_s)
 

@@ -10,13 +10,12 @@ from gazette.errors import Invalid
 from gazette.fragment.spool_memory import LIMIT_BYTES
 
 MAX_TXN_OPS: Final = 128
-"""Most operations that etcd takes in one transaction, by its default."""
+"""Most operations of one transaction that etcd accepts, by its default."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """The settings of a broker. Rates are bytes per second, sizes bytes, times seconds;
-    zero in a rate means no limit.
+    """The settings of a broker. Rates are bytes per second (zero: no limit), sizes bytes, times seconds.
 
     Flags, environment names and defaults are those of ``gazette serve`` (``broker/flags.py``). Settings
     without a flag are here so that they have a name, and so that tests can lower them.
@@ -65,21 +64,21 @@ class BrokerSettings:
     listing_timeout_s: float = 15.0
     """Seconds for which a call waits for the first listing of a journal's stores before it is refused."""
     assignment_wait_s: float = 5.0
-    """Seconds for which an append waits for the brokers of a journal that has none: it may be new."""
+    """Seconds for which an append to a journal without brokers waits for them: the journal may be new."""
     spool_threads: int = 4
-    """Threads for hashing and compression. As many write to spool files, and as many read from them."""
+    """Threads for hashing and compression. There are as many for writes of spool files, and as many for
+    reads."""
     spool_memory_bytes: int = LIMIT_BYTES
-    """Most bytes of appends that are not yet in a spool file. Appends wait for the disk beyond that."""
+    """Most bytes of appends that are not yet in a spool file. With more, appends wait for the disk."""
     blob_threads: int = 16
     """Most calls of one blob store at a time."""
     store_hung_after_s: float = 60.0
-    """Seconds without progress after which a call of a blob store counts as hung. While such calls hold
-    all threads of a store, the store is unhealthy, and new calls fail at once.
-    """
+    """Seconds without progress after which a call of a blob store counts as hung. While hung calls hold all
+    threads of a store, the store is unhealthy, and new calls fail at once."""
     kept_spools: int = 256
     """Most files of stored fragments that stay open for readers until the next listing."""
     parallel_persists: int = 32
-    """Most spools of one blob store that are uploaded, or wait for a thread, at a time."""
+    """Most spools of one blob store that are uploaded or wait for a thread at a time."""
 
     graceful_stop_s: float = 15.0
     """Seconds that accepted calls may take to end once the broker stops."""

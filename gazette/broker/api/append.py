@@ -1,11 +1,11 @@
 """Stage 3 of the byte path: takes the chunks of `client/append/appender`, gives them to
 `broker/append/driver`, or to the broker that is the journal's primary.
 
-The Append call. A small append that arrives as a whole is served at once, with others that have arrived with
-it (`AppendApi.take_whole`). Any other call has a task. Its append has one, too, which reads the caller's
-stream. If the caller goes away, the append is interrupted rather than cancelled, and rolls back on all
-replicas. Content that is read and not written yet is bounded (see `pipeline` and `spool_writer`), for appends
-of any size.
+The Append call. A small append that arrives as a whole is served at once, together with others that have
+arrived by then (`AppendApi.take_whole`). Any other call has a task, and so has its append, which reads the
+caller's stream. If the caller goes away, the append is interrupted and not cancelled: it rolls back on all
+replicas. Content that is read and not written yet is bounded (see `pipeline` and `spool_writer`), for
+appends of any size.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class ClientContent:
     async def drain(self) -> None:
         """Read and discard what the caller still sends, for a limited time.
 
-        Without this, the answer could meet a message on its way. The caller's gRPC would then report that the
-        message was not sent, instead of the answer.
+        Without this, the answer could cross a message on the wire. The caller's gRPC would then report that
+        the message was not sent, instead of the answer.
         """
         length = 0
         if self._ended:
@@ -116,7 +116,7 @@ class AppendApi:
     async def append(
         self, requests: AsyncIterator[AppendMessage], call: Any
     ) -> broker_pb2.AppendResponse:
-        """Serve one append, here or by way of the primary.
+        """Serve one append, here or through the primary.
 
         Cancellation (the caller is gone): the append is rolled back, unless its commit was proposed.
         """
@@ -178,8 +178,8 @@ class AppendApi:
     def _small_append(self, call: WholeCall) -> WholeAppend | None:
         """Return the small append that is all of ``call``.
 
-        Return None if its handler must look at it: to answer an invalid or forbidden request, for another
-        broker, or because there is something to wait for.
+        Return None if the handler of the call must serve it. It answers invalid or forbidden requests, calls
+        another broker, and waits.
         """
         context = self._context
         messages = call.messages()
@@ -303,7 +303,7 @@ class _Opening(NamedTuple):
 
 @lru_cache(maxsize=1 << 10)
 def _opening_of(encoded: bytes) -> _Opening:
-    """Decode and check a first request. Those of one client are often alike, so they are kept.
+    """Decode and check a first request, from a cache: one client often sends equal ones.
 
     Raise ``DecodeError`` and ``Invalid``.
     """

@@ -20,7 +20,7 @@ from gazette.protocol.status import Status
 from gazette.runtime.metrics import WRITE_HEAD
 
 _KEPT_REGISTERS_MAX: Final = 4
-"""Registers of a response that is kept in its encoded form."""
+"""Most registers of a response whose encoded form is kept."""
 
 
 def under_lease(context: BrokerContext, ended: Outcome) -> Outcome:
@@ -43,7 +43,8 @@ def failure_of(ended: Outcome) -> tuple[grpc.StatusCode, str, tuple[tuple[str, s
 
 
 def encoded(ended: Outcome, header: bytes, flow: AppendFlow | None) -> bytes:
-    """Return the response to an append that has not failed. Its fields may be encoded in any order."""
+    """Return the response to an append that has not failed. Fields of a message may be
+    encoded in any order."""
     chunks = (0, 0) if flow is None else (flow.total_chunks, flow.delayed_chunks)
     usual = len(ended.registers.labels) <= _KEPT_REGISTERS_MAX and not ended.store_error
     encode = _kept_rest if usual else _rest
@@ -69,7 +70,7 @@ def _rest(
 
 
 _kept_rest: Final = lru_cache(maxsize=1 << 8)(_rest)
-"""Keeps what it has encoded: those of one journal are often alike."""
+"""Encodes from a cache: responses of one journal often have equal parts."""
 
 
 def _code_of(error: GazetteError, ended: Outcome) -> grpc.StatusCode:
@@ -84,7 +85,7 @@ def _code_of(error: GazetteError, ended: Outcome) -> grpc.StatusCode:
         return grpc.StatusCode.ABORTED
     if ended.uncertain:
         return grpc.StatusCode.UNKNOWN
-    # A peer has refused the token of this broker: see `passed_on`.
+    # A peer has refused this broker's own token: see `passed_on`.
     is_ours = isinstance(error, NotAllowed)
     return grpc.StatusCode.UNAVAILABLE if is_ours else protocol_code_of(error)
 
@@ -96,4 +97,4 @@ def note_head(ended: Outcome) -> None:
 
 
 _head_of: Final = lru_cache(maxsize=1 << 10)(WRITE_HEAD.labels)
-"""Gauges by journal. The library takes longer to find a gauge than to set it."""
+"""Gauges by journal. To find a gauge takes the metrics library longer than to set it."""

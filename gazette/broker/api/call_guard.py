@@ -1,4 +1,4 @@
-"""The edge that all calls of the Journal service share: authorization, expiry and the form of failures."""
+"""What all calls of the Journal service share: authorization, expiry and the form of failures."""
 
 from __future__ import annotations
 
@@ -42,10 +42,8 @@ async def authorize(call: Call, verifier: Verifier, require: int) -> Claims:
 
 
 _INVALID_REQUEST: Final = (("gazette-invalid-request", "1"),)
-"""Trailing metadata of a call that failed because its request is invalid. The code of such a call
-is UNKNOWN, like that of most failures. By this metadata the HTTP gateway gives it a status of its
-own.
-"""
+"""Trailing metadata of a call that failed because its request is invalid. The code of such a call is
+UNKNOWN, like that of most failures. By this metadata the HTTP gateway gives it a status of its own."""
 
 
 def code_of_caller(error: grpc.aio.AioRpcError) -> grpc.StatusCode:
@@ -57,10 +55,10 @@ def code_of_caller(error: grpc.aio.AioRpcError) -> grpc.StatusCode:
 
 
 def passed_on(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str]:
-    """Return the code and details by which a call ends that another broker has failed.
+    """Return the code and details with which to end a call that another broker has failed.
 
-    A refusal of rights there is of this broker's token, as the caller's was accepted. Clients give up at a
-    refusal of theirs, so it is UNAVAILABLE for them.
+    If that broker refused rights, it refused this broker's token: the caller's was accepted here. Clients
+    give up when their own token is refused, so return UNAVAILABLE then.
     """
     details = error.details() or ""
     if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
@@ -87,8 +85,8 @@ class Expired(Exception):
 
 
 class Expiry:
-    """The time at which a stream's claims expire. Bounds the stream's waits, and
-    is checked between its writes.
+    """The time at which a stream's claims expire. It bounds the stream's waits, and is checked between
+    writes.
 
     Never use it around a write. gRPC refuses to send a status beside a message: if a handler is cancelled
     while it writes, its call can never be ended.
@@ -116,9 +114,8 @@ class Expiry:
             raise Expired
 
     async def bound(self, waiting: Awaitable[T]) -> T:
-        """Return the result of ``waiting``, or raise ``Expired`` if the claims expire
-        first. Passes cancellation on.
-        """
+        """Return the result of ``waiting``, or raise ``Expired`` if the claims expire first. Passes
+        cancellation on."""
         deadline = timeout(self.remaining_s)
         try:
             async with deadline:
@@ -130,7 +127,7 @@ class Expiry:
 
 
 class Outcome:
-    """The outcome of an operation, for its metric: set ``status``, or it counts as an error."""
+    """The outcome of an operation, for its metric. Set ``status``: without one it counts as an error."""
 
     __slots__ = ("status",)
 
@@ -150,7 +147,8 @@ def counted(operation: str) -> Iterator[Outcome]:
 
 
 def count(operation: str, status: Status | None, *, started: bool = True) -> None:
-    """Count one operation that has ended. None: by an error. ``started``: count its begin as well."""
+    """Count one operation that has ended. A ``status`` of None is an error. ``started``: count its begin as
+    well."""
     if started:
         JOURNAL_SERVER_STARTED.inc(operation)
     name = ERROR if status is None else "ok" if status is Status.OK else status.name

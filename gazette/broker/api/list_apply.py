@@ -45,9 +45,8 @@ _KEPT_MAX: Final = 8
 
 
 def with_prefix_as_name(selector: LabelSelector) -> LabelSelector:
-    """Return the selector with its ``prefix`` labels as prefixes of the label
-    ``name``, which journals have.
-    """
+    """Return the selector with its ``prefix`` labels as prefixes of the label ``name``,
+    which journals have."""
 
     def rewritten(labels: LabelSet) -> LabelSet:
         if not labels.values_of(META_PREFIX):
@@ -68,9 +67,10 @@ def with_prefix_as_name(selector: LabelSelector) -> LabelSelector:
 
 @dataclass(frozen=True, slots=True)
 class _Matched:
-    """Journals that match, as of one revision. Two snapshots with equal ``version`` have the same
-    journals, unchanged. ``items_version`` covers all journals of the cluster, also those that do
-    not match.
+    """Journals that match, as of one revision.
+
+    Two snapshots with equal ``version`` have the same journals, unchanged. ``items_version`` covers all
+    journals of the cluster, also those that do not match.
     """
 
     journals: list[broker_pb2.ListResponse.Journal]
@@ -80,7 +80,7 @@ class _Matched:
 
 
 _NewJournals: TypeAlias = "list[tuple[JournalName, Sequence[str]]]"
-"""Names and stores."""
+"""Pairs of name and stores."""
 
 
 class ListApplyApi:
@@ -109,8 +109,8 @@ class ListApplyApi:
     async def list(self, request: broker_pb2.ListRequest, call: Any) -> None:
         """Send one snapshot of the journals that match; with ``watch``, also one after every change.
 
-        A snapshot is pages of journals in order of their names; the first has the header. Those of a watch
-        end with an empty message. Cancellation: the stream ends.
+        A snapshot is pages of journals in order of their names; the first page has the header. In a watch,
+        an empty message ends each snapshot. Cancellation: the stream ends.
         """
         context = self._context
         with counted("List") as outcome:
@@ -173,9 +173,8 @@ class ListApplyApi:
             await self._next_change(self._context.key_space.header.revision)
 
     def _items_version(self) -> tuple[int, int]:
-        """Return a version that differs if any journal was written or deleted.
-        Computed once for all watches.
-        """
+        """Return a version that differs if any journal was written or deleted. Computed once for all
+        watches."""
         revision = self._context.key_space.header.revision
         if self._version_at != revision:
             items = self._context.state.items
@@ -184,7 +183,7 @@ class ListApplyApi:
         return self._version
 
     async def _match(self, selector: LabelSelector, allowed: LabelSelector) -> _Matched:
-        """Match the journals as of now. Lists of the same at one revision share what matches."""
+        """Match the journals as of now. Equal lists at one revision share the result."""
         kept = self._kept.get((selector, allowed))
         if kept is not None:
             return kept
@@ -197,9 +196,8 @@ class ListApplyApi:
         return matched
 
     async def _match_now(self, selector: LabelSelector, allowed: LabelSelector) -> _Matched:
-        """Match the journals as of now. Other tasks run on the loop meanwhile. Their changes are
-        not in the snapshot.
-        """
+        """Match the journals as of now. Meanwhile other tasks run on the loop; their changes are not in the
+        snapshot."""
         context = self._context
         state, resolver = context.state, context.resolver
         items = self._candidates(selector)
@@ -269,7 +267,7 @@ class ListApplyApi:
                 response = await self._apply(request)
                 outcome.status = Status(response.status)
                 if outcome.status is Status.OK and new:
-                    # Meanwhile other brokers learn of the journals, too.
+                    # While stores are asked, other brokers learn of the journals, too.
                     call.set_trailing_metadata(await left_overs(self._context.blob_stores, new))
                 return response
         raise AssertionError("unreachable: the call was aborted")

@@ -59,9 +59,8 @@ class _Stream:
     expiry: Expiry
 
     async def write(self, message: broker_pb2.ReadResponse | bytes) -> None:
-        """Write a message. Returns when gRPC has taken it, so a slow reader holds the
-        read back. Raise ``Expired``.
-        """
+        """Write a message. Returns when gRPC has taken it, so a slow reader holds the read back. Raise
+        ``Expired``."""
         self.expiry.check()
         await self.call.write(message)
 
@@ -180,7 +179,7 @@ class ReadApi:
     ) -> Offset:
         """Wait with the other readers at the head, and be served with them, if nothing is left to read.
 
-        Return the offset from which the reader goes on alone.
+        Return the offset from which the reader continues alone.
         """
         alone = request.end_offset or not getattr(stream.call, "can_send_now", False)
         if alone or not request.block:
@@ -234,8 +233,8 @@ class ReadApi:
     ) -> AsyncGenerator[bytes, None]:
         """Yield blocks of a stored fragment, read and decoded ahead in a thread.
 
-        A block is given only after the next one was read. So the last bytes of a file are not served if
-        the file turns out to be damaged at its end.
+        A block is given only after the next one was read. So if a file turns out to be damaged at its end,
+        its last bytes are not served.
         """
         active = self._context.blob_stores.get(fragment.backing_store)
         calls, store = active.calls, active.store
@@ -347,16 +346,16 @@ class ReadApi:
 def reachable(context: BrokerContext, resolution: Resolution) -> tuple[str, Header]:
     """Return the endpoint of the broker that a resolution names, and the header for a call to it.
 
-    Without a named broker, choose the best one of the route. The header names the broker. Another broker,
-    such as this one, may have taken its endpoint over: that broker refuses the request. Otherwise the request
-    would be proxied again and again.
+    Without a named broker, choose the best one of the route. The header names the broker. If another broker
+    has taken over its endpoint, even this one, that broker refuses the request. Without the name, the
+    request would be proxied again and again.
 
     Raise ``Unavailable`` if no member of the route has an endpoint.
     """
     header = resolution.header
     endpoint = context.peers.pick(header.route, process_id=header.process_id)
     if endpoint is None and header.process_id is None:
-        # All of them fail now: try one rather than give up.
+        # All connections fail now: try an endpoint rather than give up.
         endpoint = next((one for one in header.route.endpoints if one), None)
     if not endpoint:
         raise Unavailable(

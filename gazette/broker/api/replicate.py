@@ -36,14 +36,12 @@ from gazette.protocol.status import Status
 from gazette.runtime.tasks import TaskScope
 
 _STOPPING_GRACE_S: Final = 1.0
-"""Seconds that the present append gets to end. Until the lease is released, no other broker takes
-this one's place.
-"""
+"""Seconds that the present append gets to end. Until the lease is released, no other broker replaces this
+one."""
 _GRACES_PER_TIMEOUT: Final = 3
 """Divisor of ``peer_timeout_s``: after that time, an idle stream of an old route is cut off.
 
-The first proposal of the next pipeline waits for the spool, and must still be answered within that
-timeout.
+The first proposal of the next pipeline waits for the spool, and must still be answered within that timeout.
 """
 
 _ACCEPTED: Final = broker_pb2.ReplicateResponse()
@@ -56,9 +54,9 @@ class ReplicateApi:
     async def replicate(self, requests: AsyncIterator[ReplicateMessage], call: Any) -> None:
         """Serve a primary until it ends its stream, or is gone. What it did not commit is rolled back.
 
-        A stream does not outlive the token that it was opened with: it is ended as UNAUTHENTICATED.
-        Primaries renew theirs before that (`pipeline`). Cancellation: uncommitted content is rolled
-        back, and the spool is given back.
+        A stream does not outlive the token that opened it: it ends as UNAUTHENTICATED. Primaries renew their
+        streams before that (`pipeline`). Cancellation: uncommitted content is rolled back, and the spool is
+        given back.
         """
         with counted("Replicate") as outcome:
             claims = await authorize(call, self._context.verifier, Capability.REPLICATE)
@@ -119,9 +117,8 @@ class ReplicateApi:
     async def _join(
         self, journal: str, claims: Claims, header: Header
     ) -> tuple[Resolution, tuple[Replica, Spool] | None]:
-        """Wait for the spool. Return None instead if the primary's route is not the one that this
-        broker knows.
-        """
+        """Wait for the spool. Return None in its place if the primary's route differs from the route known
+        here."""
         while True:
             at = await self._resolve(journal, claims, header)
             if at.status is not Status.OK or not at.header.route.equivalent(header.route):
@@ -160,10 +157,10 @@ class _Stream:
     lease: LeaseGuard
     at: Resolution
     others: frozenset[Incarnation]
-    """The other followers, which the primary sends the same messages."""
+    """The other followers: the primary sends them the same messages."""
     messages: int = 0
     has_content: bool = False
-    """Content has arrived that no accepted proposal has committed yet."""
+    """True if content has arrived that no accepted proposal has committed yet."""
 
     async def serve(self, proposal: Proposal) -> None:
         await self._propose(proposal, acknowledge=True)
@@ -220,7 +217,8 @@ class _Stream:
 
     async def _propose(self, proposal: Proposal, *, acknowledge: bool) -> None:
         if acknowledge:
-            # Readers get what is committed. After a pause, another broker may have these offsets by now.
+            # Readers get what is committed. If this broker was paused, another one may have these offsets by
+            # now.
             self.lease.check()
         result = await self.local.propose(proposal)
         self._follow(result)
@@ -229,7 +227,7 @@ class _Stream:
             header, self.header = self.header, None
             await self.call.write(_answer(result, header))
         elif result.status is not Status.OK:
-            # The primary would not read the answer, and all that follows is built on the proposal.
+            # The primary does not wait for this answer, and builds all that follows on the proposal.
             raise Invalid(
                 f"no ack requested but status != OK (status {result.status.name})",
                 journal=proposal.fragment.journal,
@@ -248,9 +246,9 @@ class _Stream:
 
 
 class _RouteWatch:
-    """Ends a stream in ``scope`` whose primary should have ended it. It has no task while the route stays.
+    """Ends a stream in ``scope`` that its primary should have ended. It has no task while the route stays.
 
-    ``resolve`` returns the resolution of now.
+    ``resolve`` returns the present resolution.
     """
 
     def __init__(
@@ -283,10 +281,10 @@ class _RouteWatch:
             self._scope.spawn(self._look(), name="watch")
 
     async def _look(self) -> None:
-        """Go on watching if the route is still the same.
+        """Continue to watch if the route is still the same.
 
-        Raise ``Moved`` when the route is another one, and the primary of the old one does nothing. Raise
-        ``Closed`` when this broker stops serving although the route still names it: the primary cannot know.
+        Raise ``Moved`` when the route has changed and the primary of the old one is idle. Raise ``Closed``
+        when this broker stops serving although the route still names it: the primary cannot know.
 
         The route may stay while the replica is replaced, because this broker was assigned again. Readers
         would miss the bytes that the former replica still gets, so its stream is ended at once.

@@ -1,6 +1,5 @@
 """Stage 3 of the byte path, for a small append whose call has arrived as a whole: gives it to
-`broker/append/steady`, or else to `broker/append/driver`.
-"""
+`broker/append/steady`, or else to `broker/append/driver`."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ EXPIRED: Final = "authorization expired during the append"
 
 
 class WholeAppend:
-    """A small append whose call has arrived as a whole. It has a task only while it leads, and must wait."""
+    """A small append whose call has arrived as a whole. It has a task only if it leads and must wait."""
 
     __slots__ = (
         "_at",
@@ -58,9 +57,9 @@ class WholeAppend:
         self._at = at
         self._driver: AppendDriver | None = None
         self._task: asyncio.Task[None] | None = None
-        """Runs the driver, or waits for the pipeline before."""
+        """Runs the driver, or waits for the pipeline first."""
         self._proposed = False
-        """As the leader of a group, it will have an outcome, whatever its caller does."""
+        """True once this append leads a proposed group: then it gets an outcome, whatever its caller does."""
         self._timer: asyncio.TimerHandle | None = None
         """Ends a wait when the caller's claims expire."""
         self.line = line
@@ -71,7 +70,7 @@ class WholeAppend:
         call.on_gone = self._interrupt
 
     def limit(self) -> None:
-        """Begin to watch the caller's claims, as the append was not answered at once."""
+        """Begin to watch the caller's claims: the append was not answered at once."""
         expires_at = self._terms.claims.expires_at
         if expires_at is not None and self._call.is_open:
             left_s = max(0.0, expires_at - self._context.clock.now())
@@ -92,7 +91,7 @@ class WholeAppend:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Leave the line. Without effect if another append has taken this one along."""
+        """Leave the line. No effect if another append has taken this one along."""
         if self._task is not None:
             self._task.cancel()
         self.line.leave(self.small)
@@ -197,4 +196,4 @@ class _NoMore:
 
 _NO_MORE: Final = _NoMore()
 _IN_GROUP: Final = AppendFlow(RateBalance(), 0, 0, total_chunks=2)
-"""The flow of each append of a group: its content, and its intent to commit."""
+"""Flow of each append of a group: two chunks, its content and its intent to commit."""

@@ -53,9 +53,8 @@ CATCH_UP_BYTES: Final = 1 << 19
 
 
 class AppendCall(msgspec.Struct, frozen=True):
-    """A request to append. ``min_revision`` is a revision of etcd. ``proxy_header`` is the header
-    that the proxying broker resolved.
-    """
+    """A request to append. ``min_revision`` is a revision of etcd. ``proxy_header`` is the header that the
+    proxying broker resolved."""
 
     terms: ev.AppendTerms
     claims: Claims
@@ -64,9 +63,8 @@ class AppendCall(msgspec.Struct, frozen=True):
     proxy_header: Header | None = None
     session: SessionAppend | None = None
     in_line: bool = True
-    """The append waits in line with others and is refused if the line is full. Pulses set False. So does one
-    that leads the small ones: it is counted there.
-    """
+    """True if the append waits in line with others, and is refused if the line is full. Pulses set False. So
+    does a driver of the leader of small appends, which the line counts already."""
 
 
 class _Interrupted(Exception):
@@ -80,7 +78,7 @@ class _Interrupted(Exception):
 class AppendDriver:
     """Performs one append. Call ``run`` once; all other methods at any time, on the event loop.
 
-    ``arrived`` is the monotonic time at which it began to wait for its turn (default: it has not yet).
+    ``arrived`` is the monotonic time at which its wait for its turn began (default: it has not begun).
     """
 
     def __init__(
@@ -93,7 +91,7 @@ class AppendDriver:
         self._context = context
         self._call = call
         self.content = source if isinstance(source, ContentAhead) else ContentAhead(source)
-        """The rest of the caller's stream. If the append ends as PROXY, that is all of the stream."""
+        """The unread rest of the caller's stream. It is the whole stream if the append ends as PROXY."""
         self._arrived = arrived
         settings = context.settings
         self._fsm = AppendFSM(
@@ -104,10 +102,9 @@ class AppendDriver:
         )
         self._resolution: Resolution | None = None
         self._replica: Replica | None = None
-        """The replica that this append uses: its pipeline is held, or waited for, or owes this
-        append answers.
+        """The replica whose pipeline this append holds, waits for, or gathers answers of.
 
-        The append also holds it while the replica has no pipeline, to build one.
+        The append also keeps it while the replica has no pipeline, to build one.
         """
         self._pipeline: Pipeline | None = None
         self._answering: Pipeline | None = None
@@ -119,7 +116,7 @@ class AppendDriver:
         """SHA-1 of the content so far."""
         self._store_seen: HealthStatus | None = None
         self._committing = (0, 0)
-        """Begin and end offset of the last proposal to commit or to roll back."""
+        """Begin and end offset of the last final proposal: a commit or a roll-back."""
         self._task: asyncio.Task[Any] | None = None
         self._interruptible = False
         self._interruption: GazetteError | None = None
@@ -170,7 +167,7 @@ class AppendDriver:
     def interrupt(self, reason: GazetteError) -> None:
         """Wind the append up for ``reason``: its caller has gone, or it must not go on.
 
-        Any wait but that for a replica ends now. A proposal that was sent runs its course.
+        Any wait ends now, except that for a replica. A proposal that was sent runs its course.
         """
         if self._interruption is None:
             self._interruption = reason
@@ -202,7 +199,7 @@ class AppendDriver:
         return await self._perform_rare(effect)
 
     async def _perform_rare(self, effect: ev.RareEffect) -> ev.Event | None:
-        """Perform what only some appends ask for. It may wait long."""
+        """Perform an effect that only some appends ask for. It may wait long."""
         match effect:
             case ev.HoldContent(ticks):
                 return await self._hold_content(ticks)
@@ -326,8 +323,8 @@ class AppendDriver:
         return ev.PipelineTaken(pipeline.route, pipeline.view(), replica.rate)
 
     async def _take_turn(self, replica: Replica) -> Pipeline | None:
-        """Wait for the pipeline. First read content ahead: a holder without content would keep all
-        other appends waiting.
+        """Wait for the pipeline. First read content ahead: a holder without content would delay all other
+        appends.
 
         Raise ``Conflict`` at once for an unknown session: its client repeats the append, which would then
         wait again.
@@ -353,13 +350,13 @@ class AppendDriver:
     async def _store_recovers(self, replica: Replica) -> None:
         """Wait until the journal's store was listed and is healthy, or until this append has waited enough.
 
-        It has no turn yet: so it keeps no other append waiting.
+        The append does not have its turn yet, so it delays no other append.
         """
         clock = self._context.clock
         while True:
             store = self._store()
             if store is not None and _refusal(store, replica):
-                return  # It does not heal by waiting: the answer is given at once, in turn.
+                return  # A wait does not cure this: give the answer at once, in turn.
             error, unlisted = self._ailments(replica, store)
             until = self._store_until(replica.line, ails=error is not None or bool(unlisted))
             if clock.monotonic() >= until:
@@ -451,7 +448,7 @@ class AppendDriver:
         return self._look()
 
     async def _readiness_change(self, replica: Replica, until: float) -> None:
-        """Wait until index or store are not as last seen, or until a monotonic time."""
+        """Wait until index or store differ from what was last seen, or until a monotonic time."""
         clock = self._context.clock
         changes: list[Awaitable[object]] = [clock.sleep(until - clock.monotonic())]
         if not replica.index.first_refreshed:
@@ -498,7 +495,8 @@ class AppendDriver:
         return error, "" if listed else replica.unlisted_reason
 
     def _store_until(self, line: Line, *, ails: bool) -> float:
-        """Return until when this append waits for the journal's store, which ``ails`` or does not."""
+        """Return the monotonic time until which this append waits for the journal's store. ``ails``: the
+        store does not work."""
         if not ails:
             line.store_ails_since = None
             return 0.0
@@ -589,7 +587,8 @@ class AppendDriver:
             self._committing = (self._held.spool.fragment.end, effect.proposal.end)
         try:
             if final:
-                # Followers show a commit at once to readers. Another broker may lead the journal by now.
+                # Followers show a commit to readers at once. Check that no other broker may lead the journal
+                # by now.
                 self._context.lease.check()
             await self._held.propose(effect.proposal, effect.registers, acknowledge=final)
         except Bug:
@@ -672,9 +671,8 @@ class AppendDriver:
         )
 
     def _drop(self) -> None:
-        """Give up all that this append holds, after cancellation. The next holder
-        tears the broken pipeline down.
-        """
+        """Give up all that this append holds, after cancellation. The next holder tears the broken pipeline
+        down."""
         cut_short = Broken("an append was cut short", journal=self.journal)
         if self._turn is not None:
             self._turn.skip(cut_short)

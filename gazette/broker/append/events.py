@@ -54,7 +54,7 @@ class AppendTerms(msgspec.Struct, frozen=True):
 
 
 class SpoolView(msgspec.Struct, frozen=True):
-    """A spool as its holder sees it: nothing is pending, or what is pending does not matter."""
+    """A spool as its holder sees it. Nothing is pending in it, or what is pending does not matter."""
 
     fragment: Fragment
     registers: LabelSet
@@ -62,9 +62,8 @@ class SpoolView(msgspec.Struct, frozen=True):
 
 
 class IndexView(msgspec.Struct, frozen=True):
-    """The known extent of a journal. ``newest_mod_time`` is that of its last fragment. It is 0 while
-    only brokers hold that fragment.
-    """
+    """The known extent of a journal. ``newest_mod_time`` is that of its last fragment. It is 0 while only
+    brokers hold that fragment."""
 
     begin: Offset
     end: Offset
@@ -90,7 +89,7 @@ class PeerAnswer(msgspec.Struct, frozen=True):
     registers: LabelSet = EMPTY_LABELS
 
 
-# Events. First come those for a wait that failed. Each of them may follow any effect that waits.
+# Events. First those for a wait that failed, which may follow any effect that waits.
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -100,13 +99,13 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 class Abandoned(msgspec.Struct, frozen=True):
-    """The caller is gone, or the broker stops: the outcome of the wait is of no use."""
+    """The caller is gone, or the broker stops: the result of the wait is not needed any more."""
 
     error: GazetteError
 
 
 class Invalidated(msgspec.Struct, frozen=True):
-    """The resolution that the wait is for has been superseded."""
+    """The resolution for which the wait began has been superseded."""
 
 
 class SendFailed(msgspec.Struct, frozen=True):
@@ -124,9 +123,9 @@ class GatherFailed(msgspec.Struct, frozen=True):
 class Resolved(msgspec.Struct, frozen=True):
     """A resolution of the journal.
 
-    ``stored_routes`` are those that etcd holds in each of the journal's assignments. ``same_replica``: the
-    local replica owns the pipeline that is held, if one is held. ``same_members``: no assignment was made
-    again since that pipeline was built. A new assignment may stand for another replica.
+    ``stored_routes`` are the routes that etcd holds, one for each of the journal's assignments.
+    ``same_replica``: the local replica owns the held pipeline, if one is held. ``same_members``: since that
+    pipeline was built, no assignment was made again. A new assignment may stand for another replica.
     """
 
     status: Status
@@ -166,9 +165,8 @@ class SyncSent(msgspec.Struct, frozen=True):
 
 
 class SyncAnswered(msgspec.Struct, frozen=True):
-    """Peers have answered. ``error`` is that of the first peer that did not answer. ``answers`` are
-    those of the other peers.
-    """
+    """Peers have answered. ``error`` is that of the first peer that did not answer. ``answers`` are those of
+    the other peers."""
 
     answers: tuple[PeerAnswer, ...]
     now: float
@@ -176,19 +174,17 @@ class SyncAnswered(msgspec.Struct, frozen=True):
 
 
 class EtcdWritten(msgspec.Struct, frozen=True):
-    """An etcd transaction was decided, for or against this append. Its result
-    shows at ``revision`` or before.
-    """
+    """An etcd transaction was decided, for or against this append. Its result is visible by ``revision``."""
 
     revision: Revision
 
 
 class HeadSeen(msgspec.Struct, frozen=True):
-    """The known head, as etcd has it. ``offset`` is what the journal has reached at least.
+    """The known head, as etcd has it: the journal has reached ``offset`` at least.
 
     ``closed`` holds the journal's registers if the last primary left in good order. Then nothing was
-    acknowledged beyond ``offset``. Otherwise ``closed`` is None, and ``unclosed`` says why a closing in a
-    store did not close the head, if one was looked for.
+    acknowledged beyond ``offset``. Otherwise ``closed`` is None. If a closing in a store was looked for,
+    ``unclosed`` says why it did not close the head.
     """
 
     offset: Offset = 0
@@ -199,13 +195,13 @@ class HeadSeen(msgspec.Struct, frozen=True):
 class ReadinessSeen(msgspec.Struct, frozen=True):
     """The state of index, first store, known head and append session.
 
-    ``unlisted`` says why the stores have not been listed yet; it is empty once they were.
-    ``store_error`` is None while the store is healthy. ``head`` is None until it was read from etcd.
-    ``must_begin``: stores may have, or get, bytes of former primaries behind the spool (`BeginTenure`).
-    ``admission`` is the decision of the append's session ledger. ``monotonic`` is in seconds.
-    ``store_until`` is the monotonic time until which the append waits for a store to be listed, or healthy.
-    ``store_refuses`` says why the first store refuses to store the journal's fragments.
-    ``undecided_to`` is the end of stored fragments that may be the journal's: ``undecided`` says which.
+    ``unlisted`` says why the stores have not been listed yet; it is empty once they were. ``store_error`` is
+    None while the store is healthy. ``head`` is None until it was read from etcd. ``must_begin``: behind the
+    end of the spool, stores may hold bytes of former primaries, or get some (`BeginTenure`). ``admission``
+    is the decision of the append's session ledger. ``monotonic`` is in seconds. The append waits until the
+    monotonic time ``store_until`` for a store to be listed, or healthy. ``store_refuses`` says why the first
+    store refuses the journal's fragments. ``undecided_to`` is the end of stored fragments that may be the
+    journal's: ``undecided`` names them.
     """
 
     store_error: str | None
@@ -235,8 +231,8 @@ class RollSent(msgspec.Struct, frozen=True):
 class ContentRead(msgspec.Struct, frozen=True):
     """A message of the caller's stream. Empty content means: commit if the stream ends here.
 
-    ``waited`` and ``now`` are in ticks of a monotonic clock: the time that the read took, and its end.
-    ``stalled``: the broker itself stood still meanwhile, so that the caller's speed is not known.
+    ``waited`` is how long the read took, ``now`` when it ended, in ticks of a monotonic clock. ``stalled``:
+    the broker itself stood still meanwhile, so the caller's speed is not known.
     """
 
     content: bytes
@@ -246,22 +242,20 @@ class ContentRead(msgspec.Struct, frozen=True):
 
 
 class ContentLate(msgspec.Struct, frozen=True):
-    """The caller has sent nothing for as long as it was given."""
+    """The caller has sent nothing for as long as it is allowed."""
 
 
 class ContentHeld(msgspec.Struct, frozen=True):
-    """Content was held back until ``now``, in ticks. ``superseded``: the resolution no longer holds, so
-    that other appends wait to change the pipeline.
-    """
+    """Content was held back until ``now``, in ticks. ``superseded``: the resolution no longer holds, and
+    other appends wait to change the pipeline."""
 
     now: int
     superseded: bool = False
 
 
 class StreamEnded(msgspec.Struct, frozen=True):
-    """The caller has closed its stream. ``next`` is the fragment that the spool would become. ``sum`` is
-    the SHA-1 of this append's content alone.
-    """
+    """The caller has closed its stream. ``next`` is the fragment that the spool would become. ``sum`` is the
+    SHA-1 of this append's content alone."""
 
     next: Fragment
     sum: bytes
@@ -301,8 +295,8 @@ Event: TypeAlias = (
 )
 
 
-# Effects. Some report an event when they succeed: such an effect is the last one of its step. The
-# others report only their failure. Then the effects behind them are dropped.
+# Effects. Some report an event when they succeed: such an effect is the last one of its step. Others report
+# only a failure, which drops the effects behind them.
 
 
 class Resolve(msgspec.Struct, frozen=True):
@@ -316,9 +310,8 @@ class TakePipeline(msgspec.Struct, frozen=True):
 
 
 class BuildPipeline(msgspec.Struct, frozen=True):
-    """Replace the held pipeline by one of the resolved route, whose peers have the whole local spool. →
-    PipelineBuilt, Invalidated; SyncAnswered if a peer cannot be brought up to date.
-    """
+    """Replace the held pipeline by one of the resolved route. Its peers have the whole local spool. →
+    PipelineBuilt, Invalidated; SyncAnswered if a peer cannot be brought up to date."""
 
 
 class GiveBackPipeline(msgspec.Struct, frozen=True):
@@ -326,7 +319,7 @@ class GiveBackPipeline(msgspec.Struct, frozen=True):
 
 
 class TearDownPipeline(msgspec.Struct, frozen=True):
-    """Shut the held pipeline down on the side, and let the next append build another."""
+    """Shut the held pipeline down in the background, and let the next append build another."""
 
 
 class BreakPipeline(msgspec.Struct, frozen=True):
@@ -336,7 +329,7 @@ class BreakPipeline(msgspec.Struct, frozen=True):
 
 
 class SendSync(msgspec.Struct, frozen=True):
-    """Propose to all replicas. ``opening``: the pipeline's first proposal. → SyncSent, SendFailed."""
+    """Propose to all replicas. ``opening``: as the first proposal of the pipeline. → SyncSent, SendFailed."""
 
     proposal: Fragment
     registers: LabelSet
@@ -369,23 +362,20 @@ class LoadHead(msgspec.Struct, frozen=True):
 
 
 class AwaitReadiness(msgspec.Struct, frozen=True):
-    """Wait for a change of index or store, until a monotonic time at most, and look again. →
-    ReadinessSeen, Invalidated.
-    """
+    """Wait for a change of index or store, until a monotonic time at most, and look again. → ReadinessSeen,
+    Invalidated."""
 
     until: float
 
 
 class SeekClosing(msgspec.Struct, frozen=True):
     """Close the known head if the last primary has left a closing in a store, and look again. →
-    ReadinessSeen.
-    """
+    ReadinessSeen."""
 
 
 class ConfirmHead(msgspec.Struct, frozen=True):
-    """Record that the journal goes on at ``offset``, without what is missing before, and look again. →
-    ReadinessSeen.
-    """
+    """Record that the journal goes on at ``offset``, without missing bytes before it, and look again. →
+    ReadinessSeen."""
 
     offset: Offset
 
@@ -408,17 +398,15 @@ class SendRoll(msgspec.Struct, frozen=True):
 
 
 class ReadContent(msgspec.Struct, frozen=True):
-    """Read the next message of the caller's stream, for at most ``ticks``; None: for ever.
-    → ContentRead, ContentLate, StreamEnded, StreamFailed.
-    """
+    """Read the next message of the caller's stream, for at most ``ticks``; None: for ever. → ContentRead,
+    ContentLate, StreamEnded, StreamFailed."""
 
     ticks: int | None = None
 
 
 class HoldContent(msgspec.Struct, frozen=True):
-    """Hold the last content back for ``ticks``, or until the resolution is superseded.
-    → ContentHeld, StreamFailed.
-    """
+    """Hold the last content back for ``ticks``, or until the resolution is superseded. → ContentHeld,
+    StreamFailed."""
 
     ticks: int
 
@@ -438,7 +426,7 @@ class SendFinal(msgspec.Struct, frozen=True):
 
 
 class HandOver(msgspec.Struct, frozen=True):
-    """Queue for the pipeline's answers, and give its sending half to the next append that waits."""
+    """Queue for the pipeline's answers, and give the right to send to the next append that waits."""
 
 
 class GatherAcks(msgspec.Struct, frozen=True):

@@ -18,13 +18,13 @@ from gazette.protocol.content import TOO_SLOW
 
 TICKS_PER_S: Final = 1000
 BURST_S: Final = 1
-"""Initial credit of a replica, and initial idle time of an append, in seconds' worth of its rate."""
+"""Initial credit of a replica, and initial idle time of an append, in seconds of its rate."""
 BANK_S: Final = 10
-"""Credit that an idle journal may save up, in seconds' worth of its maximum rate."""
+"""Most credit that an idle journal can save up, in seconds of its maximum rate."""
 
 
 def effective_rate_max(journal_rate: int, broker_rate: int) -> int:
-    """Return the lower of two rates, where zero is no limit. A broker's limit is for every journal."""
+    """Return the lower of two rates, of which zero means no limit. The broker's limit is for each journal."""
     return (
         min(journal_rate, broker_rate)
         if journal_rate and broker_rate
@@ -42,9 +42,9 @@ def too_slow(rate_min: int) -> Broken:
 
 
 class RateBalance(msgspec.Struct):
-    """The bytes that a replica's appends may send now, with at most ``rate`` bytes/s (0: no limit).
+    """The credit of a replica's appends, at ``rate`` bytes/s (0: no limit).
 
-    Appends may run into debt by their last chunk, of any size. The next chunk waits until the debt is paid.
+    An append may go into debt by its last chunk, of any size. The next chunk waits until the debt is paid.
     Invariant: ``credit <= BANK_S × rate``, in byte-ticks.
     """
 

@@ -51,7 +51,7 @@ from gazette.protocol.route import Route
 from gazette.protocol.status import Status
 
 SYNC_ROUNDS_MAX: Final = 6
-"""Proposals of one synchronization. Three are enough for replicas that can agree at all."""
+"""Most proposals of one synchronization. Three are enough for replicas that can agree."""
 
 _DONE: Final[tuple[Effect, ...]] = ()
 _SUSPENDS: Final = frozenset({SuspendControl.IF_FLUSHED, SuspendControl.NOW})
@@ -103,7 +103,7 @@ class AppendFSM:
     terms: AppendTerms
     state: State = State.RESOLVE
     holds: bool = False
-    """This append holds the sending half of the pipeline, or the lack of one."""
+    """True while this append holds the right to send on the pipeline, or to build a missing one."""
     outcome: Outcome | None = None
     at: ev.Resolved | None = None
     """The last resolution."""
@@ -111,7 +111,7 @@ class AppendFSM:
     rate_min: int = 0
     """Least rate of the caller's content, in bytes/s; 0: no limit."""
     rate_max: int = 0
-    """Greatest rate of any journal, in bytes/s; 0: no limit but that of the journal."""
+    """Greatest rate of any journal, in bytes/s; 0: only the journal's own limit."""
     flow: AppendFlow | None = None
     """The flow of content; None until content is read."""
     roll_to: Offset = 0
@@ -125,14 +125,14 @@ class AppendFSM:
     _registers: LabelSet = EMPTY_LABELS
     """The registers of the next synchronization. While content arrives: the registers of the commit."""
     _sought: bool = False
-    """A closing of the last primary was looked for."""
+    """True once a closing of the last primary was looked for."""
     _confirmed: Offset = 0
-    """The head before which missing bytes are recorded as lost."""
+    """The head up to which missing bytes are recorded as lost."""
     _final_status: Status = Status.OK
     _begin: Offset = 0
     _length: int = 0
     _content: bytes | None = None
-    """The message that was read last, while the journal's rate holds it back."""
+    """The last message, while the journal's rate holds it back."""
     _intent: bool = False
     _pending: Outcome | None = field(default=None)
     """The outcome of this append once its roll-back or commit is acknowledged."""
@@ -166,7 +166,7 @@ class AppendFSM:
             case ev.SendFailed(error):
                 return self._fail(error, broken=True)
             case ev.Invalidated() if self.state is State.RECV_PIPELINE_SYNC:
-                # The peer that this append waited for has lost its lease. Nothing was proposed for commit.
+                # The peer for which this append waited has lost its lease. Nothing was proposed for commit.
                 self._let_go()
                 return (ev.TearDownPipeline(), *self._resolve())
             case ev.Invalidated():
@@ -247,9 +247,9 @@ class AppendFSM:
     def _completes(self, proposal: Fragment) -> bool:
         """Return True if a proposal completes the spool's fragment.
 
-        It must not do that before all replicas have acknowledged the fragment. A later pipeline brings peers
-        up to date with the open fragment alone, and they would go on behind the completed one. If this broker
-        is lost then, the journal has a hole, for which readers wait.
+        It must not do that before all replicas have acknowledged the fragment. A later pipeline sends peers
+        only the open fragment, and they would continue behind the completed one. If this broker is lost
+        then, the journal has a hole, for which readers wait.
         """
         ours = self._held.fragment
         return ours.length > 0 and proposal.begin != ours.begin
@@ -260,7 +260,7 @@ class AppendFSM:
         except GazetteError as error:
             return self._fail(error, broken=True)
         if verdict.read_through:
-            # Handle this before a roll: the peer that knows a later route has closed its stream.
+            # Handle this before a roll: a peer that knows a later route has closed its stream.
             self.read_through = max(self.read_through, verdict.read_through)
             self._let_go()
             return (ev.TearDownPipeline(), *self._resolve())
@@ -316,7 +316,7 @@ class AppendFSM:
     # Preconditions.
 
     def _on_readiness(self, seen: ev.ReadinessSeen) -> tuple[Effect, ...]:
-        """Check the preconditions. Their order has a meaning: the first that fails decides.
+        """Check the preconditions. Their order matters: the first that fails decides.
 
         1. The append session: a late copy is refused, and a repeated append answered, before all else.
         2. Index and store: until the first listing, the offsets of the later checks are not known.
@@ -358,12 +358,12 @@ class AppendFSM:
             return self._refuse(Status.FRAGMENT_STORE_UNHEALTHY, store_error=seen.undecided)
         if end < resume_at:
             self.roll_to = resume_at
-            # A head that was closed right there has the registers, which the spools that went had.
+            # A head that was closed at this offset keeps the registers that the lost spools had.
             return self._resync(
                 seen.now, known.closed if known.offset == head == resume_at else None
             )
         if head > max(end, index.end) and not spec.fragment.stores:
-            # No store could ever hold the missing bytes: they are lost. Never use their offsets again.
+            # No store could ever hold the missing bytes: they are lost. Do not give their offsets out again.
             return self._go_on_at(head, seen.now)
         if end != head and terms.offset is None and spec.may_write:
             if known.closed is not None and index.end >= known.offset:
@@ -385,7 +385,7 @@ class AppendFSM:
         return self._check_suspension(seen)
 
     def _go_on_at(self, head: Offset, now: float) -> tuple[Effect, ...]:
-        """Go on at ``head``, once it is recorded that nothing more will come before it."""
+        """Go on at ``head``, once it is recorded that no more bytes will appear before it."""
         if self._confirmed != head:
             self._confirmed = head
             return (ev.ConfirmHead(head),)
@@ -418,8 +418,8 @@ class AppendFSM:
                 return self._put_suspend(SuspendLevel.FULL, end)
             self._final_status = Status.SUSPENDED
         if self._held.fragment.begin == index.begin:
-            # The journal's very first append becomes a fragment of its own. That fragment later tells apart a
-            # journal that lost its fragments and one that never had any.
+            # The journal's very first append becomes a fragment of its own. Without such a fragment, a
+            # journal that lost its fragments would look like one that never had any.
             self.roll_to = end
         return self._begin_stream(seen.now)
 
@@ -524,7 +524,7 @@ class AppendFSM:
 
     def _finish_stream(self, proposal: Fragment, registers: LabelSet) -> tuple[Effect, ...]:
         self.state = State.READ_ACKNOWLEDGEMENTS
-        self._let_go()  # `HandOver` gives the pipeline up before the next event, unless `SendFinal` fails.
+        self._let_go()  # `HandOver` gives the pipeline away before the next event, unless `SendFinal` fails.
         return (ev.SendFinal(proposal, registers), ev.HandOver(), ev.GatherAcks())
 
     # Acknowledgements, and endings.

@@ -18,8 +18,8 @@ class IdleTimeout:
     """Raises ``TimeoutError`` out of its block after ``seconds``; None: never.
 
     If the event loop itself stood still when the time was up, it allows `_GRACE_S` more: data may already be
-    queued. ``stalled`` then says that the caller's speed is not known. Without the grace an append would fail
-    for good, as its outcome would be unknown.
+    queued. ``stalled`` then says that the caller's speed is not known. Without this grace, a paused broker
+    would fail an append for good, with an unknown outcome.
     """
 
     def __init__(self, seconds: float | None) -> None:

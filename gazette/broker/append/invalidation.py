@@ -1,4 +1,4 @@
-"""Waits that end early when the reason for them is superseded."""
+"""Waits that end early when their reason is superseded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Superseded(Exception):
-    """Raised when ``invalidated`` is set first: the result of the wait is no longer wanted."""
+    """Raised when ``invalidated`` is set first: the result of the wait is not needed any more."""
 
 
 async def take_unless(mutex: Mutex[T], invalidated: Latch) -> T:

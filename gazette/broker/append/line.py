@@ -1,14 +1,15 @@
-"""The line of appends that wait for a journal's pipeline, and what each must have before it may wait.
+"""The line of appends that wait for a journal's pipeline.
 
 A journal has one appender at a time. An append that took its turn and then waited for its client would delay
-all later appends. So its content is read ahead first: to its end, or `AHEAD_BYTES` of it.
+all later appends. So its content is read ahead before it waits in line: all of it, or `AHEAD_BYTES`.
 
-A *small append* is one message of at most `SMALL_BYTES`, which has arrived together with its call. Of these,
-one at a time leads, until it has ended. It commits those that wait behind it along with its own content, if
+A *small append* is one message of at most `SMALL_BYTES`, which has arrived together with its call. One small
+append at a time leads, until it has ended. With its own content it commits those that wait behind it, if
 their terms permit: a group commit. So many small appends cost the replicas as little as one.
 
-An append that finds its journal's store unhealthy waits for it in its turn. Those that come later wait for it
-before their turn: all at the same time, and each from its own arrival. So none waits for the wait of another.
+An append that finds its journal's store unhealthy waits for the store in its turn. Later appends wait for
+the store before their turn: all at the same time, each from its own arrival. So no append waits for
+another's wait.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from gazette.errors import GazetteError, Unavailable
 from gazette.protocol.append_session import SessionAppend
 
 AHEAD_BYTES: Final = 1 << 18
-"""Bytes that are read ahead. A client must send as many before it can hold up a journal."""
+"""Bytes that are read ahead: a client must send them before its append can delay a journal."""
 AHEAD_S: Final = 10.0
-"""Seconds in which to send them; more if the minimum rate of appends allows more."""
+"""Seconds in which a client must send them. If the minimum rate of appends allows more, it gets more."""
 _AHEAD_CHUNKS: Final = 4_096
 WAITING_MAX: Final = 512
 WAITING_BYTES_MAX: Final = 64 << 20
@@ -50,7 +51,7 @@ class ContentSource(Protocol):
 
 
 class ContentAhead:
-    """A caller's stream, of which a part may have been read ahead."""
+    """A caller's stream, of which a first part may have been read ahead."""
 
     def __init__(self, source: ContentSource, ahead: Iterable[bytes | None] = ()) -> None:
         self._source = source
@@ -85,7 +86,7 @@ class ContentAhead:
         return bool(self._ahead)
 
     def take(self) -> bytes | None:
-        """Return the next chunk, which was read ahead."""
+        """Return the next chunk of those that were read ahead."""
         chunk = self._ahead.popleft()
         if chunk:
             self.held -= len(chunk)
@@ -161,7 +162,7 @@ class Line:
         """Raise ``Unavailable`` if the line is full."""
         count = self.waiting
         if count < WAITING_MAX and not self._waiting:
-            return  # So few small appends have less than the limit of bytes.
+            return  # So few appends, all of them small, are below the limit of bytes.
         held = sum(one.held for one in self._waiting) + sum(len(one.content) for one in self._small)
         if count >= WAITING_MAX or held >= WAITING_BYTES_MAX:
             raise Unavailable(
@@ -177,11 +178,11 @@ class Line:
         self._advance()
 
     def holds(self, small: SmallAppend) -> bool:
-        """Return True if a small append waits or leads: no other one has taken it along."""
+        """Return True if a small append waits or leads: then no other one has taken it along."""
         return small is self._leader or small in self._small
 
     def leave(self, small: SmallAppend) -> None:
-        """Let go of a small append that has led, or gives up. No effect on one that was taken along."""
+        """Remove a small append that has led, or gives up. No effect if another one has taken it along."""
         if small is self._leader:
             self._leader = None
             self._advance()
@@ -191,9 +192,9 @@ class Line:
     def take_along(
         self, bytes_max: int, permits: Callable[[SmallAppend], bool]
     ) -> list[SmallAppend]:
-        """Remove small appends that wait, in order, up to the first that is too large or not permitted.
+        """Remove waiting small appends, in order, up to the first that is too large or not permitted.
 
-        The caller, which leads, settles each of them.
+        The caller is the append that leads: it settles each of them.
         """
         taken: list[SmallAppend] = []
         while self._small:

@@ -24,11 +24,11 @@ REGISTERS_BYTES_MAX: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SyncVerdict:
-    """The consequence of the answers to a synchronizing proposal; nothing, if all peers agree.
+    """The consequence of the answers to a synchronizing proposal; empty if all peers agree.
 
-    ``read_through`` (0: none) is a revision at which another route is in force. ``roll_to`` is the
-    offset at which the spool must go on (None: no need). Then ``registers`` are set if a peer's
-    are newer than the local ones.
+    ``read_through`` (0: none) is a revision at which another route is in force. ``roll_to`` is the offset to
+    which the spool must roll (None: no need). Then ``registers`` are set if a peer's are newer than the
+    local ones.
     """
 
     read_through: Revision = 0
@@ -41,7 +41,7 @@ def judge_sync(
 ) -> SyncVerdict:
     """Judge the answers to the proposal of ``ours``; ``error`` is of a peer that did not answer.
 
-    A route that this broker does not know yet comes first: under it, other peers will be asked. Raise
+    A route that this broker does not know yet decides first: its peers will be asked instead. Raise
     ``error``, or ``Broken`` for an answer that no correct replica gives.
     """
     read_through: Revision = 0
@@ -110,10 +110,10 @@ def check_terms(terms: AppendTerms) -> None:
 
 
 def registers_after(registers: LabelSet, terms: AppendTerms) -> LabelSet:
-    """Return the registers that ``terms`` make of ``registers``: subtract first, then unite.
+    """Return ``registers`` as ``terms`` change them: subtract first, then unite.
 
-    Raise ``TooLarge`` if the result exceeds the limit, unless it is no larger than ``registers``.
-    Brokers of older versions had no limit, and what they let grow must be able to shrink.
+    Raise ``TooLarge`` if the result exceeds the limit, unless it is no larger than ``registers``. Brokers of
+    older versions had no limit, and registers that grew there must be able to shrink.
     """
     if not terms.changes_registers:
         return registers

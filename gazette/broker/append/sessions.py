@@ -4,11 +4,11 @@ A session begins an append when the one before has succeeded. So, while the ledg
 
 - a lower sequence than the session's last is a late copy: it is refused;
 - the last sequence, known as committed, is a repeated append: it gets the same answer;
-- the last sequence, of which another attempt goes on, is refused until that has ended;
-- the last sequence, not known as committed, goes on, as does a greater one.
+- the last sequence, while another attempt of it runs, is refused until that attempt has ended;
+- the last sequence, not known as committed, is admitted, as is a greater one.
 
-The ledger may not know a session that was here before. It was then at another primary, or is forgotten. Its
-append goes on if it names this ledger: the append then began later than the ledger, and no session has been
+A session may be unknown to the ledger because it was at another primary, or was forgotten. Its append is
+admitted if it names this ledger: the append then began later than the ledger, and no session has been
 forgotten since. Otherwise it is refused with the name of the ledger. A live client repeats it with that name
 at once. A late copy never names a ledger that is younger than the copy.
 
@@ -32,8 +32,10 @@ GENERATION_SESSIONS: Final = 1024
 
 @dataclass(slots=True)
 class _Last:
-    """The last append of a session. ``attempt`` is the one that goes on; None if it has ended. ``commit`` is
-    None unless the append is known to have committed.
+    """The last append of a session.
+
+    ``attempt`` is the one that runs; None if it has ended. ``commit`` is None unless the append is known to
+    have committed.
     """
 
     sequence: int
@@ -43,8 +45,9 @@ class _Last:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The decision about an append: it goes on unless ``refusal`` or ``commit`` is set. ``commit`` is that
-    of an earlier attempt of the same append.
+    """The decision about an append: it is admitted unless ``refusal`` or ``commit`` is set.
+
+    ``commit`` is that of an earlier attempt of the same append.
     """
 
     refusal: GazetteError | None = None
@@ -55,8 +58,9 @@ ADMITTED: Final = Admission()
 
 
 class SessionLedger:
-    """The sessions of one journal. Use it only while you hold the journal's
-    pipeline: one append at a time. ``refusal`` is for all others, too.
+    """The sessions of one journal. Use it only while you hold the journal's pipeline: one append at a time.
+
+    ``refusal`` may be called by any append.
     """
 
     __slots__ = ("_generation", "_life", "_newer", "_older", "_tenure")
@@ -74,9 +78,9 @@ class SessionLedger:
         return self._name_of(self._tenure, self._generation)
 
     def admit(self, append: SessionAppend, tenure: Revision, attempt: object) -> Admission:
-        """Judge an attempt of an append by the primary of ``tenure``, and remember it if it goes on.
+        """Judge an attempt of an append by the primary of ``tenure``, and remember it if it is admitted.
 
-        Then call ``ended`` when it has. The same attempt may be judged again before.
+        Call ``ended`` when the attempt has ended. Until then it may be judged again.
         """
         if tenure > self._tenure:
             self._tenure, self._generation = tenure, 1
@@ -110,8 +114,8 @@ class SessionLedger:
     def refusal(self, append: SessionAppend, tenure: Revision) -> Conflict | None:
         """Return the error by which the primary of ``tenure`` refuses an append of an unknown session.
 
-        An append asks at any time before its turn: without this it would wait, only to be repeated. In its
-        turn it asks ``admit`` all the same.
+        An append may call this before its turn. Otherwise it would wait in line only to be refused and
+        repeated. In its turn it calls ``admit`` all the same.
         """
         known = append.session in self._newer or append.session in self._older
         if tenure == self._tenure and known:
@@ -138,7 +142,8 @@ class SessionLedger:
         self._older.pop(session, None)
         self._newer[session] = last
         if len(self._newer) >= GENERATION_SESSIONS:
-            # A repetition of what goes on must be known. The line of appends bounds their number.
+            # Keep appends with a running attempt, to know their repetitions. The line of appends bounds
+            # their number.
             going = {key: last for key, last in self._older.items() if last.attempt is not None}
             self._older, self._newer = going | self._newer, {}
             self._generation += 1
@@ -146,13 +151,14 @@ class SessionLedger:
     def _is_complete_since(self, ledger: str, tenure: Revision) -> bool:
         """Return True if no session was forgotten since the ledger of ``tenure`` got the name ``ledger``."""
         if tenure > self._tenure:
-            return ledger == self._name_of(tenure)  # It begins with the first append of the tenure.
+            return ledger == self._name_of(tenure)  # It begins with the tenure's first append.
         return ledger in (self.name, self._name_of(self._tenure, self._generation - 1))
 
     def _name_of(self, tenure: Revision, generation: int = 1) -> str:
         """Return the name of the ledger of a tenure.
 
-        An assignment may outlive its journal, if that is created again before the allocator has seen that it
-        was deleted. Then the tenure is older than this life of the journal, and of the former one as well.
+        An assignment may outlive its journal: the journal was created again before the allocator saw its
+        deletion. Then the tenure is older than this life of the journal, and the former life may have had
+        it, too.
         """
         return f"{max(tenure, self._life)}.{generation}"

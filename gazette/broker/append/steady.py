@@ -1,12 +1,12 @@
-"""Stage 4 of the byte path while nothing has to be waited for, changed or refused: takes small appends from
-`broker/api/append`, gives them to `pipeline` as one commit.
+"""Stage 4 of the byte path in the usual case: takes small appends from `broker/api/append`, gives them to
+`pipeline` as one commit.
 
-Most appends are small, and find their journal as the last one left it: its replicas are in step, its store is
-healthy, its fragment has room. These need no machine. One function checks all of that, puts the content into
-the spool, proposes it, and sends it. If anything is otherwise, it returns before it has changed anything.
-Then a driver performs the append, and `broker/append/fsm` decides.
+Most appends are small, and find their journal as the last one left it: its replicas are in step, its store
+is healthy, its fragment has room. These need no state machine. One function checks all of that, puts the
+content into the spool, proposes it, and sends it. If any check fails, it returns before it has changed
+anything. Then a driver performs the append, and `broker/append/fsm` decides.
 
-This decides nothing of its own: what it accepts, the FSM would commit without another effect on the way.
+This module makes no decision of its own: what it accepts, the FSM would commit without any other effect.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gazette.protocol.journal import JournalSpec
 
 _NOT_SUSPENDING: Final = frozenset({SuspendControl.RESUME, SuspendControl.NO_RESUME})
-"""These have no effect on a journal that is not suspended."""
+"""Controls without effect on a journal that is not suspended."""
 
 
 class AppendGroup:
@@ -82,7 +82,7 @@ class AppendGroup:
         self._settled = False
 
     def start(self, name: str) -> None:
-        """Settle now, without peers to wait for, or else in a task of the broker."""
+        """Settle now if there are no peers to wait for; else in a task of the broker."""
         if self._settle_now():
             return
         task = self._context.scope.spawn(self.settle(), name=name)
@@ -137,7 +137,7 @@ class AppendGroup:
         self._line.leave(self.small[0])
 
     def _fail(self, error: GazetteError) -> None:
-        """Break the pipeline, and fail all appends that have no outcome yet: they may be committed or not."""
+        """Break the pipeline. Fail all appends without an outcome: they may be committed or not."""
         if self._settled:
             return
         self._settled = True
@@ -159,11 +159,11 @@ def commit_now(
     line: Line,
     leader: SmallAppend,
 ) -> AppendGroup | None:
-    """Commit the append that leads a line, with those behind it that may come along, as far as this broker
-    can. Return None, without effect, unless the journal and the append are as described above.
+    """Commit the append that leads a line, with those behind it that may come along, up to what fits without
+    a wait.
 
-    ``at`` is resolved at the present revision. ``pipeline`` is that of its replica, free or held by the
-    caller.
+    Return None, without effect, unless the journal and the append are as the module says. ``at`` is resolved
+    at the present revision. ``pipeline`` is that of its replica, free or held by the caller.
     """
     replica = at.replica
     if replica is None or pipeline is None:
@@ -192,10 +192,11 @@ def commit_now(
 
 
 def may_join(terms: AppendTerms, registers: LabelSet) -> bool:
-    """Return True if an append may go along with another one, behind which the journal has ``registers``.
+    """Return True if an append may join the commit of another one, after which the journal has
+    ``registers``.
 
-    One that names an offset or changes registers leads itself. So does one whose check fails: it is
-    refused by the registers that the journal has when its turn comes.
+    An append that names an offset or changes registers leads itself. So does one whose check of registers
+    fails: when its turn comes, the journal's registers of then decide.
     """
     return terms.offset is None and not terms.changes_registers and _passes(terms, registers)
 
@@ -208,7 +209,8 @@ def _passes(terms: AppendTerms, registers: LabelSet) -> bool:
 
 
 def _registers_of(terms: AppendTerms, registers: LabelSet, end: Offset) -> LabelSet | None:
-    """Return the registers behind an append that leads; None if it is to be refused, or perhaps."""
+    """Return the registers after an append that leads; None if it is refused, or must be
+    decided by the FSM."""
     if terms.offset not in (None, end) or not _passes(terms, registers):
         return None
     try:
@@ -221,7 +223,7 @@ def _registers_of(terms: AppendTerms, registers: LabelSet, end: Offset) -> Label
 def _is_steady(
     context: BrokerContext, at: Resolution, replica: Replica, pipeline: Pipeline, spool: Spool
 ) -> bool:
-    """Return True if the FSM would begin to stream at once: see its ``_on_resolved`` to ``_begin_stream``."""
+    """Return True if the FSM would stream at once: see its ``_on_resolved`` to ``_begin_stream``."""
     if not at.takes_content or context.settings.max_append_rate or not context.lease.holds:
         return False
     route, former = at.header.route, pipeline.header.route

@@ -1,11 +1,11 @@
 """Journals over HTTP: GET and HEAD read, PUT appends.
 
 Each request becomes a call of the broker's own gRPC service, with the ``Authorization`` header of the
-request. So it is authenticated, routed and proxied exactly as a gRPC client's is.
+request. So it is authenticated, routed and proxied exactly like a call of a gRPC client.
 
-A GET without a ``Range`` is answered as the original does: 206, with a range that has no known end. With a
+A GET without a ``Range`` gets the answer of the original: 206, with a range that has no known end. With a
 ``Range``, the answer is a part of the whole, as HTTP defines it, with a ``Content-Length``. A body that ends
-in good order is whole. A body that fails on its way is cut off without its end.
+in good order is whole. A body that fails on its way is cut off, without a proper end.
 """
 
 from __future__ import annotations
@@ -72,13 +72,11 @@ _APPEND_CODES: Final = {
 }
 _ASSIGNED_SOON: Final = (Status.NO_JOURNAL_PRIMARY_BROKER, Status.INSUFFICIENT_JOURNAL_BROKERS)
 _HEADERS_OF: Final[Mapping[int, Mapping[str, str]]] = {401: CHALLENGE, 503: {"Retry-After": "1"}}
-"""Headers of the answer to a call that raised an error, by HTTP status. Answers that report a
-status of the journal lack them: that status may last.
-"""
+"""Headers of the answer to a call that raised an error, by HTTP status. Answers with a status of the journal
+lack them: such a status may last."""
 _AUTHORIZATION_MAX: Final = 7_168
-"""Greatest length of the Authorization header, in bytes. Above 8 KiB, gRPC refuses metadata at
-random, and adds some of its own.
-"""
+"""Greatest length of the Authorization header, in bytes. Above 8 KiB, gRPC refuses metadata at random, and
+adds some of its own."""
 _CONDITIONS: Final = ("if-match", "if-none-match", "if-range")
 
 
@@ -152,14 +150,14 @@ class HttpGateway:
         body = gunzipped(request.stream(), self._pool) if is_gzip else request.stream()
         try:
             async with TaskScope("put") as scope:
-                # The call may end before the body does, which may never end.
+                # The call may end before the body, and a body may never end.
                 writing = scope.spawn(_write_body(call, opening, body), name="body")
                 ending = scope.spawn(call.wait_ended(), name="answer")
                 await asyncio.wait({writing, ending}, return_when=asyncio.FIRST_COMPLETED)
                 scope.cancel()
             response = await call
         except BaseException:
-            # Without the message that commits, the broker rolls back what it has.
+            # Without the message that commits, the broker rolls back the content that it has.
             call.cancel()
             raise
         status = Status.from_pb(response.status)
@@ -186,9 +184,9 @@ class _Read:
     async def respond(self) -> Response:
         """Return the response. Raise ``Invalid`` or ``AioRpcError`` for a read that cannot begin.
 
-        Conditions, and a suffix, need the present head: a call of its own looks it up first. Only a range
+        Conditions, and a suffix, need the present head: an additional call looks it up first. Only a range
         with a known end gets its ``Content-Range`` and ``Content-Length``. With ``block``, a range without
-        an end has none.
+        an end gets neither.
         """
         request, asked = self._request, self._asked
         try:
@@ -229,8 +227,10 @@ class _Read:
         return StreamedBody(body_parts, 206, headers)
 
     async def _settle(self, wanted: ByteRange | None) -> ByteRange | Response | None:
-        """Check the conditions against the journal as it is now. Return the range with a suffix resolved
-        to offsets, or the response to give instead.
+        """Check the conditions against the present journal. Return the range with a suffix resolved to
+        offsets.
+
+        Return a response instead if the condition decides it.
         """
         request = self._request
         peek = broker_pb2.ReadRequest(journal=self._asked.journal, offset=-1, metadata_only=True)
@@ -300,7 +300,8 @@ class _Read:
 
 
 def _end_of(wanted: ByteRange, head: int, *, block: bool) -> int:
-    """Return the end of the body: the head as it was when the body began, unless the read blocks."""
+    """Return the end of the body: at most the head as it was at the begin of the body, unless the read
+    blocks."""
     if wanted.end is None:
         return head
     return wanted.end if block else min(wanted.end, head)
@@ -398,7 +399,7 @@ def authorization(request: Request) -> tuple[tuple[str, str], ...]:
 
 
 def _one_tag(condition: str) -> EntityTag:
-    """Return the tag of a conditional append. Raise ``Invalid`` unless there is exactly one."""
+    """Return the tag of a conditional append. Raise ``Invalid`` unless there is exactly one tag."""
     tags = parse_tags(condition)
     if len(tags) != 1 or str(tags[0]) != condition:
         raise Invalid(f"invalid If-Match ({condition}; expected one ETag of this journal, or *)")
@@ -417,7 +418,7 @@ def _route_of(header: broker_pb2.Header, loopback: Loopback, request: Request) -
 
 
 def _head_only(code: int, headers: dict[str, str]) -> Response:
-    """Return the headers of a GET without its length, which is not known: zero would be wrong."""
+    """Return the headers of a GET, but no length: it is not known, and zero would be wrong."""
     response = Response(status_code=code, headers=headers, media_type="application/octet-stream")
     del response.headers["content-length"]
     return response

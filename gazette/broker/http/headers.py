@@ -24,7 +24,7 @@ def read_headers(response: broker_pb2.ReadResponse) -> dict[str, str]:
     """Return the headers of the first response to a read.
 
     The range of content is that of the original: its end is not known. Without content at the offset, the
-    range says how far the journal reaches. A journal that is not served has no head.
+    range gives the head of the journal. A journal that is not served has no head.
     """
     status = Status.from_pb(response.status)
     if status is Status.OK:
@@ -62,8 +62,8 @@ def append_headers(commit: Fragment) -> dict[str, str]:
 def route_headers(route: Route, http_endpoints: Mapping[str, str], path: str) -> dict[str, str]:
     """Return ``X-Route-Token``, and as ``Location`` the URL of the journal at its primary.
 
-    ``http_endpoints`` maps gRPC endpoints of brokers to their HTTP endpoints, where these differ. A broker
-    that listens on a unix socket has no location that a client could follow.
+    ``http_endpoints`` maps gRPC endpoints of brokers to their HTTP endpoints, where these differ. Clients
+    cannot follow a location on a unix socket, so a broker on one gets none.
     """
     headers = {"X-Route-Token": route_token(route)}
     if endpoint := route.primary_endpoint:

@@ -1,4 +1,4 @@
-"""POST /v1/journals/{list,read}: the calls of the same names, with JSON for messages.
+"""POST /v1/journals/{list,read}: the calls of the same names, with messages as JSON.
 
 Responses are lines of ``{"result": …}``. A failed call ends with a line of ``{"error": …}``.
 """

@@ -1,8 +1,8 @@
 """The bytes of a journal that an HTTP request asks for, and its conditions.
 
 A journal only grows, and the bytes at an offset never change. So a range of HTTP is a range of offsets. The
-size of the whole is the head of the journal as of the response. An entity tag names a creation of the journal
-and the head it had: a later head has the same bytes before it.
+size of the whole is the head of the journal at the time of the response. An entity tag names the creation of
+the journal and its head. Content with a later head begins with the same bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 MAX_OFFSET: Final = (1 << 63) - 1
 
 _DIGITS_MAX: Final = 100
-"""Digits of a number that are converted: the time to convert more grows with their square."""
+"""Most digits of a number that are converted. The time to convert digits grows with their square."""
 _SPEC: Final = re.compile(r"[ \t]*(?:([0-9]+)-([0-9]*)|-([0-9]+))[ \t]*")
 _TAG: Final = re.compile(r'"([0-9a-f]{1,16})-([0-9a-f]{1,16})"')
 
@@ -40,7 +40,7 @@ class ByteRange:
 def parse_range(header: str | None) -> ByteRange | None:
     """Return the range of a ``Range`` header; None without one, or for an unknown unit.
 
-    Raise ``Unsatisfiable`` for what is no range of bytes, and for several at once.
+    Raise ``Unsatisfiable`` for a value that is no range of bytes, and for several ranges at once.
     """
     if header is None:
         return None
@@ -71,9 +71,8 @@ def parse_range(header: str | None) -> ByteRange | None:
 
 @dataclass(frozen=True, slots=True)
 class EntityTag:
-    """An entity tag: the etcd revision ``created`` of the journal's
-    creation, and its length ``head`` then.
-    """
+    """An entity tag: the etcd revision ``created`` of the journal's creation, and its
+    length ``head`` then."""
 
     created: int
     head: int
@@ -87,5 +86,5 @@ class EntityTag:
 
 
 def parse_tags(header: str) -> list[EntityTag]:
-    """Return the tags of an ``If-…`` header that can be a journal's; weak ones count as strong."""
+    """Return the tags of an ``If-…`` header that can be tags of a journal. Weak ones count as strong."""
     return [EntityTag(int(a, 16), int(b, 16)) for a, b in _TAG.findall(header)]

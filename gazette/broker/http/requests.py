@@ -1,6 +1,5 @@
 """Headers and arguments of a request for a journal: each header or argument that changes its meaning is
-honoured or refused. `gazette.net.http_requests` has what is common to all requests.
-"""
+honoured or refused. `gazette.net.http_requests` has what is common to all requests."""
 
 from __future__ import annotations
 
@@ -19,10 +18,10 @@ from gazette.runtime.tasks import Pool
 
 METHODS: Final = "GET, HEAD, PUT"
 DECODED_BYTES_MAX: Final = 256 << 20
-"""Bytes of a body after it was decoded. A few MiB of gzip may become many GiB."""
+"""Most bytes of a decoded body. A few MiB of gzip may become many GiB."""
 
 _SMALL_BYTES: Final = 1 << 12
-"""Bytes that are decoded on the event loop: at most one chunk is made of them at a time."""
+"""Most bytes that are decoded on the event loop: they become at most one chunk at a time."""
 _ENCODINGS: Final = {"gzip": "gzip", "x-gzip": "gzip"}
 _DIGESTS: Final = ("content-digest", "content-md5", "digest", "repr-digest")
 _NOT_FOR_APPENDS: Final = (
@@ -52,7 +51,7 @@ def check_append(request: Request) -> bool:
 
 
 def listed(request: Request, name: str) -> str | None:
-    """Return a header that is a list, of all lines that the request has of it; None without any."""
+    """Return a header that is a list, joined from all its lines in the request; None without any."""
     lines = request.headers.getlist(name)
     return ", ".join(lines) if lines else None
 

@@ -1,13 +1,13 @@
-"""The brokers that may upload bytes which this replica never received, and no client was answered for.
+"""The brokers that may upload bytes which this replica never received.
 
 A primary sends an append to all of its followers at once. If it ends just then, one follower may have bytes
-that another follower never gets. It uploads them when it leaves (`upload_gate`). If the other one leads
-next, it would give the same offsets to other bytes.
+that another follower never gets. No client got an answer for such bytes, but the follower uploads them when
+it leaves (`upload_gate`). If the other follower leads next, it would give the same offsets to other bytes.
 
-A follower that stays brings such bytes along: the first synchronization of the new pipeline compares the ends
-of all spools. Only followers that are gone matter. For these the new primary ends late uploads and lists the
-stores before its first append (``Replica.begin``). It costs a listing if two replicas were lost at once, and
-for the first append of a primary that got no content before.
+A follower that stays reports such bytes: the first synchronization of the new pipeline compares the ends of
+all spools. Only followers that are gone matter. For these the new primary ends late uploads and lists the
+stores before its first append (``Replica.begin``). That costs a listing in two cases: two replicas were lost
+at once, or this is the first append of a primary that got no content before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 from gazette.protocol.ids import ProcessId, Revision
 
 Incarnation: TypeAlias = tuple[ProcessId, Revision]
-"""A broker, and the creation revision of its member key: the next process of that id has another one."""
+"""A broker, and the creation revision of its member key: a later process with the same id has another one."""
 
 _LEFT: Final = -1
 
@@ -25,8 +25,8 @@ _LEFT: Final = -1
 class OtherFollowers:
     """The other followers of former primaries, as seen by one replica that followed with them.
 
-    A replica that got no content of a primary knows of none: any broker may have been one. To follow is not
-    enough: a primary that has appended nothing has not looked at stores either.
+    They are unknown to a replica that got no content of a primary: any broker may have been one. To follow a
+    primary is not enough: if it has appended nothing, it has not looked at stores either.
     """
 
     def __init__(self) -> None:
@@ -43,9 +43,11 @@ class OtherFollowers:
         return self._known == frozenset()
 
     def follow(self, others: frozenset[Incarnation]) -> None:
-        """Record that this replica follows a primary, and ``others`` with it. No effect while none is known.
+        """Record that this replica follows a primary, together with ``others``. No effect while they are
+        unknown.
 
-        A known follower that is not among them has left the journal. If it returns, its replica is new.
+        A known follower that is not among ``others`` has left the journal. If it returns, its replica is
+        new.
         """
         if self._known is None:
             return
@@ -53,20 +55,20 @@ class OtherFollowers:
         self._known = others | left
 
     def committed(self, others: frozenset[Incarnation]) -> None:
-        """Record that this replica has committed content, which its primary sent to ``others``, too.
+        """Record that this replica has committed content, which its primary also sent to ``others``.
 
-        That primary was in step with all of its followers. So only they can have other bytes now.
+        That primary was in step with all of its followers. So only these can have other bytes now.
         """
         self._known = others
 
     def any_gone(self, present: frozenset[Incarnation]) -> bool:
-        """Return True unless all known followers are among ``present``."""
+        """Return True unless ``present`` has all known followers."""
         return self._known is None or not self._known <= present
 
     def forget(self) -> None:
-        """Record that any broker may have other bytes: this replica goes on without some of its bytes."""
+        """Record that any broker may have other bytes, because this replica goes on without some bytes."""
         self._known = None
 
     def clear(self) -> None:
-        """Record that no broker can have other bytes: this replica leads, and is in step with all."""
+        """Record that no broker can have other bytes, because this replica leads and is in step with all."""
         self._known = frozenset()

@@ -1,9 +1,10 @@
-"""Stage 5 of the byte path: takes messages from `pipeline`, gives them to `broker/api/replicate` of one peer.
+"""Stage 5 of the byte path: takes messages from `pipeline`, gives them to `broker/api/replicate` of one
+peer.
 
 One Replicate call, in full duplex. Sending never waits for answers, and answers are taken as they arrive. So
 the stream notices a peer that goes away even while it waits for no answer.
 
-A message goes out at once if the transport can, and otherwise by a task. A stream at rest has no task.
+A message goes out at once if the transport permits it, and otherwise by a task. An idle stream has no task.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from gazette.protocol.pb import broker_pb2
 from gazette.runtime.tasks import TaskScope
 
 OUTBOX_BYTES_MAX: Final = 1 << 20
-"""Bytes that may wait to be sent to one peer; one message may exceed it."""
+"""Bytes that may wait to be sent to one peer. A single message may exceed that."""
 _INBOX_MAX: Final = 1024
-"""Answers that may wait to be gathered: more than appends can be in flight."""
+"""Answers that may wait to be gathered: more than there can be appends in flight."""
 
 
 class PeerStream:
     """The local end of a Replicate call to ``peer``. Loop-bound.
 
     ``call`` takes encoded requests, and gives answers as they arrive. A task of ``scope`` sends what cannot
-    go out at once; it never raises. ``failure`` is set once the call is of no further use. Answers that
+    go out at once; it never raises. ``failure`` is set once the call cannot be used any more. Answers that
     arrived before the failure can still be received.
     """
 
@@ -104,7 +105,7 @@ class PeerStream:
         self._begin_sending()
 
     async def wait_end(self) -> None:
-        """Return when the call has ended. It is cut off after ``timeout_s`` without progress."""
+        """Return when the call has ended. After ``timeout_s`` without progress it is cut off."""
         while not self._ended:
             await self._progressed("does not end its stream")
 
@@ -128,7 +129,7 @@ class PeerStream:
             self._progress.pop(waiter, None)
 
     def _expire(self, waiter: asyncio.Future[None], lack: str) -> None:
-        """Cut the peer off, unless there was progress. What waits for it finds the failure."""
+        """Cut the peer off, unless there was progress. Waits for progress then find the failure."""
         if waiter.done():
             return
         self.cancel(

@@ -1,13 +1,13 @@
 """Stage 5 of the byte path: takes proposals and content from `broker/append/driver`, gives them to the
 replicas of peers (`peer_stream`) and, last, to the local spool.
 
-A primary replicates through one pipeline for as long as the journal's route stays. A pipeline is one stream
-to each peer, and the local spool, which nothing else touches meanwhile. The holder of the pipeline, a
-`Mutex` of the replica, may send.
+A primary replicates through one pipeline for as long as the journal's route stays. A pipeline has one stream
+to each peer, and the local spool, which it alone uses meanwhile. The holder of the pipeline may send; a
+`Mutex` of the replica hands the pipeline out.
 
 Answers arrive in the order of what was sent. A ``Turn``, taken while holding, is the right to gather the
-answers of one append, after all earlier appends have gathered theirs. So the next append streams while this
-one waits for its acknowledgements.
+answers of one append, after all earlier appends have gathered theirs. So the next append can stream while
+this one waits for its acknowledgements.
 """
 
 from __future__ import annotations
@@ -47,13 +47,12 @@ _TOKEN_LIFETIME_S: Final = 24 * 3600.0
 _AGE_MAX_S: Final = 11 * 3600.0
 """Greatest age of a pipeline, in seconds.
 
-A peer may end a stream whose token has expired. Tokens are used again for half of their life, so a
-stream may begin with the other half left.
+A peer may end a stream whose token has expired. Tokens are used for half of their life, so the token of a
+new stream is valid for at least the other half.
 """
 _MESSAGE_BYTES_MAX: Final = 1 << 20
-"""Content of one ReplicateRequest, in bytes. Brokers may be set to refuse messages of more than 4 MiB.
-Large ones cost gRPC in Python half as much per byte as those of 128 KiB.
-"""
+"""Content of one ReplicateRequest, in bytes. Brokers may be set to refuse messages of more than 4 MiB. Large
+messages cost gRPC in Python half as much per byte as those of 128 KiB."""
 _SYNC_ANSWERS: Final = frozenset({Status.OK.value, Status.PROPOSAL_MISMATCH.value})
 
 
@@ -62,10 +61,10 @@ ReadSpool: TypeAlias = Callable[[LocalFragment, Offset], Awaitable[bytes]]
 
 
 class Turn:
-    """The right to gather the answers to what was sent since the turn before was taken.
+    """The right to gather the answers to what was sent since the last turn was taken.
 
     ``async with turn`` waits until the turn comes, and passes it on. A turn that is not entered, or left by
-    an exception, breaks the pipeline: its answers would be taken for those of the next turn.
+    an exception, breaks the pipeline: otherwise the next turn would gather its answers.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Turn:
         self._end = end
         """End of the last proposal when the turn was taken."""
         self._registers = registers
-        """The registers there."""
+        """The registers at that end."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -89,7 +88,7 @@ class Turn:
         return self._prior is None or self._prior.done()
 
     def enter(self) -> None:
-        """Begin the turn, which has come."""
+        """Begin the turn, which must have come."""
         self._pipeline.gathering_to = self._end
         self._pipeline.gathering_registers = self._registers
 
@@ -118,7 +117,7 @@ class Turn:
         self._pass_on()
 
     def skip(self, reason: BaseException) -> None:
-        """Give the turn up without gathering. Breaks the pipeline with ``reason``."""
+        """Give the turn up without gathering, and break the pipeline with ``reason``."""
         self._pipeline.fail(_failure_of(reason))
         if self._prior is None or self._prior.done():
             self._pass_on()
@@ -133,12 +132,12 @@ class Turn:
 class Pipeline:
     """The replication streams of one journal under one route. Loop-bound; made by ``open_pipeline``.
 
-    ``header`` is the header of the resolution that the pipeline was built for. After ``expires_at`` (of the
-    monotonic clock), replace the pipeline at the next occasion. The pipeline calls ``agree`` with the end
-    that all replicas have acknowledged, and its registers, before gathering returns.
+    ``header`` is the header of the resolution for which the pipeline was built. After ``expires_at`` (of the
+    monotonic clock), replace the pipeline at the next occasion. Before gathering returns, the pipeline calls
+    ``agree`` with the end that all replicas have acknowledged, and the registers there.
 
-    Only the holder sends, and only the owner of the current turn gathers. To close a
-    pipeline, take it from its mutex.
+    Only the holder sends, and only the owner of the current turn gathers. To close a pipeline, take it from
+    its mutex.
     """
 
     def __init__(
@@ -167,11 +166,11 @@ class Pipeline:
         self.reassigned = Latch()
         """Set once an assignment of the journal is made again: it may stand for another replica."""
         self.caught_up = False
-        """A peer lacked bytes of the open fragment, and was sent them."""
+        """True if a peer lacked bytes of the open fragment, and was sent them."""
         self._opened = False
-        """The route was sent to the peers."""
+        """True if the route was sent to the peers."""
         self.last_turn: asyncio.Future[None] | None = None
-        """Done once the last turn has passed: then nothing waits for answers any more."""
+        """Done once the last turn has passed: then no append waits for answers any more."""
 
     @property
     def route(self) -> Route:
@@ -179,7 +178,7 @@ class Pipeline:
 
     @property
     def failure(self) -> GazetteError | None:
-        """The reason why the pipeline is of no further use; None while it is usable."""
+        """Why the pipeline cannot be used any more; None while it is usable."""
         if self._failure is None:
             for peer in self._peers:
                 if peer.failure is not None:
@@ -187,9 +186,8 @@ class Pipeline:
         return self._failure
 
     def usable(self, now: float) -> bool:
-        """Return True if the pipeline can go on at reading ``now`` of the monotonic
-        clock. Does not check the route.
-        """
+        """Return True if the pipeline can go on at ``now`` of the monotonic clock. Does not
+        check the route."""
         return self.failure is None and now < self._expires_at
 
     @property
@@ -216,10 +214,10 @@ class Pipeline:
     # Sending.
 
     async def sync(self, proposal: Fragment, registers: LabelSet, *, opening: bool) -> None:
-        """Propose to all replicas, which answer if they can go on from there.
+        """Propose to all replicas. They answer if they can go on from the proposal.
 
-        The ``opening`` proposal of the pipeline carries the route, addressed to each peer. A peer that cannot
-        be reached shows when answers are gathered. Raise as ``propose``.
+        The ``opening`` proposal of the pipeline carries the route, addressed to each peer. If a peer cannot
+        be reached, gathering its answer fails. Raise as ``propose``.
         """
         request = _proposal(proposal, registers, acknowledge=True)
         if not opening or self._opened:
@@ -238,15 +236,15 @@ class Pipeline:
         self._opened = True
 
     async def catch_up(self, read: ReadSpool) -> tuple[PeerAnswer, ...]:
-        """Send committed bytes of the local spool to peers that have its beginning only.
+        """Send committed bytes of the local spool to peers that have only its beginning.
 
-        A peer that gets a proposal ahead of its spool goes on after it. Only some replicas would then hold
-        bytes which were never acknowledged. If those replicas were lost, readers would wait for the bytes. So
-        this comes before the first ``sync``.
+        Without this, a peer that gets a proposal ahead of its spool would go on after the proposal. Then
+        only some replicas would hold its bytes. If those replicas were lost, readers would wait for the
+        bytes. So this comes before the first ``sync``.
 
-        Return the answers of peers that do not know the route; then nothing was sent. Raise ``Conflict`` if a
-        peer has other bytes than this broker, or the failure of the first peer that failed. After an error or
-        a cancellation, tear the pipeline down.
+        Return the answers of peers that do not know the route; then nothing was sent. Raise ``Conflict`` if
+        a peer has other bytes than this broker, or the failure of the first peer that failed. After an error
+        or a cancellation, tear the pipeline down.
         """
         ours = self.spool.fragment
         # An empty proposal at the beginning changes nothing in a peer that has the beginning, or more.
@@ -301,7 +299,7 @@ class Pipeline:
         Cancellation: some replicas may have the proposal; tear the pipeline down.
         """
         self._raise_failure()
-        self._forget_gathered()  # ``next`` has sent this content, or the proposal leaves it out.
+        self._forget_gathered()  # ``next`` has sent this content, or the proposal excludes it.
         if self._peers:
             message = _proposal(proposal, registers, acknowledge=acknowledge).SerializeToString()
             self._send(message)
@@ -310,8 +308,8 @@ class Pipeline:
     async def content(self, content: bytes, delta: int) -> None:
         """Send a chunk to all replicas, ``delta`` bytes into the append.
 
-        The first chunk is sent at once. Later chunks travel in batches, and the last batch once ``next`` is
-        called. Returns when every peer and the local spool have room for more.
+        The first chunk is sent at once. Later chunks travel in batches; ``next`` sends the last batch.
+        Returns when every peer and the local spool have room for more.
 
         Raise the failure of a broken pipeline, or ``Unavailable`` if a peer or the local disk makes no
         progress. After an error or a cancellation, tear the pipeline down.
@@ -325,11 +323,12 @@ class Pipeline:
         self._gathered.append(content)
         self._length += length
         if not delta or self._length >= _MESSAGE_BYTES_MAX:
-            # Send the first chunk at once: it is all of a short append, and travels while its end arrives.
+            # Send the first chunk at once. A short append has only this one, and it travels while the end of
+            # the append arrives.
             await self._send_gathered()
 
     async def next(self) -> Fragment:
-        """Return the fragment that a commit of the content so far would make of the spool.
+        """Return the fragment that the spool would be after a commit of the content so far.
 
         Raise as ``content``. Cancellation: as of ``content``.
         """
@@ -390,8 +389,8 @@ class Pipeline:
     def commit_now(self, content: bytes, registers: LabelSet) -> Fragment:
         """Commit ``content`` and ``registers`` to the local spool, and propose the same to all peers.
 
-        The pipeline is idle, and the local spool has room. Return what is proposed. Take a turn to gather the
-        answers.
+        The pipeline must be idle, and the local spool must have room. Return the proposed fragment. Take a
+        turn to gather the answers.
         """
         fragment = self.spool.commit_now(content, registers)
         if self._peers:
@@ -402,9 +401,8 @@ class Pipeline:
     # Gathering.
 
     def take_turn(self) -> Turn:
-        """Queue for the answers to what was sent since the last turn was taken.
-        Call while you hold the pipeline.
-        """
+        """Queue for the answers to what was sent since the last turn was taken. Call while you hold the
+        pipeline."""
         end, registers = self.gathering_to, self.gathering_registers
         if self._local is not None:
             spool = self.spool
@@ -441,8 +439,8 @@ class Pipeline:
     async def gather_acks(self) -> tuple[PeerAnswer, ...]:
         """Return the answer of each peer to a proposal, up to the first refusal. Call in turn.
 
-        Raise the failure of the first peer that gave no answer, and what ``agree`` raises. Unless all agree
-        the pipeline is broken, because all later messages were built on that proposal.
+        Raise the failure of the first peer that gave no answer, and what ``agree`` raises. Unless all agree,
+        the pipeline is broken: all later messages were built on that proposal.
         """
         # Ignore a peer's failure here: the answers that this turn waits for may have arrived before it.
         if self._failure is not None:
@@ -458,7 +456,7 @@ class Pipeline:
         return tuple(answers)
 
     def gather_now(self, turn: Turn) -> bool:
-        """Gather in a pipeline without peers. Return False, without effect, if there is a wait.
+        """Gather in a pipeline without peers. Return False, without effect, if that must wait.
 
         Raise as ``gather_acks``. Then the pipeline is broken.
         """
@@ -480,7 +478,7 @@ class Pipeline:
     # Ending.
 
     def fail(self, failure: GazetteError) -> None:
-        """Break the pipeline: peers give up what was not committed, all pending turns fail."""
+        """Break the pipeline: peers give up what was not committed, and all pending turns fail."""
         if self._failure is None:
             self._failure = failure
             for peer in self._peers:
@@ -515,7 +513,7 @@ class Pipeline:
 
 
 def _behind(answer: PeerAnswer, ours: Fragment) -> Offset | None:
-    """Return the end of a peer that has only the beginning of ``ours``; None for any other peer."""
+    """Return the end of a peer's fragment if it is only the beginning of ``ours``; else None."""
     if answer.status is Status.OK:
         return ours.begin
     theirs = answer.fragment
@@ -525,7 +523,7 @@ def _behind(answer: PeerAnswer, ours: Fragment) -> Offset | None:
 
 
 async def roll_back(spool: Spool, *, primary: bool) -> None:
-    """Give up the content that is pending in a spool, if there is any."""
+    """Roll back the pending content of a spool, if there is any."""
     if spool.delta:
         await spool.apply(Proposal(spool.fragment, spool.registers), primary=primary)
 
@@ -538,10 +536,10 @@ def open_pipeline(
     *,
     agree: Callable[[Offset, LabelSet], None],
 ) -> Pipeline:
-    """Start a stream to each peer of the route, of which this broker is the primary. Does not wait for any.
+    """Start a stream to each peer of the route, of which this broker is the primary. Does not wait for them.
 
-    A peer that cannot be reached shows when answers are gathered. ``spool`` must have nothing pending; it
-    belongs to the pipeline unless this raises. Raise ``Unavailable`` if etcd has no endpoint of some peer,
+    If a peer cannot be reached, gathering its answer fails. ``spool`` must have nothing pending. It belongs
+    to the pipeline unless this raises. Raise ``Unavailable`` if etcd has no endpoint of some peer,
     ``Closed`` if the broker's channels are closed.
     """
     others = [member for member in header.route.members if member != header.process_id]

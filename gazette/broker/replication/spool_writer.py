@@ -18,12 +18,12 @@ from gazette.fragment.spool_file import INLINE_BYTES, Spool
 from gazette.runtime.tasks import Pool, TaskScope, await_future
 
 BATCH_BYTES: Final = 1 << 20
-"""Bytes of a batch. A thread waits several times for the interpreter while it writes one: with half as much,
-large appends are a fifth slower.
-"""
+"""Bytes of a batch. While a thread writes one, it waits several times for the interpreter. With half as many
+bytes, large appends are a fifth slower."""
 
 Digest: TypeAlias = Callable[[bytes], None]
-"""Takes the same content as the spool, in the same order; called in threads, one at a time."""
+"""Function that gets the same content as the spool, in the same order. It is called in threads, one call at
+a time."""
 
 
 class SpoolWriter:
@@ -58,7 +58,7 @@ class SpoolWriter:
         return self.spool.room if idle else 0
 
     def content_now(self, content: bytes, delta: int) -> bool:
-        """Take a chunk as ``content`` does. Return False, without effect, if there is a wait or an error."""
+        """Take a chunk as ``content`` does. Return False, without effect, if it must wait or would fail."""
         if self._writing is not None or self._failure is not None or delta != self._end:
             return False
         if self._length + len(content) >= BATCH_BYTES:
@@ -69,7 +69,7 @@ class SpoolWriter:
         return True
 
     def propose_now(self, proposal: Proposal) -> SpoolResult | None:
-        """Propose as ``propose`` does. Return None, without effect, if there is a wait."""
+        """Propose as ``propose`` does. Return None, without effect, if it must wait."""
         if self._writing is not None or self._failure is not None or self._digest is not None:
             return None
         if self.spool.is_busy or self._length > min(self.spool.room, INLINE_BYTES):
@@ -82,18 +82,16 @@ class SpoolWriter:
         return result
 
     def begin(self, digest: Digest | None) -> None:
-        """Begin an append, while nothing is pending. ``digest`` is called with all content of the
-        append.
-        """
+        """Begin an append, while nothing is pending. ``digest`` is called with all its content."""
         self._digest = digest
         self._end = self.spool.delta
 
     async def content(self, content: bytes, delta: int) -> None:
-        """Take a chunk. Returns when there is room for another, which may be before this one is written.
+        """Take a chunk. Returns when there is room for another, perhaps before this one is written.
 
-        Raise ``Invalid`` unless the chunk follows the content before it, and the error with which an
-        earlier chunk could not be written. After an error, all that was pending is rolled back.
-        Cancellation: the chunk may be written.
+        Raise ``Invalid`` unless the chunk follows the content before it. Raise the error of an earlier chunk
+        that could not be written. After an error, all that was pending is rolled back. Cancellation: the
+        chunk may be written.
         """
         if delta != self._end:
             await self.flush()
@@ -107,9 +105,8 @@ class SpoolWriter:
             self._writing = self._scope.spawn(self._write(batch, begin), name="write behind")
 
     async def flush(self) -> None:
-        """Return when everything is written. Raise as ``content``. Cancellation:
-        some content may not be written.
-        """
+        """Return when everything is written. Raise as ``content``. Cancellation: some content may not be
+        written."""
         await self._written()
         if self._gathered:
             batch, begin = self._take_batch()
@@ -126,7 +123,7 @@ class SpoolWriter:
         return result
 
     async def settle(self) -> None:
-        """Return when the spool is not being written to. Content that is not written yet is given up.
+        """Return when no write to the spool runs. Give up content that is not written yet.
 
         Cancellation: it is raised once no write runs. Nothing else is raised.
         """

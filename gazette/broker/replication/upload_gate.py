@@ -1,15 +1,15 @@
 """Stage 6 of the byte path: takes the completed spools of one replica, gives `persister` what may be
 uploaded. It holds back what only this broker is known to have.
 
-A replica that follows leaves an upload to its primary only while the primary is known to hold the same bytes.
-The proof is a proposal: a primary that proposes exactly our fragment has its bytes. All other spools are
-uploaded at once, at the cost of an object that another broker may upload as well.
+A follower leaves an upload to its primary only while the primary is known to hold the same bytes. The proof
+is a proposal: a primary that proposes exactly our fragment has its bytes. A follower uploads all other
+spools at once. The cost is an object that another broker may upload as well.
 
 A primary commits to its own spool as it proposes to its peers. If the network cuts it off from them just
-then, it has bytes that the journal may never have. The next primary goes on without those bytes, and
-gives their offsets to other bytes. So a primary uploads what all replicas have acknowledged, the *agreed
-end*, and no byte beyond. No client was answered for bytes beyond: an append is answered when all
-replicas have acknowledged it.
+then, it has bytes that the journal may never have. The next primary goes on without those bytes, and gives
+their offsets to other bytes. So a primary uploads what all replicas have acknowledged, the *agreed end*, and
+no byte beyond. No client got an answer for bytes beyond: an append is answered when all replicas have
+acknowledged it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class UploadGate:
     All spools are of the journal that was created at revision ``life``. ``completed`` is called with the end
     of each spool that a primary passes on: all replicas have acknowledged everything before it.
 
-    A replica that follows passes its spools on at once, and says if its primary has the same bytes. (Both may
-    lose their leases at once, with bytes that a third replica does not have. The follower then uploads them.)
+    A follower passes its spools on at once, and says if its primary has the same bytes. (Both may lose their
+    leases at once, with bytes that a third replica does not have. The follower then uploads them.)
     """
 
     def __init__(
@@ -83,16 +83,15 @@ class UploadGate:
     def lead(self, end: Offset, registers: LabelSet, tenure: Revision) -> None:
         """Lead the journal from now on, by the assignment that was created at ``tenure``.
 
-        The spool ends at ``end``, with ``registers``. Has no effect if the replica leads already: it never
-        follows again, it is replaced.
+        The spool ends at ``end``, with ``registers``. No effect if the replica leads already. It never
+        follows again: another replica replaces it.
         """
         if self._end is None:
             self._end, self._registers, self._tenure = end, registers, tenure
 
     def agree(self, end: Offset, registers: LabelSet) -> None:
-        """Record that all replicas of the journal's route have acknowledged everything before ``end``,
-        and have ``registers`` there.
-        """
+        """Record that all replicas of the journal's route have acknowledged everything before ``end``, and
+        have ``registers`` there."""
         if self._end is None or end <= self._end:
             return
         self._end, self._registers = end, registers
@@ -101,7 +100,8 @@ class UploadGate:
             self.spool_complete(spool)
 
     def acknowledge(self, end: Offset, registers: LabelSet) -> None:
-        """Record that all replicas have everything before ``end``, but etcd may not name this primary.
+        """Record that all replicas have everything before ``end``, although etcd may not name this primary
+        yet.
 
         The bytes are held back until ``agree_acknowledged`` or ``finish``.
         """
@@ -109,7 +109,7 @@ class UploadGate:
             self._acknowledged = (end, registers)
 
     def agree_acknowledged(self) -> None:
-        """Record that etcd names this primary, or may name it: what was held back counts as agreed."""
+        """Record that etcd names this primary, or may name it. What was held back is agreed then."""
         self.agree(*self._acknowledged)
 
     def confirm(self, fragment: Fragment, reassigned: Latch, tenure: Revision) -> None:
@@ -121,7 +121,7 @@ class UploadGate:
         self._confirmed, self._reassigned, self._tenure = fragment, reassigned, tenure
 
     def spool_complete(self, spool: CompletedSpool) -> None:
-        """Pass a spool on, or hold it until its end is agreed. Raise as the persister does."""
+        """Pass a spool on, or hold it until all of it is agreed. Raise as the persister does."""
         if self._end is None:
             confirmed = spool.fragment == self._confirmed
             self._uploads.spool_complete(
@@ -139,11 +139,11 @@ class UploadGate:
     def finish(self) -> None:
         """Pass on the agreed part of all held spools: no more answers will arrive.
 
-        What all replicas have acknowledged counts as agreed now. A write to etcd may have named this primary
-        although its answer did not arrive. If the lease is lost, the persister asks etcd before it uploads.
+        What all replicas have acknowledged is agreed now: a write to etcd without an answer may have named
+        this primary. If the lease is lost, the persister asks etcd before it uploads.
 
-        The part beyond is dropped, and logged. Raise as the persister does. The persister
-        cuts and repeats these uploads like all others.
+        The part beyond is dropped, and logged. Raise as the persister does. The persister cuts and repeats
+        these uploads like all others.
         """
         self.agree_acknowledged()
         held, self._held = self._held, []
