@@ -83,14 +83,14 @@ class Shard(Protocol):
         ...
 
     def publish_future(self, future: OpFuture[Any]) -> None:
-        """Make the commit of the running transaction wait for ``future`` as well."""
+        """Make the commit of the running transaction wait for ``future`` too."""
         ...
 
     @property
     def now(self) -> datetime:
         """Processing time in UTC: the clock of the member, which tests control. Never goes back.
 
-        Needs ``on_timer``, as all that follows.
+        This property, ``watermark``, ``schedule`` and ``cancel`` need an application with ``on_timer``.
         """
         ...
 
@@ -121,15 +121,12 @@ class Shard(Protocol):
         ...
 
     def cancel(self, key: str, *, domain: TimeDomain = TimeDomain.PROCESSING) -> None:
-        """Remove a timer, if it exists. It does not fire, even if it is due already.
-
-        Raise as `schedule` does.
-        """
+        """Remove a timer, if it exists: it does not fire, even if it is due. Raise as `schedule` does."""
         ...
 
 
 class Savepoint(Protocol):
-    """A point made by `Store.savepoint`. One of these methods is called, once."""
+    """A point made by `Store.savepoint`. The runtime calls one of its methods, once."""
 
     def release(self) -> None:
         """Keep the changes since the savepoint."""
@@ -167,10 +164,10 @@ class Store(ABC):
         """
 
     def savepoint(self) -> Savepoint:
-        """Return a savepoint of the running transaction. Begin the transaction if need be.
+        """Return a savepoint of the running transaction. Begin a transaction if none runs.
 
-        By it the runtime undoes what a poison message did before it skips the message. Optional: a
-        `PoisonPolicy` is refused for a store without savepoints. One is open at a time.
+        Before the runtime skips a poison message, it rolls back to the savepoint. One is open at a time.
+        Optional: a `PoisonPolicy` is refused for a store without savepoints.
         """
         raise NotAllowed(
             f"{type(self).__name__} cannot undo the effects of a single message",
@@ -185,11 +182,12 @@ class Store(ABC):
     def classify_error(self, error: Exception) -> ErrorCause:
         """Return the cause of a callback's exception: the message, or the store.
 
-        Called on the shard's thread, before a `PoisonPolicy`, which skips a message only for
-        `ErrorCause.MESSAGE`. Return that for errors that the same message is sure to raise again,
-        such as a violated constraint. Return it too for errors that do not come from the store, and
-        for no others. Also called on the event loop, once the shard has failed: do not block. After
-        `ErrorCause.ABORTED` the shard is restarted. Optional, as `savepoint`.
+        Return `ErrorCause.MESSAGE` for an error that does not come from the store, and for one that the
+        same message is sure to raise again, such as a violated constraint. A `PoisonPolicy` skips
+        messages for this cause only. After `ErrorCause.ABORTED` the shard is restarted.
+
+        Called on the shard's thread. Also called on the event loop once the shard has failed: do not
+        block. Optional: a `PoisonPolicy` is refused for a store without it.
         """
         return ErrorCause.STORE
 
@@ -212,39 +210,39 @@ class Store(ABC):
 
     @property
     def holds_timers(self) -> bool:
-        """True if the state holds timers: an application without ``on_timer`` is then refused it."""
+        """True if the state holds timers. An application without ``on_timer`` may not open such a state."""
         return False
 
     @abstractmethod
     def destroy(self) -> None:
         """Release files and connections. Called once, even if the shard failed.
 
-        Must not wait for a pending commit: the futures behind it are cancelled before.
+        Must not wait for a pending commit: the futures that it waits for are cancelled before this call.
         """
 
 
 class StateView(ABC):
-    """The state from which a hot standby of a shard answers queries, if they allow it.
+    """A shard's state on a hot standby, which answers queries that allow stale answers.
 
-    A store that can be read without its log has one (``SQLiteStore.view``). One thread at a time
+    A store that can be read without its log has a view (``SQLiteStore.view``). One thread at a time
     calls its methods, not always the same thread. They may block.
     """
 
     @abstractmethod
     def refresh(self, files: PlayedFiles) -> Any:
-        """Return what queries are served with, as of ``files``: the counterpart of the primary's store.
+        """Return a reader of the state in ``files``. Queries get it in place of the primary's store.
 
         ``files`` are the shard's files at the end of an append. They do not change during the call.
-        What was returned before may be in use until ``release`` is called with it.
+        Queries may use an earlier reader until ``release`` is called with it.
         """
 
     @abstractmethod
     def release(self, reader: Any) -> None:
-        """Release what ``refresh`` returned once: no query uses it any more."""
+        """Release a reader that ``refresh`` returned: no query uses it any more."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release files and connections. What was not released is still in use."""
+        """Release files and connections, but not readers: one that was not released is still in use."""
 
 
 class Application(ABC, Generic[StoreT]):
@@ -310,23 +308,23 @@ class Application(ABC, Generic[StoreT]):
         return None
 
     def keyed_journals(self) -> LabelSelector | None:
-        """Return the selector of source journals among which publishers choose by the key of a message.
+        """Return the selector of the partitions to which publishers map messages by key.
 
-        The number of the chosen one is the hash of the key modulo their number, as of
-        `gazette.message.mapping.modulo_mapping`. Routes and methods with a ``key`` find shards by it.
+        The partition's number is the hash of the key modulo the number of partitions, as with
+        `gazette.message.mapping.modulo_mapping`. Routes and RPCs with a ``key`` find their shard by it.
         Default: None. A `Source` with a key overrides this.
         """
         return None
 
     def key_encoding(self) -> KeyEncoding:
-        """Return how the key of a request is encoded, which may be text. Default: by its Python type.
+        """Return how the key of a request is encoded: the key may come as text. Default: by its Python type.
 
-        A `Source` with a key overrides this: the declared type of the key says it.
+        A `Source` with a key overrides this with the encoding of the key's declared type.
         """
         return ANY
 
     def key_place(self, journal: str) -> KeyPlace | None:
-        """Return which messages belong to a source journal, by their keys. Default: None, any.
+        """Return which keys belong to a source journal. Default: None, all of them.
 
         A `Source` with a key overrides this.
         """
@@ -335,8 +333,7 @@ class Application(ABC, Generic[StoreT]):
     def poison_policy(self, shard: Shard) -> PoisonPolicy | None:
         """Return what to do with messages that do not decode or cannot be consumed; None: the shard fails.
 
-        Called once per promotion. Default: as the labels of the shard say.
-        The page on transactions has these labels.
+        Called once per promotion. Default: the policy of the shard's labels, see `PoisonPolicy.of_labels`.
         """
         return PoisonPolicy.of_labels(shard.spec.labels)
 
@@ -351,9 +348,8 @@ class Application(ABC, Generic[StoreT]):
     def new_view(self, shard: Shard, directory: Path) -> StateView | None:
         """Return the view from which hot standbys of the shard answer queries that allow stale answers.
 
-        None: standbys answer no queries. ``directory`` is an empty one of the view's own. Called
-        once per standby, at the first such query, for example as ``return
-        MyStore.view(directory)``.
+        None: standbys answer no queries. ``directory`` is empty, and belongs to the view. Called once
+        per standby, at the first such query. An example: ``return MyStore.view(directory)``.
         """
         return None
 
@@ -373,9 +369,9 @@ class Application(ABC, Generic[StoreT]):
         """Handle some committed messages, in order. The default calls ``consume_message`` for each.
 
         Override it where work per batch is cheaper than per message. ``DeferToNextTransaction``
-        undoes the call's changes of the store and its uncommitted publishes. The batch is then
-        delivered in halves, until the transaction ends before the first message that is deferred
-        alone. A store without savepoints cannot undo: raise it there before any change.
+        undoes the call's changes of the store and its uncommitted publishes. The runtime then delivers
+        the batch in halves. The transaction ends before the first message that is deferred alone. A
+        store without savepoints cannot undo: with it, raise the exception before any change.
         """
         consume = self.consume_message
         for envelope in batch:
@@ -386,9 +382,9 @@ class Application(ABC, Generic[StoreT]):
         """Handle a timer that is due. Define it to use `Shard.schedule`.
 
         Called within a transaction, once for each timer, in order of their times. The timer is
-        removed in the same transaction: schedule it again to repeat it. One that is due at once
-        waits for the next transaction, or until messages were consumed. Must not raise
-        ``DeferToNextTransaction``.
+        removed in the same transaction: schedule it again to repeat it. A timer that is set here and
+        is due at once waits for the next transaction, or until messages were consumed. Must not
+        raise ``DeferToNextTransaction``.
         """
         raise NotAllowed(f"{type(self).__name__} defines no on_timer")
 
@@ -399,10 +395,9 @@ class Application(ABC, Generic[StoreT]):
         """Publish and flush what is buffered. Called after the last message of a transaction."""
 
     def finished_transaction(self, shard: Shard, store: StoreT, commit: OpFuture[Any]) -> None:
-        """Observe the commit. Called after ``Store.start_commit`` with its future, or with a failed
-        one if it raised.
+        """Observe the commit. Called after every ``begin_transaction`` that returned.
 
-        Paired with every ``begin_transaction`` that returned.
+        ``commit`` is the future of ``Store.start_commit``, or a failed future if that call raised.
         """
 
 
@@ -410,19 +405,19 @@ class MessageProducer(ABC):
     """Mixin *beside* `Application` for an application that brings the messages of its shards.
 
     The shards then read no sources: messages come from other systems, or are generated. Declare
-    ``class Mine(Application[MyStore], MessageProducer)``. Each message is an `Envelope` of a
-    journal, which may be only a name. The checkpoint holds how far each journal was read. Messages
-    with a clock are sequenced as usual: duplicates are dropped, and pending ones wait for their
-    acknowledgement.
+    ``class Mine(Application[MyStore], MessageProducer)``. Each message is an `Envelope` with the
+    name of a journal, which need not exist. The checkpoint holds how far each journal was read.
+    Messages with a clock are sequenced as usual: duplicates are dropped, and pending ones wait for
+    their acknowledgement.
     """
 
     @abstractmethod
     def start_reading(self, shard: Shard, store: Any, checkpoint: Checkpoint, feed: Feed) -> None:
-        """Start to put messages into ``feed``, from where ``checkpoint`` says.
+        """Start to put messages into ``feed``, from the offsets of ``checkpoint`` on.
 
-        Called on the shard's thread, once per promotion and again after each ``feed.close()``. Must
-        return: start a thread, or hand over to one. That thread must end when ``feed.closed``
-        (``put`` raises ``Closed`` then), since the shard may be stopped at any time.
+        Called on the shard's thread, once per promotion and again after each ``feed.close()``. It must
+        return: let another thread put the messages. The shard may be stopped at any time. That thread
+        must end once ``feed.closed`` is True; ``put`` then raises ``Closed``.
         """
 
     @abstractmethod
@@ -431,15 +426,15 @@ class MessageProducer(ABC):
     ) -> Iterator[Sequence[Envelope[Any]]]:
         """Yield the messages of [begin, end) of a journal again, exactly as they were put.
 
-        Called on the shard's thread for a transaction that was longer than the shard's ring.
+        Called on the shard's thread, for a transaction with more messages than the shard's ring holds.
         """
 
     def read_through(
         self, shard: Shard, store: Any, offsets: Mapping[str, int]
     ) -> Mapping[str, int]:
-        """Return the offsets for which a query waits that asked for ``offsets``. Default: the same.
+        """Return the offsets that the shard must reach before it answers a query that asks for ``offsets``.
 
-        Any thread may call this.
+        Default: the same. Any thread may call this.
         """
         return offsets
 

@@ -1,4 +1,4 @@
-"""The name of an application, by which it knows its own etcd prefix and its own state.
+"""The name of an application, by which it recognizes its own etcd prefix and its own state.
 
 Two applications on one prefix would get each other's shards, and write into each other's state. Two
 records prevent that:
@@ -39,7 +39,7 @@ class Owner(msgspec.Struct, frozen=True):
 def name_of(application: Any) -> str:
     """Return the name of an application: its ``application_name``, or its class with the module.
 
-    For a script, the module is named after its file. Raise ``Invalid``.
+    For a script, the module is named after its file. Raise ``Invalid`` for a name of another form.
     """
     kind = type(application)
     name = application.application_name or f"{_module_of(kind)}.{kind.__qualname__}"

@@ -1,7 +1,7 @@
 """Repeated checks that brokers answer. The result is logged, and is part of being ready.
 
-Calls to brokers wait for a connection, since brokers come and go. A wrong address would be waited
-for in silence. So a member repeats one cheap call for as long as it runs.
+Calls to brokers wait for a connection, since brokers come and go. With a wrong address they would
+wait in silence. So a member repeats one cheap call for as long as it runs.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _HINT: Final = "Check --broker.address, and that a broker listens there."
 
 
 class RetryLog:
-    """Log retries: one line for each cause and minute. Pure but for the log; moments are passed in."""
+    """A log of retries: one line for each cause and minute. Callers pass the time in."""
 
     def __init__(self) -> None:
         self._logged: dict[str, tuple[float, int]] = {}
 
     def due(self, cause: str, now: float) -> int | None:
-        """Count a failure. Return how many there were since the last line, or None if none is due."""
+        """Count a failure. Return the failures since the last line, or None if no line is due."""
         at, count = self._logged.get(cause, (-REPEAT_S, 0))
         if now - at < REPEAT_S:
             self._logged[cause] = (at, count + 1)
@@ -60,7 +60,7 @@ class BrokerWatch:
         self._retries = RetryLog()
 
     async def run(self) -> NoReturn:
-        """Ask without end. Cancellation leaves nothing behind."""
+        """Repeat the check without end. Cancellation leaves nothing behind."""
         answered_at = self._clock.monotonic()
         while True:
             cause = await self._ask()

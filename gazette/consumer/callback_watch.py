@@ -1,14 +1,14 @@
 """Warnings of code of the application that takes longer than a member can bear.
 
-Three things may stand still, and each one hurts in another way:
+Three things may stand still:
 
 - *The thread of a shard*, in a callback. Only this shard waits.
 - *The event loop*, in a route, a servicer or a task of the application. All calls wait, and a thread renews
   the lease for a minute.
 - *The process*, in one call into C that keeps the interpreter lock. Nothing of the process runs.
 
-A thread of its own looks for them: it runs while the other threads stand still, except in the third case.
-So a call that never returns is reported too.
+The watch has its own thread, which runs while other threads stand still, except in the third case. So
+it also reports a call that never returns.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from gazette.runtime.user_code import place_of_thread
 log = logging.getLogger(__name__)
 
 REPEAT_S: Final = 60.0
-"""Seconds between two warnings of one call that goes on."""
+"""Seconds between two warnings of the same call."""
 _LOOKS: Final = 4
-"""Looks in the time that a call may take."""
+"""Number of looks within the time that a call may take."""
 _SHARE: Final = 3
-"""The lease is renewed this many times in its length: a delay of one such part makes a renewal late."""
+"""Renewals of the lease within its length. A call that takes longer than one part delays a renewal."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class _SeenCall:
 
 @dataclass(slots=True)
 class _Probe:
-    """A function that the event loop was asked to run."""
+    """A function that waits for the event loop to run it."""
 
     sent_at: float
     answered: bool = False
@@ -60,8 +60,8 @@ class _Probe:
 class CallbackWatch:
     """Watch over the running callbacks of a member's shards, and over the event loop that serves them.
 
-    A call may take a third of the lease before it is reported. Its time is counted from the first look
-    that finds it, so it may have run for a quarter of that longer.
+    A call is reported after a third of the lease, counted from the first look that finds it. So it may
+    have run for a quarter longer than that.
     """
 
     def __init__(self, clock: Clock, lease_ttl_s: float) -> None:
@@ -84,13 +84,13 @@ class CallbackWatch:
             self._running[running] = None
 
     def remove(self, running: RunningCallback) -> None:
-        """Watch them no longer. Has no effect if they are not watched. Any thread."""
+        """Stop watching the callbacks of a shard, if they are watched. Any thread."""
         with self._lock:
             self._running.pop(running, None)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Look again and again on a thread, while the block runs. Enter it on the event loop's thread."""
+        """Run the watch on a thread of its own while the block runs. Enter it on the event loop's thread."""
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         ending = threading.Event()
 
@@ -108,14 +108,14 @@ class CallbackWatch:
             self._loop = None
 
     def look(self) -> None:
-        """Warn of what has taken too long by now. Called each ``interval_s``, by one thread."""
+        """Warn of calls that have taken too long by now. Called each ``interval_s``, by one thread."""
         now = self._clock.monotonic()
         with self._lock:
             shards = list(self._running)
         before, self._looked_at = self._looked_at, now
         if before is not None and now - before - self.interval_s >= self._limit_s:
             self._warn_of_process(now - before - self.interval_s, shards)
-            self._probe = None  # The loop stood still as well, and that has been said.
+            self._probe = None  # The loop stood still too: the warning covers it.
         for running in shards:
             self._look_at(running, now)
         self._seen = {one: self._seen[one] for one in shards if one in self._seen}

@@ -1,7 +1,7 @@
-"""Checks that refuse callbacks of the wrong kind: what a callback returns must not be dropped silently.
+"""Checks that refuse callbacks of the wrong kind, such as coroutine functions.
 
 Callbacks are plain functions, called on the shard's thread. A call of a coroutine or generator
-function runs nothing of it. Every message would be dropped, and the checkpoint would pass it.
+function runs nothing of its body: messages would be lost, and the checkpoint would pass them.
 `require_callbacks` refuses such functions when the application starts. `require_none` refuses what
 a plain function returned.
 """
@@ -48,7 +48,7 @@ _HINT: Final = (
 
 
 class ApplicationFailed(GazetteError):
-    """Error of an application's callback. The shard fails; ``__cause__`` is what the callback raised."""
+    """Error of an application's callback: its shard fails. ``__cause__`` is what the callback raised."""
 
     default_hint = (
         "Correct the application and restart it; nothing of the failed transaction took "
@@ -59,7 +59,7 @@ class ApplicationFailed(GazetteError):
 def application_failed(callback: str, error: BaseException, **facts: Any) -> ApplicationFailed:
     """Return the error for what a callback raised. It names the line of the user's code.
 
-    The traceback of ``error`` then begins with the user's code: our calls before it tell nothing.
+    Cut our calls from the traceback of ``error``, so that it begins with the user's code.
     """
     text = f"{callback} raised {type(error).__name__}"
     detail = error_text(error)
@@ -82,8 +82,9 @@ def require_callbacks(application: Any) -> None:
 
 
 def require_instance(callback: str, value: object, kind: type, methods: Sequence[str] = ()) -> None:
-    """Require that ``callback`` returned a ``kind``, and that its methods are plain functions.
-    Raise ``ApplicationFailed`` for another value, and ``Invalid`` for a method.
+    """Check what ``callback`` returned: a ``kind``, whose ``methods`` are plain functions.
+
+    Raise ``ApplicationFailed`` for another value, and ``Invalid`` for another method.
     """
     if value is None:
         raise ApplicationFailed(
@@ -98,10 +99,9 @@ def require_instance(callback: str, value: object, kind: type, methods: Sequence
 
 
 def require_none(callback: str, result: object, **facts: Any) -> None:
-    """Check the ``result`` of a callback that returns nothing. Raise ``ApplicationFailed``
-    unless it was None.
+    """Raise ``ApplicationFailed`` unless ``result`` is None, for a callback that returns nothing.
 
-    A coroutine or generator is closed first, and a future is cancelled.
+    Close a coroutine or generator first, and cancel a future.
     """
     if result is None:
         return
@@ -162,7 +162,7 @@ def _require(owner: Any, name: str, allowed: tuple[str, ...] = ()) -> None:
             hint="Define it as a method.",
         )
     _require_kind(callback, full_name, allowed)
-    # The first class that has the callback says what it is called with.
+    # The class that introduces the callback declares its arguments.
     first = next((one for one in reversed(kind.__mro__) if name in vars(one)), None)
     if first is not None and first is not kind:
         declared = inspect.signature(vars(first)[name]).parameters

@@ -16,7 +16,7 @@ from gazette.errors import Unavailable
 def debug_routes(shards: Callable[[], Mapping[str, Shard]]) -> list[Route]:
     """Return the routes ``/debug/shards`` for all and ``/debug/shards/{id}`` for one.
 
-    ``shards`` returns those that this member holds, and raises ``Unavailable`` while it starts.
+    ``shards`` returns the shards of this member, and raises ``Unavailable`` while the member starts.
     """
 
     async def show(request: Request) -> Response:

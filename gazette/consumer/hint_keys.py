@@ -1,8 +1,8 @@
 """Keys in etcd at which hints of shards may be written: `HintKeys`. Pure.
 
 The specification of a shard names the prefix of its hints, and a member writes them with its own
-rights. So hints are written only below prefixes that the operator has named. Otherwise a token for
-a shard would give access to other keys.
+rights in etcd. So it writes only below prefixes that the operator has named. Otherwise a caller that
+may apply a shard could write to other keys.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FLAG: Final = "consumer.hint-prefix"
 
 @dataclass(frozen=True, slots=True)
 class HintKeys:
-    """Prefixes that keys of hints may have, without a slash at their end."""
+    """Prefixes at which hints may be written, without a slash at their end."""
 
     prefixes: tuple[str, ...]
 
@@ -49,7 +49,7 @@ class HintKeys:
         return cls(tuple(prefixes) or (CONVENTIONAL, own))
 
     def allows(self, hint_prefix: str) -> bool:
-        """Return True if hints of that prefix are written."""
+        """Return True if hints may be written at that prefix."""
         return any(_is_below(hint_prefix, prefix) for prefix in self.prefixes)
 
     def require(self, spec: ShardSpec) -> None:

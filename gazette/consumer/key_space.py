@@ -32,7 +32,7 @@ class ShardItem:
         return 1 + min(self.spec.hot_standbys, self.max_hot_standbys)
 
     def least_replication(self) -> int:
-        """Return 1 for the primary: its effects are durable in its recovery log, or in a remote store."""
+        """Return 1: the primary suffices, since its recovery log or its remote store is durable."""
         return min(1, self.desired_replication())
 
 
@@ -90,10 +90,9 @@ def _decode_member(zone: str, suffix: str, value: bytes) -> ConsumerMember:
 def _decode_assignment(
     shard_id: str, zone: str, suffix: str, slot: int, value: bytes
 ) -> ReplicaStatus:
-    """Return the status that the assigned member advertised. A fresh assignment (empty) is idle.
+    """Return the status that the assigned member advertised. A new assignment has an empty value: idle.
 
-    A damaged value counts as a status too: if the assignment were ignored, the allocator
-    would make it twice.
+    A damaged value gives a status too. If the assignment were ignored, the allocator would make it twice.
     """
     what = f"the status of shard {shard_id} at {zone}#{suffix}#{slot}"
     try:
@@ -104,9 +103,9 @@ def _decode_assignment(
 
 
 def progress(assignment: DecodedKV) -> tuple[int, ...]:
-    """Return a key that sorts replicas by progress of play-back; failed ones sort last.
+    """Return a key that sorts replicas by progress of play-back, failed ones last.
 
-    Used where no replica can take over at once.
+    The allocator uses it where no replica can take over at once.
     """
     code: ReplicaCode = assignment.decoded.value.code
     return (-1,) if code is ReplicaCode.FAILED else (code.value,)

@@ -324,7 +324,7 @@ class ConsumerMember:
         return self.partitions(selector)
 
     async def _await_start(self, timeout_s: float | None) -> float:
-        """Return the seconds that are left once the member knows its cluster."""
+        """Wait until the member knows its cluster. Return the seconds of ``timeout_s`` that are left."""
         seconds = self.settings.query_timeout_s if timeout_s is None else timeout_s
         begun = self.clock.monotonic()
         if not self._started.is_set():
@@ -376,10 +376,10 @@ class ConsumerMember:
         return brokers if state.local_member is not None else "this member is not in etcd"
 
     async def start(self) -> None:
-        """Return once this is a member of its cluster and serves.
+        """Join the cluster. Return once this member serves.
 
-        Wait for etcd without limit, and for a member of the same id to leave. Raise what makes the
-        start hopeless. After a cancellation, call ``stop``.
+        Wait for etcd without limit, and for a member of the same id to leave. Raise an error that no
+        retry can heal. After a cancellation, call ``stop``.
         """
         self._phase = _INITIALIZING
         app = self._app()
@@ -507,9 +507,7 @@ class ConsumerMember:
         return Publisher(appends, producer=producer, clock=MessageClock())
 
     def _app(self) -> Starlette:
-        """Return the HTTP application of this member. It has routes of the user's application once
-        that is initialized.
-        """
+        """Return the HTTP application. It has the user's routes once the application is initialized."""
 
         async def starting(_request: Any) -> Any:
             raise Unavailable(f"the consumer is {self._phase}")
@@ -536,8 +534,7 @@ class ConsumerMember:
         (self._hurried if self.stopping.is_set() else self.stopping).set()
 
     def fail(self, error: BaseException) -> None:
-        """Record that the member is broken: ``wait`` returns, and only ``stop`` remains. The
-        first error stays."""
+        """Record that the member is broken: ``wait`` returns; call ``stop`` next. Keep the first error."""
         if self.failure is None:
             self.failure = error
         # Another member may serve our shards by now.
@@ -615,7 +612,7 @@ class ConsumerMember:
                 await self._parts.etcd.close()
 
     async def crash(self) -> None:
-        """End as a killed process would: hand over and release nothing (for tests).
+        """End as a killed process would, for tests: hand over nothing, and keep the lease.
 
         Return once stores are destroyed: a killed process holds no locks of a database either.
         Raise ``Unavailable`` naming shards whose callbacks do not return.

@@ -76,7 +76,7 @@ PHASES: Final = (
     ("50-committing", "async", "committing"),
     ("60-acknowledging", "async", "acknowledging"),
 )
-"""Triples of label ``phase``, label ``type``, and field of `transaction.Phases`."""
+"""Label ``phase``, label ``type``, and field of `transaction.Phases`, of each phase."""
 
 SEQUENCER_QUEUED: Final = PlainCounter(
     "gazette_sequencer_queued",
@@ -111,14 +111,14 @@ _CONSUMER_READ_HEAD: Final = Gauge(
 
 
 def note_read_heads(shard: str, read_through: Mapping[str, int]) -> None:
-    """Set the offsets that a shard has read through. On the loop."""
+    """Set the offsets that a shard has read through. On the event loop."""
     for journal, offset in read_through.items():
         READ_HEAD.labels(shard, journal).set(offset)
         _CONSUMER_READ_HEAD.labels(journal).set(offset)
 
 
 def note_transaction(shard: str, messages: int, byte_count: int, phases: Phases) -> None:
-    """Count a transaction of a shard that is committed and acknowledged. On the loop."""
+    """Count a committed and acknowledged transaction. On the event loop."""
     TRANSACTIONS.labels(shard).inc()
     READ_MESSAGES.labels(shard).inc(messages)
     READ_BYTES.labels(shard).inc(byte_count)
@@ -134,7 +134,7 @@ def note_transaction(shard: str, messages: int, byte_count: int, phases: Phases)
 
 
 def note_queued(outcomes: TallyOf[tuple[str, int, QueueOutcome]]) -> None:
-    """Add what a sequencer has counted, and clear it. On the thread that owns the sequencer."""
+    """Add the counts of a sequencer to the metric, and clear them. On the sequencer's thread."""
     for (journal, flags, outcome), count in outcomes.items():
         SEQUENCER_QUEUED.inc(journal, flags_text(flags), outcome.label, by=count)
     outcomes.clear()

@@ -31,11 +31,11 @@ def decode_owner(value: bytes) -> Owner:
 
 
 async def claim_prefix(etcd: Etcd, root: str, name: str, adopt_from: str) -> Owner:
-    """Make sure that an etcd prefix belongs to the application ``name`` before a member joins it.
+    """Claim an etcd prefix for the application ``name``, before its member joins there.
 
-    Claim a prefix that has no owner, or that belongs to ``adopt_from``. Raise ``Invalid`` if it
-    belongs to another application, or if members of another one run. Raise ``Unavailable`` if etcd
-    does not answer. A cancelled call may have claimed the prefix.
+    Return the owner. Claim a prefix that has no owner, or that belongs to ``adopt_from``. Raise
+    ``Invalid`` if the prefix belongs to another application, or if members of another application
+    run there. Raise ``Unavailable`` if etcd does not answer. A cancelled call may have claimed it.
     """
     key = owner_key(root)
     for _ in range(_ATTEMPTS_MAX):

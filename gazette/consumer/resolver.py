@@ -1,7 +1,7 @@
 """Routes of shards to the members that serve them, and the shards that this member serves.
 
-The resolver follows the key space as its last observer. Routes and local shards change in the same
-step of the loop as the keys that they come from.
+The resolver follows the key space as its last observer. Routes and local shards change in the same step
+of the event loop as their keys.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gazette.runtime.tasks import TaskScope
 log = logging.getLogger(__name__)
 
 MISSING_ID: Final = ProcessId("local-ConsumerSpec", "missing-from-Etcd")
-"""Id of this member while its own key is not in etcd: it can still proxy."""
+"""Id of this member while its own key is not in etcd: it can still pass calls on."""
 
 STOPPED: Final = "resolver has stopped serving local shards"
 
@@ -43,7 +43,7 @@ class Resolution:
     """The members that serve a shard, as of one revision of the key space.
 
     With status OK, ``header.process_id`` is the primary. If that is this member, ``shard`` and
-    ``store`` are set, and have read through the requested offsets.
+    ``store`` are set, and the shard has read through the requested offsets.
     """
 
     status: ShardStatus
@@ -120,12 +120,12 @@ class Resolver:
         return etcd_header(self._ks)
 
     def unrouted_header(self) -> Header:
-        """Return the header of responses that concern no single shard."""
+        """Return the header of responses that are not about one shard."""
         local_id = self.local_id
         return Header(None if local_id is MISSING_ID else local_id, EMPTY_ROUTE, self.etcd_header())
 
     def with_endpoints(self, route: Route) -> Route:
-        """Return the route with the advertised endpoints; ``""`` where a member's key is gone."""
+        """Return the route with the advertised endpoints: ``""`` for a member whose key is gone."""
         return with_endpoints(route, self._state)
 
     async def resolve(
@@ -140,12 +140,12 @@ class Resolver:
     ) -> Resolution:
         """Resolve a shard to its primary.
 
-        If that is this member, wait for its store to open and to read through the given offsets.
-        Offsets of journals that are not its sources are ignored. The caller bounds the wait.
-        Before a wait, ``on_wait`` gets a function that describes what is still missing.
+        If this member is the primary, wait until its store is open and the shard has read through the given
+        offsets. Ignore offsets of journals that are not its sources. The caller bounds the wait. Before a
+        wait, call ``on_wait`` with a function that describes what is missing.
 
         Raise ``Invalid`` if ``proxy_header`` is meant for another cluster or member. Raise
-        ``Closed`` if the shard is ours and this member has stopped serving.
+        ``Closed`` if this member is the primary and has stopped serving.
         """
         if proxy_header is not None:
             self._check_proxy_header(proxy_header)
@@ -178,7 +178,7 @@ class Resolver:
         route = EMPTY_ROUTE
         if item is not None:
             value: ShardItem = item.decoded.value
-            # To this caller, a shard that its claims do not cover looks like one that does not exist.
+            # To a caller, a shard that its claims do not cover looks like one that does not exist.
             if claims.selector.matches(value.spec.labels_with_id()):
                 spec = value.spec
                 route = self.with_endpoints(route_of(self._state.assignments_of(shard_id)))
@@ -224,14 +224,14 @@ class Resolver:
         return replace(resolution, shard=shard, store=shard.store)
 
     def standby(self, shard_id: str, claims: Claims) -> Shard | None:
-        """Return our replica of a shard if it is a standby that plays, and the claims cover the shard."""
+        """Return the local replica of a shard if it is a standby that tails its log, and claims cover it."""
         held = self._held.get(shard_id)
         if held is None or held.shard.reads is None or not self._covers(shard_id, claims):
             return None
         return held.shard
 
     def standby_headers(self, shard_id: str, claims: Claims) -> tuple[Header, ...]:
-        """Return headers to ask each other member that is a ready standby of a shard."""
+        """Return headers for calls to the other members that are ready standbys of a shard, one for each."""
         if not self._covers(shard_id, claims):
             return ()
         assignments = self._state.assignments_of(shard_id)
@@ -256,7 +256,7 @@ class Resolver:
         return route_of(self._state.assignments_of(shard_id)).primary_id
 
     def failure_of(self, shard_id: str) -> str:
-        """Return the error of a primary that has failed, and is not started again; else ``""``."""
+        """Return the error of a primary that has failed and is not restarted; else ``""``."""
         for kv in self._state.assignments_of(shard_id):
             status: ReplicaStatus = kv.decoded.value
             if kv.decoded.slot == 0 and status.code is ReplicaCode.FAILED:
@@ -269,7 +269,7 @@ class Resolver:
         await self._changed.wait()
 
     def update(self) -> None:
-        """Follow the key space, as its observer; call after ``State.observe``."""
+        """Follow the key space, as its observer. Call it after ``State.observe``."""
         self._by_source = None
         self._changed.set()
         self._changed = asyncio.Event()
@@ -279,17 +279,17 @@ class Resolver:
         for local in self._state.local_items:
             shard_id: str = local.item.decoded.id
             now[shard_id] = self._updated(before.pop(shard_id, None), local)
-        # Replace the mapping in one step and never change it: another thread collects metrics.
+        # Replace the mapping in one step and never change it: the thread that collects metrics reads it.
         self._held = now
         for shard_id, held in before.items():
             self._stop(shard_id, held)
 
     def _updated(self, held: _Held | None, local: LocalItem) -> _Held:
-        """Return the shard that we hold now, given the one that we held before.
+        """Return the local shard as of now. ``held`` is the one before, if any.
 
         A promotion moves the assignment to another key, with another creation revision. Any other
-        change of that revision means that the assignment was deleted meanwhile: the shard starts
-        again. So does a shard whose specification was deleted and written again.
+        change of that revision means that the assignment was deleted meanwhile: start the shard
+        again. Start it again too if its specification was deleted and written again.
         """
         assignment = local.assignment
         slot: int = assignment.decoded.slot
@@ -299,8 +299,8 @@ class Resolver:
             moved_up = slot < held.slot
             same = moved_up or create_revision == held.create_revision
             if moved_up and held.shard.failure is not None:
-                # A promotion takes the status along. If that status is no failure, the failed
-                # assignment was deleted or could not report its failure: this is a new attempt.
+                # A promotion keeps the status. If that status is no failure, the failed assignment was
+                # deleted or could not report its failure: this is a new attempt.
                 same = assignment.decoded.value.code is ReplicaCode.FAILED
             if not same or item_revision != held.item_revision:
                 self._stop(local.item.decoded.id, held)
@@ -328,7 +328,7 @@ class Resolver:
             self._stop(shard_id, one)
 
     async def wait_stopped(self, timeout_s: float) -> None:
-        """Return when every shard that was given up has ended. Raise ``Unavailable`` naming others."""
+        """Wait until every stopped shard has ended. Raise ``Unavailable`` naming those that still run."""
         if not self._stops:
             return
         _, pending = await asyncio.wait(set(self._stops), timeout=timeout_s)

@@ -33,8 +33,9 @@ class ConsumerService(ShardCaller, Protocol):
 
     @property
     def grpc_server(self) -> grpc.aio.Server:
-        """gRPC server at which ``Application.initialize`` registers servicers, by generated code or by
-        ``add_generic_rpc_handlers``. It has nothing else of a server.
+        """gRPC server at which ``Application.initialize`` registers servicers: it can do nothing else.
+
+        Register them by generated code, or by ``add_generic_rpc_handlers``.
         """
         ...
 
@@ -82,9 +83,9 @@ class ConsumerService(ShardCaller, Protocol):
         ...
 
     def add_routes(self, instance: Any) -> None:
-        """Serve all methods of an object whose decorators give them a path.
+        """Serve all methods of an object whose decorators give them a path. Raise as ``add_route`` does.
 
-        Those of the application itself are served without this. Raise as ``add_route`` does.
+        The application's own methods are served without this call.
         """
         ...
 
@@ -93,10 +94,10 @@ class ConsumerService(ShardCaller, Protocol):
         ...
 
     def partitions(self, selector: LabelSelector) -> PartitionWatch:
-        """Return the journals that match, kept up to date, for mapping functions to choose from.
+        """Return a watch of the matching journals, for mapping functions to choose from.
 
-        Empty until brokers answer for the first time: use ``await partitions.ready()`` where a
-        request needs them.
+        It is empty until brokers answer for the first time: ``await partitions.ready()`` where a request
+        needs the journals.
         """
         ...
 
@@ -122,10 +123,10 @@ class ConsumerService(ShardCaller, Protocol):
         claims: Claims | None = None,
         timeout_s: float | None = None,
     ) -> T:
-        """Have the primary of a shard answer, on whichever member it is.
+        """Have the primary of a shard answer, at any member.
 
         If this member is the primary, call ``serve(store)`` on a thread. Otherwise call
-        ``proxy(channel, header)`` with a channel to the primary's member. See
-        `QueryRouter.ask`. `shard_rpc` and `shard_route` do all of this for a method.
+        ``proxy(channel, header)`` with a channel to the primary's member. Raise as `QueryRouter.ask`
+        does. `shard_rpc` and `shard_route` do all of this for a method.
         """
         ...

@@ -18,9 +18,9 @@ class ConsumerSettings:
     root: str = "/gazette/consumers/application"
     """etcd prefix of the application's members, without a trailing slash."""
     application: str = ""
-    """Name of the application; empty for its default, see ``application_name.name_of``."""
+    """Name of the application. Empty: the default of ``application_name.name_of``."""
     adopt_from: str = ""
-    """A former name of the application, whose prefix and states are taken over."""
+    """A former name of the application: its prefix and states are taken over."""
     shard_limit: int = 32
     max_hot_standbys: int = 3
     lease_ttl_s: float = 20.0
@@ -30,18 +30,18 @@ class ConsumerSettings:
     """Host names at which HTTP is served without keys, besides the advertised one."""
 
     scratch_directory: Path | None = None
-    """Directory of shards' files while they run; None for the directory of temporary files."""
+    """Directory of shards' files while the shards run. None: the directory of temporary files."""
     hint_prefixes: tuple[str, ...] = ()
-    """Prefixes in etcd below which hints are written; empty: those of ``HintKeys.of``."""
+    """Prefixes in etcd below which hints are written. Empty: the defaults of ``HintKeys.of``."""
     hints_interval_s: float = 300.0
     stall_timeout_s: float = 60.0
-    """Seconds that play-back may get no bytes before the shard fails with the reason."""
+    """Seconds without bytes after which play-back fails the shard with the reason."""
     lag_interval_s: float = 5.0
     """Seconds between samples of a standby's log."""
     max_restarts: int = 0
-    """Number of restarts of a failed shard within ten minutes, if its label does not say."""
+    """Most restarts of a failed shard within ten minutes. The shard's label overrides it."""
     append_memory_bytes: int = 256 << 20
-    """Bytes that shards and APIs hold in memory until brokers take them; more goes to files."""
+    """Bytes of appends that shards and APIs keep in memory; further bytes wait in files."""
     query_timeout_s: float = 60.0
     """Seconds that a query waits for a shard. Longer than the lease, to outlast a fail-over."""
     query_threads: int = 8

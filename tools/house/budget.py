@@ -44,7 +44,7 @@ ROOMS: Final[dict[str, int]] = {
     "client/": 5216,
     "codecs/": 806,
     "config/": 756,
-    "consumer/": 11062,
+    "consumer/": 11040,
     "declare/": 1675,
     "dev/": 1747,
     "etcd/": 2091,

@@ -108,7 +108,7 @@ class ShardApi:
         )
 
     async def _guarded(self, name: str, capability: int, message: Any, context: Any) -> Any:
-        """Authorize and perform one call. An error of our tree ends the call with its text."""
+        """Authorize and perform one call. A `GazetteError` ends the call with its status and its text."""
         try:
             claims = self._verifier.verify(
                 authorization_of(context.invocation_metadata()), capability
@@ -122,9 +122,9 @@ class ShardApi:
             await context.abort(protocol_code_of(error), str(error))
 
     async def _stat(self, request: pb.StatRequest, claims: Claims) -> pb.StatResponse:
-        """Return the progress of a shard, once it has read through the requested offsets.
+        """Return the offsets of a shard, once it has read through the requested ones.
 
-        The primary serves it; another member passes the request on. The caller's deadline bounds it.
+        The primary answers; another member passes the request on. The caller's deadline bounds the wait.
         """
         validate_stat_request(request)
         header = Header.from_pb(request.header) if request.HasField("header") else None
@@ -189,7 +189,7 @@ class ShardApi:
         return response
 
     def _problems(self, request: pb.ListRequest, claims: Claims, context: Any) -> pb.ListResponse:
-        """Answer with no shard, and with what those of this member wait for that match."""
+        """Return no shards. The metadata say what each matching shard of this member waits for."""
         validate_shard_list_request(request)
         selector = LabelSelector.from_pb(request.selector)
         found = []
@@ -205,7 +205,7 @@ class ShardApi:
     async def _apply(self, request: pb.ApplyRequest, claims: Claims) -> pb.ApplyResponse:
         """Make all changes at one revision of etcd, or none.
 
-        A cancelled call may have made the changes. A repetition then fails on their expected revisions.
+        A cancelled call may have made the changes. Then the same call fails on its expected revisions.
         """
         validate_shard_apply_request(request)
         compares: list[Compare] = []
@@ -245,7 +245,7 @@ class ShardApi:
     def _check_hint_prefix(self, change: pb.ApplyRequest.Change) -> None:
         """Raise ``Invalid`` if the hints would be written to a prefix that is not allowed.
 
-        A shard whose hints are already elsewhere may be changed in other fields, for example to disable it.
+        A shard that already has such a prefix may keep it: its other fields can be changed, to disable it.
         """
         if not change.HasField("upsert"):
             return

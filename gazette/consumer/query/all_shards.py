@@ -9,7 +9,7 @@
         def counts(self, store: CountStore, page: ListPage) -> list[tuple[str, int]]:
             return store.counts_after(page.after, page.limit)
 
-An answer is of all shards, or an error. It is no snapshot: each shard answers at a moment of its own.
+The answer has parts from all shards, or is an error. It is no snapshot: shards answer at different moments.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from gazette.runtime.tasks import TaskScope
 LIMIT: Final = 100
 LIMIT_MAX: Final = 1000
 _AT_ONCE: Final = 16
-"""Shards that one request asks at the same time. It bounds what a long list holds in memory."""
+"""Shards that one request asks at the same time: this bounds the memory of a long list."""
 
 ItemKey: TypeAlias = str | int
 
@@ -69,11 +69,11 @@ def gather_route(
     capability: int = Capability.READ,
     timeout_s: float | None = None,
 ) -> Callable[[Callable[[Any, Any, ShardRequest], Any]], ShardRoute]:
-    """Decorate a method that answers for its shard. ``combine`` makes one answer of those of all shards.
+    """Decorate a method that answers for one shard. ``combine`` makes one answer from those of all shards.
 
     ``combine`` gets the values that the method returned, in order of the shards' ids, and returns the
-    answer. It runs on the event loop. The values come from other members, as JSON: ``answer`` is their
-    type, such as ``dict[int, int]``. Without one, a value that JSON does not have is refused by its path.
+    answer. It runs on the event loop. Values travel between members as JSON: ``answer`` is their type,
+    such as ``dict[int, int]``. Without it, a value that JSON does not have is refused, with its path.
     See `shard_route` for the other parameters and for errors. Raise ``Unavailable`` if a shard is disabled.
     """
     encoding: ValueEncoding[Any] = ValueEncoding(answer, path="gather_route.answer")
@@ -105,7 +105,7 @@ def list_route(
     capability: int = Capability.READ,
     timeout_s: float | None = None,
 ) -> Callable[[Callable[[Any, Any, ListPage], Any]], ShardRoute]:
-    """Decorate a method that lists items of its shard. The route lists those of all shards, in pages.
+    """Decorate a method that lists items of one shard. The route lists the items of all shards, in pages.
 
     The method gets ``(self, store, page)``. It returns at most ``page.limit`` pairs of key and value
     whose keys are above ``page.after``, in ascending order. ``key`` is their type, str or int. Text is
@@ -113,9 +113,10 @@ def list_route(
 
     The answer is ``{"items": [{"key": …, "value": …}, …], "next": KEY, "duplicates": […]}``. The next page
     is the same request with ``?after=KEY``; after the last page ``next`` is null. ``?limit=N`` may ask for
-    up to ``limit_max`` items. Items of several shards with the same key are on the same page, one after the
-    other, so that it may be longer. ``duplicates`` names these keys, each with its shards: if keys are those
-    of messages, some were published to another partition. Errors are those of `gather_route`.
+    up to ``limit_max`` items. Items of several shards with the same key stand together on one page, which
+    may then be longer. ``duplicates`` names these keys with their shards. If the keys are those of messages,
+    a duplicate shows that some messages were published to another partition. Errors are those of
+    `gather_route`.
     """
     if key not in (str, int):
         raise Invalid(f"keys of a list are str or int, not {key!r}", path="list_route.key")
@@ -129,7 +130,7 @@ def list_route(
 
     def reply(method: Callable[..., Any], store: Any, request: ShardRequest) -> HttpAnswer:
         page = page_of(request)
-        # One more shows that there are too many, however many there are.
+        # One item more than the limit shows that the method ignores the limit.
         items = [[key, value] for key, value in islice(method(store, page), page.limit + 1)]
         _check_order(items, page, key)
         return encoded(items, request.route)
@@ -143,7 +144,7 @@ def list_route(
 
 
 def _all_shards(collect: Callable[[ShardRequest], _Values | _Page]) -> AskShards:
-    """Return the function that has all shards answer, and makes one answer of theirs.
+    """Return the function that asks all shards and combines their answers.
 
     ``collect`` returns an empty collection for the answers to a request, or raises ``Invalid``.
     """
@@ -193,7 +194,7 @@ class _Values:
 
 
 def _check_order(items: Sequence[Sequence[Any]], page: ListPage, kind: type[ItemKey]) -> None:
-    """Raise ``Broken`` for items that would let a later page lack some, or repeat some."""
+    """Raise ``Broken`` for items with which a later page would miss or repeat an item."""
     problem = ""
     if len(items) > page.limit:
         problem = f"more than the {page.limit} items that were asked for"
@@ -267,7 +268,7 @@ class _Page:
 
 
 def _check(shards: Sequence[ShardSpec], offsets: Iterable[str]) -> None:
-    """Raise for shards without which the answer would lack something."""
+    """Raise if a shard cannot answer, since the answer would miss its part."""
     if not shards:
         raise NotFound("no shard exists", hint="Apply specifications of shards.")
     for spec in shards:

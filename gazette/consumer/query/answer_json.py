@@ -1,7 +1,7 @@
 """JSON of what an application answers, for clients in any language. Pure.
 
-A value of Python gets the form that JSON has for it: a key becomes text, and a tuple an array. What would
-not say which value it was is refused, by its path: two keys with one text, bytes, a set, NaN.
+A value of Python gets the form that JSON has for it: a key becomes text, and a tuple an array. A value whose
+form would not tell it from another is refused, with its path: two keys with one text, bytes, a set, NaN.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ ENCODE_ERRORS: Final = (
     TypeError,
     ValueError,
 )
-"""Errors of an encoder, and of classes of the application that it calls."""
+"""Errors of an encoder, and of the application's classes that the encoder calls."""
 _SELF: Final = Misfit([], "is nested too deeply, or holds itself", "Return a flat value.")
 _decode: Final = msgspec.json.Decoder().decode
 
 
 def answer_json(value: Any) -> bytes:
-    """Return an answer as JSON. Raise ``InvalidValue``, with the path of the part that JSON cannot tell."""
+    """Return an answer as JSON. Raise ``InvalidValue``, with its path, for a part that JSON cannot tell."""
     try:
         body = msgspec.json.encode(value)
-        # Most answers have what JSON has. To compare them costs a tenth of a walk through them.
+        # Most answers read back equal. This comparison costs a tenth of a walk through the value.
         if _decode(body) == value:
             return body
     except ENCODE_ERRORS:
@@ -50,9 +50,9 @@ def answer_json(value: Any) -> bytes:
 
 
 def _misfit(value: Any, *, declared: bool) -> Misfit | None:
-    """Return the first part that JSON cannot tell; None without one.
+    """Return the first part that JSON cannot tell, if any.
 
-    ``declared``: a class says what the part is. Raise ``RecursionError`` for a value that holds itself.
+    ``declared``: a class says the type of the part. Raise ``RecursionError`` for a value that holds itself.
     """
     if isinstance(value, float):
         return None if math.isfinite(value) else _not_finite(value)

@@ -1,4 +1,4 @@
-"""The HTTP adapter of queries: routes of a member that shards answer, and how members pass requests on."""
+"""The HTTP adapter of queries: a member's routes that shards answer, and the call that passes them on."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ class HttpQueries:
         )
 
     def admit(self, path: str, metadata: Any) -> None:
-        """Look at the head of a call that passes a request on. Raise ``NotAllowed``.
+        """Check the head of a call that passes a request on, before its message. Raise ``NotAllowed``.
 
-        The message says which route it is. So the head must have what every route requires.
+        Only the message names the route. So the head must have what every route requires.
         """
         del path
         capabilities = [route.capability for route in self._routes.values()]
@@ -119,7 +119,7 @@ class HttpQueries:
 
 
 def _joined(request: Request) -> dict[str, str]:
-    """Return the headers of a request. Those of one name are a list, as in HTTP."""
+    """Return the headers of a request. Join those of one name by commas, as HTTP does."""
     headers = request.headers
     return {
         name: ("; " if name == "cookie" else ", ").join(headers.getlist(name))
@@ -128,7 +128,7 @@ def _joined(request: Request) -> dict[str, str]:
 
 
 def _arguments(request: Request) -> dict[str, str]:
-    """Return the parameters of the query. Raise ``Invalid`` for one that the path has as well, or twice."""
+    """Return the parameters of the query string. Raise ``Invalid`` for a name given twice, or in the path."""
     arguments = single_arguments(request)
     for name in arguments:
         if name in request.path_params:
@@ -137,13 +137,13 @@ def _arguments(request: Request) -> dict[str, str]:
 
 
 def _with_head(methods: Iterable[str]) -> list[str]:
-    """Return methods as Starlette takes them: in capitals, and HEAD with GET."""
+    """Return methods as Starlette expects them: in capitals, and HEAD with GET."""
     found = {method.upper() for method in methods}
     return sorted(found | {"HEAD"} if "GET" in found else found)
 
 
 async def error_answer(_request: Request, error: Exception) -> Response:
-    """Answer a request whose handler raised an error of our tree (for Starlette)."""
+    """Answer a request whose handler raised a `GazetteError` (for Starlette)."""
     assert isinstance(error, GazetteError)
     status = http_status_of(code_of(error))
     text = error.message if status == 401 else str(error)

@@ -11,16 +11,16 @@ from gazette.protocol.shard import ShardSpec
 
 
 def one_reader(journal: JournalName, readers: Iterable[ShardSpec], covered: LabelSelector) -> str:
-    """Return the id of the one shard that reads a partition, is not disabled, and is among ``covered``.
+    """Return the id of the only shard that reads a partition, is enabled, and matches ``covered``.
 
-    A disabled shard makes way for another one, which has the state of the key. To a caller, a shard that its
-    token does not cover looks like one that does not exist. Raise ``NotFound`` without a shard, and
-    ``Invalid`` if there are several.
+    Ignore disabled shards: another shard may have taken the key over. To a caller, a shard that its token
+    does not cover looks like one that does not exist. Raise ``NotFound`` without a shard, and ``Invalid``
+    for several.
     """
     shards = [
         one.id for one in readers if not one.disable and covered.matches(one.labels_with_id())
     ]
-    # A caller of some shards only does not learn which partition it is, either.
+    # A caller whose token covers only some shards must not learn the partition either.
     if not shards and covered != EVERYTHING:
         raise NotFound("no shard that the token covers has the messages of this key")
     if not shards:

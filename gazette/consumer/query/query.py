@@ -1,4 +1,4 @@
-"""Queries of shards: a query, its answer, and the errors that a call of an application ends with."""
+"""Queries of shards: a query, its answer, and the errors with which a call ends."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class ShardQuery:
 
     shard: str
     read_through: Mapping[str, int] = field(default_factory=dict)
-    """Offsets of sources that the answer must reflect, to read one's own writes.
+    """Offsets of sources that the answer must reflect: callers read their own writes by them.
 
-    A publish or an append returned them. Only the primary knows them: they exclude standbys.
+    A publish or an append returns such offsets. A standby cannot check them: only the primary answers.
     """
     max_staleness_s: float | None = None
     """Largest age in seconds of the state from which a hot standby may answer. None: the primary answers."""
     header: Header | None = None
-    """Set on a query that another member passed on. This member answers it, or refuses it."""
+    """Set on a query that another member passed on: this member answers or refuses it."""
     claims: Claims = EVERYTHING
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class QueryResult(Generic[T]):
 
 @asynccontextmanager
 async def rpc_errors(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """End the call of an application's handler with a fitting code if it raises an error of our tree."""
+    """End the call of an application's handler with the code of a `GazetteError` that the block raises."""
     try:
         yield
     except GazetteError as error:

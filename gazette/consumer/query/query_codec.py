@@ -1,12 +1,12 @@
-"""A `ShardQuery` as headers of HTTP requests and metadata of gRPC calls, and a `QueryResult` as theirs.
+"""A `ShardQuery` and a `QueryResult` as HTTP headers and as gRPC metadata.
 
-Of a query:
+Names of a query:
 
 - ``gazette-max-staleness``: a hot standby may answer from a state of at most this age: ``2.5`` or ``2.5s``.
 - ``gazette-read-through``: the offsets that the answer must reflect: ``journal=offset``, comma separated.
 - ``gazette-header-bin``: the `Header` of a query that one member passes on to another. gRPC only.
 
-Of a result:
+Names of a result:
 
 - ``gazette-staleness``: age of the state in seconds.
 - ``gazette-served-by``: the member that answered: ``zone#member``.
@@ -44,7 +44,7 @@ def values_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> Values:
 
 
 def query_of(values: Values, claims: Claims) -> ShardQuery:
-    """Decode a query whose shard is not known yet. Raise ``Invalid`` for values of a wrong form."""
+    """Decode a query that names no shard yet. Raise ``Invalid`` for values of a wrong form."""
     return ShardQuery(
         "",
         read_through_of(_text(values.get(READ_THROUGH, ""))),
@@ -55,7 +55,7 @@ def query_of(values: Values, claims: Claims) -> ShardQuery:
 
 
 def of_shard(query: ShardQuery, shard: Any) -> ShardQuery:
-    """Return the query of a shard. Raise ``Invalid`` if a request names none."""
+    """Return the query with its shard. Raise ``Invalid`` for an empty id."""
     if not (isinstance(shard, str) and shard):
         raise Invalid(
             "the request names no shard",

@@ -21,10 +21,10 @@ _HINT: Final = "Correct it, and restart the application. Its shard goes on."
 
 
 def query_method(method: Callable[..., Any], parameters: Sequence[str]) -> Callable[..., Any]:
-    """Return a method that answers queries, so that its errors name the line of the user's code.
+    """Return ``method`` wrapped, so that its errors name the line of the user's code.
 
-    Raise ``Invalid`` if it is no plain function, or cannot be called with ``parameters``. The returned one
-    logs what it raises, and raises ``ApplicationFailed``. Errors of our tree pass through.
+    Raise ``Invalid`` if it is no plain function, or cannot be called with ``parameters``. The wrapped
+    method logs an exception and raises ``ApplicationFailed`` for it. A `GazetteError` passes through.
     """
     require_plain(method, parameters)
     name = method.__qualname__
@@ -45,9 +45,10 @@ def query_method(method: Callable[..., Any], parameters: Sequence[str]) -> Calla
 
 @contextlib.contextmanager
 def answering(route: str) -> Iterator[None]:
-    """Log an ``Invalid`` answer as the fault of the application, and raise ``ApplicationFailed`` for it.
+    """Log an ``Invalid`` of the block, and raise ``ApplicationFailed`` for it.
 
-    The client has made no error. Encode the answer within, and do nothing else.
+    Only encode the answer in the block: an answer that cannot be encoded is the application's fault, not
+    the client's.
     """
     try:
         yield

@@ -43,29 +43,29 @@ T = TypeVar("T")
 _PAUSE_S: Final = 0.05
 _PAUSE_MAX_S: Final = 0.5
 _STANDBY_GRACE_S: Final = 1.0
-"""Seconds that a standby may take to come up to date while a primary can be asked instead."""
+"""Seconds that a standby may take to make a new edition, if the primary can be asked instead."""
 _RETRIED_CODES: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED}
 )
 
 
 class RunningQueries:
-    """The queries that this member answers now, so that all can be ended. Loop-bound."""
+    """The queries that this member answers now, to end all of them at once. Loop-bound."""
 
     def __init__(self) -> None:
-        # Not a set: they end in the order in which they began.
+        # A dict keeps the order: queries end in the order in which they began.
         self._deadlines: dict[asyncio.Timeout, None] = {}
         self._reason = ""
         self._until: float | None = None
 
     @property
     def ended(self) -> bool:
-        """True if no query is answered any more."""
+        """True if this member answers no more queries."""
         return self._until is not None and asyncio.get_running_loop().time() >= self._until
 
     @contextmanager
     def query(self, deadline: asyncio.Timeout) -> Iterator[None]:
-        """Count a query until the block ends. ``end`` moves its deadline."""
+        """Register a query while the block runs: ``end`` brings its deadline forward."""
         self._deadlines[deadline] = None
         try:
             self._bound(deadline)
@@ -115,12 +115,12 @@ class QueryRouter:
         """Have the shard answer.
 
         If this member may answer, call ``serve(store)`` on a thread of ``pool``. Otherwise call
-        ``proxy(channel, query)`` with a channel to a member that may, and with the header to
-        send along. Both may be called again after a failure: they must only read.
+        ``proxy(channel, query)`` with a channel to a member that may answer. This ``query`` has the
+        header to send along. Both may be called again after a failure: they must only read.
 
         Without a reachable primary, wait for the next one: a query outlasts a fail-over. Raise
-        ``NotFound``. Raise ``Unavailable`` after ``timeout_s`` seconds, when this member leaves, or
-        once the shard has failed and nothing will start it again.
+        ``NotFound`` if the shard does not exist. Raise ``Unavailable`` after ``timeout_s`` seconds,
+        when this member leaves, or once the shard has failed and nothing will restart it.
         Raise what ``serve`` raises. Raise ``Moved`` if the query has a header and this member
         may not answer. After a cancellation ``serve`` may still run.
         """
@@ -149,7 +149,7 @@ class QueryRouter:
                 if query.header is not None:
                     raise
                 attempts.failed(error)
-            # The second attempt may ask standbys, which answer beside a primary that has failed.
+            # The second attempt may ask standbys: they answer even if the primary has failed.
             if attempt:
                 self._require_not_failed(query.shard)
             await self._change_or(pause_s)
@@ -192,7 +192,7 @@ class _Attempts:
         self._shard_id = self.query.shard
 
     def failed(self, error: Retryable) -> None:
-        """Keep why an attempt has failed."""
+        """Keep the reason of a failed attempt."""
         facts = {name: value for name, value in error.facts.items() if name != "shard"}
         reason = str(GazetteError(error.message, **facts))
         self.describe = lambda: reason
@@ -240,7 +240,7 @@ class _Attempts:
     async def _local(self, resolution: Resolution) -> QueryResult[Any]:
         shard = resolution.shard
         assert shard is not None
-        # Our cancellation does not end the thread, which goes on using the store.
+        # A cancellation of this task does not end the thread, which still uses the store.
         shard.begin_use()
         value = await self._served(resolution.store, shard.end_use)
         return QueryResult(value, resolution.local_id)
@@ -267,7 +267,7 @@ class _Attempts:
             return await await_future(answer)
         except asyncio.CancelledError:
             if answer.cancelled():
-                # This task was not cancelled: the pool was closed.
+                # The pool was closed; this task was not cancelled.
                 raise Unavailable("this member has stopped", shard=self._shard_id) from None
             answer.cancel()
             raise
@@ -275,8 +275,9 @@ class _Attempts:
             raise Moved("its store was closed", shard=self._shard_id) from error
 
     async def _ask_standby(self) -> QueryResult[Any] | None:
-        """Return the answer of this member's standby, if there is one. While the primary does not
-        answer, ask standbys of others. Else return None.
+        """Return the answer of this member's standby, or None.
+
+        While the primary does not answer, also ask standbys of other members.
         """
         query, resolver = self.query, self._resolver
         shard = resolver.standby(self._shard_id, query.claims)
@@ -318,7 +319,7 @@ class _Attempts:
         return QueryResult(value, self._resolver.local_id, staleness_s)
 
     async def _remote(self, header: Header) -> QueryResult[Any]:
-        """Ask a member until it answers or does not have that role any more."""
+        """Ask a member until it answers, or until it has lost that role."""
         endpoint = self.router.peers.pick(header.route, process_id=header.process_id)
         if endpoint is None:
             raise Moved("its member has no endpoint", shard=self._shard_id)
@@ -346,7 +347,7 @@ class _Attempts:
     async def _ask_member(
         self, channel: grpc.aio.Channel, header: Header, endpoint: str
     ) -> QueryResult[Any] | GazetteError:
-        """Return the peer's answer, or the error that it stands for."""
+        """Return the peer's answer, or the error that the peer's status means."""
         try:
             with open_channel("query", shard=self._shard_id):
                 answer = await self.proxy(channel, replace(self.query, header=header))

@@ -1,4 +1,4 @@
-"""The core of each way to have shards answer: find the shard, authorise the caller, pass the query on."""
+"""The core of all queries: find the shard, authorise the caller, ask the member that serves the shard."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ class ShardCaller(Protocol):
     ) -> str:
         """Return the id of the shard that reads messages with a key, of those that ``claims`` cover.
 
-        The key is mapped to a partition of `Application.keyed_journals` as publishers do. A text is read as
-        the declared type of the key (`Application.key_encoding`). Raise ``Invalid`` if it cannot be, if the
-        application has no such journals, or if several shards read that partition. Raise
-        ``NotFound`` if no shard does. Raise ``Unavailable`` if no broker lists them in time, or this
+        Map the key to a partition of `Application.keyed_journals`, as publishers do. Read a text as the
+        declared type of the key (`Application.key_encoding`). Raise ``Invalid`` if that fails, if the
+        application has no such journals, or if several shards read the partition. Raise ``NotFound`` if
+        no shard reads it. Raise ``Unavailable`` if no broker lists the journals in time, or if this
         member leaves. ``timeout_s`` defaults to ``query_timeout_s``.
         """
         ...
@@ -81,7 +81,7 @@ class ShardCaller(Protocol):
 
 
 class Answerer(Protocol[AnswerT]):
-    """A method of an application that shards answer, as its adapter serves it and passes it on."""
+    """A method of an application that shards answer, with the adapter that serves it and passes it on."""
 
     capability: int
     """Capability that the token of a caller needs."""
@@ -93,7 +93,7 @@ class Answerer(Protocol[AnswerT]):
         ...
 
     def send(self, channel: grpc.aio.Channel, request: Any, query: ShardQuery, own: Any) -> Any:
-        """Begin the call that passes a query on, with our ``own`` metadata."""
+        """Begin the call that passes a query on. ``own`` are the metadata of this member."""
         ...
 
     def decode(self, response: Any) -> AnswerT:
@@ -107,14 +107,14 @@ class Question(Generic[T]):
     def __init__(
         self, service: ShardCaller, method: Answerer[T], request: Any, query: ShardQuery
     ) -> None:
-        """Begin the time of the query: to find its shard, and to have that answer."""
+        """Start the clock of the query's time-out: it covers finding the shard and the answer."""
         seconds = service.query_timeout_s if method.timeout_s is None else method.timeout_s
         self._until = asyncio.get_running_loop().time() + seconds
         self._method = method
         self.service = service
         self.request = request
         self.query = query
-        """The query; its shard is not known yet."""
+        """The query, before its shard is known."""
 
     @property
     def left_s(self) -> float:
@@ -126,7 +126,7 @@ class Question(Generic[T]):
         method, request = self._method, self.request
 
         async def forward(channel: grpc.aio.Channel, forwarded: ShardQuery) -> QueryResult[T]:
-            # We may not pass the caller's token on: the peer gets one of ours.
+            # The caller's token must not be passed on: the peer gets a token of this member.
             claims = shard_claims(method.capability, forwarded.shard)
             own = (*self.service.peers.credentials.metadata(claims), *metadata_of(forwarded))
             call = method.send(channel, request, forwarded, own)
@@ -139,7 +139,7 @@ class Question(Generic[T]):
 
 
 Find: TypeAlias = Callable[[Question[Any]], Awaitable[Any]]
-"""Function that returns the id of the shard that a request asks."""
+"""Function that returns the id of the shard for a request."""
 
 
 def find_by(
@@ -148,7 +148,7 @@ def find_by(
     shard: Callable[[Any], Any] | None,
     default: Callable[[Any], Any],
 ) -> Find:
-    """Return the function that finds the shard by a key of requests, or by what they say.
+    """Return the function that finds the shard of a request by its key, or by the shard that it names.
 
     Raise ``Invalid`` if both ``key`` and ``shard`` are given.
     """
@@ -167,12 +167,12 @@ def find_by(
 
 
 def caller_of(service: ShardCaller, metadata: Any, capability: int) -> Claims:
-    """Return the claims of a call's metadata. Raise ``NotAllowed`` without the capability."""
+    """Return the claims in the metadata of a call. Raise ``NotAllowed`` if they lack ``capability``."""
     return service.verifier.verify(authorization_of(metadata), capability)
 
 
 async def answer_call(context: Any, answer: Callable[[Any], Awaitable[QueryResult[T]]]) -> T:
-    """Answer a call of gRPC by ``answer(metadata)``. Trailing metadata name the member."""
+    """Answer a gRPC call by ``answer(metadata)``. The trailing metadata name the member that answered."""
     async with rpc_errors(context):
         result = await answer(context.invocation_metadata())
         context.set_trailing_metadata(tuple(result_headers(result).items()))

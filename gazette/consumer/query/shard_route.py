@@ -7,11 +7,11 @@
         def count(self, store: CountStore, request: ShardRequest) -> dict[str, int]:
             return {"n": store.count(request.path["word"])}
 
-Methods of an application are served at their paths. Those of another object are, if they are added:
+Methods of an application are served at their paths. Add the methods of other objects:
 
     service.add_route("/shards/{shard}/count", api.count)
 
-Members pass requests on over gRPC, whose endpoint they advertise: see `HttpQueries`.
+Members pass requests on by gRPC: see `HttpQueries`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ShardRequest(msgspec.Struct, frozen=True):
     query: Mapping[str, str]
     """Parameters of the query string. Each is given once."""
     headers: Mapping[str, str]
-    """Headers by lower-case name, without ``authorization``. Lines of one name are joined by commas."""
+    """Headers by lower-case name, without ``authorization``. Headers of one name are joined by commas."""
     body: bytes = b""
     """The body as it was sent."""
     shard: str = ""
@@ -75,13 +75,13 @@ ShardOf: TypeAlias = Callable[[ShardRequest], str]
 KeyOf: TypeAlias = str | Callable[[ShardRequest], Any]
 """Name of a parameter of the path or the query, or function that returns the key."""
 AskShards: TypeAlias = Callable[[Question[HttpAnswer]], Awaitable[QueryResult[HttpAnswer]]]
-"""Function that finds the shards of a request, and has them answer."""
+"""Function that finds the shards of a request and asks them."""
 Reply: TypeAlias = Callable[[Callable[..., Any], Any, ShardRequest], HttpAnswer]
 """Function that encodes what a shard answers: ``reply(method, store, request)``, on a thread."""
 
 
 def shard_of(request: ShardRequest) -> str:
-    """Return the shard that a request names: a parameter ``shard`` of its path or its query."""
+    """Return the shard that a request names by the parameter ``shard`` of its path or query string."""
     return request.path.get("shard") or request.query.get("shard", "")
 
 
@@ -128,7 +128,7 @@ def key_of(name: str, request: ShardRequest) -> str:
 
 
 def checked_path(path: object) -> str:
-    """Return the path of a decorator. Raise ``Invalid`` for anything else, as for a method."""
+    """Return the path of a decorator. Raise ``Invalid`` for anything else, such as a decorated method."""
     if not isinstance(path, str) or (path and not path.startswith("/")):
         raise Invalid(
             f"{path!r} is not the path of a route",
@@ -140,7 +140,7 @@ def checked_path(path: object) -> str:
 
 @dataclass
 class ShardRoute:
-    """A route made by a decorator: a descriptor of a class, and with ``instance`` that of one object."""
+    """A route made by a decorator: a descriptor of its class. With ``instance``, the route of one object."""
 
     path: str
     """Path that the decorator gives; empty if ``add_route`` does."""
@@ -151,7 +151,7 @@ class ShardRoute:
     ask_shards: AskShards
     reply: Reply
     key: KeyOf | None = None
-    """The key whose shard is asked: a function of the request, or the name of a path parameter."""
+    """The key that finds the shard: a function of the request, or the name of a path parameter."""
     method: Callable[..., Any] = lambda *_: None
     instance: Any = None
 
@@ -171,7 +171,7 @@ class ShardRoute:
     ) -> QueryResult[HttpAnswer]:
         """Have shards answer. Raise as `QueryRouter.ask` does."""
         asked = Question(service, self, request, query_of(values, claims))
-        if request.shard:  # Another member has found the shard, and passes the request on.
+        if request.shard:  # Another member has found the shard and passed the request on.
             return await asked.ask(of_shard(asked.query, request.shard))
         return await self.ask_shards(asked)
 
@@ -202,9 +202,9 @@ def routes_of(instance: Any) -> list[ShardRoute]:
 
 
 def encoded(value: Any, route: str) -> HttpAnswer:
-    """Encode a reply, on the thread of the query, so that its content does not change meanwhile.
+    """Encode a reply. Raise ``ApplicationFailed`` for a value that cannot be encoded.
 
-    Raise ``ApplicationFailed`` for a value that cannot be encoded.
+    Called on the thread of the query, before the reply's content can change.
     """
     with answering(route):
         return _encoded(value)

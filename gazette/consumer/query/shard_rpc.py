@@ -51,22 +51,20 @@ def shard_rpc(
     capability: int = Capability.READ,
     timeout_s: float | None = None,
 ) -> Callable[[Callable[[Any, Any, RequestT], ResponseT]], ShardRpc[RequestT, ResponseT]]:
-    """Decorate a unary method of a servicer; ``stub`` is the generated class of its service's clients.
+    """Decorate a unary method of a servicer. ``stub`` is the generated client class of the service.
 
-    ``key`` names a field of the request, or is a function of it. It finds the shard as publishers
-    find the partition of a message with that key. Otherwise ``shard(request)`` returns the id of the
-    shard to ask, by default the request's field ``shard``. With authentication, a caller needs
-    ``capability`` for that shard. ``timeout_s`` bounds how long to wait for a shard (default:
-    ``--consumer.query-timeout``).
+    ``key`` is the name of a request's field, or a function of the request. It finds the shard as
+    publishers find the partition of a message with that key. Otherwise ``shard(request)`` returns the
+    shard's id, by default the request's field ``shard``. With authentication, a caller needs
+    ``capability`` for that shard. ``timeout_s`` bounds the wait for a shard (default:
+    ``--consumer.query-timeout``). Raise ``Invalid`` if both ``key`` and ``shard`` are given.
 
     The decorated method gets ``(self, store, request)``, must only read, and may be called again.
-    ``self`` must have an attribute ``service``. Metadata of a call carry what it allows and asks
-    for: see `consumer/query/query_codec`. A request may have a field ``header`` of type
-    ``protocol.Header``. Such a request is passed on with the header, as members of other
-    implementations expect.
+    ``self`` must have an attribute ``service``. Callers set staleness and offsets by metadata: see
+    `consumer/query/query_codec`. A request that has a field ``header`` of type ``protocol.Header`` is
+    passed on with that header, as members of other implementations expect.
 
-    Its ``ask`` calls it in this process: ``await api.Count.ask(request)``. Raise ``Invalid`` if both
-    ``key`` and ``shard`` are given.
+    A program of the same process calls ``await api.Count.ask(request)``.
     """
     of_key = attrgetter(key) if isinstance(key, str) else key
     find = find_by("shard_rpc", of_key, shard, attrgetter("shard"))
@@ -80,7 +78,7 @@ def shard_rpc(
 
 @dataclass
 class ShardRpc(Generic[RequestT, ResponseT]):
-    """A method made by ``@shard_rpc``: a descriptor of a class, and with ``instance`` of one servicer."""
+    """A method made by ``@shard_rpc``: a descriptor of its class. With ``instance``, that of one servicer."""
 
     method: Callable[[Any, Any, RequestT], ResponseT]
     stub: Callable[[Any], Any]
@@ -100,9 +98,9 @@ class ShardRpc(Generic[RequestT, ResponseT]):
         return self if instance is None else replace(self, instance=instance)
 
     def admit(self, path: str, metadata: Any) -> None:
-        """Look at the head of a call. Raise ``NotAllowed`` as the call itself would."""
+        """Check the head of a call, before its message. Raise ``NotAllowed`` as the call itself would."""
         del path
-        if getattr(self.instance, "service", None) is not None:  # The call itself says so.
+        if getattr(self.instance, "service", None) is not None:  # Otherwise the call itself raises.
             caller_of(self.instance.service, metadata, self.capability)
 
     async def __call__(self, request: RequestT, context: Any) -> ResponseT:
@@ -128,7 +126,7 @@ class ShardRpc(Generic[RequestT, ResponseT]):
         max_staleness_s: float | None = None,
         claims: Claims = EVERYTHING,
     ) -> QueryResult[ResponseT]:
-        """Have a shard answer a request of this process. Raise as `QueryRouter.ask` does."""
+        """Ask a shard from this process. Raise as `QueryRouter.ask` does."""
         query = ShardQuery(shard or "", read_through or {}, max_staleness_s, None, claims)
         asked = Question(service_of(self.instance), self, request, query)
         if shard is None:
@@ -155,7 +153,7 @@ class ShardRpc(Generic[RequestT, ResponseT]):
 
 
 def service_of(instance: Any) -> ShardCaller:
-    """Return the service whose shards are asked. Raise ``Invalid`` without one."""
+    """Return the attribute ``service`` of a servicer. Raise ``Invalid`` without one."""
     service: ShardCaller | None = getattr(instance, "service", None)
     if service is None:
         raise Invalid(

@@ -17,10 +17,10 @@ SAMPLES_MAX: Final = 4096
 
 
 class StandbyLag:
-    """Lag computed from the heads of a log and the played offset. Pure: moments are passed in.
+    """Lag computed from samples of a log's head and the played offset. Pure: callers pass the time in.
 
-    The lag in seconds is the age of the oldest head that the standby has not reached. Heads are
-    sampled, so the lag is exact to the sampling interval.
+    The lag in seconds is the age of the oldest sampled head that the standby has not reached. It is
+    exact to the sampling interval.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class StandbyLag:
         self._head = 0
 
     def note_head(self, head: int, now: float) -> None:
-        """Note that the log reached to ``head`` at a moment."""
+        """Note that the log ended at the offset ``head`` at the time ``now``."""
         if head > self._head:
             self._head = head
             self._heads.append((now, head))
@@ -57,9 +57,9 @@ async def watch_lag(
     is_standby: Callable[[], bool],
     note: Callable[[tuple[int, float] | None], None],
 ) -> None:
-    """Sample how far the log of a standby goes, until it is no standby any more.
+    """Sample the head of a standby's log, until the shard is no standby any more.
 
-    Report each head to the player, so that one that gets no bytes fails before it is needed. Call
+    Report each head to the player: a player that gets no bytes then fails before it is needed. Call
     ``note`` with the lag in (bytes, seconds), and with None at the end.
     """
     lag, before = StandbyLag(), (clock.monotonic(), player.progress.bytes_read)
@@ -87,12 +87,12 @@ async def watch_lag(
 
 
 async def journal_head(client: Client, journal: str) -> int | None:
-    """Return where a journal ends, as any of its brokers knows it; None if that is unknown now."""
+    """Return the head of a journal, from any of its brokers; None if it is unknown now."""
     reader = client.reader(ReadParams(journal, offset=-1, block=False, metadata_only=True))
     try:
         await reader.read()
     except NotYet:
-        pass  # Expected: there is nothing behind the head.
+        pass  # Expected: the journal has no bytes behind its head.
     except (Retryable, NotFound, NotAllowed):
         return None  # Play-back handles these errors.
     finally:

@@ -1,9 +1,9 @@
 """Queries on a hot standby: editions of the shard's state, and their age.
 
-A query names the largest age that its answer may have. An edition shows the end of the recovery log
-at one moment; the log's primary was asked for that end. A query that needs a newer edition has it
-made, once for all queries that wait. An edition is also made ahead of time, when half of a query's
-allowed age has passed. A standby without queries does nothing.
+A query names the largest age that its answer may have. An edition is the state at the end of the recovery
+log at one moment; the log's primary broker says where the end is. A query that needs a newer edition makes
+one, for all queries that wait. When half of a query's allowed age has passed, the next edition is made ahead
+of time. A standby without queries does nothing.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ log = logging.getLogger(__name__)
 
 
 class Player(Protocol):
-    """The part of ``recoverylog.player.Player`` that is used here."""
+    """The part of ``recoverylog.player.Player`` that queries need."""
 
     def view(self, call: Callable[[PlayedFiles], Any]) -> Awaitable[Any]: ...
 
 
 class ReadSnapshot:
-    """The state as of one moment. Loop-bound; its ``uses`` end before it is released."""
+    """The state as of one moment. Loop-bound. It is released once no query uses it."""
 
     def __init__(self, reader: Any, as_of: float) -> None:
         self.reader = reader
         self.as_of = as_of
-        """A moment of the monotonic clock: everything committed before it is in the edition."""
+        """Time of the monotonic clock: everything committed before it is in the edition."""
         self.uses = 0
         self.replaced = False
 
@@ -63,7 +63,7 @@ class StandbyReads:
         self._view: StateView | None = None
         self._current: ReadSnapshot | None = None
         self._older: ReadSnapshot | None = None
-        """Replaced, but still in use. There is no third: the next is made only once this is released."""
+        """The edition before, while a query uses it. There is no third: the next one waits until then."""
         self._refreshing: asyncio.Task[None] | None = None
         self._released = asyncio.Event()
         self._closed = False
@@ -74,10 +74,10 @@ class StandbyReads:
         return None if self._current is None else self.age_s(self._current)
 
     async def begin(self, max_staleness_s: float) -> ReadSnapshot:
-        """Return an edition that is at most that old, to be given back by ``end``.
+        """Return an edition of at most that age. Give it back by ``end``.
 
-        Raise ``NotAllowed`` if the application has no view. Raise the error that keeps an edition
-        from being made. Raise ``Moved`` when the standby ended, or takes longer than that age to
+        Raise ``NotAllowed`` if the application has no view. Raise the error of a failed attempt to make
+        an edition. Raise ``Moved`` when the standby has ended, or needs longer than ``max_staleness_s`` to
         make one. The caller bounds the wait.
         """
         asked_at = self._clock.monotonic()
@@ -91,19 +91,19 @@ class StandbyReads:
                 edition.uses += 1
                 return edition
             if edition is not None and edition.as_of >= asked_at:
-                # The edition made for this query is too old by now, and so would be the next.
+                # The edition made for this query is too old already, and the next one would be too.
                 raise Moved(
                     "the standby's state cannot be so fresh", staleness_s=self.age_s(edition)
                 )
             refresh = self._refresh()
-            # The task goes on after our cancellation: other queries wait for it.
+            # A cancellation does not end that task: other queries wait for it.
             await asyncio.wait({refresh})
             if refresh.cancelled():
                 raise Moved("the standby has ended")
             refresh.result()
 
     def age_s(self, edition: ReadSnapshot) -> float:
-        """Return the seconds since the last moment whose commits are all in the edition."""
+        """Return the age in seconds: the edition has all commits before that."""
         return self._clock.monotonic() - edition.as_of
 
     def end(self, edition: ReadSnapshot) -> None:
@@ -121,7 +121,7 @@ class StandbyReads:
         return self._refreshing
 
     async def _make(self) -> None:
-        while self._older is not None:  # A long query still reads it.
+        while self._older is not None:  # A long query still reads the edition before.
             self._released.clear()
             await self._released.wait()
         as_of = self._clock.monotonic()
@@ -159,13 +159,13 @@ class StandbyReads:
 
     def _release(self, edition: ReadSnapshot) -> None:
         if self._view is not None:
-            # Release first, before any refresh. It closes connections, which does not block.
+            # Release it before the next refresh. This closes connections and does not block.
             self._view.release(edition.reader)
 
     async def close(self, grace_s: float) -> None:
-        """Take no more queries, let running ones end for ``grace_s`` seconds, and release everything.
+        """Refuse new queries, give running ones ``grace_s`` seconds, and release everything.
 
-        A query that still runs gets `Closed` from what it reads. May be called again.
+        A query that still runs then gets `Closed` from its reads. May be called again.
         """
         if self._closed:
             return
@@ -191,8 +191,6 @@ class StandbyReads:
 
 
 def _noted(task: asyncio.Task[None]) -> None:
-    """Retrieve the task's error, in case that no query waits for it: Python warns of errors that
-    are not retrieved.
-    """
+    """Retrieve the task's error: Python warns of one that no query has retrieved."""
     if not task.cancelled():
         task.exception()

@@ -23,8 +23,7 @@ class ShardCollector(Collector):
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        # This runs on the collector's thread. Each value is read once, and other threads only
-        # replace it as a whole.
+        # This is the collector's thread. It reads each value once; other threads replace a value as a whole.
         shards = list(self._resolver.local_shards.items())
         up = GaugeMetricFamily(
             "gazette_shard_up", "Shards of this member.", labels=["shard", "status"]

@@ -1,6 +1,4 @@
-"""The objects and settings that all shards of a member share, and those that the parts of one shard
-share.
-"""
+"""Objects and settings: those that a member's shards share, and those that one shard's parts share."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ class ShardContext:
     stall_timeout_s: float = 60.0
     lag_interval_s: float = 5.0
     append_budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(128 << 20))
-    """Memory for bytes of all shards that wait to be appended."""
+    """Memory for the appends of all shards that wait."""
     restarts: Restarts = field(default_factory=lambda: Restarts(0))
     new_worker: WorkerFactory = ShardThread
 
@@ -64,6 +62,6 @@ class ShardParts:
     progress: Progress
     ownership: Ownership
     scope: TaskScope
-    """Runs the shard's tasks."""
+    """Scope of the shard's tasks."""
     ended: asyncio.Event
     """Set when the shard has ended."""

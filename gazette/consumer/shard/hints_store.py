@@ -37,12 +37,12 @@ _ON_LOOP_BYTES: Final = 128 << 10
 _FILE_BYTES: Final = 153
 """Approximate bytes of a file in JSON."""
 _SHORT_BYTES: Final = 4096
-"""More bytes than hints without files take."""
+"""Bytes that hints without files never reach."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredHints:
-    """The hints at one key. ``error`` says why there are none although the key has a value."""
+    """The hints at one key. ``error``: why the key has a value, but no hints."""
 
     key: str
     hints: FSMHints | None
@@ -54,7 +54,7 @@ class StoredHints:
 
 
 def checked_hints(value: bytes, recovery_log: str) -> FSMHints:
-    """Decode hints, and check that a log can be played by them. Raise ``Invalid`` or ``Corrupt``."""
+    """Decode hints, and check that they can play the log. Raise ``Invalid`` or ``Corrupt``."""
     hints = decode_hints(value)
     if hints.log != recovery_log:
         raise Invalid(
@@ -68,8 +68,7 @@ def checked_hints(value: bytes, recovery_log: str) -> FSMHints:
 async def read_hints(etcd: Etcd, spec: ShardSpec, check: bool = True, /) -> tuple[StoredHints, ...]:
     """Read all slots of a shard at one revision: the primary's, then the backups.
 
-    Without ``check``, decode only short values, for callers that move values on. Raise
-    ``Unavailable``.
+    Without ``check``, decode only short values, for callers that only move values. Raise ``Unavailable``.
     """
     keys = (spec.hint_primary_key, *spec.hint_backup_keys)
     stored: list[StoredHints] = []
@@ -90,17 +89,17 @@ async def read_hints(etcd: Etcd, spec: ShardSpec, check: bool = True, /) -> tupl
 
 
 async def _computed(size: int, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function, on a thread if its input is large: hints of 100 GiB of state take a second."""
+    """Call a function, on a thread if ``size`` is large: hints for 100 GiB of state take a second."""
     if size <= _ON_LOOP_BYTES:
         return fn(*args, **kwargs)
     return await asyncio.to_thread(fn, *args, **kwargs)
 
 
 def usable_hints(stored: tuple[StoredHints, ...], spec: ShardSpec) -> tuple[FSMHints, ...]:
-    """Return the hints to recover from, best first; for a new shard, empty hints.
+    """Return the hints to recover from, best first. For a new shard, return empty hints.
 
-    The later ones serve if the log has lost what the earlier ones need. Damaged ones are skipped
-    with a warning. If *all* that exist are damaged, raise ``Corrupt``: starting from nothing would
+    The later hints serve if the log has lost bytes that the earlier ones need. Skip damaged hints
+    with a warning. If *all* stored hints are damaged, raise ``Corrupt``: to start from nothing would
     drop the shard's state.
     """
     usable = list(dict.fromkeys(one.hints for one in stored if one.hints is not None))
@@ -111,7 +110,7 @@ def usable_hints(stored: tuple[StoredHints, ...], spec: ShardSpec) -> tuple[FSMH
             {"key": bad.key, "shard": spec.id, "error": bad.error},
         )
     if usable:
-        # Hints without files say to read the log from its first byte: any hints with files are better.
+        # Hints without files make a player read the log from its first byte: hints with files are better.
         return tuple(sorted(usable, key=lambda hints: not hints.live_nodes))
     if damaged:
         raise Corrupt(
@@ -131,12 +130,12 @@ async def store_recorded_hints(
     create_revision: int,
     size: HintsSize | None = None,
 ) -> bool:
-    """Write the primary's hints if we still are the primary. Return True if we were.
+    """Write the primary's hints if this member still is the primary. Return True if it was.
 
-    Also write them into backups that have none yet, or some without files. A log cannot be pruned
-    while such a backup exists. Otherwise one promotion for each backup would have to fill them. The
-    comparison drops a zombie's hints. ``size`` warns of large hints. Raise ``Unavailable``. Raise
-    ``Invalid`` for hints that are larger than etcd accepts.
+    Also write them into backups without hints, or with hints without files: a log cannot be pruned
+    while such a backup exists, and otherwise each promotion would fill only one. The comparison of
+    the assignment's revision drops a zombie's hints. ``size`` warns of large hints. Raise
+    ``Unavailable``. Raise ``Invalid`` for hints that are larger than etcd accepts.
     """
     ours = Compare.create_revision(assignment_key, "=", create_revision)
     form, value = await _encoded(hints)
@@ -147,8 +146,8 @@ async def store_recorded_hints(
         return result.succeeded
     for slot in (await read_hints(etcd, spec, False))[1:]:
         if _is_empty(slot):
-            # One transaction for each: all together may be more than etcd accepts. A slot that was
-            # written meanwhile stays as it is.
+            # One transaction for each slot: all of them may be more than etcd accepts. A slot that was
+            # written meanwhile keeps its value.
             await etcd.txn((ours, _unchanged(slot)), (Op.put(slot.key, value),))
     return True
 
@@ -167,13 +166,13 @@ async def store_recovered_hints(
     assignment_key: str,
     create_revision: int,
 ) -> None:
-    """Put the hints that were recovered from into the first backup, and move the others on.
+    """Write the hints of this recovery into the first backup, and move each backup on by one.
 
-    Hints without files, those of a shard's first owner, get no backup: they say to read the log
-    from its first byte, and would keep it from ever being pruned. Retry, whatever etcd answers,
-    until it is done or the assignment is gone: pruning relies on it, and the shard serves
-    meanwhile. Raise ``Invalid`` for hints that are larger than etcd accepts. A cancelled call may
-    have written them.
+    Hints without files, those of a shard's first owner, get no backup: they need the log from its
+    first byte on, and so the log could never be pruned. Retry, whatever etcd answers, until it is
+    done or the assignment is gone: pruning relies on the backups, and the shard serves meanwhile.
+    Raise ``Invalid`` for hints that are larger than etcd accepts. A cancelled call may have
+    written them.
     """
     if not spec.hint_backup_keys or not hints.live_nodes:
         return
@@ -200,18 +199,18 @@ async def _moved(etcd: Etcd, assignment_key: str, create_revision: int) -> bool:
     try:
         kv = await etcd.get(assignment_key)
     except GazetteError:
-        return False  # The answer is unknown. If that lasts, the lease ends this shard.
+        return False  # The answer is unknown. If etcd stays away, the lease ends this shard.
     return kv is None or kv.create_revision != create_revision
 
 
 async def _rotate(
     etcd: Etcd, spec: ShardSpec, value: bytes, assignment_key: str, create_revision: int
 ) -> bool:
-    """Move backups on and write the first one. Return False if one of them was changed meanwhile.
+    """Move backups on by one, and write the first one. Return False if a backup was changed meanwhile.
 
-    Write each slot in its own transaction, since all together may be more than etcd accepts. Go
-    from the last slot that moves to the first. So every value is in some slot at each moment. If
-    two neighbours are equal, an earlier rotation was interrupted there, and this one continues it.
+    Write each slot in its own transaction, since all together may be more than etcd accepts. Write
+    the last slot first: so every value is in some slot at each moment. Two equal neighbours show
+    that an earlier rotation was interrupted there: continue it.
     """
     backups = (await read_hints(etcd, spec, False))[1:]
     if backups[0].value == value:
@@ -239,7 +238,7 @@ async def _encoded(hints: FSMHints) -> tuple[HintsForm, bytes]:
 
 
 class HintsSize:
-    """Warnings of hints that outgrow etcd, once for each form that they take. Belongs to one shard."""
+    """Warnings of one shard's hints that outgrow etcd: one warning for each form of hints."""
 
     def __init__(self) -> None:
         self._warned: HintsForm | None = None

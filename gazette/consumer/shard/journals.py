@@ -21,14 +21,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _NOT_FOUND_MAX: Final = 5
-"""Number of look-ups before an unknown journal counts as absent. The broker that was asked may
-not know it yet."""
+"""Look-ups before a journal counts as absent: a broker may not know a new journal yet."""
 
 
 async def retried(call: Callable[[], Awaitable[T]], what: str, shard_id: str, clock: Clock) -> T:
-    """Call until it succeeds. If etcd stays away, the member's lease ends the process.
+    """Repeat a call until it succeeds. If etcd stays away, the member's lease ends the process.
 
-    Raise what is not ``Retryable``. Log one line for each cause and minute.
+    Raise an error that is not ``Retryable``. Log one line for each cause and minute.
     """
     attempt, retries = 0, RetryLog()
     while True:
@@ -59,11 +58,11 @@ class ShardJournals:
         return await self._found(split_journal_meta(source.journal)[0], "source journal", hint)
 
     async def check_recovery_log(self, name: str) -> None:
-        """Check the recovery log. Raise ``NotFound``, or ``Invalid`` if it is labelled as something else."""
+        """Check the recovery log. Raise ``NotFound``, or ``Invalid`` if its labels name another kind."""
         await self._check(name, "recovery log", CONTENT_RECOVERY_LOG)
 
     async def check_dead_letters(self, name: str) -> None:
-        """Check the dead-letter journal. Raise ``NotFound``, or ``Invalid`` if it holds something else."""
+        """Check the dead-letter journal. Raise ``NotFound``, or ``Invalid`` if it has other content."""
         await self._check(name, "dead-letter journal", CONTENT_JSON_LINES)
 
     async def _check(self, name: str, what: str, content_type: str) -> None:

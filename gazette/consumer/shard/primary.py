@@ -1,4 +1,4 @@
-"""A shard as the primary: its store and its helpers, from the hand-off of its log to the end.
+"""A shard as the primary: its store, readers and transactions, from the hand-off of its log to the end.
 
 Primary.open ──► store opened, checkpoint restored ──► start ──► sources are read
                                                         └──► run: transactions, on the shard's thread
@@ -55,9 +55,10 @@ INBOX_BYTES: Final = 4 << 20
 
 
 class Primary:
-    """The parts of a shard while it is primary. Loop-bound. Made once the shard owns its log, if it
-    has one. ``spec`` is the specification with which the shard was created. ``assignment_of`` gives
-    its assignment.
+    """The parts of a shard while it is primary. Loop-bound. Made once the shard owns its log, if any.
+
+    ``spec`` is the specification with which the shard was created. ``assignment_of`` returns the
+    shard's assignment.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Primary:
         self._recorder: Recorder | None = None
         self._recovered_hints: FSMHints | None = None
         self._poison_policy: PoisonPolicy | None = None
-        # Made at once: a stop while the store is opened has to reach the transactions as well.
+        # Made now: a stop that comes while the store is opened must also stop the transactions.
         self._inbox = Inbox(INBOX_BYTES, asyncio.get_running_loop(), self.thread.condition())
         self._transactor: Transactor | None = None
         self._decoders: dict[str, EnvelopeDecoder[Any]] = {}
@@ -95,12 +96,12 @@ class Primary:
         context.callback_watch.add(self.running)
 
     async def open(self, recovered: RecoveredState | None) -> Checkpoint:
-        """Open the store over the recovered files, and all that transactions need.
+        """Open the store over the recovered files, and prepare transactions. Return the checkpoint.
 
         Raise what the application raises. Raise ``NotFound`` or ``Invalid`` for a journal that the
-        shard needs. Raise ``Corrupt`` for a source that was created again. Raise ``Closed`` when the shard
-        has ended or belongs to another member. After a cancellation the store may still be opened:
-        `destroy_store` waits for that.
+        shard needs. Raise ``Corrupt`` for a source that was created again. Raise ``Closed`` when the
+        shard has ended or belongs to another member. After a cancellation the thread may still open
+        the store: `destroy_store` waits for that.
         """
         context, shard = self._context, self._shard
         journals = ShardJournals(context.client, context.clock, shard.id)
@@ -114,7 +115,7 @@ class Primary:
                     self._parts.ownership.require()
                 )  # The state is from another log: the recorder will fence this one.
             store = await self.thread.run(lambda: self._open_store(recovered))
-            # Ask after `new_store`, which may have taken any time, and not before it.
+            # Ask only now: `new_store` may have taken any time.
             await self._parts.ownership.require()
             checkpoint = await self.thread.run(lambda: self._restore(store))
             if self._poison_policy is not None:
@@ -136,7 +137,7 @@ class Primary:
             self._journals[source.journal] = await journals.source(source)
 
     def _open_store(self, recovered: RecoveredState | None) -> Store:
-        """Do what may block and sets no fence. On the shard's thread."""
+        """Make the store: this may block, and sets no fence. On the shard's thread."""
         self._parts.ownership.require_running()
         shard, application = self._shard, self._context.application
         if recovered is not None:
@@ -157,10 +158,10 @@ class Primary:
         return self.store
 
     def _restore(self, store: Store) -> Checkpoint:
-        """Restore the checkpoint, by which the store may set a fence. On the shard's thread."""
+        """Restore the checkpoint: the store may set its fence here. On the shard's thread."""
         shard, application = self._shard, self._context.application
         hit("promotion.fencing", shard.id)
-        # This step may have waited behind a callback. A fence would stop the present owner.
+        # This step may have waited behind a callback. A fence now would stop a new owner.
         self._parts.ownership.require_running()
         with application_code("Store.restore_checkpoint", self.running):
             checkpoint = store.restore_checkpoint(shard)
@@ -224,7 +225,7 @@ class Primary:
             self._parts.scope.spawn(reading, name=f"read {journal}")
 
     async def run(self, checkpoint: Checkpoint) -> None:
-        """Run transactions on the shard's thread until the shard ends. Raise what makes the shard fail."""
+        """Run transactions on the shard's thread until the shard ends. Raise what makes it fail."""
         transactor = self._transactor
         assert transactor is not None
 
@@ -239,33 +240,29 @@ class Primary:
 
     @property
     def horizon_bytes(self) -> int | None:
-        """Bytes of the log that a recovery reads, from hints taken now. Any thread.
-
-        None without a log.
-        """
+        """Bytes of the log that a recovery with hints of now reads; None without a log. Any thread."""
         recorder = self._recorder
         return None if recorder is None else recorder.known_horizon_bytes
 
     def add_wait(self, future: OpFuture[Any]) -> None:
-        """Make the commit of the running transaction wait for one more future."""
+        """Make the commit of the running transaction wait for ``future`` too."""
         if self._transactor is not None:
             self._transactor.add_wait(future)
 
     async def call(self, fn: Callable[[], T]) -> T:
-        """Run a function on the shard's thread, between two steps of its transaction, once it has begun.
+        """Run a function on the shard's thread, between two steps of a transaction, once transactions run.
 
-        Raise ``Closed`` when the shard ended, and what ``fn`` raises. After a cancellation
-        it may still run.
+        Raise ``Closed`` when the shard has ended, and what ``fn`` raises. After a cancellation ``fn``
+        may still run.
         """
         future: OpFuture[T] = OpFuture()
         self._inbox.put(Call(fn, future))
         return await await_future(future)
 
     async def keep_backup_hints(self) -> None:
-        """Store the hints that were recovered from. Return at once for a shard without a log.
+        """Store the hints of this recovery as a backup. Return at once for a shard without a log.
 
-        Runs beside serving, not before it. Until these are stored, the former hints recover the
-        same state from a longer log.
+        The shard serves meanwhile: until then, the former hints recover the same state from more of the log.
         """
         context = self._context
         if self._recovered_hints is None or not context.hint_keys.allows(self._spec.hint_prefix):
@@ -311,7 +308,7 @@ class Primary:
             await context.clock.sleep(context.hints_interval_s)
             hints, flushed = await self.call(recorder.snapshot_hints)
             if hints == stored:
-                continue  # An idle shard writes nothing to etcd.
+                continue  # An idle shard does not write to etcd.
             await await_future(flushed)
             await reach("hints.storing", self._shard.id, context.clock)
             assignment = self._assignment_of()
@@ -326,25 +323,24 @@ class Primary:
                 ):
                     stored = hints
             except GazetteError as error:
-                # Continue whatever etcd answers. The shard serves on, and its recovery reads more.
+                # Continue whatever etcd answers: the shard serves, and a recovery only reads more.
                 log.warning(
                     "hints of shard %(shard)s are stored next time: %(error)s. %(hint)s",
                     {"shard": self._shard.id, "error": error, "hint": error.hint},
                 )
 
     def stop(self) -> None:
-        """Begin no more steps of a transaction. May be repeated."""
+        """End transactions before their next step. May be repeated."""
         self._inbox.stop()
 
     def destroy_store(self, afterwards: Callable[[], None]) -> OpFuture[None]:
-        """Release the store on its thread, after the callback that may run; then the thread ends.
+        """Release the store on its thread, once a running callback has returned, and end the thread.
 
-        ``afterwards`` is called there, even if the store raises.
+        ``afterwards`` is called on the thread, even if the store raises.
         """
 
         def destroy() -> None:
-            # Look the store up only now: when `destroy_store` was called, it may not have been
-            # opened yet.
+            # Look at `store` only now: it may have been opened after the call of `destroy_store`.
             try:
                 if self.store is not None:
                     self.store.destroy()

@@ -16,11 +16,11 @@ class Progress:
         self.read_through: dict[str, int] = {}
         self.publish_at: dict[str, int] = {}
         self.missing: dict[str, tuple[int, int]] = {}
-        """By source: the range of offsets that comes next, while no broker has its bytes."""
+        """By source: the next range of offsets, while no broker has its bytes."""
         self._changed = asyncio.Event()
 
     def update(self, read_through: Mapping[str, int], publish_at: Mapping[str, int]) -> None:
-        """Note that a transaction was acknowledged, or that bytes without effect were read."""
+        """Note offsets of an acknowledged transaction, or of bytes that were read without effect."""
         for journal, offset in read_through.items():
             self.read_through[journal] = max(offset, self.read_through.get(journal, 0))
         self.publish_at.update(publish_at)
@@ -32,9 +32,7 @@ class Progress:
         return all(self.read_through.get(journal, 0) >= at for journal, at in offsets.items())
 
     def describe(self, offsets: Mapping[str, int]) -> str:
-        """Return a text that says which of ``offsets`` are not read through yet, and why if that is
-        known. It is empty if all are.
-        """
+        """Return which of ``offsets`` are not read through yet, and why if known; empty if all are."""
         sentences = []
         for journal, wanted in offsets.items():
             at = self.read_through.get(journal, 0)

@@ -3,11 +3,15 @@
 A shard is restarted only if its label `LABEL`, or else ``--consumer.max-restarts``, asks for that.
 Otherwise a failure that time does not heal would repeat for ever, and hide.
 
-There are two exceptions. A shard was *fenced* and is still assigned: its former owner set a fence late
-(see `gazette.consumer.shard.ownership`), which does not happen again. Or its store has *rolled back* a
-transaction in favour of another one, such as one of a former owner that does not know yet. Repeated, it
-succeeds. Even these restarts are bounded: another cluster that takes the shard for its own fences it
-each time, and transactions may be in each other's way for ever.
+Two failures are exceptions:
+
+- A shard was *fenced* and is still assigned. Its former owner set a fence late, which does not happen
+  again (see `gazette.consumer.shard.ownership`).
+- Its store has *rolled back* a transaction in favour of another one, for example of a zombie. Repeated,
+  the transaction succeeds.
+
+These restarts are bounded too. Another cluster with the same shard would set a fence each time, and two
+transactions may conflict for ever.
 """
 
 from __future__ import annotations
@@ -34,12 +38,12 @@ DELAY_MAX_S: Final = 60.0
 UNASKED_MAX: Final = 5
 """Most restarts for each of the two exceptions within `WINDOW_S`. No setting changes this limit."""
 ANNOUNCED: Final = "It is restarted after"
-"""First words of the sentence in a status that announces a restart. No other text has them."""
+"""First words of the sentence that announces a restart in a status. Commands search for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartDecision:
-    """The fate of a failed shard. ``text`` is for readers of its status."""
+    """The decision about a failed shard. ``text`` is for readers of its status."""
 
     delay_s: float | None
     """Seconds until it is restarted; None if it is not."""
@@ -47,7 +51,7 @@ class RestartDecision:
 
 
 class RestartReason(enum.Enum):
-    """The reason for which a failed shard may be restarted. `OTHER` is restarted only if asked for."""
+    """The kind of a failure. After `OTHER`, only a label or the flag lets the shard restart."""
 
     OTHER = "other"
     FENCED = "fenced"
@@ -64,8 +68,9 @@ _REASONS: Final = {
 def reason_of(
     error: BaseException, classify: Callable[[Exception], ErrorCause] | None
 ) -> RestartReason:
-    """Return the reason of a failure, also if other errors wrap its cause. ``classify`` is that of the
-    store; None without one.
+    """Return the kind of a failure, also if other errors wrap its cause.
+
+    ``classify`` is the store's; None without a store.
     """
     if any(isinstance(one, Fenced) for one in chain_of(error)):
         return RestartReason.FENCED
@@ -74,7 +79,7 @@ def reason_of(
         try:
             return ErrorCause.STORE if classify is None else classify(one)
         except Exception:
-            # It is an application's, and the failure that it was asked about must be reported all the same.
+            # The store is an application's. Even if it raises here, the first failure must be reported.
             log.exception("classify_error of a store has failed")
             return ErrorCause.STORE
 
@@ -82,17 +87,17 @@ def reason_of(
 
 
 class Restarts:
-    """Restarts of a member's shards. Pure: moments are passed in."""
+    """Restarts of a member's shards. Pure: callers pass the time in."""
 
     def __init__(self, max_default: int) -> None:
         self._max_default = max_default
         self._moments: dict[tuple[str, RestartReason], list[float]] = {}
-        """Times of restarts, by the shard's id and the reason: each reason has its own limit."""
+        """Times of restarts, by shard id and reason: each reason has its own limit."""
 
     def failed(
         self, spec: ShardSpec, now: float, reason: RestartReason = RestartReason.OTHER
     ) -> RestartDecision:
-        """Decide about a shard that failed and is still assigned. Count its restart, if any."""
+        """Decide about a failed shard that is still assigned. Count its restart, if any."""
         allowed, problem = (
             self._allowed(spec) if reason is RestartReason.OTHER else (UNASKED_MAX, "")
         )
@@ -108,7 +113,7 @@ class Restarts:
         return RestartDecision(delay_s, f"{_REASONS[reason]}{text}")
 
     def count(self, shard_id: str, now: float) -> int:
-        """Return how often it was restarted within the window."""
+        """Return how often the shard was restarted within `WINDOW_S`."""
         return sum(len(self._recent(shard_id, reason, now)) for reason in RestartReason)
 
     def _recent(self, shard_id: str, reason: RestartReason, now: float) -> list[float]:

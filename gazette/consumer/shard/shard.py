@@ -59,12 +59,12 @@ T = TypeVar("T")
 ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None]
 
 STOP_TIMEOUT_S: Final = 10.0
-"""Seconds that a stopped shard waits for a running callback. After that, the thread ends alone."""
+"""Seconds that a stopped shard waits for a running callback. Then it leaves the thread alone."""
 
 _RESTART_POLL_S: Final = 0.25
 _RECOVERY_REPORT_S: Final = 10.0
 READS_GRACE_S: Final = 60.0
-"""Seconds that queries of a standby may go on after its promotion: they read its view, not its store."""
+"""Seconds that queries of a standby may run after its promotion: they read its view, not its store."""
 
 
 class Shard(WithTimers):
@@ -84,11 +84,11 @@ class Shard(WithTimers):
         """Set when the shard failed, or was stopped."""
         self.failure: BaseException | None = None
         self.verdict: RestartDecision | None = None
-        """The decision whether to restart it, once the shard has failed."""
+        """The decision about a restart, once the shard has failed."""
         self.lag: tuple[int, float] | None = None
         """The lag of a standby, in (bytes, seconds), at its last sample."""
         self._spec: ShardSpec = item.decoded.value.spec
-        """The specification at the creation: the log and its hints are fixed until the shard starts again."""
+        """The specification when the shard was created: its log and hints hold until the next start."""
         self._scope = TaskScope(f"shard {self.id}", on_failure=self._fail)
         self._reports = TaskScope(f"status of shard {self.id}")
         self._ownership = Ownership(
@@ -139,11 +139,11 @@ class Shard(WithTimers):
 
     @property
     def store(self) -> Store | None:
-        """The store, from its creation to the end; use it once ``store_ready`` is set."""
+        """The store, from its creation on. Use it once ``store_ready`` is set."""
         return None if self._primary is None else self._primary.store
 
     def start(self, *, primary: bool) -> None:
-        """Begin to recover, and to serve if ``primary``. Do not block."""
+        """Begin to recover, and then to serve if ``primary``. Do not block."""
         self._spawn(self._standby(), "standby")
         if primary:
             self.promote(self.assignment)
@@ -168,10 +168,10 @@ class Shard(WithTimers):
         return self._started_primary
 
     async def stop(self) -> None:
-        """End everything: nothing is committed after this began. Never raise.
+        """End everything. Never raise. The shard commits nothing after this call began.
 
-        A callback that still runs after `STOP_TIMEOUT_S` is left to its thread, which releases the
-        store when the callback returns. Its effects are dropped.
+        A callback that still runs after `STOP_TIMEOUT_S` keeps its thread, which releases the store when the
+        callback returns. The callback's effects are dropped.
         """
         self._stopping = True
         self.ended.set()
@@ -215,8 +215,9 @@ class Shard(WithTimers):
             )
 
     def awaited(self, read_through: Mapping[str, int]) -> dict[str, int]:
-        """Return the offsets for which a query has to wait: those of sources of this shard. A
-        `MessageProducer` chooses them itself. Needs the open store.
+        """Return the offsets that a query must wait for: those of this shard's sources.
+
+        A `MessageProducer` chooses them: see `read_through`. Needs the open store.
         """
         application = self._context.application
         if isinstance(application, MessageProducer):
@@ -248,9 +249,9 @@ class Shard(WithTimers):
             )
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Start a part of the life cycle: see `_guard`."""
+        """Start a part of the life cycle under `_guard`."""
         task = self._scope.spawn(self._guard(work), name=name)
-        # A task that is cancelled before it begins never awaits ``work``: Python would warn of that.
+        # A task that is cancelled before it begins never awaits ``work``: Python would warn of this.
         task.add_done_callback(lambda _: work.close())
 
     async def _guard(self, work: Awaitable[None]) -> None:
@@ -263,7 +264,7 @@ class Shard(WithTimers):
         except asyncio.CancelledError as error:
             if task is None or task.cancelling():
                 raise
-            # This task was not cancelled: something that it waited for was. Report it as a failure.
+            # Not this task was cancelled, but something that it waited for. Report it as a failure.
             self._fail(Broken(f"something was cancelled unasked: {error!r}"))
         except BaseException as error:  # noqa: BLE001 - a silent shard would be worse
             self._fail(error)
@@ -285,7 +286,7 @@ class Shard(WithTimers):
         self.store_ready.set()
         if self._primary is not None:
             self._primary.stop()
-        # Appends go on: a committed transaction must still be acknowledged.
+        # Do not stop appends: a committed transaction must still be acknowledged.
         self._scope.cancel()
         context = self._context
         reason = reason_of(error, None if self.store is None else self.store.classify_error)
@@ -306,8 +307,7 @@ class Shard(WithTimers):
     async def _restart(self) -> None:
         """Delete the failed assignment: the allocator makes a new one, or promotes a standby.
 
-        Repeat if etcd differs from our key space: that may be behind, and its status says that the
-        shard is restarted.
+        Repeat if etcd differs from the key space, which may be behind: the status has promised a restart.
         """
         context = self._context
         while True:
@@ -331,7 +331,7 @@ class Shard(WithTimers):
 
     async def _standby(self) -> None:
         spec = self._spec
-        spec.validate()  # Another tool may have applied an invalid one.
+        spec.validate()  # Another tool may have applied an invalid specification.
         if not spec.recovery_log:
             await self._update_status(ReplicaStatus(ReplicaCode.STANDBY, ()))
             return
@@ -453,10 +453,10 @@ class Shard(WithTimers):
         return recovered
 
     async def call(self, fn: Callable[[], T]) -> T:
-        """Run a function on the shard's thread, between two steps of its transaction.
+        """Run a function on the shard's thread, between two steps of a transaction.
 
-        Raise ``Closed`` when the shard ended, and what ``fn`` raises. After a cancellation
-        it may still run.
+        Raise ``Closed`` when the shard has ended, and what ``fn`` raises. After a cancellation ``fn``
+        may still run.
         """
         if self._primary is None:
             raise Closed("the shard is not primary", shard=self.id)
@@ -468,32 +468,32 @@ class Shard(WithTimers):
 
     @property
     def waits_for(self) -> str:
-        """The journal for which the shard waits, and what its brokers said; empty if it does not wait."""
+        """The journal that the shard waits for, and the brokers' answer; empty if the shard does not wait."""
         return "" if self.ended.is_set() else self._waits.reason
 
     @property
     def horizon_bytes(self) -> int | None:
-        """Bytes of the log that a recovery reads, from hints taken now. Any thread.
+        """Bytes of the log that a recovery with hints of now reads; None on a standby. Any thread.
 
-        None without a log, or on a standby.
+        None without a log too.
         """
         return None if self._primary is None else self._primary.horizon_bytes
 
     @property
     def play_back(self) -> PlayProgress | None:
-        """Progress of play-back, on a standby, and on a primary until it has all of its log."""
+        """Progress of play-back: on a standby, and on a primary until it has played its whole log."""
         done = self._recovered.done() if self._started_primary else False
         return None if self._player is None or done else self._player.progress
 
 
 def _logged_text(error: BaseException) -> str:
-    """Return the text of an error in the log, which adds a hint of its own (`TextFormatter`)."""
+    """Return the text of an error for the log, without a hint of its own: `TextFormatter` adds that."""
     has_own = isinstance(error, GazetteError) and error.hint != error.default_hint
     return str(error) if has_own else error_text(error)
 
 
 def _without_our_calls(error: BaseException) -> ExcInfo | None:
-    """Return what to log of an error: of the application's own, only the traceback of its cause."""
+    """Return the traceback to log. For an application's error, return only that of its cause."""
     if isinstance(error, ApplicationFailed):
         return None if error.__cause__ is None else (type(error), error, None)
     return (

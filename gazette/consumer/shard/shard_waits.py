@@ -1,4 +1,4 @@
-"""The reason for which a shard waits, for its status and the commands that show it."""
+"""The reason why a shard waits, for its status and for the commands that show it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gazette.protocol.shard import ShardSpec
 from gazette.runtime.clock import Clock
 
 LOOK_S: Final = 2.0
-"""Seconds without progress of a recovery after which its brokers are asked."""
+"""Seconds without progress of a recovery after which the shard asks its brokers."""
 
 
 class ShardWaits:
-    """The last answers of brokers to those calls of one shard that wait. Loop-bound.
+    """The last answers of brokers to one shard's waiting calls. Loop-bound.
 
-    ``spec`` returns the shard's specification. ``pending`` returns its journals with appends that wait,
-    each with the last error.
+    ``spec`` returns the shard's specification. ``pending`` returns the journals whose appends wait, each
+    with the last error.
     """
 
     def __init__(
@@ -34,17 +34,17 @@ class ShardWaits:
         self._spec = spec
         self._pending = pending
         self._asked = ""
-        """The answer to the question of `watch`; empty if nothing is wrong."""
+        """The answer to the question of `watch`; empty if the log can be read."""
 
     @property
     def reason(self) -> str:
-        """The journal that the shard waits for, and why; empty if no call of it waits."""
+        """The journal that the shard waits for, and why; empty if no call waits."""
         return self._heard() or self._asked
 
     async def watch(self, progress: Callable[[], int]) -> NoReturn:
-        """Ask for the recovery log while ``progress`` returns the same number. Cancel it after a recovery.
+        """Ask brokers about the recovery log while ``progress`` does not change. Cancel it after a recovery.
 
-        A broker answers some calls only when its store can be listed again.
+        A broker lets some calls wait without an answer until its blob store can be listed again.
         """
         log = self._spec().recovery_log
         try:

@@ -1,7 +1,7 @@
-"""Sources that were deleted and created again: where a shard begins in their present life. Pure.
+"""Sources that were deleted and created again: the offset at which a shard begins in the new life. Pure.
 
 A shard reads another life of a source only from an offset that an operator has chosen for that life. The
-choice is a label of the shard's specification, which the original leaves alone.
+choice is a label of the shard's specification. The original ignores this label.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SourceRestart(NamedTuple):
     journal: JournalName
     created: Revision
     offset: Offset | None
-    """None: the present life has the bytes of the former one, and the shard goes on where it was."""
+    """None: the present life has the bytes of the former one, and the shard continues at its offset."""
 
     @property
     def label(self) -> Label:
@@ -39,7 +39,7 @@ class SourceRestart(NamedTuple):
 
 
 def restarts_of(labels: LabelSet) -> dict[JournalName, SourceRestart]:
-    """Return the choices of a shard, by source. Raise ``Invalid`` for a label of another form."""
+    """Return the operator's choices for a shard, by source. Raise ``Invalid`` for a label of another form."""
     chosen = {}
     for value in labels.values_of(SOURCE_RESTART):
         choice = _CHOICE.fullmatch(value)
@@ -56,7 +56,7 @@ def restarts_of(labels: LabelSet) -> dict[JournalName, SourceRestart]:
 
 
 def with_restarts(labels: LabelSet, restarts: Iterable[SourceRestart]) -> LabelSet:
-    """Return the labels of a shard with these choices, instead of former ones for the same sources."""
+    """Return the labels with these choices, which replace former choices for the same sources."""
     chosen = {**restarts_of(labels), **{one.journal: one for one in restarts}}
     others = (one for one in labels.labels if one.name != SOURCE_RESTART)
     return LabelSet(tuple(sorted((*others, *(one.label for one in chosen.values())))))
@@ -65,10 +65,10 @@ def with_restarts(labels: LabelSet, restarts: Iterable[SourceRestart]) -> LabelS
 def in_present_lives(
     checkpoint: Checkpoint, lives: Mapping[JournalName, JournalLife], spec: ShardSpec
 ) -> Checkpoint:
-    """Return a restored checkpoint as it applies to the present ``lives`` of the shard's sources.
+    """Return a restored checkpoint, adapted to the present ``lives`` of the shard's sources.
 
-    What was read of a former life is forgotten, with the states of its producers, where the operator has
-    chosen an offset of the present one. Raise ``Corrupt`` without a choice.
+    For a source with another life, begin at the offset that the operator has chosen, and forget the
+    states of its producers. Raise ``Corrupt`` without a choice.
     """
     sources, restarts = dict(checkpoint.sources), restarts_of(spec.labels)
     for journal, life in lives.items():
@@ -87,7 +87,7 @@ def in_present_lives(
 def another_life(
     journal: JournalName, known: JournalLife, present: JournalLife, shard: ShardId, offset: Offset
 ) -> Corrupt:
-    """Return the error of a shard whose source is another one than it has read."""
+    """Return the error of a shard whose source has another life than the one that it has read."""
     command = f"gazctl shards restart-source -l id={shard} --source {journal}"
     return created_again(
         journal,

@@ -1,4 +1,4 @@
-"""The status of our replica of a shard, which other members and operators see in etcd."""
+"""The status of this member's replica of a shard, for other members and operators to see in etcd."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ async def update_status(
     """Raise the status at an assignment key, and wait until the key space shows it.
 
     A status never goes down, and a failure stays until the assignment is deleted: the new value is
-    the greater of both. ``key_of`` gives the key, which a promotion may change meanwhile. Retry,
-    whatever etcd answers: without a visible status the shard would stay silent. If etcd stays away,
-    the lease ends all this. Return when it is done or the assignment is gone. A cancelled call may
-    have written it.
+    the greater of both. ``key_of`` returns the key, which a promotion may change meanwhile. Retry,
+    whatever etcd answers: without it, no reader would learn the status. If etcd stays away, the
+    lease ends the shard. Return when it is done or the assignment is gone. A cancelled call may
+    have written the status.
     """
     attempt = 0
     while True:
@@ -39,7 +39,7 @@ async def update_status(
             return
         present: ReplicaStatus = kv.decoded.value
         if status.code <= present.code and set(status.errors) <= set(present.errors):
-            return  # An earlier attempt, whose answer was lost, may have written the status.
+            return  # An earlier attempt whose answer was lost may have written it.
         reduced = present.reduce(status)
         try:
             result = await etcd.txn(

@@ -1,4 +1,4 @@
-"""The thread of a shard. All that may block for this shard runs there, and nothing of another shard."""
+"""The thread of a shard: everything of this shard that may block runs there."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class Worker(Protocol):
-    """Worker that runs the functions of one shard in order, where they may block. `ShardThread` is one.
+    """Worker that runs the functions of one shard in order. They may block. `ShardThread` is one.
 
-    Simulations replace it: theirs runs one worker at a time, and waits in virtual time. So a
-    function waits only by ``condition`` or ``wait``.
+    The worker of simulations waits in virtual time. So a function may wait only by ``condition`` or
+    ``wait``.
     """
 
     def submit(self, fn: Callable[[], T]) -> OpFuture[T]:
@@ -29,11 +29,11 @@ class Worker(Protocol):
         ...
 
     def close(self) -> None:
-        """End the worker after what is queued."""
+        """End the worker after the queued functions."""
         ...
 
     def condition(self) -> threading.Condition:
-        """Make a condition that a function of this worker waits for."""
+        """Make a condition on which a function of this worker may wait."""
         ...
 
     def wait(self, future: OpFuture[Any], timeout_s: float | None) -> bool:
@@ -46,10 +46,10 @@ WorkerFactory: TypeAlias = Callable[[str], Worker]
 
 
 class ShardThread:
-    """Runs functions one after the other on one thread.
+    """One thread that runs functions one after the other.
 
-    The thread is a daemon. A callback of the application that never returns stops neither the end
-    of the process nor that of another shard.
+    The thread is a daemon: a callback that never returns delays neither the end of the process nor
+    other shards.
     """
 
     def __init__(self, name: str) -> None:
@@ -60,7 +60,7 @@ class ShardThread:
         self._thread.start()
 
     def submit(self, fn: Callable[[], T]) -> OpFuture[T]:
-        """Enqueue a function. Raise ``Closed`` after ``close``."""
+        """Queue a function. Raise ``Closed`` after ``close``."""
         if self._closed:
             raise Closed("the shard's thread has ended")
         future: OpFuture[T] = OpFuture()
@@ -68,11 +68,11 @@ class ShardThread:
         return future
 
     async def run(self, fn: Callable[[], T]) -> T:
-        """Enqueue a function and wait for it. After a cancellation it still runs."""
+        """Queue a function and wait for it. After a cancellation it still runs."""
         return await await_future(self.submit(fn))
 
     def close(self) -> None:
-        """Let the thread end after what is enqueued."""
+        """End the thread after the queued functions."""
         if not self._closed:
             self._closed = True
             self._work.put(None)

@@ -1,1 +1,1 @@
-"""Timers of shards: rows of a store that call the application at a time. See docs/adr/0012."""
+"""Timers of shards: rows of a store, for each of which the runtime calls the application once. ADR 0012."""

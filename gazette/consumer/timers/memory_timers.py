@@ -1,4 +1,4 @@
-"""Timers of a shard in memory: for stores that write their whole state at each commit."""
+"""Timers of a shard in memory, for stores that write their whole state at each commit."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class _Encoded(msgspec.Struct, omit_defaults=True):
 
 
 class MemoryTimers(TimerTable):
-    """Timers in sorted lists, without transactions: the store writes them together with its state."""
+    """Timers in sorted lists, without transactions: the store writes them with its state."""
 
     def __init__(self, data: bytes = b"") -> None:
-        """Read the result of `to_json`. Raise ``Corrupt``."""
+        """Decode the result of `to_json`. Raise ``Corrupt``."""
         self._rows: dict[TimeDomain, dict[str, TimerRow]] = {one: {} for one in _DOMAINS}
         self._order: dict[TimeDomain, list[Position]] = {one: [] for one in _DOMAINS}
         self._event_time: bytes | None = None

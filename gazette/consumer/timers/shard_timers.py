@@ -1,7 +1,7 @@
 """Timers of one shard: what callbacks set and cancel, and which timer fires next.
 
-The rows are in the store's `TimerTable`. Here is what the runtime keeps in memory: a lower bound of
-the first time of each domain, and the position up to which the present pass has fired.
+The timers are rows of the store's `TimerTable`. For each domain, memory holds a lower bound of the first
+timer, and the position up to which the present pass has fired.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _TICK_S: Final = 0.001
 class _Queue:
     """Timers of one domain, and how far the present pass over them has come.
 
-    ``cursor`` is the position of the last timer that fired. ``ahead`` and ``behind`` are at or before
-    the first timer of the table behind and before it. None: there are none.
+    ``cursor`` is the position of the last timer that fired in this pass. ``ahead`` is a lower bound of the
+    timers after it, and ``behind`` of those up to it, which wait for the next pass. None: no timer.
     """
 
     def __init__(self, domain: TimeDomain, table: TimerTable) -> None:
@@ -56,7 +56,7 @@ class _Queue:
         self.ahead = self._first(BEFORE_ALL)
         self.behind: Position | None = None
         self.revoked: set[str] | None = None
-        """Keys that were cancelled or replaced since the batch was taken; None without a batch."""
+        """Keys that callbacks cancelled or replaced since the batch was taken; None without a batch."""
 
     def _first(self, after: Position) -> Position | None:
         at_us = self.table.first(self.domain, after)
@@ -88,16 +88,16 @@ class _Queue:
         return until_us is not None and self.ahead is not None and self.ahead[0] <= until_us
 
     def confirm(self, until_us: int | None) -> bool:
-        """Return True if a timer is due. Look into the store if there may be one."""
+        """Return True if a timer is due. Read the store only if one may be due."""
         if self.is_due(until_us):
             self.ahead = self._first(self.cursor)
         return self.is_due(until_us)
 
     def fire(self, until_us: int, limit: int) -> Iterator[TimerRow]:
-        """Yield timers that are due, in order. Each is removed, and what is not yielded is kept."""
+        """Yield timers that are due, in order, and remove them from the table. Put unyielded ones back."""
         rows = self.table.take(self.domain, self.cursor, until_us, limit)
         last = rows[-1].position if rows else self.cursor
-        # Timers that are set meanwhile lower it.
+        # A timer that a callback sets meanwhile lowers `ahead`.
         self.ahead = last if len(rows) == limit else self._first(last)
         self.revoked = set()
         try:
@@ -114,7 +114,7 @@ class _Queue:
             self.revoked = None
 
     def _keep(self, rows: Collection[TimerRow]) -> None:
-        """Put timers back, because another one comes first: ``ahead`` is before them."""
+        """Put timers back into the table: a callback has set an earlier one, at ``ahead``."""
         assert self.revoked is not None
         for row in rows:
             if row.key not in self.revoked:
@@ -163,7 +163,7 @@ class ShardTimers:
         self.reload()
 
     def reload(self) -> None:
-        """Read what the store has: its checkpoint was restored, or its changes were undone."""
+        """Read the timers of the store again: its checkpoint was restored, or its changes were undone."""
         self._table = self._open_table()
         self._open = False
         self._processing = _Queue(TimeDomain.PROCESSING, self._table)
@@ -181,7 +181,7 @@ class ShardTimers:
                 hint="Set the class attribute event_time again, such as event_time = EventTime().",
             )
 
-    # Of callbacks.
+    # Methods for callbacks.
 
     @property
     def now(self) -> datetime:
@@ -197,8 +197,9 @@ class ShardTimers:
         return None if value is None else time_at(value)
 
     def schedule(self, key: str, at: datetime, payload: bytes, domain: TimeDomain) -> None:
-        """Set a timer. Raise ``InvalidValue`` for a bad key, time or payload, or ``NotAllowed`` outside of a
-        transaction.
+        """Set a timer. Raise ``InvalidValue`` for a bad key, time or payload.
+
+        Raise ``NotAllowed`` outside of a transaction.
         """
         queue = self._queue(domain)
         queue.put(TimerRow(unix_us(at), check_key(key), check_payload(payload)))
@@ -227,21 +228,21 @@ class ShardTimers:
             raise _no_event_time(self._shard_id)
         return self._event
 
-    # Of the transactor.
+    # Methods for the transactor.
 
     @property
     def observes(self) -> bool:
-        """True if the application has event time: then `observe` wants each message."""
+        """True if the application has event time: then call `observe` for each message."""
         return self._watermark is not None
 
     def begin(self) -> None:
-        """Let callbacks set timers: a transaction begins."""
+        """Begin a transaction: callbacks may set timers."""
         self._open = True
         self._processing_turn = True
         self.begin_pass()
 
     def finish(self) -> None:
-        """Keep the watermark in the store: the transaction commits next."""
+        """Write the watermark to the store, before the transaction commits."""
         if self._watermark is not None:
             value = self._watermark.to_bytes()
             if value != self._kept:
@@ -251,12 +252,12 @@ class ShardTimers:
         self.begin_pass()
 
     def begin_pass(self) -> None:
-        """Let timers fire again that were set behind those that have fired."""
+        """Begin a pass: timers that were set before the last fired one may fire."""
         self._processing.begin_pass()
         self._event.begin_pass()
 
     def take_turns(self) -> None:
-        """Let timers of processing time fire next: input was handled, or messages were consumed."""
+        """Let timers of processing time fire next, since input or messages were handled."""
         self._processing_turn = True
 
     def observe(self, envelope: Envelope[Any]) -> bool:
@@ -268,8 +269,9 @@ class ShardTimers:
         return self._event.is_due(watermark.value)
 
     def is_due(self, *, ready: bool) -> bool:
-        """Return True if a timer may be due. Those of processing time take turns with messages, if
-        these are ``ready``.
+        """Return True if a timer may be due.
+
+        Timers of processing time take turns with messages while messages are ``ready``.
         """
         if self._watermark is not None:
             self._watermark.watch(self._clock.monotonic())
@@ -280,13 +282,13 @@ class ShardTimers:
         return self._processing.is_due(self._look_at_clock())
 
     def confirm_due(self) -> bool:
-        """Return True if a timer is due. Look into the store, since an earlier one may be gone."""
+        """Return True if a timer is due. Read the store, since the first timer may have been cancelled."""
         event = self._watermark is not None and self._event.confirm(self._watermark.value)
         processing = self._processing.confirm(self._look_at_clock())
         return event or processing
 
     def fire(self, limit: int) -> Iterator[Timer]:
-        """Yield timers that are due, in order, ``limit`` at most. They are removed from the store."""
+        """Yield at most ``limit`` timers that are due, in order. Remove them from the store."""
         watermark = None if self._watermark is None else self._watermark.value
         if watermark is not None and self._event.is_due(watermark):
             queue, until_us = self._event, watermark
@@ -298,20 +300,20 @@ class ShardTimers:
             yield Timer(row.key, time_at(row.at_us), row.payload, queue.domain)
 
     def revoked(self) -> frozenset[str]:
-        """Return what `restore_revoked` takes: which timers of the present batch do not fire."""
+        """Return the keys that callbacks cancelled or replaced in this batch, for `restore_revoked`."""
         return frozenset(self._firing.revoked or ())
 
     def clear(self) -> None:
-        """Remove all timers and the watermark: another state takes the place of this one."""
+        """Remove all timers and the watermark, because another state replaces this one."""
         self._table.clear()
         self.reload()
 
     def restore_revoked(self, revoked: frozenset[str]) -> None:
-        """Undo cancellations of the present batch: the store's were undone by a savepoint."""
+        """Undo cancellations in the present batch, after a savepoint has undone them in the store."""
         self._firing.revoked = set(revoked)
 
     def wait_s(self) -> float | None:
-        """Return the seconds after which to look again; None if only a message can make timers due."""
+        """Return the seconds until the next look at timers; None if only a message can make timers due."""
         waits = [LOOK_S, self.next_s()]
         if waits[1] is None:
             return None
@@ -322,7 +324,7 @@ class ShardTimers:
         waits = []
         if self._processing.ahead is not None:
             at_us = self._processing.ahead[0]
-            # After the clock went back, it needs longer to get there than processing time.
+            # If the clock went back, it reaches that time later than processing time, which never goes back.
             is_due = at_us <= self._look_at_clock()
             waits.append((at_us - (self._now_us if is_due else self._clock_us())) / 1e6)
         if self._watermark is not None and self._event.ahead is not None:
@@ -357,7 +359,7 @@ def defines_timers(application: Application[Any]) -> bool:
 def times_of(
     application: Application[Any], journal: JournalSpec, clock: Clock
 ) -> TimeReader | None:
-    """Return what reads the declared times of a journal's messages. None: none are declared."""
+    """Return the reader of the declared times of a journal's messages. None: their time is not declared."""
     time = application.message_time_of(journal)
     return None if time is None else TimeReader(time, clock.now)
 
@@ -372,9 +374,8 @@ def open_timers(
     """Return the timers of a shard, or None if its application defines no ``on_timer``.
 
     Call it on the shard's thread, once the checkpoint is restored. ``sources`` hold the watermark back
-    (default: those of the shard). Raise ``NotAllowed`` for a store without
-    timers, and for a state with timers that nothing would fire. Raise ``Invalid`` for an
-    ``event_time`` of another type.
+    (default: those of the shard). Raise ``NotAllowed`` for a store without timers, and for a state with
+    timers if the application has no ``on_timer``. Raise ``Invalid`` for an ``event_time`` of another type.
     """
     if not defines_timers(application):
         if store.holds_timers:
@@ -402,7 +403,7 @@ def open_timers(
 
 
 def declared_times(application: Application[Any], shard: Shard) -> dict[JournalName, str]:
-    """Return texts of the declared times of a shard's sources, but of those without one."""
+    """Return the text of each declared time, by source. A source without a declared time has no entry."""
     if isinstance(application, MessageProducer):
         return {}
     found = {}
@@ -414,7 +415,7 @@ def declared_times(application: Application[Any], shard: Shard) -> dict[JournalN
 
 
 class WithTimers(ABC):
-    """Base of the shard that callbacks get: its methods that set timers."""
+    """The methods of a shard by which callbacks set timers."""
 
     @abstractmethod
     def _open_timers(self) -> ShardTimers:
@@ -443,7 +444,7 @@ class WithTimers(ABC):
 
 
 def no_timers(application: Application[Any] | None, shard_id: str) -> NotAllowed:
-    """Return the error of a shard that has no timers, or not yet."""
+    """Return the error of a shard that has no timers, or has not opened them yet."""
     if application is not None and not defines_timers(application):
         return NotAllowed(
             f"{type(application).__name__} defines no on_timer, so nothing would fire a timer",

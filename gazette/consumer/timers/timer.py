@@ -16,7 +16,7 @@ from gazette.message.message_time import FIRST_US, LAST_US
 KEY_BYTES_MAX: Final = 1 << 10
 PAYLOAD_BYTES_MAX: Final = 64 << 10
 DURATION_MAX: Final = timedelta(days=1_000_000)
-"""Longest duration: any time with it added or taken off fits into 64 bits, in microseconds."""
+"""Longest duration: any time plus or minus it fits into 64 bits, in microseconds."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -63,12 +63,12 @@ BEFORE_ALL: Final[Position] = (-(1 << 63), "")
 class EventTime:
     """Rules by which an application derives its watermark from the times of messages.
 
-    The time of a message is the one that its source declares by ``time=``. Without it, it is the clock in
-    the message's UUID, which is the wall time of its publisher. The watermark is the least of the greatest
-    times of all sources, less ``lateness``. A message before the watermark is late.
+    The time of a message is the one that its source declares by ``time=``. Without a declaration, it is
+    the clock of the message's UUID: the wall time of its publisher. Take the greatest time of each source:
+    the watermark is the least of them, minus ``lateness``. A message before the watermark is late.
 
-    A source without messages holds the watermark back. It does not after ``idle_after`` without a
-    message. None: it always does.
+    A source without messages holds the watermark back, until it had no message for ``idle_after``. With
+    None, it holds the watermark back for ever.
     """
 
     lateness: timedelta = timedelta(0)
@@ -81,8 +81,9 @@ class EventTime:
 
 
 def duration_us(name: str, value: object, least: timedelta = timedelta(0)) -> int:
-    """Return a duration in microseconds. Raise ``Invalid``, with ``name`` as its path, unless it is one
-    from ``least`` to `DURATION_MAX`.
+    """Return a duration in microseconds.
+
+    Raise ``Invalid``, with the path ``name``, unless it is a duration from ``least`` to `DURATION_MAX`.
     """
     if not isinstance(value, timedelta):
         raise Invalid(
@@ -96,7 +97,7 @@ def duration_us(name: str, value: object, least: timedelta = timedelta(0)) -> in
 
 
 class TimerTable(ABC):
-    """Timers of one shard, as a part of its store's running transaction. On the shard's thread.
+    """Timers of one shard, in its store's running transaction. On the shard's thread.
 
     A change commits with the transaction, and a savepoint undoes it. At most one timer has a given
     domain and key. Timers are ordered by `Position`, keys by their code points.
@@ -114,17 +115,15 @@ class TimerTable(ABC):
     def take(
         self, domain: TimeDomain, after: Position, until_us: int, limit: int
     ) -> Sequence[TimerRow]:
-        """Remove and return up to ``limit`` timers behind ``after``, in order, with times up to
-        ``until_us``.
-        """
+        """Remove and return timers after ``after`` up to ``until_us``, in order, at most ``limit``."""
 
     @abstractmethod
     def first(self, domain: TimeDomain, after: Position) -> int | None:
-        """Return the time of the first timer behind ``after``; None without one."""
+        """Return the time of the first timer after ``after``, in Unix microseconds; None without one."""
 
     @abstractmethod
     def event_time(self) -> bytes | None:
-        """Return what `set_event_time` wrote last; None if it never did."""
+        """Return the value that `set_event_time` wrote last; None if it never wrote one."""
 
     @abstractmethod
     def set_event_time(self, value: bytes) -> None:
@@ -136,8 +135,9 @@ class TimerTable(ABC):
 
 
 def unix_us(at: object) -> int:
-    """Return a time with a zone as Unix microseconds. Raise ``InvalidValue`` for anything else, and for a
-    time outside of the years 1 to 9999 in UTC.
+    """Return a time with a zone as Unix microseconds.
+
+    Raise ``InvalidValue`` for anything else, and for a time outside of the years 1 to 9999 in UTC.
     """
     if not isinstance(at, datetime):
         raise InvalidValue(
@@ -162,8 +162,9 @@ def unix_us(at: object) -> int:
 
 
 def time_at(at_us: int) -> datetime:
-    """Return Unix microseconds as a time in UTC. Those outside of the years 1 to 9999, which a watermark
-    may have, are cut.
+    """Return Unix microseconds as a time in UTC.
+
+    Cut times outside of the years 1 to 9999: a watermark may have them.
     """
     return _EPOCH + timedelta(microseconds=min(max(at_us, FIRST_US), LAST_US))
 

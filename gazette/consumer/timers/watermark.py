@@ -1,7 +1,7 @@
 """The watermark of a shard: how far its sources have come in event time. Pure.
 
-The times are Unix microseconds. `observe` takes the times of messages, and `watch` the passing of
-time, for sources that are idle.
+Times are Unix microseconds. `observe` notes the time of a message. `watch` notes the present time, by which
+sources become idle.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class _State(msgspec.Struct):
 
 
 class Watermark:
-    """Watermark of one shard over its sources. ``now`` is a monotonic clock, in seconds.
+    """Watermark of one shard over its sources. ``now`` is a time of the monotonic clock, in seconds.
 
-    ``sources`` hold the watermark back until they have messages. Other journals count from their
+    Each of ``sources`` holds the watermark back until it has a message. Other journals count from their
     first message on.
     """
 
@@ -70,7 +70,7 @@ class Watermark:
 
     @property
     def next_idle_at(self) -> float | None:
-        """Time at which the next source becomes idle; None if none will."""
+        """Time at which the next source becomes idle, by the monotonic clock; None if no source will."""
         idle_s = self._idle_s
         if idle_s is None:
             return None
@@ -84,7 +84,7 @@ class Watermark:
             oldest = self._now - self._idle_s
             active = {one: times[one] for one, at in self._seen.items() if at > oldest}
             if not active:
-                # All are idle: the one that came furthest counts.
+                # All sources are idle: the greatest of their times counts.
                 known = [at for at in times.values() if at is not None]
                 self._raise(max(known, default=None))
                 return
@@ -110,10 +110,10 @@ class Watermark:
         return msgspec.json.encode(_State(self.value, sources, self._times or msgspec.UNSET))
 
     def restore(self, data: bytes) -> None:
-        """Continue from a committed state. Raise ``Corrupt``.
+        """Continue from a committed state. Forget journals that are no sources any more.
 
-        Raise ``NotAllowed`` if a source's times came from elsewhere: windows would get two results. Forget
-        journals that are no sources any more.
+        Raise ``Corrupt`` for a damaged state. Raise ``NotAllowed`` if the declared time of a source has
+        changed: windows would get two results.
         """
         try:
             state = msgspec.json.decode(data, type=_State)

@@ -1,9 +1,9 @@
 """Stage 13 of the byte path: hands committed messages and timers to the application.
 
 The application may also defer a message to the next transaction, or raise an error. The error ends
-the shard or, by its `PoisonPolicy`, skips the message. Then the effects of the message so far are
-undone: in the store by a savepoint, and in the publisher. So are those of a deferred batch, since a
-smaller one is delivered next. A timer is handed over as a message is.
+the shard, unless the shard's `PoisonPolicy` skips the message. Before a skip, the message's effects
+are undone: in the store by a savepoint, and in the publisher. The effects of a deferred batch are
+undone too, since a smaller batch is delivered next. Timers are delivered in the same way.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ _TRANSIENT: Final = (
 
 
 class Deferred(Exception):
-    """The application deferred a message. The ``done`` messages before it in the batch have taken
-    effect.
-    """
+    """The application deferred a message. ``done`` messages before it in the batch have taken effect."""
 
     def __init__(self, done: int) -> None:
         super().__init__()
@@ -57,10 +55,11 @@ class TimersDue(Exception):
 def deliver_in_halves(
     batch: Sequence[Envelope[Any]], attempt: Callable[[Sequence[Envelope[Any]]], int]
 ) -> int:
-    """Have a batch consumed by ``attempt``. Return the number of consumed messages: fewer than all
-    if one was deferred. ``attempt`` takes a batch and returns such a number. If it raises
-    `DeferToNextTransaction`, the batch had no effect and is halved. So the transaction ends before
-    the first message that is deferred alone.
+    """Consume a batch by ``attempt``. Return the number of consumed messages: fewer if one was deferred.
+
+    ``attempt`` takes a batch and returns the same number. If it raises `DeferToNextTransaction`, the
+    batch had no effect: try its halves. So the transaction ends before the first message that is
+    deferred alone.
     """
     try:
         return attempt(batch)
@@ -73,7 +72,7 @@ def deliver_in_halves(
 
 
 class Dispatcher:
-    """Deliveries of batches of one shard. Belongs to its thread.
+    """Deliveries of one shard's batches. Belongs to its thread.
 
     A stop of ``inbox`` takes effect between two messages.
     """
@@ -86,7 +85,7 @@ class Dispatcher:
         timers: ShardTimers | None = None,
         clock_places: Mapping[JournalName, str] = MappingProxyType({}),
     ) -> None:
-        """Create it. ``clock_places``: the place of UUIDs in each source whose times are their clocks."""
+        """Make the dispatcher. ``clock_places``: by source, the place of UUIDs whose clock is the time."""
         self._timers = timers
         self._application = application = callbacks.application
         self._shard = callbacks.shard
@@ -106,8 +105,8 @@ class Dispatcher:
     def deliver(self, batch: Sequence[Envelope[Any]]) -> None:
         """Have the application consume a batch.
 
-        Raise `Deferred`, `TimersDue`, ``ApplicationFailed``, and errors of ours that the application
-        let through.
+        Raise `Deferred`, `TimersDue`, ``ApplicationFailed``, and a `GazetteError` that the application let
+        through.
         """
         delivered = batch
         if not self._application.deliver_acks:
@@ -120,9 +119,9 @@ class Dispatcher:
             raise TimersDue(at) if due else Deferred(at)
 
     def _deliver_own(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
-        """Return how many messages were consumed, and True if timers are due.
+        """Deliver a batch. Return how many messages were consumed, and True if timers are due.
 
-        Messages of keys of other partitions are noted, or taken out in their turn.
+        Count or take out each misplaced message when its turn comes.
         """
         misplaced = self._misplaced.find(batch)
         if not misplaced:
@@ -143,7 +142,7 @@ class Dispatcher:
         return begin + done, due
 
     def _take_out(self, envelope: Envelope[Any]) -> bool:
-        """Return True if timers are due behind a message that this shard does not consume."""
+        """Take a misplaced message out. Return True if timers are due after it."""
         self._inbox.check()
         self._misplaced.take_out(envelope)
         timers = self._timers
@@ -152,8 +151,9 @@ class Dispatcher:
         return envelope.event_us is not None and timers.observe(envelope)
 
     def _deliver_usable(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
-        """Return how many messages were consumed, and True if timers are due. Pass over messages without
-        their time, or raise.
+        """Deliver messages that have their time. Return how many were consumed, and True if timers are due.
+
+        Skip messages without their time, or raise, by the policy.
         """
         untimed = self._untimed.find(batch) if batch else []
         if not untimed:
@@ -182,7 +182,7 @@ class Dispatcher:
     def _deliver_observed(
         self, timers: ShardTimers, batch: Sequence[Envelope[Any]]
     ) -> tuple[int, bool]:
-        """Return how many messages were consumed. Stop, and return True, once timers are due."""
+        """Deliver a batch until timers are due. Return how many were consumed, and True if timers are due."""
         if not self._singly:
             done = self._deliver_batch(batch)
             for envelope in batch[:done]:
@@ -198,7 +198,7 @@ class Dispatcher:
     def fire(self, timer: Timer) -> None:
         """Have the application handle a timer that is due.
 
-        Raise ``ApplicationFailed``, and errors of ours that the application let through.
+        Raise ``ApplicationFailed``, and a `GazetteError` that the application let through.
         """
         self._inbox.check()
         self._running.enter("on_timer", timer)
@@ -227,7 +227,7 @@ class Dispatcher:
         require_none("on_timer", result, **_place_of(timer))
 
     def _fire_guarded(self, timer: Timer) -> None:
-        """Have a timer handled, or skip it if it is poison."""
+        """Have the application handle a timer, or skip the timer if it is poison."""
         poison, timers = self._poison, self._timers
         assert poison is not None
         assert timers is not None
@@ -242,7 +242,7 @@ class Dispatcher:
             poison.skip_timer(timer, error)
 
     def _deliver_each(self, batch: Sequence[Envelope[Any]]) -> int:
-        """Return how many messages were consumed: fewer than all if one was deferred."""
+        """Deliver messages one by one. Return how many were consumed: fewer than all if one was deferred."""
         application, shard, store = self._application, self._shard, self._store
         publisher, inbox = self._publisher, self._inbox
         consume, guarded = application.consume_message, self._guarded
@@ -271,7 +271,7 @@ class Dispatcher:
         return len(batch)
 
     def _consume_guarded(self, envelope: Envelope[Any]) -> None:
-        """Consume a message, or skip it if it is poison."""
+        """Have the application consume a message, or skip the message if it is poison."""
         poison = self._poison
         assert poison is not None
         try:
@@ -286,7 +286,7 @@ class Dispatcher:
             poison.skip_message(envelope, error)
 
     def _is_poison(self, error: BaseException) -> bool:
-        """Return True if the message is to blame, by the store's word, and the policy covers the error."""
+        """Return True if the store blames the message, and the policy covers the error."""
         poison = self._poison
         if poison is None or not poison.policy.is_poison(error):
             return False
@@ -312,9 +312,9 @@ class Dispatcher:
         return failed
 
     def _deliver_batch(self, batch: Sequence[Envelope[Any]]) -> int:
-        """Return how many messages were consumed: fewer than all if one was deferred.
+        """Deliver a batch at once. Return how many were consumed: fewer than all if one was deferred.
 
-        A poison batch is delivered one by one, to find the message that is to blame.
+        Deliver a poison batch one by one, to find the message that is to blame.
         """
         return deliver_in_halves(batch, self._attempt_or_skip)
 
@@ -339,7 +339,7 @@ class Dispatcher:
         return len(batch)
 
     def _attempt(self, batch: Sequence[Envelope[Any]]) -> None:
-        """Have the application consume a batch. If it raises, the batch had no effect."""
+        """Have the application consume a batch. If it raises, undo the batch's effects."""
         self._running.enter("consume_messages", batch)
         try:
             with self._undoing(deferred=True):
@@ -352,10 +352,9 @@ class Dispatcher:
 
     @contextmanager
     def _undoing(self, *, deferred: bool) -> Iterator[None]:
-        """Undo what the block did to the store and what it published, if it raises.
+        """Undo the block's changes of the store and its publishes if the block raises.
 
-        A deferral is undone only with ``deferred``. Without a policy, other errors end the shard,
-        and nothing is undone.
+        Undo a deferral only with ``deferred``. Without a policy, another error ends the shard: undo nothing.
         """
         savepoint = self._store.savepoint() if self._store.has_savepoints else None
         self._publisher.hold(strict=self._guarded)
@@ -364,8 +363,7 @@ class Dispatcher:
         except BaseException as error:
             is_deferral = isinstance(error, DeferToNextTransaction)
             if is_deferral and not deferred:
-                # Undo nothing, as without a policy: what the application does before it defers is
-                # its own responsibility.
+                # Undo nothing, as without a policy: effects before the deferral stay.
                 self._publisher.release()
                 if savepoint is not None:
                     savepoint.release()

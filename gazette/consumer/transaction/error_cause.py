@@ -1,8 +1,8 @@
-"""The cause of an error: the message that was consumed, or the store that it was written to.
+"""The cause of an error: the message that was consumed, or the store.
 
 A poison policy may skip a message only if the message is to blame. Otherwise a lock time-out, a
 deadlock or a lost connection would drop good messages, one after the other. So the store classifies
-errors before any policy does. An unknown error is never the message's.
+an error before the policy is asked. An unknown error is never blamed on the message.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ class ErrorCause(enum.Enum):
     TRANSIENT = "transient"
     """The store, at this time: another attempt may succeed."""
     ABORTED = "aborted"
-    """The store, which has rolled the transaction back in favour of another one: repeated, it succeeds."""
+    """The store: it has rolled the transaction back in favour of another one. Repeated, it succeeds."""
     STORE = "store"
     """The store or its schema, or an unknown cause."""
 
 
 def passes_through(error: BaseException) -> bool:
-    """Return True for an error of our tree that says nothing about a message: no policy covers it."""
+    """Return True for a `GazetteError` that is not about a message: no policy covers it."""
     return isinstance(error, GazetteError) and not isinstance(error, InvalidValue)
 
 
 def cause_of(error: BaseException, classify: Callable[[Exception], ErrorCause]) -> ErrorCause:
-    """Return the cause of an exception; ``classify`` is the store's.
+    """Return the cause of an exception. ``classify`` is the store's.
 
-    An exception raised while another was handled has the cause of that other one. The result is
-    `ErrorCause.MESSAGE` only if all of these errors blame the message.
+    Classify the exception and those that led to it. Return `ErrorCause.MESSAGE` only if all of them
+    blame the message.
     """
     for one in chain_of(error):
         cause = _cause(one, classify)
@@ -56,7 +56,7 @@ def is_aborted(error: BaseException, classify: Callable[[Exception], ErrorCause]
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, what caused it, and so on: a bounded number."""
+    """Yield an exception, its cause, the cause of that, and so on, up to a limit."""
     one: BaseException | None = error
     for _ in range(_CHAIN_MAX):
         if one is None:
@@ -81,7 +81,7 @@ def _cause(error: BaseException, classify: Callable[[Exception], ErrorCause]) ->
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error's text for operators: it can be stored, whatever the error is."""
+    """Return an error's text for operators: bounded and valid UTF-8, so that etcd can store it."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - a foreign __str__

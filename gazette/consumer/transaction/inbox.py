@@ -1,6 +1,6 @@
-"""The events that cross from the event loop to a shard's thread: bounded in bytes, in order.
+"""The queue of events from the event loop to a shard's thread: bounded in bytes, in order.
 
-The loop puts chunks of journals and other events; the thread takes them. Nothing crosses per message.
+The loop puts chunks of journals and other events; the thread takes them. A chunk holds many messages.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ Event = Chunk | Jump | SourceFailed | Messages | InputEnded | Call
 class Inbox:
     """Events of one shard.
 
-    ``bytes_max`` bounds the chunks that wait. A larger chunk passes when nothing else waits. The
-    shard's thread waits for ``changed``.
+    ``bytes_max`` bounds the chunks that wait. A larger chunk enters only when no chunk waits. The
+    shard's thread waits on the condition ``changed``.
     """
 
     def __init__(
@@ -85,8 +85,9 @@ class Inbox:
         self._chunks = 0
         self._messages = 0
         self._changed = threading.Condition() if changed is None else changed
-        """Condition on which the shard's thread waits for events, and other threads wait for room.
-        Notify all of them: a single one may be the wrong one.
+        """Condition on which the shard's thread waits for events, and producers wait for room.
+
+        Use ``notify_all``: ``notify`` may wake a waiter that cannot use the change.
         """
         self._woken = False
         self.stopped = False
@@ -94,12 +95,12 @@ class Inbox:
         self._room = asyncio.Event()
         self._room.set()
 
-    # Called on the loop:
+    # Called on the event loop:
 
     async def put_chunk(self, chunk: Chunk) -> None:
-        """Hand over a chunk, after waiting for room. Raise ``Closed`` once stopped.
+        """Wait for room, then add a chunk. Raise ``Closed`` once stopped.
 
-        A cancelled call has not handed the chunk over.
+        A cancelled call has not added the chunk.
         """
         while True:
             with self._changed:
@@ -117,7 +118,7 @@ class Inbox:
     # Called from any thread:
 
     def put(self, event: Event) -> None:
-        """Hand over an event that is not bounded. After a stop, calls fail and the rest is dropped."""
+        """Add an event without waiting for room. After a stop, fail a call and drop other events."""
         with self._changed:
             if not self.stopped:
                 self._events.append(event)
@@ -145,13 +146,13 @@ class Inbox:
             self._changed.notify_all()
 
     def wake(self, _: object = None) -> None:
-        """Have the thread decide again, for instance because a future is done."""
+        """Make the thread decide again, for example because a future is done."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """End the thread's next ``get`` with ``Closed``; what waits is dropped, calls fail."""
+        """Make the thread's next ``get`` raise ``Closed``. Drop waiting events, and fail waiting calls."""
         with self._changed:
             self.stopped = True
             dropped = list(self._events)
@@ -171,14 +172,14 @@ class Inbox:
         return self._chunks > 0
 
     def check(self) -> None:
-        """Raise ``Closed`` once stopped: for work that takes long without ``get``."""
+        """Raise ``Closed`` once stopped. Long work without ``get`` calls it."""
         if self.stopped:
             raise Closed("the shard has stopped")
 
     def get_call(self, timeout_s: float | None) -> Call | None:
-        """Return the next call as ``get`` does, and leave events of sources in the inbox.
+        """Return the next call as ``get`` does, and leave other events in the inbox.
 
-        For a transaction that takes no more events.
+        A transaction that takes no more input uses it.
         """
         with self._changed:
             call = self._take_call()
@@ -221,7 +222,7 @@ class Inbox:
 
 
 class Feed:
-    """The queue by which a `MessageProducer` brings messages to its shard.
+    """The queue through which a `MessageProducer` passes messages to its shard.
 
     Use it in any thread but that of the event loop. ``put`` blocks while ``messages_max`` messages
     or more wait to be consumed.
@@ -234,7 +235,7 @@ class Feed:
 
     @property
     def closed(self) -> bool:
-        """True if the feed or its shard has ended, and takes nothing any more."""
+        """True if the feed or its shard has ended: `put` raises ``Closed``."""
         return self._ended or self._inbox.stopped
 
     def put(self, batch: Sequence[Envelope[Any]]) -> None:

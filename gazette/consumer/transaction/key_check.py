@@ -1,4 +1,4 @@
-"""The check that messages of a shard belong to it: their keys have the number of its partition."""
+"""The check that a shard's messages belong to it: their keys map to the partition that it reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _journal_of: Final[Callable[[Envelope[Any]], str]] = attrgetter("journal")
 
 
 class Misplaced(GazetteError):
-    """A message is in another partition than that of its key."""
+    """A message is not in the partition of its key."""
 
     default_hint = (
         "Have its publisher use the Source or Output, a selector of all partitions, or `gazctl produce`. "
@@ -35,7 +35,7 @@ class Misplaced(GazetteError):
 
 @dataclass(frozen=True, slots=True)
 class KeyPlace:
-    """The check if messages belong to one partition of a source with a key."""
+    """One partition of a source with a key, and the mapping of keys that decides what belongs there."""
 
     number: int
     """Number of the partition."""
@@ -47,7 +47,7 @@ class KeyPlace:
     policy: MisplacedPolicy = "count"
     encoding: KeyEncoding = ANY
     attribute: str = ""
-    """Attribute of the message whose equal values have equal keys. Empty: only `key_of` knows."""
+    """Attribute of the message that is its key: equal values have equal keys. Empty: call `key_of`."""
 
     @property
     def is_text(self) -> bool:
@@ -56,7 +56,7 @@ class KeyPlace:
 
 
 class KeyCheck:
-    """The check of messages of one partition. It remembers keys that belong there."""
+    """The check of one partition's messages. It remembers keys that belong there."""
 
     def __init__(self, place: KeyPlace) -> None:
         self.place = place
@@ -66,10 +66,10 @@ class KeyCheck:
         )
 
     def misplaced(self, batch: Sequence[Envelope[Any]]) -> list[int]:
-        """Return the positions of messages that belong to other partitions, or whose key cannot be one."""
+        """Return the positions of messages that belong to other partitions, or that have no valid key."""
         try:
             values = list(map(self._value, batch))
-            # Most messages have keys that were seen before. One step finds that out for all.
+            # Most keys were seen before. One set operation finds that out for the whole batch.
             if self._own.issuperset(values):
                 return []
             is_own = self._are_own(values)
@@ -83,9 +83,9 @@ class KeyCheck:
         return others
 
     def _are_own(self, values: list[Any]) -> Any:
-        """Return for each value if its key belongs to the partition."""
+        """Return an array of bool: True for each value whose key belongs to the partition."""
         if self.place.is_text and set(map(type, values)) == {str}:
-            # To hash all in one step takes less time than to look for those that are known.
+            # Hashing all texts at once takes less time than finding the known ones.
             return self._numbers(values) == self.place.number
         different = list({*values} - self._own)
         keys: list[Any] = [self._encoded(value) for value in different]
@@ -109,8 +109,8 @@ class KeyCheck:
         return found
 
     def _encoded(self, value: Any) -> CanonicalKey | None:
-        """Return the key of a value; None if it cannot be one."""
-        if not self.place.attribute:  # It is the key, or the error of finding it.
+        """Return the key of a value; None if the value cannot be a key."""
+        if not self.place.attribute:  # The value is the key, or the error of `key_of`.
             return None if isinstance(value, Exception) else value
         try:
             return self.place.encoding.encode(value)
@@ -124,7 +124,7 @@ class KeyCheck:
             return error
 
     def error_of(self, envelope: Envelope[Any]) -> Misplaced:
-        """Return the error of a message that is misplaced."""
+        """Return the error for a misplaced message."""
         key = self._key_or_error(envelope)
         if isinstance(key, Exception):
             text = str(key) if isinstance(key, Invalid) else f"{type(key).__name__}: {key}"
@@ -143,7 +143,7 @@ class KeyCheck:
 
 
 class KeyChecks:
-    """The checks of the sources of one shard, made when they are needed."""
+    """The checks of one shard's sources, made at their first use."""
 
     def __init__(self, place_of: Callable[[str], KeyPlace | None]) -> None:
         self._place_of = place_of
@@ -157,9 +157,9 @@ class KeyChecks:
         return self._checks[journal]
 
     def consumed(self, batch: Sequence[Envelope[Any]]) -> Sequence[Envelope[Any]]:
-        """Return the messages that shards consume, of those that they have read before.
+        """Return the messages of a batch that a shard would consume, by the policies of their sources.
 
-        Leave out what was republished to another partition. Raise `Misplaced` if a shard would fail.
+        Leave out messages that it would republish to their partition. Raise `Misplaced` if it would fail.
         """
         found: list[Envelope[Any]] = []
         for journal, group in groupby(batch, _journal_of):
@@ -174,5 +174,5 @@ class KeyChecks:
 
 
 def values_have_keys(encoding_name: str) -> bool:
-    """Return True if equal values of an encoding have equal keys, so that values can stand for them."""
+    """Return True if equal values have equal keys under an encoding: then values can replace keys in sets."""
     return ANY.name not in encoding_name

@@ -1,4 +1,4 @@
-"""Work of a shard's transactor that runs on the event loop."""
+"""The `ShardIO` of a shard: work of its transactor that runs on the event loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _POLL_S: Final = 1.0
 
 
 class LoopShardIO:
-    """Runs work of the transactor, which has its own thread, on the loop."""
+    """Runs work on the event loop for the transactor, which has its own thread."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class LoopShardIO:
         poison_policy: PoisonPolicy | None,
         wait: Waiter,
     ) -> None:
-        """Create it on the event loop. ``wait`` blocks the transactor's thread until a future is done."""
+        """Make it on the event loop. ``wait`` blocks the transactor's thread until a future is done."""
         self._parts = parts
         self._shard = parts.shard
         self._inbox = inbox
@@ -94,7 +94,7 @@ class LoopShardIO:
             if self._parts.ended.is_set():
                 closed()
             else:
-                # The callback runs also if the task is cancelled before it begins.
+                # The callback also runs if the task is cancelled before it begins.
                 self._parts.scope.spawn(run(), name=name).add_done_callback(closed)
 
         self._loop.call_soon_threadsafe(start)
@@ -135,7 +135,7 @@ class LoopShardIO:
             self._on_loop(reader.close)
 
     def _await(self, work: Callable[[], Awaitable[T]], name: str) -> T:
-        """Block until the loop did some work. Raise ``Closed`` when the inbox is stopped meanwhile."""
+        """Run work on the loop, and block until it is done. Raise ``Closed`` if the inbox is stopped."""
         future = self._start(work, name)
         while not self._wait(future, _POLL_S):
             self._inbox.check()

@@ -1,4 +1,4 @@
-"""Stage 13 of the byte path: what a shard does with messages whose keys belong to other partitions."""
+"""Stage 13 of the byte path: count, move or refuse messages whose keys belong to other partitions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ log = logging.getLogger(__name__)
 
 
 class MisplacedMessages:
-    """The checks of one shard, by source. Belongs to its thread."""
+    """The misplaced messages of one shard. Belongs to its thread."""
 
     def __init__(self, callbacks: ShardCallbacks, poison: PoisonSkipper | None) -> None:
         self._publisher = callbacks.publisher
         self._shard = callbacks.shard
         self._poison = poison
         self._checks = KeyChecks(callbacks.application.key_place)
-        # Messages that an application brings itself are of no partition.
+        # Messages that an application brings itself belong to no partition.
         self._is_needed = not isinstance(callbacks.application, MessageProducer)
 
     def find(self, batch: Sequence[Envelope[Any]]) -> list[int]:
@@ -50,7 +50,7 @@ class MisplacedMessages:
     def take_out(self, envelope: Envelope[Any]) -> None:
         """Move a misplaced message to its partition, or skip it as a dead letter, by the policy.
 
-        Raise `Misplaced` if it can be neither.
+        Raise `Misplaced` if neither is possible.
         """
         error = self._error_of(envelope)
         check = self._checks.of(envelope.journal)
@@ -63,7 +63,7 @@ class MisplacedMessages:
         self._poison.skip_misplaced(envelope, error)
 
     def _republished(self, envelope: Envelope[Any], check: KeyCheck, error: Misplaced) -> bool:
-        """Return False if the message cannot be published, since it has no key, for example."""
+        """Publish a message to its partition. Return False if it has no valid key, for example."""
         try:
             self._publisher.publish_uncommitted(check.place.mapping, envelope.message)
         except Invalid as refusal:

@@ -1,10 +1,10 @@
 """The choice for messages that a shard cannot consume: fail, or skip them as dead letters.
 
 A *poison message* does not decode, or ``consume_message`` raises an error at each delivery of it.
-By default it fails its shard, and everything behind it waits. Nothing is lost, and an operator has
-to act. With a `PoisonPolicy` it is skipped: its bytes and the error are published to a dead-letter
-journal, in the transaction that passes over it. So a dead letter commits together with the
-checkpoint behind its message, exactly once.
+By default the shard fails, and later messages wait. No message is lost, and an operator has to act.
+With a `PoisonPolicy` the message is skipped: its bytes and the error are published to a dead-letter
+journal, in the transaction that skips it. So a dead letter commits together with the checkpoint after its
+message, exactly once.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class PoisonPolicy:
     """Skip poison messages, and publish them to ``dead_letters``.
 
     That journal must exist, and hold JSON lines. `gazette run` and ``apply`` create it. ``malformed_only``:
-    skip messages that do not decode, or lack the time of their source, and fail the shard on errors of the
-    application. ``limit`` bounds how many messages a shard skips within an hour. ``raw_bytes_max`` bounds
-    how many bytes of each are kept.
+    skip only messages that do not decode or lack their declared time; fail the shard on errors of the
+    application. ``limit`` is the most messages that a shard skips within an hour. ``raw_bytes_max`` is the
+    most bytes of each message that its dead letter keeps.
 
     ``errors`` are the types of the application's exceptions that make a message poison. `UnusableTime`
-    always does: the application asked a message for the time that it lacks. Some never do: another
-    `GazetteError` than ``InvalidValue`` (a lost database, a fenced shard), ``MemoryError``, ``OSError``,
-    and exceptions outside ``Exception``. Nor do errors that the store takes for its own
-    (`Store.classify_error`).
+    always makes it poison: the application asked a message for a time that it lacks. These exceptions
+    never do: a `GazetteError` other than ``InvalidValue`` (a lost database, a fenced shard),
+    ``MemoryError``, ``OSError``, exceptions outside ``Exception``, and errors that the store does not blame
+    on the message (`Store.classify_error`).
     """
 
     dead_letters: JournalName
@@ -81,7 +81,7 @@ class PoisonPolicy:
         return cls(journal, malformed_only=value == "skip-malformed", limit=int(limit))
 
     def is_poison(self, error: BaseException) -> bool:
-        """Return True if the policy skips messages for this exception of the application."""
+        """Return True if the policy skips a message for this exception of the application."""
         if isinstance(error, UnusableTime):
             return not self.malformed_only
         excluded = passes_through(error) or isinstance(error, MemoryError)
@@ -106,13 +106,13 @@ class DeadLetter(Message):
     error: str = ""
     """Text of the error."""
     raw: bytes = b""
-    """The frame as it stands in the journal; base64 in JSON. Empty if it has been deleted."""
+    """The frame as it stands in the journal; base64 in JSON. Empty if the journal has deleted it."""
     cut: bool = False
     """True if ``raw`` is only the beginning of the frame."""
 
 
 class DeadTimer(DeadLetter):
-    """A timer that was skipped, as a dead-letter journal holds it. ``raw`` is its payload."""
+    """A timer that was skipped, as a dead-letter journal holds it. ``raw`` is the timer's payload."""
 
     timer: str = ""
     """Key of the timer."""

@@ -1,4 +1,4 @@
-"""Skipping of poison messages for one shard, by its `PoisonPolicy`: bounded, counted, with dead letters."""
+"""Skips poison messages of one shard by its `PoisonPolicy`: bounded, counted, with dead letters."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 
 HOUR_S: Final = 3600.0
 _READ_AGAIN: Final = ("application", "misplaced", "time")
-"""Reasons for which the bytes of a message are read again, up to the bound of the policy."""
+"""Reasons for which the bytes of a message are read again, up to the policy's ``raw_bytes_max``."""
 
 
 class TooMuchPoison(GazetteError):
-    """A shard skipped as many messages as its policy allows. It fails: so many are no accident."""
+    """A shard would skip more messages than its policy allows, and fails."""
 
     default_hint = (
         "See the dead letters. Correct the application or the producer, then: gazctl shards "
@@ -46,10 +46,10 @@ class TooMuchPoison(GazetteError):
 
 
 class PoisonSkipper:
-    """Handler that skips messages of one shard by its policy. Belongs to the shard's thread.
+    """Skips messages of one shard by its policy. Belongs to the shard's thread.
 
-    ``read_again`` returns bytes of a source, blocking. ``skipped`` is called with (journal,
-    reason) of each.
+    ``read_again`` blocks and returns bytes of a source. ``skipped`` is called with (journal, reason) of
+    each skipped message.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class PoisonSkipper:
         self._times: deque[float] = deque(maxlen=policy.limit)
 
     def skip_malformed(self, error: MalformedMessage) -> None:
-        """Publish what did not decode. Raise ``TooMuchPoison``, caused by ``error``."""
+        """Publish a frame that did not decode. Raise ``TooMuchPoison``, caused by ``error``."""
         letter = DeadLetter(begin=error.begin, end=error.end, raw=error.raw)
         self._publish(letter, error.journal, "malformed", error)
 
     def skip_message(self, envelope: Envelope[Any], error: BaseException) -> None:
-        """Publish the message for which the application raised ``error``. Blocks: its bytes are read again.
+        """Publish the message for which the application raised ``error``. Block: read its bytes again.
 
         Raise ``TooMuchPoison``, caused by ``error``.
         """
@@ -103,7 +103,7 @@ class PoisonSkipper:
     def skip_timer(self, timer: Timer, error: BaseException) -> None:
         """Publish the timer for which the application raised ``error``, as a dead letter.
 
-        Raise ``TooMuchPoison``, caused by ``error``, if the policy permits no more of them.
+        Raise ``TooMuchPoison``, caused by ``error``, if the policy permits no more.
         """
         letter = DeadTimer(
             raw=timer.payload,
@@ -167,7 +167,7 @@ class PoisonSkipper:
 
 
 def checked_policy(policy: Any, store: Store) -> PoisonPolicy | None:
-    """Check the result of ``Application.poison_policy``. Raise ``Invalid`` if the store cannot do it."""
+    """Check the result of ``Application.poison_policy``. Raise ``Invalid`` if the store lacks savepoints."""
     if policy is None:
         return None
     require_instance("poison_policy", policy, PoisonPolicy)
@@ -192,10 +192,10 @@ def checked_policy(policy: Any, store: Store) -> PoisonPolicy | None:
 def decoded(
     decoder: EnvelopeDecoder[Any], policy: PoisonPolicy | None
 ) -> Iterator[list[Envelope[Any]]]:
-    """Yield the decoder's messages in batches.
+    """Yield the decoder's messages in batches, when bytes are read again.
 
-    Without a policy, raise ``MalformedMessage`` at the first malformed one. With a policy, skip those: they
-    were handled when the bytes were first decoded.
+    Without a policy, raise ``MalformedMessage`` at the first malformed message. With a policy, skip malformed
+    messages: the first reading has published their dead letters.
     """
     while True:
         try:

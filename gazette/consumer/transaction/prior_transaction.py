@@ -1,4 +1,4 @@
-"""A transaction between the start of its commit and its last acknowledgement. On its shard's thread."""
+"""A transaction from the start of its commit to its last acknowledgement. On its shard's thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gazette.runtime.tasks import OpFuture, first_failure
 
 @dataclass(slots=True)
 class PriorTransaction:
-    """A transaction whose commit was started, until it is acknowledged."""
+    """A transaction whose commit was started and that is not acknowledged yet."""
 
     checkpoint: Checkpoint
     read_through: dict[str, int]
@@ -26,7 +26,7 @@ class PriorTransaction:
     bytes: int = 0
 
     def watch(self, wake: Callable[[object], None]) -> None:
-        """Have ``wake`` called when one of its futures is done."""
+        """Call ``wake`` when the commit or an acknowledgement is done."""
         self.commit.add_done_callback(wake)
         for future in self.acks.values():
             future.add_done_callback(wake)
@@ -50,7 +50,7 @@ class PriorTransaction:
 
 
 def wrap_error(what: str, error: BaseException) -> GazetteError:
-    """Return ``error`` with a text that begins with what failed because of it."""
+    """Return an error of the type of ``error``, if that is possible, with ``what`` before its text."""
     if isinstance(error, GazetteError):
         hint = error.hint
         wrapped = type(error)(f"{what}: {error}", hint=hint) if _plain(error) else None
@@ -64,5 +64,5 @@ def wrap_error(what: str, error: BaseException) -> GazetteError:
 
 
 def _plain(error: GazetteError) -> bool:
-    """Return True if the constructor of the error needs a message only."""
+    """Return True if the class of the error can be made from a message only."""
     return type(error).__init__ is GazetteError.__init__

@@ -6,7 +6,7 @@ import threading
 
 
 class RunningCallback:
-    """Written by the shard's thread, read by any. A message costs one assignment to ``call``."""
+    """The running callback. The shard's thread writes it; any thread reads it. One assignment per message."""
 
     __slots__ = ("call", "callback", "shard_id", "thread")
 
@@ -15,12 +15,12 @@ class RunningCallback:
         self.callback = ""
         """Name of the callback that was entered last."""
         self.call: object | None = None
-        """An object that no other call has: the message, the batch, or the timer. None between calls."""
+        """Object that identifies the call: the message, the batch, or the timer. None between calls."""
         self.thread = 0
-        """Identity of the thread that entered it."""
+        """Identity of the thread that runs the callback."""
 
     def enter(self, callback: str, call: object) -> None:
-        """Note that calls of a callback begin, the first of them for ``call``."""
+        """Note that calls of a callback begin, the first one with ``call``."""
         self.callback, self.thread, self.call = callback, threading.get_ident(), call
 
     def leave(self) -> None:

@@ -1,7 +1,7 @@
 """Callbacks of one shard, of its application and its store, with their results checked.
 
-An exception of a callback becomes `ApplicationFailed`, which names the callback. Errors of our own
-tree pass through.
+An exception of a callback becomes `ApplicationFailed`, which names the callback. A `GazetteError` passes
+through.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gazette.runtime.tasks import OpFuture
 
 
 class application_code:
-    """Wrap exceptions of callbacks, to tell them from our own errors. Note in ``running`` what runs."""
+    """Wraps exceptions of callbacks, to tell them from our errors. Notes the callback in ``running``."""
 
     def __init__(self, callback: str, running: RunningCallback | None = None) -> None:
         self._callback = callback
@@ -50,7 +50,7 @@ class application_code:
 
 @dataclass(frozen=True, slots=True)
 class ShardCallbacks:
-    """Application, store and arguments of the callbacks of one shard. Belongs to the shard's thread."""
+    """Application, store and arguments of one shard's callbacks. Belongs to the shard's thread."""
 
     application: Application[Any]
     shard: Shard
@@ -81,7 +81,7 @@ class ShardCallbacks:
         return checkpoint
 
     def begin_transaction(self) -> object:
-        """Return what the callback returned, unchecked: by then the transaction has begun."""
+        """Return the callback's result unchecked: the transaction has begun even if the result is wrong."""
         with application_code("begin_transaction", self.running):
             return self.application.begin_transaction(  # type: ignore[func-returns-value]
                 self.shard, self.store

@@ -1,4 +1,4 @@
-"""All that a shard's thread needs from outside: `ShardIO`. The shard, or a test, provides it."""
+"""What a shard's thread needs from outside: `ShardIO`. The shard or a test provides it."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class FinishedTransaction:
 
 
 class ShardIO(Protocol):
-    """The shard, as its transactor needs it beyond the thread. The thread may call every method."""
+    """What the transactor needs beyond its thread. The thread may call every method."""
 
     def append_recovered(self, journal: str, intent: bytes) -> OpFuture[Any]:
-        """Append an acknowledgement of a restored checkpoint. A journal that is gone counts as done."""
+        """Append an acknowledgement of a restored checkpoint. Succeed if the journal was deleted."""
         ...
 
     def require_assigned(self) -> None:
-        """Block until etcd confirms that the shard still belongs to this member.
+        """Block until etcd confirms that the shard still belongs to this member. Raise ``Closed`` if not.
 
-        The shard is about to take its store over. Raise ``Closed`` if it is not ours.
+        Called before the shard takes its store over.
         """
         ...
 
@@ -50,7 +50,7 @@ class ShardIO(Protocol):
     def finished(self, transaction: FinishedTransaction) -> None: ...
 
     def read_again(self, journal: str, begin: int, end: int) -> bytes:
-        """Return bytes of a source, blocking; fewer, or none, if they have been deleted."""
+        """Return bytes of a source, blocking. Return fewer bytes if some have been deleted."""
         ...
 
     def skipped(self, journal: str, reason: str) -> None:
@@ -58,5 +58,5 @@ class ShardIO(Protocol):
         ...
 
     def stalled(self, reason: str) -> None:
-        """Report that a transaction has long been ready to commit, and the prior one is not done."""
+        """Report that a transaction has waited long to commit, because the prior one is not done."""
         ...

@@ -27,11 +27,11 @@ from gazette.runtime.tasks import TaskScope
 log = logging.getLogger(__name__)
 
 SUSPENDED_POLL_S: Final = 2.0
-"""Seconds between checks that a fully suspended source was resumed."""
+"""Seconds between checks if a fully suspended source was resumed."""
 _LIFE_LOOKS_S: Final = (0.0, 1.0, 4.0)
-"""Pauses in seconds before checks that a source was created again: brokers learn of it late."""
+"""Pauses in seconds before checks if a source was created again: brokers learn of it late."""
 MISSING_LOOK_S: Final = 10.0
-"""Seconds without bytes of a source after which its reader asks whether a broker has any."""
+"""Seconds without bytes of a source after which its reader asks if a broker has bytes."""
 SHORT_SOURCE_LOOKS: Final = 5
 SHORT_SOURCE_PAUSE_S: Final = 2.0
 SHORT_SOURCE_PAUSE_MAX_S: Final = 60.0
@@ -47,8 +47,8 @@ async def read_source(
 ) -> None:
     """Read a source into the inbox until it fails or the shard ends. Report a failure to the inbox.
 
-    Check the source first: see `check_source`. It fails if it is created again during the read.
-    While no broker has the bytes that come next, ``missing`` says from where to where.
+    Check the source first: see `check_source`. A source that is created again during the read fails.
+    While no broker has the next bytes, ``missing`` holds their range of offsets, by source.
     """
     interrupted = asyncio.Event()
     journal, offset, life = params.journal, params.offset, params.life
@@ -74,8 +74,8 @@ async def read_source(
         try:
             await _read(reader, inbox, clock, shard_id)
         except GazetteError as error:
-            # The error may be the `Closed` of a stopped inbox, which drops it. If the client was
-            # closed, the shard would otherwise wait for ever.
+            # Report every error: if the client was closed, the shard would otherwise wait for ever. If
+            # the inbox was stopped, it drops the report.
             if life is not None and "created" in error.facts:
                 now = JournalLife(life.cluster_id, error.facts["created"])
                 error = another_life(journal, life, now, shard_id, reader.offset)
@@ -92,11 +92,10 @@ async def _watch_missing(
     shard_id: str,
     missing: dict[str, tuple[int, int]],
 ) -> None:
-    """Log a warning while a source waits for bytes that no broker has, although it is not at its
-    head.
+    """Log a warning while a reader waits for bytes below the journal's head that no broker has.
 
-    The reader does not jump to the head: a store that is not mounted looks the same, and its messages must
-    not be skipped. It jumps when something behind the gap is stored.
+    The reader does not jump to the head: a blob store that is not mounted looks the same, and its messages
+    must not be skipped. The reader jumps once bytes behind the gap are stored.
     """
     journal, first, question = reader.params.journal, reader.offset, RepeatedCall()
     seen = done = suspected = -1
@@ -108,7 +107,7 @@ async def _watch_missing(
                 continue
             head = None if seen != before else await _missing_to(client, journal, seen, question)
             if head is not None and head <= seen == first:
-                # No byte was read since the reader began: perhaps nothing is left of the journal.
+                # The reader has got no byte yet: perhaps all bytes of the journal were deleted.
                 head = await _confirmed_head(client, journal, head)
             if head is None or head <= seen or reader.offset != seen:
                 missing.pop(journal, None)
@@ -116,7 +115,7 @@ async def _watch_missing(
                 done = -1 if head is None else seen
                 continue
             if suspected != seen:
-                suspected = seen  # These bytes may just have been appended: look again.
+                suspected = seen  # The bytes may just have been appended: look again.
                 continue
             if journal not in missing:
                 log.warning(
@@ -134,9 +133,9 @@ async def _watch_missing(
 async def _missing_to(
     client: Client, journal: str, offset: int, question: RepeatedCall
 ) -> int | None:
-    """Return the head of a journal if its broker has nothing to read from ``offset`` on, else None.
+    """Return the head of a journal if its broker has no bytes at ``offset``, else None.
 
-    Note why the broker cannot answer: it does not tell a read that waits.
+    If the broker cannot answer, note why in ``question``: a waiting read does not learn the reason.
     """
     reader = client.reader(ReadParams(journal, offset, block=False, metadata_only=True))
     client.waits.end(question)
@@ -145,7 +144,7 @@ async def _missing_to(
     except NotYet:
         return reader.write_head
     except GazetteError as error:
-        # This error decides nothing here: `_read` gets it as well, and handles it.
+        # `_read` gets this error too, and handles it.
         client.waits.note(question, journal, error)
         return None
     finally:
@@ -154,9 +153,9 @@ async def _missing_to(
 
 
 async def _life(client: Client, journal: str) -> JournalLife | None:
-    """Return the present life of a journal; None if that is unknown now.
+    """Return the present life of a journal; None if it is unknown now.
 
-    Readers learn it from our brokers. Brokers of the original only list it.
+    Our brokers tell it to readers. Brokers of the original tell it only in a list.
     """
     try:
         return (await client.get_journal(journal)).life
@@ -189,15 +188,14 @@ async def _read(reader: RetryReader, inbox: Inbox, clock: Clock, shard_id: str) 
 
 
 async def _confirmed_head(client: Client, journal: str, head: int) -> int:
-    """Return the end of a journal, given the ``head`` of a broker's answer to a read. That head is
-    too low if fragments were pruned: it is 0 if all of them were. The answer to an append has the
-    right one.
+    """Return the head of a journal by an empty append. ``head`` is that of a broker's answer to a read.
+
+    The latter is too low if fragments were pruned: it is 0 if all fragments were pruned.
     """
     try:
         return max(head, await write_head(client, split_journal_meta(journal)[0]))
     except GazetteError as error:
-        # This member may lack the right to append, for example. Then answers to reads have to
-        # suffice.
+        # This member may lack the right to append, for example. Then use the head of the read.
         log.info(
             "the head of source %(journal)s cannot be confirmed: %(error)s",
             {"journal": journal, "error": error},
@@ -208,7 +206,7 @@ async def _confirmed_head(client: Client, journal: str, head: int) -> int:
 async def check_source(
     journal: str, offset: int, inbox: Inbox, client: Client, clock: Clock
 ) -> None:
-    """Report a source to the inbox as failed if it ends before the offset that was read.
+    """Report a source as failed to the inbox if the journal ends before ``offset``, which was read before.
 
     Otherwise the shard would wait in silence, and later read from the middle of other content.
     """
@@ -217,7 +215,7 @@ async def check_source(
     while short < SHORT_SOURCE_LOOKS:
         head = await journal_head(client, split_journal_meta(journal)[0])
         if head is None:
-            # Brokers that are away or starting give no answer: decide nothing.
+            # Brokers that are away or starting do not know the head: ask again.
             unknown += 1
             await clock.sleep(min(SHORT_SOURCE_PAUSE_MAX_S, SHORT_SOURCE_PAUSE_S * unknown))
             continue
@@ -226,7 +224,7 @@ async def check_source(
         if head >= offset:
             return
         short += 1
-        # Brokers that have just started may not know all of it yet.
+        # Brokers that have just started may not know the whole journal yet: ask again.
         await clock.sleep(SHORT_SOURCE_PAUSE_S)
     error = Corrupt(
         "it ends before what the shard has read of it: data was lost, or it is another journal",

@@ -1,7 +1,7 @@
 """Stage 13 of the byte path: decides when a shard's transaction consumes, commits or waits.
 
 Pure: `Transaction` holds the timing and the barriers of one transaction and of the prior one.
-`transactor` owns the thread, the store and the messages. It calls ``decide`` for the next step.
+`transactor` performs the steps on the shard's thread. It calls ``decide`` for the next one.
 
 This order makes transactions exact:
 
@@ -28,7 +28,7 @@ class Step(enum.Enum):
     """The next step of a shard."""
 
     CONSUME = "consume"
-    """Consume messages that are ready, or read more of what has arrived."""
+    """Consume messages that are ready, or decode bytes that have arrived."""
     FIRE = "fire"
     """Fire timers that are due."""
     WAIT = "wait"
@@ -41,7 +41,7 @@ class Step(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A step; for WAIT, the clock reading (seconds) at which to decide again, if any."""
+    """A step. ``until``, for WAIT: the monotonic time in seconds at which to decide again, if any."""
 
     step: Step
     until: float | None = None
@@ -57,7 +57,7 @@ class Policy:
 
     @property
     def consume_s(self) -> float:
-        """Seconds for which messages are consumed. A minimum above the maximum is the maximum."""
+        """Seconds for which to consume messages: the greater one of both durations."""
         return max(self.min_duration_s, self.max_duration_s)
 
 
@@ -71,9 +71,7 @@ class Prior(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Seconds that a finished transaction spent in each phase. The fields are named after labels of
-    the metric.
-    """
+    """Seconds that a finished transaction spent in each phase. Fields are named after the metric's labels."""
 
     not_running: float
     consuming: float
@@ -102,7 +100,7 @@ class Transaction:
     consumed: int = 0
     fired: int = 0
     was_due: bool = False
-    """True if timers were due in it. They may all have been cancelled when it began."""
+    """True if timers were due when it began, even if all of them were cancelled then."""
     closed: bool = False
     input_ended: bool = False
     stalled_at: float | None = None
@@ -113,7 +111,7 @@ class Transaction:
     _max_reached: bool = field(default=False)
 
     def begin(self, now: float) -> None:
-        """Begin at the first message or timer. The time spent waiting for it does not count."""
+        """Begin at the first message or timer. The wait for it does not count."""
         if self.began_at is not None:
             raise Bug("transaction began twice")
         self.began_at = now
@@ -137,11 +135,11 @@ class Transaction:
         return self.consumed == 0 and not self.was_due
 
     def close(self) -> None:
-        """End the transaction as soon as it may commit: enough timers have fired."""
+        """Consume and fire no more, and commit as soon as possible: enough timers have fired."""
         self.closed = True
 
     def defer(self) -> None:
-        """Close the transaction: the application wants the next message in the next one."""
+        """Close the transaction: the application has deferred a message to the next one."""
         if self.is_empty:
             raise Bug("an empty transaction cannot defer a message")
         self.closed = True
@@ -151,11 +149,10 @@ class Transaction:
         self.input_ended = True
 
     def decide(self, now: float, *, ready: bool, pending: bool, due: bool = False) -> Decision:
-        """Return what to do next.
+        """Return the next step.
 
-        ``ready``: messages, or bytes that have not been decoded, wait to be consumed. ``pending``:
-        the sequencer holds a span whose acknowledgement is likely to come soon. ``due``: timers
-        are to fire before.
+        ``ready``: messages or undecoded bytes wait. ``pending``: the sequencer holds messages whose
+        acknowledgement is likely to come soon. ``due``: timers are due, and fire before messages.
         """
         self._observe_time(now)
         if due and not self.closed:
@@ -186,7 +183,7 @@ class Transaction:
         if self.is_empty:
             return not self.input_ended
         if self.input_ended or self.closed:
-            # No more messages are consumed. Even then, a deferral obeys the minimum duration.
+            # Consume no more. A deferral still waits for the minimum duration.
             return not self.input_ended and not self._min_elapsed(now)
         if not self._min_elapsed(now):
             return True
@@ -224,7 +221,7 @@ class Transaction:
         self.prior = Prior.DONE
 
     def phases(self) -> Phases:
-        """Return how long the phases took, of an acknowledged transaction."""
+        """Return how long each phase of an acknowledged transaction took."""
         began, started = self.began_at, self.started_commit_at
         committed, acknowledged = self.committed_at, self.acknowledged_at
         if began is None or started is None or committed is None or acknowledged is None:

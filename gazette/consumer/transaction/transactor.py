@@ -1,7 +1,7 @@
-"""Stage 13 of the byte path: takes chunks from a shard's inbox, gives commits to its store.
+"""Stage 13 of the byte path: takes chunks from a shard's inbox, and gives commits to its store.
 
-Runs on the shard's own thread, from promotion to the end. `transaction` decides. This module
-performs: it decodes, sequences, calls the application, commits and acknowledges.
+Runs on the shard's thread, from promotion to the end. `transaction` decides the steps. This module
+performs them: it decodes, sequences, calls the application, commits and acknowledges.
 """
 
 from __future__ import annotations
@@ -51,18 +51,16 @@ log = logging.getLogger(__name__)
 CONSUME_MAX: Final = 1024
 """Most messages that are consumed between two looks at the clock and the inbox."""
 CONSUME_S: Final = 0.02
-"""Seconds that the messages between two such looks should take: so slow callbacks keep to the
-maximum duration.
-"""
+"""Seconds that messages between two such looks should take, to keep to the maximum duration."""
 FIRED_MAX: Final = 16_384
 """Most timers that fire in one transaction."""
 PRUNE_HORIZON_NS: Final = 24 * 3600 * NANOS
-"""Time for which a silent producer is remembered: the window of deduplication."""
+"""Nanoseconds for which a silent producer is remembered: the window of deduplication."""
 
 
 @dataclass(slots=True)
 class _Backlog:
-    """Messages that were decoded and are not queued yet, and the decoder that may have more."""
+    """Decoded messages that are not queued in the sequencer yet, and the decoder that may have more."""
 
     batch: Sequence[Envelope[Any]] = ()
     index: int = 0
@@ -73,7 +71,7 @@ class _Backlog:
         return self.index < len(self.batch) or self.decoder is not None
 
     def refill(self) -> None:
-        """Decode more, once everything was queued. Raise ``MalformedMessage``."""
+        """Decode more if all messages were queued. Raise ``MalformedMessage``."""
         if self.index < len(self.batch) or self.decoder is None:
             return
         self.batch, self.index = self.decoder.decode(), 0
@@ -82,7 +80,7 @@ class _Backlog:
 
 
 class Transactor:
-    """Transactions of one shard. Everything but the constructor belongs to its thread."""
+    """Transactions of one shard. Everything except the constructor belongs to the shard's thread."""
 
     def __init__(
         self,
@@ -98,8 +96,9 @@ class Transactor:
         application_name: str = "",
         timers: ShardTimers | None = None,
     ) -> None:
-        """Create it; ``application_name`` is put into each checkpoint. ``timers``: None for an
-        application without ``on_timer``.
+        """Make the transactor. ``application_name`` goes into each checkpoint.
+
+        ``timers``: None for an application without ``on_timer``.
         """
         self._callbacks = callbacks
         self._shard = shard = callbacks.shard
@@ -127,7 +126,7 @@ class Transactor:
         self._limit = 1
         self._fire_limit = 1
         self._begun = False
-        """True while the application has begun a transaction and has not finished it."""
+        """True from ``begin_transaction`` to ``finished_transaction``."""
         self._input_ended = False
         self._bytes = 0
         self._extra_waits: list[OpFuture[Any]] = []
@@ -136,22 +135,22 @@ class Transactor:
         self._sequencer: Sequencer[Any]
 
     def add_wait(self, future: OpFuture[Any]) -> None:
-        """Make the commit of the running transaction wait for one more future."""
+        """Make the commit of the running transaction wait for ``future`` too."""
         self._extra_waits.append(future)
 
     @property
     def commit(self) -> OpFuture[Any]:
-        """The last commit that was begun. Before there is one, a commit that is done. Any thread."""
+        """The last commit that was started. Before the first one, a future that is done. Any thread."""
         return self._prior.commit
 
     def run(self, checkpoint: Checkpoint) -> None:
         """Run transactions without end, from a restored checkpoint on.
 
-        If the application brings its own messages and ends them, restore the checkpoint and begin
-        again. Raise ``Closed`` when the inbox was stopped, and whatever makes the shard fail.
+        If a `MessageProducer` ends its input, restore the checkpoint and begin again. Raise ``Closed``
+        when the inbox was stopped, and the error that makes the shard fail.
         """
-        # The last owner may or may not have appended them. Nothing commits before they are in
-        # place: they make its publishes visible, or roll back what it had begun.
+        # The last owner may or may not have appended these acknowledgements. No transaction commits
+        # before they are appended: they commit its publishes, and roll back what it had begun.
         owed: Mapping[str, bytes] = checkpoint.ack_intents
         while True:
             if self._brings_messages:
@@ -161,11 +160,11 @@ class Transactor:
             checkpoint, owed = self._restore_again(), {}
 
     def _restore_again(self) -> Checkpoint:
-        """Restore the checkpoint after the input ended.
+        """Restore the checkpoint after the input ended. Do not append its acknowledgements again.
 
-        The input ends when everything is committed and acknowledged, so nothing is owed. The same
-        acknowledgements must not be appended again. They do not go through the append service, so
-        they arrive late. They would then roll back what this publisher publishes next.
+        The input ends when everything is committed and acknowledged, so nothing is owed. Appended again,
+        the acknowledgements bypass the append service. They would arrive late, and roll back what this
+        publisher publishes next.
         """
         self._io.require_assigned()
         checkpoint = self._callbacks.restore_checkpoint()
@@ -181,7 +180,7 @@ class Transactor:
         return checkpoint
 
     def _run(self, checkpoint: Checkpoint, owed: Mapping[str, bytes]) -> None:
-        """Run transactions until the input ends. ``owed`` are acknowledgements to append first."""
+        """Run transactions until the input ends. Append the acknowledgements ``owed`` first."""
         self._input_ended = False
         spec = self._shard.spec
         self._lives = checkpoint.lives
@@ -201,7 +200,7 @@ class Transactor:
             pass
 
     def _run_one(self) -> bool:
-        """Run one transaction, up to the start of its commit. Return False when the input has ended."""
+        """Run one transaction up to the start of its commit. Return False when the input has ended."""
         transaction = Transaction(self._policy(), self._clock.monotonic(), prior=Prior.COMMITTING)
         self._stall_reported = False
         if self._input_ended:
@@ -210,8 +209,7 @@ class Transactor:
             return self._run_to_commit(transaction)
         except BaseException as error:
             if self._begun:
-                # Finish the transaction all the same: the application may hold a semaphore for it,
-                # for example.
+                # Call `finished_transaction` even so: the application may hold a semaphore, for example.
                 self._abandon(error)
             raise
 
@@ -296,14 +294,14 @@ class Transactor:
 
     def _wait(self, transaction: Transaction, until: float | None) -> None:
         if transaction.prior is not Prior.DONE and self._publisher.buffered_bytes:
-            # Send what was published so far while the prior transaction commits. It goes in one append
-            # with the prior acknowledgement if that still waits, and always before our own commit.
+            # Append what was published so far while the prior transaction commits. It shares one append
+            # with the prior acknowledgement if that still waits, and always comes before our own commit.
             self._publisher.flush()
         timeout_s = None if until is None else max(0.0, until - self._clock.monotonic())
         if self._timers is not None and not transaction.closed:
             waits = (timeout_s, self._timers.wait_s())
             timeout_s = min((one for one in waits if one is not None), default=None)
-        # A transaction that is closed takes no more input: only calls and futures matter.
+        # A closed transaction takes no more input: only calls and futures matter.
         get: Callable[[float | None], Event | None]
         get = self._inbox.get_call if transaction.closed else self._inbox.get
         if (event := get(timeout_s)) is not None:
@@ -367,7 +365,7 @@ class Transactor:
         yield from source.replay(wanted)
 
     def _jump(self, transaction: Transaction, journal: str, offset: int) -> None:
-        """Continue a source at another offset, because the bytes before it were deleted."""
+        """Continue a source at ``offset``, because the bytes before it were deleted."""
         try:
             self._decoders[journal].jump(offset)
         except MalformedMessage as error:
@@ -379,7 +377,7 @@ class Transactor:
             self._read_through()
 
     def _skip_malformed(self, transaction: Transaction, error: MalformedMessage) -> None:
-        """Publish a dead letter in a transaction: it commits with the offset behind the message."""
+        """Publish a dead letter in a transaction, which commits it with the offset after the message."""
         assert self._poison is not None
         if transaction.began_at is None:
             self._begin(transaction)
@@ -388,7 +386,7 @@ class Transactor:
         transaction.note_consumed(1)
 
     def _read_through(self) -> None:
-        """Report messages that were read without effect: a query must not wait for a transaction of them."""
+        """Report offsets that were read without effect: queries wait for them, without a transaction."""
         offsets = dict(self._sequencer.offsets)
         if offsets == self._prior.read_through:
             return
@@ -425,7 +423,7 @@ class Transactor:
         self._limit = _next_limit(limit, len(batch), self._clock.monotonic() - began_at)
 
     def _defer(self, transaction: Transaction, done: int) -> None:
-        """End the transaction after ``done`` messages of a batch: the application wants the others later."""
+        """End the transaction after ``done`` messages of a batch: the application defers the others."""
         if transaction.is_empty and done == 0:
             raise ApplicationFailed(
                 "the first message of a transaction was deferred to the next", shard=self._shard.id
@@ -435,7 +433,7 @@ class Transactor:
         transaction.defer()
 
     def _fire(self, transaction: Transaction) -> None:
-        """Have some timers handled that are due, or learn that the first ones were cancelled."""
+        """Handle some timers that are due. Do nothing if the first ones were cancelled."""
         timers = self._timers
         assert timers is not None
         if not timers.confirm_due():
@@ -460,7 +458,7 @@ class Transactor:
         result = self._callbacks.begin_transaction()
         self._begun = True
         require_none("begin_transaction", result)
-        # Ask once for each transaction: its messages share one moment.
+        # Read the clock once for each transaction: its messages share one time.
         self._publisher.clock.update(int(self._clock.now() * NANOS))
         transaction.begin(self._clock.monotonic())
 
@@ -481,8 +479,8 @@ class Transactor:
         hit("commit.started", shard.id)
         transaction.start_commit(self._clock.monotonic())
         acks: dict[str, OpFuture[Any]] = {}
-        # Enqueue before the next transaction consumes anything. Its publishes to these journals
-        # must come behind, and wait with them for the commit.
+        # Queue the acknowledgements before the next transaction consumes a message. Its publishes
+        # to these journals must come after them, and wait for the commit too.
         for journal, intent in checkpoint.ack_intents.items():
             with self._appends.start_append(AppendParams(journal), (commit,)) as txn:
                 txn.write(intent)
@@ -516,7 +514,7 @@ class Transactor:
 
 
 def _next_limit(limit: int, count: int, elapsed_s: float) -> int:
-    """Return how many messages to consume at once, after ``count`` of at most ``limit`` took so long."""
+    """Return how many messages to consume at once, after ``count`` of ``limit`` took ``elapsed_s``."""
     if elapsed_s > CONSUME_S:
         return max(1, min(limit, int(count * CONSUME_S / elapsed_s)))
     if count == limit and elapsed_s < CONSUME_S / 2:

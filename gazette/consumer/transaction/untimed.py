@@ -1,4 +1,4 @@
-"""Stage 13 of the byte path: which messages of a shard lack the time that their source has."""
+"""Stage 13 of the byte path: finds messages that lack the declared time of their source."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _clock_of: Final = attrgetter("clock")
 
 
 class UntimedMessages:
-    """The checks of one shard, by source. Belongs to its thread.
+    """The times of one shard's messages. Belongs to its thread.
 
-    ``has_declared``: some sources declare the time of their messages. ``clock_places`` are the places of the
-    UUIDs of the others, if the application has event time: there the clock of a UUID is the time.
+    ``has_declared``: some sources declare the time of their messages. ``clock_places``: for the other
+    sources, the places of UUIDs, whose clock is the time. Empty without event time.
     """
 
     def __init__(self, has_declared: bool, clock_places: Mapping[JournalName, str]) -> None:
