@@ -217,8 +217,8 @@ class KnownHead:
         return self._head.limit(tenure)
 
     def names(self, tenure: Revision) -> bool:
-        """Return True if this replica has recorded in etcd that the primary of ``tenure`` has appended."""
-        return self._tenure == tenure
+        """Return True if etcd has that the primary of ``tenure`` has appended, and that it may go on to."""
+        return self._tenure == tenure and self._closed is None
 
     async def load(self, *, lives: bool = False) -> None:
         """Read the head from etcd. With ``lives`` also read if the journal still exists.
@@ -295,9 +295,10 @@ class KnownHead:
         acknowledged an append, or a former one has acknowledged bytes behind ``begin``. Raise as
         ``Etcd.txn``: then the head may have been written.
         """
-        if self._tenure == tenure:
+        if self.names(tenure):
             return
-        self._claimed = tenure
+        self._claimed, self._tenure, self._closed = tenure, None, None
+        self.settled.clear()
         change = partial(Head.begun, tenure=tenure, begin=begin, end=end, lease=self._lease)
         if not await self._write(change, tenure, begin):
             raise Conflict(
@@ -309,6 +310,23 @@ class KnownHead:
             )
         self._tenure = tenure
         self._noted = max(self._noted, end)
+
+    async def suspend(self, tenure: Revision, end: Offset, registers: LabelSet) -> None:
+        """Record in etcd that nothing follows ``end``, where the journal has ``registers``.
+
+        Call it before the journal is suspended. A suspended journal may lose all of its replicas: the next one
+        has the registers from here. ``acknowledge`` takes it back, before the next append is answered. No
+        append may be under way. Raise as ``Etcd.txn``, and ``Conflict`` if a later primary has begun.
+        """
+
+        def change(head: Head) -> Head:
+            return replace(head.begun(tenure, end, end, self._lease), closed=registers)
+
+        self._claimed, self._tenure = tenure, None
+        self._noted, self._closed = end, registers
+        await self._write(change, tenure)
+        self._tenure = tenure
+        self.settled.set()
 
     def note(self, end: Offset) -> None:
         """Write in the background that everything before ``end`` is acknowledged.
@@ -409,7 +427,8 @@ class KnownHead:
             ]
             result = await self._context.etcd.txn(compares, [Op.put(self._key, head.encode())])
             if result.succeeded:
-                self._head, self._mod_revision = head, result.header.revision
+                if result.header.revision > self._mod_revision:
+                    self._head, self._mod_revision = head, result.header.revision
                 return True
             await self.load(lives=True)
         raise Unavailable(

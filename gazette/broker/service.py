@@ -228,7 +228,9 @@ class BrokerService:
             relies_on=lambda fragment: resolver.relies_on(fragment),
             on_stored=lambda fragment: resolver.stored(fragment),
             rng=self._rng,
-            settings=PersisterSettings(parallel=settings.parallel_persists),
+            settings=PersisterSettings(
+                parallel=settings.parallel_persists, refused_after_s=settings.store_check_timeout_s
+            ),
         )
         resolver = Resolver(
             key_space,

@@ -43,8 +43,9 @@ log = logging.getLogger(__name__)
 _NAMED_MAX: Final = 5
 _CLOSING_ATTEMPTS_MAX: Final = 5
 _REFUSED_AFTER: Final = 2
-"""Failures of one upload, each followed by a check that found its store healthy, after which the store counts
+"""Failures of one upload, each followed by a check that found its store healthy, after which the store may count
 as refusing the journal's fragments. Without such a check it may be the store that fails: appends wait for it.
+A store that fails now and then may be found healthy in between, so they must also span a time.
 """
 
 
@@ -70,6 +71,20 @@ class PersisterSettings:
     backoff_min_s: float = 1.0
     backoff_max_s: float = 120.0
     finish_backoff_max_s: float = 5.0
+    refused_after_s: float = 60.0
+    """Least time for which a healthy store must have failed an upload, before it counts as refusing it."""
+
+
+@dataclass(slots=True)
+class _Suspicion:
+    """The failures of one upload to a store that seems to be healthy. Times are monotonic."""
+
+    store: str
+    since: float = math.inf
+    failed_at: float = math.inf
+    """Time of the first failure after the last healthy check."""
+    confirmed: int = 0
+    """Failures that a healthy check has followed."""
 
 
 @dataclass(slots=True)
@@ -130,10 +145,7 @@ class Persister:
         self._outages: dict[str, _Outage] = {}
         self._refused: dict[Upload, ActiveStore] = {}
         """Uploads that their store keeps refusing."""
-        self._suspected: dict[Upload, tuple[str, float, int]] = {}
-        """A store, the monotonic time of a failure that may be its refusal, and the number of those before
-        it that a healthy check has followed.
-        """
+        self._suspected: dict[Upload, _Suspicion] = {}
         self._closings: set[Closing] = set()
         """Closings that may have to be put at the end of the broker."""
         self._hurry = asyncio.Event()
@@ -358,19 +370,25 @@ class Persister:
     def _suspect(self, upload: Upload) -> None:
         """Count a failure of an upload to a store that may be well. Have the store checked."""
         active = self._shared.blob_stores.get(upload.first_store(upload.spec()))
-        store, failed_at, confirmed = self._suspected.get(upload, (active.url, math.inf, 0))
-        if store != active.url:  # The journal has got another one.
-            failed_at, confirmed = math.inf, 0
+        suspicion = self._suspected.get(upload)
+        if (
+            suspicion is not None and suspicion.store != active.url
+        ):  # The journal has got another one.
             self._note_refusal(upload, "")
-        if active.health.error is not None:  # It may be the store that fails.
-            self._suspected[upload] = (active.url, math.inf, 0)
+            suspicion = None
+        if suspicion is None or active.health.error is not None:  # It may be the store that fails.
+            suspicion = self._suspected[upload] = _Suspicion(active.url)
+        if active.health.error is not None:
             return
-        if active.health.began >= failed_at:
-            failed_at, confirmed = math.inf, confirmed + 1
+        if active.health.began >= suspicion.failed_at:
+            suspicion.failed_at = math.inf
+            suspicion.confirmed += 1
         active.failed()
-        failed_at = min(failed_at, self._clock.monotonic())
-        self._suspected[upload] = (active.url, failed_at, confirmed)
-        if confirmed >= _REFUSED_AFTER:
+        now = self._clock.monotonic()
+        suspicion.failed_at = min(suspicion.failed_at, now)
+        suspicion.since = min(suspicion.since, now)
+        lasting = now - suspicion.since >= self._settings.refused_after_s
+        if lasting and suspicion.confirmed >= _REFUSED_AFTER:
             self._note_refusal(upload, upload.error)
 
     def _note_refusal(self, upload: Upload, reason: str) -> None:

@@ -863,3 +863,50 @@ async def test_it_goes_with_its_journal(etcd: Etcd, tmp_path: Path) -> None:
         assert await etcd.get(key) is not None
         await broker.client.apply_journals([JournalChange(delete=JOURNAL, expect_mod_revision=-1)])
         assert await etcd.get(key) is None
+
+
+@pytest.mark.parametrize("resumed", [False, True], ids=["suspended", "resumed"])
+async def test_a_suspended_journal_that_loses_its_replicas_keeps_its_registers(
+    cluster: FixedCluster, tmp_path: Path, *, resumed: bool
+) -> None:
+    """All bytes are stored, and its specification says where to go on. No former writer may pass its fence.
+
+    Once an append was acknowledged after the suspension, an operator has to confirm, as for any journal.
+    """
+    author = LabelSet.of(("author", "7"))
+    cluster.create(journal_spec(JOURNAL), "a")
+    await append(cluster["a"], b"first", union_registers=author)
+    assert (await append(cluster["a"], suspend=SuspendControl.NOW)).status is Status.SUSPENDED
+    if resumed:
+        newer = LabelSet.of(("author", "8"))
+        assert (await append(cluster["a"], b"more", union_registers=newer)).commit is not None
+    await until(lambda: not cluster["a"].context.persister.unpersisted)
+    await lose_all(cluster, "a")
+    cluster.assign(JOURNAL, "b")
+    fenced = LabelSelector.parse("author=8")
+    outcome = await append(cluster["b"], b"late", check_registers=fenced)
+    if resumed:
+        assert outcome.status is Status.INDEX_HAS_GREATER_OFFSET
+        return
+    assert outcome.status is Status.REGISTER_MISMATCH
+    outcome = await append(cluster["b"], b"x", check_registers=LabelSelector.parse("author=7"))
+    assert outcome.commit is not None
+    assert (outcome.commit.begin, outcome.registers) == (5, author)
+
+
+async def test_a_suspension_whose_registers_are_not_known_is_refused(
+    cluster: FixedCluster,
+) -> None:
+    """As by an earlier version, which did not record them: they may have been set."""
+    cluster.create(journal_spec(JOURNAL), "a")
+    await append(cluster["a"], b"first", union_registers=LabelSet.of(("author", "7")))
+    await append(cluster["a"], suspend=SuspendControl.NOW)
+    await until(lambda: not cluster["a"].context.persister.unpersisted)
+    await lose_all(cluster, "a")
+    head = known(cluster)
+    assert head is not None
+    cluster.etcd.change({KEY: replace(head, closed=None).encode()})
+    cluster.assign(JOURNAL, "b")
+    assert (await append(cluster["b"], b"x")).status is Status.INDEX_HAS_GREATER_OFFSET
+    outcome = await append(cluster["b"], b"x", offset=5)
+    assert outcome.commit is not None

@@ -24,7 +24,7 @@ CONTENT: Final = bytes(2_000)
 
 @pytest.fixture
 async def broker(etcd: Etcd, tmp_path: Path) -> AsyncIterator[BrokerFixture]:
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, store_check_timeout_s=2.0) as broker:
         yield broker
 
 
@@ -83,6 +83,20 @@ async def test_a_store_that_refuses_a_journal_is_named(broker: BrokerFixture) ->
     await until(lambda: not store.refusals)
     await broker.client.append(AppendParams("a/journal"), b"on")
     assert await fragment_store_health(broker.client, STORE) == ""
+
+
+async def test_a_store_that_refuses_for_a_moment_is_not_named(etcd: Etcd, tmp_path: Path) -> None:
+    """As while its permissions are changed. Its checks may succeed in between: they are other calls."""
+    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+        in_the_way = broker.file_root / "fragments" / "a"
+        in_the_way.write_bytes(b"")
+        await broker.create(journal_spec("a/journal"))
+        failed = failures()
+        await broker.client.append(AppendParams("a/journal"), b"first")
+        await until(lambda: failures() >= failed + 3)
+        await broker.client.append(AppendParams("a/journal"), b"more")
+        in_the_way.unlink()
+        await until(lambda: objects(broker, "a/journal"))
 
 
 async def test_a_deleted_journal_leaves_no_refusal(broker: BrokerFixture) -> None:

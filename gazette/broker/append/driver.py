@@ -35,6 +35,7 @@ from gazette.fragment.local_file import LocalFragment
 from gazette.protocol.append_session import SessionAppend
 from gazette.protocol.fragment import ZERO_SUM
 from gazette.protocol.ids import JournalName, Offset, Revision
+from gazette.protocol.journal import SuspendLevel
 from gazette.protocol.route import Header
 from gazette.protocol.status import Status
 from gazette.runtime import tracing
@@ -221,7 +222,7 @@ class AppendDriver:
             case ev.PutAssignments(route):
                 return await self._write(put_assignments(self._context, self._at, route))
             case ev.PutSuspend(level, offset):
-                return await self._write(put_suspend(self._context, self._at, level, offset))
+                return await self._write(self._suspend(level, offset))
             case (
                 ev.LoadHead()
                 | ev.AwaitReadiness()
@@ -235,6 +236,13 @@ class AppendDriver:
             case _:
                 assert_never(effect)
         return None
+
+    async def _suspend(self, level: SuspendLevel, offset: Offset) -> Revision:
+        if level is not SuspendLevel.NONE:
+            assert self._replica is not None
+            registers = self._held.spool.registers
+            await self._replica.head.suspend(self._at.tenure, offset, registers)
+        return await put_suspend(self._context, self._at, level, offset)
 
     # Waits that end when the caller leaves or the route changes.
 
