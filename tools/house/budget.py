@@ -40,7 +40,7 @@ ROOMS: Final[dict[str, int]] = {
     "allocator/": 2650,
     "backfill/": 3831,
     "blobs/": 3134,
-    "broker/": 10998,
+    "broker/": 11000,
     "client/": 5216,
     "codecs/": 806,
     "config/": 756,
