@@ -314,9 +314,9 @@ class KnownHead:
     async def suspend(self, tenure: Revision, end: Offset, registers: LabelSet) -> None:
         """Record in etcd that nothing follows ``end``, where the journal has ``registers``.
 
-        Call it before the journal is suspended. A suspended journal may lose all of its replicas: the next one
-        has the registers from here. ``acknowledge`` takes it back, before the next append is answered. No
-        append may be under way. Raise as ``Etcd.txn``, and ``Conflict`` if a later primary has begun.
+        Call it before the journal is suspended, while no append is under way. A suspended journal may lose
+        all of its replicas: the next one has the registers from here. ``acknowledge`` opens the head again.
+        Raise as ``Etcd.txn``, and ``Conflict`` if a later primary has begun.
         """
 
         def change(head: Head) -> Head:

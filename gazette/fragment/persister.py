@@ -43,9 +43,10 @@ log = logging.getLogger(__name__)
 _NAMED_MAX: Final = 5
 _CLOSING_ATTEMPTS_MAX: Final = 5
 _REFUSED_AFTER: Final = 2
-"""Failures of one upload, each followed by a check that found its store healthy, after which the store may count
-as refusing the journal's fragments. Without such a check it may be the store that fails: appends wait for it.
-A store that fails now and then may be found healthy in between, so they must also span a time.
+"""Failures of one upload after which its store may refuse the journal's fragments.
+
+A check must have found the store healthy after each of them, else it may be the store that fails: appends
+wait for it. A store that fails now and then may be found healthy in between. So failures must span a time, too.
 """
 
 
