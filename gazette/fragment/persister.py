@@ -46,7 +46,7 @@ _REFUSED_AFTER: Final = 2
 """Failures of one upload after which its store may refuse the journal's fragments.
 
 A check must have found the store healthy after each of them, else it may be the store that fails: appends
-wait for it. A store that fails now and then may be found healthy in between. So failures must span a time, too.
+wait for it. A store that fails now and then may be found healthy in between. So they must span a time, too.
 """
 
 
