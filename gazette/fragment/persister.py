@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
-import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gazette.blobs.registry import ActiveStore, BlobStores
+from gazette.blobs.registry import BlobStores
 from gazette.errors import (
     Bug,
     Closed,
@@ -29,6 +28,7 @@ from gazette.errors import (
 from gazette.fragment import metrics
 from gazette.fragment.closing import Closing
 from gazette.fragment.completed_spool import CompletedSpool
+from gazette.fragment.refusals import Refusals
 from gazette.fragment.upload import LimitOf, SpecOf, Unconfirmed, Upload, UploadContext
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import JournalName, Offset, Revision
@@ -42,12 +42,6 @@ log = logging.getLogger(__name__)
 
 _NAMED_MAX: Final = 5
 _CLOSING_ATTEMPTS_MAX: Final = 5
-_REFUSED_AFTER: Final = 2
-"""Failures of one upload after which its store may refuse the journal's fragments.
-
-A check must have found the store healthy after each of them, else it may be the store that fails: appends
-wait for it. A store that fails now and then may be found healthy in between. So they must span a time, too.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +68,6 @@ class PersisterSettings:
     finish_backoff_max_s: float = 5.0
     refused_after_s: float = 60.0
     """Least time for which a healthy store must have failed an upload, before it counts as refusing it."""
-
-
-@dataclass(slots=True)
-class _Suspicion:
-    """The failures of one upload to a store that seems to be healthy. Times are monotonic."""
-
-    store: str
-    since: float = math.inf
-    failed_at: float = math.inf
-    """Time of the first failure after the last healthy check."""
-    confirmed: int = 0
-    """Failures that a healthy check has followed."""
 
 
 @dataclass(slots=True)
@@ -144,9 +126,7 @@ class Persister:
         self._slots: dict[str, asyncio.Semaphore] = {}
         """One semaphore for each store."""
         self._outages: dict[str, _Outage] = {}
-        self._refused: dict[Upload, ActiveStore] = {}
-        """Uploads that their store keeps refusing."""
-        self._suspected: dict[Upload, _Suspicion] = {}
+        self._refusals = Refusals(blob_stores, clock, self._settings.refused_after_s)
         self._closings: set[Closing] = set()
         """Closings that may have to be put at the end of the broker."""
         self._hurry = asyncio.Event()
@@ -274,8 +254,7 @@ class Persister:
             while not await self._attempt_in_turn(upload):
                 await self._sleep(self._backoff(upload.failures))
         self._uploads.pop(upload).set()
-        self._suspected.pop(upload, None)
-        self._note_refusal(upload, "")
+        self._refusals.ended(upload)
         metrics.UNPERSISTED.dec()
         metrics.PERSISTED.inc()
         self._idle.set()
@@ -355,7 +334,7 @@ class Persister:
         metrics.PERSIST_FAILURES.inc()
         expected = isinstance(error, GazetteError)
         if not isinstance(error, Retryable | Closed):
-            self._suspect(upload)
+            self._refusals.failed(upload)
         grave = not expected or isinstance(error, Corrupt | Bug)
         log.log(
             logging.ERROR if grave else logging.WARNING,
@@ -367,41 +346,6 @@ class Persister:
             },
             exc_info=None if expected else error,
         )
-
-    def _suspect(self, upload: Upload) -> None:
-        """Count a failure of an upload to a store that may be well. Have the store checked."""
-        active = self._shared.blob_stores.get(upload.first_store(upload.spec()))
-        suspicion = self._suspected.get(upload)
-        if (
-            suspicion is not None and suspicion.store != active.url
-        ):  # The journal has got another one.
-            self._note_refusal(upload, "")
-            suspicion = None
-        if suspicion is None or active.health.error is not None:  # It may be the store that fails.
-            suspicion = self._suspected[upload] = _Suspicion(active.url)
-        if active.health.error is not None:
-            return
-        if active.health.began >= suspicion.failed_at:
-            suspicion.failed_at = math.inf
-            suspicion.confirmed += 1
-        active.failed()
-        now = self._clock.monotonic()
-        suspicion.failed_at = min(suspicion.failed_at, now)
-        suspicion.since = min(suspicion.since, now)
-        lasting = now - suspicion.since >= self._settings.refused_after_s
-        if lasting and suspicion.confirmed >= _REFUSED_AFTER:
-            self._note_refusal(upload, upload.error)
-
-    def _note_refusal(self, upload: Upload, reason: str) -> None:
-        """Record why the first store refuses the journal's fragments; empty: it does not any more."""
-        key = (upload.spool.fragment.journal, upload.life)
-        former = self._refused.pop(upload, None)
-        if former is not None:
-            former.refusals.pop(key, None)
-        if reason:
-            active = self._shared.blob_stores.get(upload.first_store(upload.spec()))
-            active.refusals[key] = reason
-            self._refused[upload] = active
 
     async def _on_unconfirmed(
         self, upload: Upload, spec: JournalSpec | None, error: GazetteError

@@ -48,7 +48,7 @@ ROOMS: Final[dict[str, int]] = {
     "declare/": 1675,
     "dev/": 1747,
     "etcd/": 2091,
-    "fragment/": 3563,
+    "fragment/": 3587,
     "gazctl/": 8322,
     "history/": 7933,
     "http2/": 3120,

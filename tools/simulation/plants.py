@@ -29,7 +29,7 @@ from gazette.errors import GazetteError
 from gazette.etcd.lease import Lease
 from gazette.fragment.closing import Closing, ClosingName
 from gazette.fragment.index import Index
-from gazette.fragment.persister import Persister
+from gazette.fragment.refusals import Refusals
 from gazette.fragment.upload import Upload
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import JournalSpec
@@ -230,12 +230,13 @@ def group_answered_ok() -> None:
 
 def journal_refused_for_its_store() -> None:
     """Take two failures of an upload for a refusal of its journal, though the store may be what fails."""
-    _replace(Persister, "_suspect", _refuse_twice_failed)
 
+    def failed(self: Refusals, upload: Upload) -> None:
+        if upload.failures >= 2:
+            active = self._blob_stores.get(upload.first_store(upload.spec()))
+            self.refuse(upload, active)
 
-def _refuse_twice_failed(persister: Persister, upload: Upload) -> None:
-    if upload.failures >= 2:
-        persister._note_refusal(upload, upload.error)
+    _replace(Refusals, "failed", failed)
 
 
 def steady_in_any_state() -> None:
