@@ -85,8 +85,7 @@ class HeadReaders:
         if self._waiting and not self._due:
             self._due = True
             loop = asyncio.get_running_loop()
-            # Answers to appends are written in this turn of the loop, and leave their sockets in the next
-            # one.
+            # Answers to appends leave their sockets in the next turn of the loop. Readers come after them.
             loop.call_soon(loop.call_soon, self._deliver)
 
     def _deliver(self) -> None:

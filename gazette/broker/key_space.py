@@ -104,8 +104,7 @@ def _decode_assignment(journal: str, zone: str, suffix: str, slot: int, value: b
 
 @lru_cache(maxsize=1024)
 def _route(value: bytes) -> tuple[Route, str]:
-    """Return the route that ``value`` encodes, and why it is invalid, if it is. Equal routes of journals are
-    one object."""
+    """Return the route that ``value`` encodes, and why it is invalid, if it is. Equal routes are shared."""
     try:
         return stored_route(broker_pb2.Route.FromString(value))
     except DecodeError as error:

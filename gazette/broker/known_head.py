@@ -200,8 +200,7 @@ class KnownHead:
         return ClosingName(self._journal, head.life, head.tenures[-1][0], head.lease)
 
     def has_passed(self, name: ClosingName) -> bool:
-        """Return True if the primary of a closing has ended: this replica has acknowledged
-        an append since."""
+        """Return True if the primary of a closing is over: this replica has acknowledged an append later."""
         life = self._head.life
         if self._tenure is None:
             return False
@@ -358,8 +357,7 @@ class KnownHead:
             )
 
     def closing(self, end: Offset, registers: LabelSet) -> Closing | None:
-        """Return the closing that states without etcd what ``close`` does. None if etcd has it, or does not
-        need it.
+        """Return the closing that replaces ``close`` without etcd. None if etcd has it, or does not need it.
 
         If a write of this primary to etcd got no answer, the closing names the primary all the same.
         """
@@ -406,10 +404,8 @@ class KnownHead:
     async def _write(
         self, change: Callable[[Head], Head], tenure: Revision, begin: Offset | None = None
     ) -> bool:
-        """Change the head. Return False if it is behind ``begin`` already.
-
-        Raise ``Conflict`` if a later primary has begun.
-        """
+        """Change the head. Return False if it is behind ``begin`` already. Raise ``Conflict`` if a later
+        primary has begun."""
         for _ in range(_ATTEMPTS_MAX):
             if (begun := self._head.limit(tenure)) is not None:
                 raise Conflict(

@@ -73,8 +73,7 @@ _PLAIN: Final = " !\"#$&'()*+,-./:;<=>?@[]^_`{|}~"
 
 
 def _first_fragment(store: BlobStore, journal: JournalName) -> str:
-    """Return the path of one of the first objects with the name of a fragment; empty if none of them has
-    one."""
+    """Return the path of one of the first objects that is named like a fragment; empty without one."""
     listing = store.list(f"{journal}/")
     for _, info in zip(range(_LOOKED_MAX), listing, strict=False):
         try:

@@ -56,10 +56,8 @@ _EXPECTED: Final = frozenset(
 
 
 class Heartbeat:
-    """The time of the next pulse, and its control.
-
-    ``idle_ticks`` counts how often the timer was due since the route last changed.
-    """
+    """The time of the next pulse, and its control. ``idle_ticks`` counts how often the timer was due since
+    the route last changed."""
 
     def __init__(self, interval_s: float, suspend_after: int | None) -> None:
         self._interval_s = interval_s
@@ -79,16 +77,14 @@ class Heartbeat:
         self._retry_s = _RETRY_MIN_S
 
     def on_timer(self, *, rests: bool) -> bool:
-        """Count that the timer was due. Return True if the pulse may be left out because
-        the replica rests."""
+        """Count that the timer was due. Return True if the replica rests, and the pulse may be left out."""
         self.idle_ticks += 1
         may = rests and self._left_out < _LEFT_OUT and self.control is SuspendControl.NO_RESUME
         self._left_out = self._left_out + 1 if may else 0
         return may
 
     def next_s(self, *, succeeded: bool) -> float:
-        """Return the seconds until the next pulse: soon after a failure, and longer after each further
-        failure."""
+        """Return the seconds until the next pulse: few after a failure, and more after each further one."""
         if succeeded:
             self._retry_s = _RETRY_MIN_S
             return self._interval_s
@@ -159,8 +155,7 @@ class _Entry:
     pulse: Pulse | None = None
     """The running pulse."""
     failed: bool = False
-    """True if the last pulse failed. Then the next one is not left out: it gives the reason again, or
-    succeeds."""
+    """True if the last pulse failed. The next one is not left out: it gives the reason again, or succeeds."""
     has_first: bool = False
     """True if the first fragment of the journal is to be completed."""
     slot: int = 0
@@ -169,9 +164,8 @@ class _Entry:
 class Pulser:
     """Begins the pulses of all replicas that were added. Run ``run`` as a daemon. Loop-bound.
 
-    ``new_pulse`` returns the pulse of a journal; None if this broker does not lead the journal now. A
-    replica has one pulse at a time. Of many due pulses, a few begin at a time. The tasks belong to
-    ``scope``.
+    ``new_pulse`` returns the pulse of a journal; None if this broker does not lead the journal now. A replica
+    has one pulse at a time. Of many due pulses, a few begin at a time. The tasks belong to ``scope``.
     """
 
     def __init__(
@@ -222,8 +216,7 @@ class Pulser:
         entry = self._entries.get(replica)
         if entry is not None and not entry.has_first:
             entry.has_first = True
-            # A running pulse may have looked at the journal before this commit. Then one more pulse follows
-            # it.
+            # A running pulse may have looked at the journal before this commit. Then one more follows it.
             if entry.pulse is None:
                 self._queue_first(entry)
 

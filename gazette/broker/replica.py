@@ -171,8 +171,7 @@ class Replica:
         )
 
     def must_begin(self, route: Route) -> bool:
-        """Return True if a store may hold bytes behind the end of the spool that this primary never
-        received.
+        """Return True if a store may hold bytes behind the end of the spool that this primary never received.
 
         If so, call ``begin`` before the next append.
         """
@@ -214,10 +213,7 @@ class Replica:
 
     async def acknowledge(self, tenure: Revision, begin: Offset, end: Offset) -> None:
         """Return once the primary of ``tenure`` may answer an append of ``[begin, end)``, which all replicas
-        have.
-
-        Raise and write as ``KnownHead.acknowledge``.
-        """
+        have. Raise and write as ``KnownHead.acknowledge``."""
         try:
             await self.head.acknowledge(tenure, begin, end)
         finally:
@@ -249,8 +245,7 @@ class Replica:
         self._note_end(fragment.begin)
 
     def _note_end(self, end: Offset) -> None:
-        """List soon if the journal reaches ``end`` although it seemed to be new: a former
-        owner may upload."""
+        """List soon if the journal seemed new, and reaches ``end``: a former owner may upload that."""
         if self._seems_new and end > self.index.end_offset:
             self._seems_new = False
             self.list_again()

@@ -363,8 +363,7 @@ class Resolver:
         return with_endpoints(route, self._state)
 
     def update(self) -> None:
-        """Update routes and replicas from the key space. Its observer, to be called after
-        ``State.observe``."""
+        """Update routes and replicas from the key space: an observer that follows ``State.observe``."""
         if self._members != self._state.members or len(self._found) > len(self._state.items):
             self._members = self._state.members
             self._found.clear()
@@ -384,9 +383,8 @@ class Resolver:
         """Return the replica to hold for a journal. ``held`` is the present one.
 
         A replica serves one life of a journal: after a deletion and creation, the journal gets another
-        replica. A replica also serves one assignment. The journal may have been assigned to others
-        meanwhile, which never saw what the replica holds. So a demoted primary is replaced. A promoted
-        replica stays.
+        replica. A replica also serves one assignment. The journal may have been assigned to others meanwhile,
+        which never saw what the replica holds. So a demoted primary is replaced. A promoted replica stays.
         """
         if held is not None and not _is_continued(held.local, local):
             self._tear_down(journal, held)

@@ -173,8 +173,7 @@ class ShardClient(ClusterAccess):
     ) -> dict[ShardId, str]:
         """Return why shards of one member wait, by id, of those that match.
 
-        If there are many, the answer names some of them. Raise ``NotAllowed``, ``Unavailable`` or
-        ``Broken``.
+        If there are many, the answer names some of them. Raise ``NotAllowed``, ``Unavailable`` or ``Broken``.
         """
         request = consumer_pb2.ListRequest(selector=selector.to_pb())
         metadata = self._metadata(list_claims(selector))
@@ -216,7 +215,7 @@ class ShardClient(ClusterAccess):
         return header
 
     async def get_hints(self, shard_id: ShardId, *, extension: bytes = b"") -> ShardHints:
-        """Return the stored hints of a shard. Raise ``NotFound``, ``NotAllowed``, ``Unavailable`` or
+        """Return the stored hints of a shard. Raise ``NotFound``, ``NotAllowed``, ``Unavailable``,
         ``Broken``."""
         request = consumer_pb2.GetHintsRequest(shard=shard_id, extension=extension)
         validate_get_hints_request(request)

@@ -1,9 +1,9 @@
-"""Stage 7 of the byte path: the object by which a primary that ends without etcd says where it has ended.
+"""Stage 7 of the byte path: the object in which a primary that ends without etcd states where it ended.
 
 A primary that leaves in good order closes the known head in etcd. If etcd does not answer, it puts a
-*closing* into the journal's store instead, behind all of its bytes. A closing says that the primary has
-acknowledged nothing beyond ``end``, and what the registers were there. The next primary that finds the head
-open gets it by its exact name. See ADR 33.
+*closing* into the journal's store instead, after all of its bytes. A closing says that the primary has
+acknowledged nothing beyond ``end``, and gives the registers there. The next primary that finds the head open
+reads the closing by its exact name. See ADR 33.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ _NAME: Final = re.compile(
     r"closed-(?P<life>[0-9]{1,19})-(?P<tenure>[0-9]{1,19})-(?P<lease>[0-9a-f]{16})"
 )
 _BYTES_MAX: Final = 64 << 20
-"""More than a closing has: registers travel in one message between brokers."""
+"""More bytes than a closing has: registers travel in one message between brokers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClosingName:
-    """The primary that a closing is of. ``life`` is the creation revision of its journal, ``tenure`` that of
-    its assignment. ``lease`` is the lease of its broker.
+    """The primary of a closing.
 
-    Revisions may repeat where an etcd was restored from a backup, or begun from nothing. Leases do not.
+    ``life`` is the creation revision of its journal, ``tenure`` that of its assignment. ``lease`` is the
+    lease of its broker. Revisions may repeat if an etcd was restored from a backup, or begun from nothing.
+    Leases do not.
     """
 
     journal: JournalName
@@ -41,7 +42,7 @@ class ClosingName:
 
     @property
     def path(self) -> str:
-        """Path of the object. No broker takes the name for that of a fragment."""
+        """Path of the object. No broker mistakes it for the path of a fragment."""
         return f"{self.journal}/closed-{self.life}-{self.tenure}-{self.lease:016x}"
 
     @classmethod
@@ -55,11 +56,11 @@ class ClosingName:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """The statement of a primary at its end: it has acknowledged nothing beyond ``end``. The journal had
-    ``registers`` there.
+    """The statement of a primary at its end: it has acknowledged nothing beyond ``end``, where the journal
+    had ``registers``.
 
     ``begin`` is the first offset that no store was known to have while the broker lived. The primary put the
-    closing when the stores had all from there on.
+    closing when the stores had everything from ``begin`` on.
     """
 
     name: ClosingName
@@ -82,7 +83,8 @@ class Closing:
 
     @classmethod
     def decode(cls, name: ClosingName, content: bytes) -> Closing:
-        """Return the closing that ``content`` holds. Raise ``Corrupt`` for a damaged or another one."""
+        """Return the closing that ``content`` holds. Raise ``Corrupt`` if it is damaged, or
+        has another name."""
         try:
             fields = json.loads(content)
             body = fields["closing"]

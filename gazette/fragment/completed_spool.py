@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 COMPRESSION_BATCH_BYTES: Final = 1 << 20
-"""Bytes that are committed before the next batch is compressed; also the least a gzip member holds."""
+"""Bytes that are committed before the next batch is compressed. A gzip member holds at least as many."""
 
 _TURN_BYTES: Final = 8 << 20
-"""Bytes that one spool may compress before others get the thread."""
+"""Bytes that one spool may compress before other spools get the thread."""
 
 _READ_BYTES: Final = 1 << 18
 
@@ -64,7 +64,7 @@ class CompletedSpool:
         """Return a reader of the fragment's file. Blocks on compression: call it in a thread.
 
         If the disk is too full for a compressed file, the bytes are compressed as they are read; such a
-        reader is not seekable. If the spool is not what its fragment says, reading raises ``Corrupt``
+        reader is not seekable. If the spool differs from what its fragment says, reading raises ``Corrupt``
         instead of giving the last bytes.
         """
         if self.compression is None:
@@ -75,10 +75,10 @@ class CompletedSpool:
         return io.BufferedReader(_CompressedContent(self.file, self.fragment), _READ_BYTES)
 
     async def cut_to(self, end: Offset, pool: Pool) -> CompletedSpool:
-        """Return the same spool without the bytes at ``end`` and beyond; its digest is made in ``pool``.
+        """Return the same spool without the bytes at ``end`` and beyond. Its digest is computed in ``pool``.
 
         ``end`` is within the fragment. Raise ``Corrupt`` or ``Unavailable`` if the file cannot be read, and
-        ``Corrupt`` if it is not what the fragment says. Cancellation: no effect.
+        ``Corrupt`` if it differs from what the fragment says. Cancellation: no effect.
         """
         fragment = self.fragment
         assert fragment.begin < end < fragment.end
@@ -91,9 +91,8 @@ class CompletedSpool:
         )
 
     def _digest_to(self, length: int) -> bytes:
-        """Return the digest of the first ``length`` bytes. Reads all bytes, to
-        detect a damaged file. In a thread.
-        """
+        """Return the digest of the first ``length`` bytes. Reads all bytes, to detect a damaged file. In a
+        thread."""
         content = _VerifiedContent(self.file, self.fragment)
         sum = hashlib.sha1(usedforsecurity=False)
         while part := content.read(min(_READ_BYTES, length)):
@@ -107,9 +106,9 @@ class CompletedSpool:
 class SpoolCompression:
     """The compressed form of one spool, which follows its commits.
 
-    ``advance`` belongs to the loop and never waits. All else happens in threads, one at a time. After
-    any error only the compressed file is given up. The spool itself has the bytes, and they are
-    compressed as they are persisted.
+    ``advance`` belongs to the loop and never waits. Everything else happens in threads, one at a time. After
+    any error only the compressed file is given up. The spool itself has the bytes, which are then compressed
+    while they are persisted.
     """
 
     def __init__(self, source: SpoolContent, codec: Codec, pool: Pool) -> None:
@@ -117,7 +116,7 @@ class SpoolCompression:
         self._pool = pool
         self._target = 0  # Only the loop writes it.
         self._scheduled = False
-        # Held by the thread that compresses. It guards the attributes below.
+        # The thread that compresses holds it. It guards the attributes below.
         self._lock = pool.lock()
         self._compressor: Compressor = new_compressor(codec)
         self._output: SpoolFile | None = None
@@ -162,8 +161,7 @@ class SpoolCompression:
         with self._lock:
             if self._usable and not self._finished:
                 self._attempt(min(self._target, self._through + _TURN_BYTES), final=False)
-        # A commit that comes between the test and the reset is compressed with the next commit, or
-        # by `finish`.
+        # A commit between the test and the reset is compressed with the next commit, or by `finish`.
         again = self._usable and not self._finished and self._due()
         self._scheduled = again
         if again:

@@ -1,11 +1,11 @@
 """Fragments of the same offsets with different bytes.
 
 Proven: two fragments of the same begin and end whose SHA-1 differ. One of them holds other bytes than were
-acknowledged at these offsets, or was written by hand. Only one of them is read, as the later one wins.
+acknowledged at these offsets, or was written by hand. Only one of them is read, the later one.
 
 Not proven, and not reported: fragments that overlap in part, or of which one contains the other. Replicas
-close their fragments at different offsets as they join and leave. So that is common and mostly right. Names
-alone do not prove a conflict: compare the bytes.
+close their fragments at different offsets as they join and leave. So such overlaps are common and mostly
+harmless. Names alone do not prove a conflict: compare the bytes.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ class FragmentConflict:
 
 
 class FragmentCover(CoverSet[Fragment]):
-    """The cover of a journal's stored fragments, with conflicts, set-aside objects (see `set_aside`),
-    unexplained fragments (see `unexplained`) and closings (see `closing`) that the listing found.
-    """
+    """The cover of a journal's stored fragments, and what else the listing found. It found conflicts,
+    set-aside objects (see `set_aside`), unexplained fragments (see `unexplained`) and closings (see
+    `closing`)."""
 
     __slots__ = ("closings", "conflicts", "listed", "set_aside", "unexplained")
 
     def __init__(self, spans: Iterable[Fragment] = ()) -> None:
         self.conflicts: list[FragmentConflict] = []
         self.listed: list[Fragment] = []
-        """All fragments, also those that others cover."""
+        """All fragments, including those that others cover."""
         self.set_aside: list[SetAside] = []
         self.unexplained: list[Fragment] = []
         self.closings: list[tuple[str, ClosingName]] = []
-        """With the URL of its store."""
+        """Objects that were set aside, each with the URL of its store."""
         super().__init__(spans)
 
     def add(self, span: Fragment) -> bool:
@@ -59,11 +59,11 @@ class FragmentCover(CoverSet[Fragment]):
     def without(
         self, refuted: Collection[Fragment], local: Iterable[LocalFragment]
     ) -> FragmentCover:
-        """Return a cover without the fragments of ``refuted``, as far as others have bytes at their offsets.
+        """Return a cover without the fragments of ``refuted``, if others have bytes at their offsets.
 
-        A broker stored such a fragment, and could not confirm it. A later primary has given its
-        offsets out again. If neither the stores nor ``local`` have other fragments at these
-        offsets, that primary may have relied on the same bytes. Then the fragment stays.
+        A broker stored such a fragment, and could not confirm it. A later primary has given its offsets out
+        again. If neither the stores nor ``local`` have other fragments at these offsets, that primary may
+        have relied on the same bytes. Then the fragment stays.
         """
         hidden = self.doubted(refuted, local)
         kept = FragmentCover(one for one in self.listed if one not in hidden)
@@ -74,10 +74,9 @@ class FragmentCover(CoverSet[Fragment]):
     def doubted(
         self, refuted: Collection[Fragment], local: Iterable[LocalFragment] = ()
     ) -> list[Fragment]:
-        """Return those of ``refuted`` that are listed, and whose offsets other fragments have bytes
-        for.
+        """Return the listed fragments of ``refuted`` at whose offsets other fragments have bytes.
 
-        Others are the other listed fragments, and those of ``local``.
+        Other fragments are those of the listing that are not refuted, and those of ``local``.
         """
         names = {one.content_path() for one in refuted}
         spans: CoverSet[Span] = CoverSet(local)
@@ -94,7 +93,7 @@ class FragmentCover(CoverSet[Fragment]):
 def conflicts_with(
     remote: CoverSet[Fragment], local: Iterable[LocalFragment]
 ) -> list[FragmentConflict]:
-    """Return the conflicts between stored fragments, which are read, and spooled ones of this broker."""
+    """Return the conflicts of stored fragments, which are read, with this broker's own spools."""
     found = []
     for one in local:
         stored = remote.equal(one.begin, one.end)

@@ -1,4 +1,4 @@
-"""The spans that together cover a journal, without spans that others cover."""
+"""The fewest spans that together cover a journal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CoverSet(Generic[S]):
         begin, end = span.begin, span.end
         if begin >= end:
             return False
-        # Of the spans that end at `end` or later, this one begins first: only it can cover the new one.
+        # Among spans that end at `end` or later, this one begins first. So only it can cover the new one.
         at = bisect_left(self._ends, end)
         if at < len(self._ends) and self._begins[at] <= begin:
             if self._begins[at] < begin or self._ends[at] > end:
@@ -59,7 +59,7 @@ class CoverSet(Generic[S]):
         return True
 
     def longest_overlapping(self, offset: Offset) -> tuple[int, bool]:
-        """Return the index of the span which covers ``offset`` and reaches farthest, and True.
+        """Return the index of the span that covers ``offset`` and reaches farthest, and True.
 
         If no span covers it, return the index of the next span (``len(self)`` at the end), and False.
         """
@@ -69,7 +69,7 @@ class CoverSet(Generic[S]):
         return after, False
 
     def covers(self, begin: Offset, end: Offset) -> bool:
-        """Return True if a chain of spans without a hole reaches over all of ``[begin, end)``."""
+        """Return True if spans without a hole between them cover all of ``[begin, end)``."""
         while begin < end:
             at, found = self.longest_overlapping(begin)
             if not found:
@@ -119,7 +119,7 @@ class CoverSet(Generic[S]):
         return self._spans[index]
 
     def _check(self) -> None:
-        """Raise ``AssertionError`` unless the set is what its docstring says."""
+        """Raise ``AssertionError`` if the set breaks the rules of its docstring."""
         assert [span.begin for span in self._spans] == self._begins
         assert [span.end for span in self._spans] == self._ends
         assert all(begin < end for begin, end in zip(self._begins, self._ends, strict=True))
@@ -128,5 +128,5 @@ class CoverSet(Generic[S]):
 
 
 def uncovered(local: Iterable[T], remote: CoverSet[S]) -> Iterator[T]:
-    """Return the spans of ``local`` that ``remote`` does not cover without a hole."""
+    """Return the spans of ``local`` that have an offset which ``remote`` does not cover."""
     return (span for span in local if not remote.covers(span.begin, span.end))

@@ -1,8 +1,8 @@
 """Stage 9 of the byte path: takes a listing of a journal's stores, and the listing before it.
 
 It keeps the fragments of a store that suddenly lists none of them. A file system that is not mounted looks
-like an empty directory. Brokers may store a fragment there in the meantime. Without this check, readers of
-old offsets would jump to that fragment, over acknowledged bytes.
+like an empty directory. Meanwhile brokers may store a fragment there. Without this check, readers of old
+offsets would jump to that fragment, over acknowledged bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class EmptiedStores:
         self._stored: dict[str, list[Fragment]] = {}
         """Fragments that this broker stored since the last listing."""
         self._emptied: dict[str, tuple[float, list[Fragment]]] = {}
-        """By store: the time since which it is emptied, and the fragments that it had."""
+        """By store: the time since which it lists none of its fragments, and these fragments."""
 
     def note(self, fragment: Fragment) -> None:
         """Expect a fragment that this broker has stored since the last listing."""

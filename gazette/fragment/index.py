@@ -25,12 +25,11 @@ from gazette.protocol.status import Status
 from gazette.runtime.clock import Clock
 
 AT_WRITE_HEAD: Final = -1
-"""The offset by which a read request names the head of the journal."""
+"""Offset in a read request that stands for the head of the journal."""
 
 JUMP_AGE_S: Final = 6 * 60 * 60
-"""Seconds for which the fragment after a hole must have been persisted before readers jump the hole. A
-younger hole may be a fragment that a former broker of the journal has not uploaded yet.
-"""
+"""Seconds since the fragment after a hole was persisted, before readers jump the hole. Before that, a former
+broker of the journal may still upload the missing fragment."""
 
 SETTLED_S: Final = 60
 """Seconds for which the first fragment must have been stored before a listing, for a jump to it.
@@ -43,9 +42,9 @@ _FORGOTTEN_MAX: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class IndexResult:
-    """The place to read from. ``status`` is OK, with a fragment, or OFFSET_NOT_YET_AVAILABLE.
+    """Where to read. ``status`` is OK, with a fragment, or OFFSET_NOT_YET_AVAILABLE.
 
-    ``offset`` is the one asked for, or a later one if there is a reason to skip. ``local`` is set if the
+    ``offset`` is the requested one, or a later one if offsets are to be skipped. ``local`` is set if the
     fragment's bytes are in a file of this broker.
     """
 
@@ -65,8 +64,8 @@ class Index:
     A commit wakes only the readers that it serves: those that wait at or before its offsets are kept in a
     heap. Each refresh wakes all readers that wait in a hole.
 
-    Readers at a primary get a commit once it was `show`n: all replicas have it then. If the primary was lost
-    before, the next one would have other bytes at these offsets, and readers go on behind them.
+    Readers at a primary get a commit once all replicas have it, as `show` says. If they got it earlier and
+    the primary was lost, the next primary would have other bytes at these offsets.
     """
 
     def __init__(self, journal: JournalName, clock: Clock) -> None:
@@ -75,11 +74,11 @@ class Index:
         self._set: CoverSet[Fragment | LocalFragment] = CoverSet()
         self._local: CoverSet[LocalFragment] = CoverSet()
         self._shown_to: Offset | None = None
-        """End of the commits that readers get; None: they get each at once."""
+        """End of the commits that readers get; None: they get each commit at once."""
         self._hidden: deque[LocalFragment] = deque()
-        """Commits behind that, in order."""
+        """Commits behind that end, in order."""
         self._stored: list[Fragment] = []
-        """Fragments whose files were let go since the last listing, as a store has them."""
+        """Fragments whose local files were released since the last listing, in their stored form."""
         self._listed_at = 0.0
         """Time at which the last listing began, in Unix seconds."""
         self._first_refresh = asyncio.Event()
@@ -90,27 +89,27 @@ class Index:
         self.conflicts: tuple[FragmentConflict, ...] = ()
         """The conflicts of the last listing: fragments of the same offsets that hold other bytes."""
         self.unexplained = NONE
-        """Stored fragments that may be the journal's, as of the last listing."""
+        """Stored fragments that are perhaps the journal's, as of the last listing."""
         self.unexplained_to: Offset = 0
-        """End of these; zero without any."""
+        """End of the unexplained fragments; zero without any."""
         self._known_head: Offset = 0
-        """Offset that the journal has reached at least. The fragments here may end earlier."""
+        """An offset that the journal has reached. The fragments here may end earlier."""
         self._lost: tuple[tuple[Offset, Offset], ...] = ()
         self._waiting_at_head: set[asyncio.Future[None]] = set()
-        """The waiters of the heap whose query has not been cancelled."""
+        """The waiters in the heap whose query was not cancelled."""
         self.on_change: Callable[[], None] | None = None
-        """Called when there may be more for readers, and when the index closes."""
+        """Called when there may be more bytes for readers, and when the index closes."""
         self.on_hole: Callable[[], None] | None = None
-        """Called when a commit leaves a hole before it, and the hole is not known to be lost."""
+        """Called when a commit leaves a hole before it that is not known to be lost."""
 
     @property
     def begin_offset(self) -> Offset:
-        """Begin of the first fragment, for readers or not yet; zero without fragments."""
+        """Begin of the first fragment, shown to readers or not; zero without fragments."""
         return self._hidden[0].begin if self._hidden and not len(self._set) else self._set.begin
 
     @property
     def end_offset(self) -> Offset:
-        """End of the last fragment, for readers or not yet; zero without fragments."""
+        """End of the last fragment, shown to readers or not; zero without fragments."""
         return max(self._set.end, self._hidden[-1].end if self._hidden else 0)
 
     @property
@@ -120,9 +119,7 @@ class Index:
 
     @property
     def last_mod_time(self) -> int:
-        """Unix seconds at which the last fragment was persisted. Zero if it was not, or if there is
-        no fragment.
-        """
+        """Unix seconds at which the last fragment was persisted. Zero if it was not, or without fragments."""
         if self._hidden or not len(self._set):
             return 0
         return _fragment(self._set[-1]).mod_time
@@ -134,7 +131,7 @@ class Index:
 
     @property
     def has_hole(self) -> bool:
-        """True if fragments are missing that may soon be uploaded: between others, or before the first."""
+        """True if fragments that may soon be uploaded are missing: between others, or before the first."""
         if not len(self._set):
             return False
         first = self._set[0]
@@ -154,11 +151,11 @@ class Index:
         return self._local[0:]
 
     def fragments(self, begin: Offset = 0) -> list[Fragment]:
-        """Return a copy of the covering fragments of readers that begin at ``begin`` or later."""
+        """Return a copy of the covering fragments that begin at ``begin`` or later, and that readers get."""
         return [_fragment(span) for span in self._set[self._set.index_at(begin) :]]
 
     def holes(self, end: Offset) -> list[tuple[Offset, Offset]]:
-        """Return the offsets before ``end`` that no fragment has, for readers or not yet."""
+        """Return the offsets before ``end`` that no fragment has, shown to readers or not."""
         holes, at = [], 0
         for span in (*self._set, *self._hidden):
             if span.begin >= end:
@@ -169,24 +166,24 @@ class Index:
         return [*holes, (at, end)] if at < end else holes
 
     def lacks(self, begin: Offset, end: Offset) -> list[tuple[Offset, Offset]]:
-        """Return the offsets from ``begin`` to ``end`` that no fragment has, without those known as lost."""
+        """Return the offsets of ``[begin, end)`` that no fragment has, except those known as lost."""
         within = ((max(begin, hole[0]), hole[1]) for hole in self.holes(end) if hole[1] > begin)
         return [hole for hole in within if not self._is_lost(*hole)]
 
     @property
     def lost(self) -> tuple[tuple[Offset, Offset], ...]:
-        """Offsets that will not come, as an operator has confirmed."""
+        """Offsets that are lost, as an operator has confirmed."""
         return self._lost
 
     def adopt_head(self, known_head: Offset, lost: tuple[tuple[Offset, Offset], ...]) -> None:
-        """Adopt the offset that the journal has reached at least, and the offsets that will not come."""
+        """Adopt an offset that the journal has reached, and the offsets that are lost."""
         self._known_head = known_head
         if lost != self._lost:
             self._lost = lost
             self._wake_holes()
 
     def has(self, fragment: Fragment) -> bool:
-        """Return True if there is exactly ``fragment``, for readers or not yet."""
+        """Return True if there is exactly ``fragment``, shown to readers or not."""
         hidden = (one.fragment for one in self._hidden)
         return any(
             (one.begin, one.end, one.sum) == (fragment.begin, fragment.end, fragment.sum)
@@ -196,7 +193,7 @@ class Index:
     def spool_commit(self, local: LocalFragment) -> None:
         """Add a fragment that the spool has committed, and wake the readers of its offsets.
 
-        It replaces the fragment of the same spool before it grew. Behind what was `show`n, it waits.
+        It replaces the shorter fragment of the same spool. A commit beyond the end of `show` waits for it.
         """
         if self._shown_to is None or local.end <= self._shown_to:
             self._add(local)
@@ -204,7 +201,7 @@ class Index:
             self._hidden.append(local)
 
     def show(self, end: Offset) -> None:
-        """Let readers have all commits up to ``end``, and later ones only when they are shown."""
+        """Let readers have all commits up to ``end``, and later ones only when a later call shows them."""
         if self._shown_to is not None and end <= self._shown_to:
             return
         self._shown_to = end
@@ -228,7 +225,7 @@ class Index:
             self.on_hole()
 
     def stored(self, fragment: Fragment) -> None:
-        """Let go of the local file of exactly ``fragment``, if it is still here: a store has it."""
+        """Release the local file of exactly ``fragment``, if it is still here: a store has it."""
         begin, end = fragment.begin, fragment.end
         local = self._local.equal(begin, end)
         if local is None or local.fragment.sum != fragment.sum:
@@ -246,19 +243,18 @@ class Index:
         unexplained: Unexplained = NONE,
         listed_at: float | None = None,
     ) -> None:
-        """Adopt the latest listing of the blob stores, with the conflicts and unexplained fragments in it.
+        """Adopt the latest listing of the blob stores, with its conflicts and unexplained fragments.
 
         The listing began at ``listed_at`` (Unix seconds; None: now). Ends the wait for the first refresh.
-        Local fragments which the listing covers are let go, and their files with them once the last reader
-        has finished. The others still cover what the listing does not.
+        Local fragments that the listing covers are released, and their files once the last reader has
+        finished. The others still cover what the listing does not.
         """
         self._listed_at = self._clock.now() if listed_at is None else listed_at
         self.conflicts = (*conflicts, *conflicts_with(remote, self._local))
         self.unexplained, self.unexplained_to = unexplained, unexplained.end
         self._local = CoverSet(uncovered(self._local, remote))
         self._set = CoverSet(remote)
-        # This listing may have begun before these fragments were stored. The next listing will
-        # begin later.
+        # These fragments may have been stored after this listing began. The next listing begins later.
         stored, self._stored = self._stored, []
         for fragment in uncovered(stored, remote):
             self._set.add(fragment)
@@ -283,14 +279,14 @@ class Index:
     ) -> IndexResult:
         """Find the fragment from which to read ``offset``; ``AT_WRITE_HEAD`` is the present head.
 
-        An offset that no fragment covers jumps to the next fragment if an operator has confirmed that what
-        is between is lost. It jumps to the next persisted fragment in two more cases: there is no fragment
-        before it, or that fragment was persisted long ago. Persisted fragments older than
-        ``begin_mod_time`` (Unix seconds) are skipped. An offset that is left uncovered gives
-        OFFSET_NOT_YET_AVAILABLE or, with ``block``, waits for a fragment.
+        If no fragment covers the offset, and an operator has confirmed the gap as lost, jump to the next
+        fragment. Jump to the next persisted fragment in two more cases: there is no fragment before it, or
+        that fragment was persisted long ago. Skip persisted fragments older than ``begin_mod_time`` (Unix
+        seconds). If no fragment is found, return OFFSET_NOT_YET_AVAILABLE or, with ``block``, wait for a
+        fragment.
 
         Raise ``Closed`` when the index closes. Raise ``Unavailable`` if only unexplained fragments have the
-        offset, or offsets that would be passed over. Cancellation: no effect; the caller owns the deadline.
+        offset, or offsets that a jump would pass over. Cancellation: no effect; the caller owns the deadline.
         """
         at = self.write_head if offset == AT_WRITE_HEAD else offset
         while True:
@@ -301,7 +297,7 @@ class Index:
             await self._changed(at)
 
     def close(self) -> None:
-        """Fail present and future waits with ``Closed``, and let go of local files."""
+        """Fail present and future waits with ``Closed``, and release local files."""
         self._closed = True
         self._local = CoverSet()
         self._set = CoverSet()
@@ -314,7 +310,7 @@ class Index:
         self._waiting_at_head.clear()
         self._report_change()
         self.on_change = self.on_hole = (
-            None  # They refer to the replica, which refers to this index.
+            None  # These functions refer to the replica, which refers to this index.
         )
 
     def _check_open(self) -> None:
@@ -339,19 +335,19 @@ class Index:
             return IndexResult(Status.OK, offset, self.write_head, fragment, local)
 
     def require_explained(self) -> None:
-        """Raise ``Unavailable`` while stored fragments may be the journal's, which lacks their offsets."""
+        """Raise ``Unavailable`` while stored fragments may be the journal's, at offsets that it lacks."""
         fragments = self.undecided()
         if fragments:
             raise undecided(self.journal, fragments)
 
     def undecided(self) -> list[Fragment]:
-        """Return the unexplained fragments that have offsets which no fragment of the journal has."""
+        """Return the unexplained fragments with offsets that no fragment of the journal has."""
         if not self.unexplained_to:
             return []
         return self.unexplained.outside(CoverSet[Span]([*self._set, *self._hidden]))
 
     def _require_explained(self, offset: Offset, at: int) -> None:
-        """Raise ``Unavailable`` if unexplained fragments have ``offset``, or what follows in its hole.
+        """Raise ``Unavailable`` if unexplained fragments have ``offset``, or later offsets of its hole.
 
         The hole is before span ``at``.
         """
@@ -361,7 +357,7 @@ class Index:
             self.unexplained.check(self.journal, max(offset, self.end_offset))
 
     def _may_jump(self, offset: Offset, at: int) -> bool:
-        """Return True if a reader at ``offset``, in the hole before span ``at``, may go on from the span."""
+        """Return True if a reader at ``offset``, in the hole before span ``at``, may jump to that span."""
         if at == len(self._set):
             return False
         if self._is_lost(offset, self._set[at].begin):
@@ -375,13 +371,12 @@ class Index:
         return any(lost[0] <= begin and end <= lost[1] for lost in self._lost)
 
     def _is_settled(self, first: Fragment | LocalFragment) -> bool:
-        """Return True if no fragment can be missing before the first one: the last listing would
-        have shown it.
-        """
+        """Return True if no fragment before the first can be missing: the last listing
+        would have shown it."""
         return 0 < _fragment(first).mod_time <= self._listed_at - SETTLED_S
 
     async def _changed(self, offset: Offset) -> None:
-        """Wait for a change that may concern ``offset``, which no fragment covers now."""
+        """Wait for a change that may matter for ``offset``, which no fragment covers now."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if offset < self._set.end:
             self._in_holes[waiter] = None
@@ -400,9 +395,8 @@ class Index:
             raise
 
     def _forget(self, waiter: asyncio.Future[None]) -> None:
-        """Forget a cancelled waiter. Its entry stays in the heap until it is due, or
-        until most entries are cancelled.
-        """
+        """Forget a cancelled waiter. Its entry stays in the heap until it is due, or until most entries are
+        cancelled."""
         self._waiting_at_head.discard(waiter)
         if len(self._at_head) > 2 * len(self._waiting_at_head) + _FORGOTTEN_MAX:
             self._at_head = [entry for entry in self._at_head if entry[2] in self._waiting_at_head]

@@ -1,7 +1,7 @@
 """Stage 9 of the byte path: takes the objects of a journal in blob stores, gives the cover of its fragments
 to `index`.
 
-`protocol/fragment_owner` says which objects are the journal's. Those of which it cannot say it are listed
+`protocol/fragment_owner` says which objects are the journal's. If it cannot decide, the objects are listed
 apart: see `unexplained`.
 """
 
@@ -46,12 +46,13 @@ async def list_fragments(
 ) -> FragmentCover:
     """List all stores of a journal; where two have the same span, the later store wins.
 
-    With ``begin``, the objects that sort before a fragment of that begin are left out: of those directly in
-    the journal's directory, all fragments that begin earlier.
+    With ``begin``, leave out the objects that sort before a fragment of that begin. Directly in the
+    journal's directory, these are all fragments that begin earlier.
 
-    ``others`` are the journals whose name begins with this one's and ``/``; more do no harm. Raise what
-    any of the stores raised: half an index would invite appends at offsets that are taken. Objects which are
-    not fragments of the journal are counted and logged. Unexplained fragments are listed beside the cover.
+    ``others`` are the journals whose name begins with this one's and ``/``; additional names do no harm.
+    Raise what any of the stores raised: an incomplete index would invite appends at offsets that are taken.
+    Objects that are not fragments of the journal are counted and logged. Unexplained fragments are listed
+    beside the cover.
 
     Cancellation: the running listing of a store goes on in its thread; its result is dropped.
     """
@@ -103,19 +104,19 @@ def list_into(
 
 
 def _stored(fragment: Fragment, url: str, info: BlobInfo) -> Fragment:
-    # A time of zero would mean that it is not persisted.
+    # A time of zero would mean that the fragment is not persisted.
     return replace(fragment, backing_store=url, mod_time=max(info.mod_time, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class _Parsed:
-    """An object, and what its name says: a fragment, maybe stored aside; a closing; or nothing."""
+    """An object, and what its name says: a fragment, perhaps stored aside; a closing; or nothing."""
 
     info: BlobInfo
     fragment: Fragment | None
     aside: SetAside | None = None
     is_misplaced: bool = False
-    """The path is not one that a fragment may have."""
+    """True if a fragment may not have such a path."""
     closing: ClosingName | None = None
 
 
@@ -135,7 +136,7 @@ def _parsed(listing: Iterator[BlobInfo], journal: JournalName) -> Iterator[_Pars
 
 
 def _misplaced(journal: JournalName, path: str) -> Fragment | None:
-    """Return the fragment of an object whose directory a fragment's path cannot name; None for others.
+    """Return the fragment of an object in a directory that a fragment's path cannot name; else None.
 
     Brokers of the original store fragments under any text that a template writes, such as one with a space.
     """

@@ -1,11 +1,11 @@
 """Stage 6 of the byte path: the bytes of one spool, in a local file without a name.
 
-`Disk` is the seam between a broker and its local disk. A simulation or a test passes its own
-to `BrokerService` (``disk=``), or to a `Spool`: one that is full, slow, or fails. Nothing else
-in a broker opens spool files.
+`Disk` is the seam between a broker and its local disk. A simulation or a test passes its own disk to
+`BrokerService` (``disk=``), or to a `Spool`: one that is full, slow, or fails. Nothing else in a broker opens
+spool files.
 
-The file is unlinked as soon as it is open: it ends with the process, and leaves nothing to clean up. It is
-not synced either: a commit is as durable as the brokers that hold it, until the fragment is in a blob store.
+The file is unlinked as soon as it is open: it ends with the process, and leaves nothing to clean up. The file
+is never synced. Until the fragment is in a blob store, a commit is as durable as the brokers that hold it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SpoolContent(Protocol):
         ...
 
     def pread_now(self, length: int, position: int) -> BytesLike | None:
-        """Read some of ``length`` bytes; none at the end. Return None if a reader may have to wait."""
+        """Read some of ``length`` bytes; none at the end. Return None if the read might have to wait."""
         ...
 
     def sibling(self) -> SpoolFile:
@@ -74,8 +74,8 @@ class Disk(Protocol):
 class Closer:
     """Closes files in a thread: to free the space of a file may take the disk seconds.
 
-    Call ``close`` in any thread, where the last reference to a file ends. The system closes the
-    rest at the end of the process.
+    Call ``close`` in any thread, where the last reference to a file ends. At the end of the process, the
+    system closes the files that are left.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Closer:
 
 
 class _Closers:
-    """The closer of this process: threads do not survive a fork."""
+    """The closer of this process. A forked child needs another one: threads do not survive a fork."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -166,7 +166,8 @@ class LocalFile:
             raise disk_error("read a spool file", self.directory, error) from error
 
     def pread_now(self, length: int, position: int) -> BytesLike | None:
-        """Read what the page cache has of ``length`` bytes. Return None if it may not have the first one.
+        """Read the part of ``length`` bytes that the page cache has. Return None if it may lack the first
+        byte.
 
         Some file systems do not say what is in the cache, and no system but Linux does: always None there.
         """
@@ -198,7 +199,7 @@ class LocalFile:
 
 
 class LocalFragment(msgspec.Struct, frozen=True):
-    """A committed fragment whose bytes are local, in memory or a file. They may grow beyond it."""
+    """A committed fragment whose bytes are local, in memory or a file. Its spool may grow beyond it."""
 
     fragment: Fragment
     file: SpoolContent
@@ -224,7 +225,7 @@ class LocalFragment(msgspec.Struct, frozen=True):
         return content or self._shorter(offset)
 
     def pread_now(self, offset: Offset, length: int) -> BytesLike | None:
-        """Return some bytes as ``pread`` does, without waiting. Return None if one may have to wait."""
+        """Return some bytes as ``pread`` does, without waiting. Return None if a read might have to wait."""
         position, wanted = self._place(offset, length)
         if not wanted:
             return b""

@@ -1,8 +1,8 @@
-"""Stage 7 of the byte path: takes completed spools from `spool_file`, puts their bytes
-into the blob stores of `blobs`.
+"""Stage 7 of the byte path: takes completed spools from `spool_file`, puts their bytes into the blob stores
+of `blobs`.
 
-Until then, the only copies of acknowledged appends are local files of the brokers. So a spool is held until
-it is persisted, or until its journal is gone. Nothing else lets it go.
+Until then, local files of the brokers are the only copies of acknowledged appends. So a spool is held until
+it is persisted, or until its journal is gone, and is never dropped otherwise.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PersisterSettings:
 
 @dataclass(slots=True)
 class _Outage:
-    """The time for which to keep away from one store."""
+    """How long not to use one store."""
 
     failures: int = 0
     retry_at: float = 0.0
@@ -86,22 +86,22 @@ async def _no_limit(journal: JournalName, life: Revision, tenure: Revision) -> O
 class Persister:
     """Uploads completed spools, in the threads of their stores. Loop-bound.
 
-    ``spec_of`` returns the stores of a journal's fragments as of *now*. A spool follows changes of its
-    journal's stores and path postfix until it is persisted. A spool of a deleted journal is dropped, also if
-    a journal of the same name was created since.
+    ``spec_of`` returns the stores of a journal's fragments as of *now*. Until a spool is persisted, it
+    follows changes of its journal's stores and path postfix. A spool of a deleted journal is dropped, even
+    if a journal of the same name was created since.
 
     A journal may be deleted and created again during an upload. The object would become part of the new
     journal, so it is removed again, unless the new journal relies on it. A replica of the new journal may
-    have completed exactly the same bytes at the same offsets. It then found the object in the store and let
-    its own spool go. ``relies_on`` returns True where that may be so.
+    have completed exactly the same bytes at the same offsets, found the object in the store, and released
+    its own spool. ``relies_on`` returns True where that may be so.
 
     A broker that was paused or cut off may hold bytes at offsets that a later primary gave out again. It
-    calls ``limit_of`` right before and after an upload, and uploads nothing beyond. An object that got there
-    in between is removed. The later primary cannot rely on that object. For that, it would have had to begin,
-    and to complete the very same bytes at the same offsets, during this upload.
+    calls ``limit_of`` right before and after an upload, and uploads no byte beyond. If an object got beyond
+    in between, it is removed. The later primary cannot rely on that object. For that, it would have had to
+    begin, and to complete the very same bytes at the same offsets, during this upload.
 
-    While ``limit_of`` does not know, a spool is kept. At the end of the broker its bytes
-    are set aside: see `set_aside`.
+    While ``limit_of`` does not know the limit, a spool is kept. At the end of the broker its bytes are set
+    aside: see `set_aside`.
 
     ``on_stored`` is called with each fragment that was found in a store, or put there.
     """
@@ -122,13 +122,14 @@ class Persister:
         self._rng = rng if rng is not None else random.Random()
         self._settings = settings if settings is not None else PersisterSettings()
         self._uploads: dict[Upload, asyncio.Event] = {}
-        """Each with an event that is set once a store has its bytes, as a fragment or aside."""
+        """Waiting spools. Each has an event that is set once a store has its bytes, as a
+        fragment or aside."""
         self._slots: dict[str, asyncio.Semaphore] = {}
         """One semaphore for each store."""
         self._outages: dict[str, _Outage] = {}
         self._refusals = Refusals(blob_stores, clock, self._settings.refused_after_s)
         self._closings: set[Closing] = set()
-        """Closings that may have to be put at the end of the broker."""
+        """Closings that may have to be put when the broker ends."""
         self._hurry = asyncio.Event()
         self._shared = UploadContext(
             blob_stores,
@@ -182,7 +183,7 @@ class Persister:
     def close(self, closing: Closing, settled: asyncio.Event) -> None:
         """Put ``closing`` into its journal's store when the broker ends, unless ``settled`` is set by then.
 
-        It is put behind all spools of the journal that wait now: it says that stores have these bytes.
+        It is put after all spools of the journal that wait now, since it says that stores have their bytes.
         """
         name = closing.name
         if self._closed:
@@ -198,12 +199,12 @@ class Persister:
         self._scope.spawn(self._close(closing, settled, stored), name=name.path)
 
     async def serve(self) -> None:
-        """Run as a daemon: never return, and raise if the persister fails. Uploads do not need it."""
+        """Run as a daemon: never return, and raise if the persister fails. Uploads also run without it."""
         await self._failed.wait()
         raise Bug("persister failed") from self._scope.failure
 
     async def finish(self, deadline_s: float) -> None:
-        """Persist all spools, also those that a replica would have left to its primary. Then put closings.
+        """Persist all spools, including those that were left to a primary. Then put closings.
 
         Waits for running uploads and repeats failed ones, for at most ``deadline_s`` seconds. A spool that
         cannot be confirmed is set aside at once, and counts as persisted: its bytes are in the store.
@@ -249,7 +250,7 @@ class Persister:
         self._idle.set()
 
     async def _persist(self, upload: Upload) -> None:
-        """Attempt until one attempt succeeds. One task per spool, in the persister's scope."""
+        """Repeat attempts until one succeeds. One task per spool, in the persister's scope."""
         if not await self._left_to_primary(upload):
             while not await self._attempt_in_turn(upload):
                 await self._sleep(self._backoff(upload.failures))
@@ -262,8 +263,8 @@ class Persister:
     async def _left_to_primary(self, upload: Upload) -> bool:
         """Wait for the primary's upload. Return False when this broker has to upload instead.
 
-        Meanwhile look into the store at intervals, to let the spool's file go as
-        soon as the fragment is there.
+        Meanwhile look into the store at intervals, to release the spool's file as soon as the fragment is
+        there.
         """
         settings, now = self._settings, self._clock.monotonic
         spread = 1 + 0.5 * self._rng.random()
@@ -278,10 +279,8 @@ class Persister:
         return False
 
     async def _attempt_in_turn(self, upload: Upload, *, look: bool = False) -> bool:
-        """Wait until the spool's store has a free slot and is not known to be down. Then attempt
-        the upload. With ``look``, only look for the object, and not while the store is known to be
-        down.
-        """
+        """Wait until the spool's store has a free slot and is not known to be down. Then attempt the upload.
+        With ``look``, only look for the object, and not while the store is known to be down."""
         while True:
             spec = upload.spec()
             if spec is None and upload.placed is None:
@@ -291,7 +290,7 @@ class Persister:
             async with slots:
                 spec = upload.spec()
                 if upload.first_store(spec) != store:
-                    continue  # The store has changed during the wait for the slot.
+                    continue  # The store was replaced during the wait for the slot.
                 if spec is None and upload.placed is None:
                     return upload.drop()
                 outage = self._outages.setdefault(store, _Outage())
@@ -350,7 +349,7 @@ class Persister:
     async def _on_unconfirmed(
         self, upload: Upload, spec: JournalSpec | None, error: GazetteError
     ) -> None:
-        """Keep the spool. At the end of the broker, store its bytes aside."""
+        """Keep the spool. At the end of the broker, set its bytes aside."""
         upload.failures += 1
         upload.error = str(error)
         log.warning(

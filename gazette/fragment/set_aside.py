@@ -1,10 +1,11 @@
-"""Stage 7 of the byte path: objects of bytes that `persister` could not confirm at its broker's end.
-`replica` makes fragments of them later.
+"""Stage 7 of the byte path: objects of bytes that `persister` could not confirm when its broker ended. Later
+`replica` makes fragments of them.
 
-A broker that cannot ask etcd does not know if a later primary gave its offsets to other bytes. As a fragment,
-the broker's bytes could hide acknowledged appends. So at its end it stores these bytes *aside*, under a name
-that no listing takes for a fragment. The name holds the life of the journal and the tenure of the primary
-that they belong to. A replica whose listing finds such an object asks etcd, and makes a fragment of it.
+A broker that cannot ask etcd does not know if a later primary gave its offsets to other bytes. As a
+fragment, the broker's bytes could hide acknowledged appends. So when it ends, it stores these bytes *aside*,
+under a name that no listing mistakes for a fragment. The name holds the life of the journal, and the tenure
+of the primary to which the bytes belong. A replica whose listing finds such an object asks etcd, and makes a
+fragment of it.
 """
 
 from __future__ import annotations
@@ -25,9 +26,8 @@ _NAME: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A fragment that is stored aside. ``life`` is the creation revision of its journal. ``tenure`` is
-    that of the assignment of the primary that appended its bytes.
-    """
+    """A fragment that is stored aside. ``life`` is the creation revision of its journal. ``tenure`` is that
+    of the assignment of the primary that appended its bytes."""
 
     fragment: Fragment
     life: Revision

@@ -27,14 +27,14 @@ _SECOND_NS: Final = 1_000_000_000
 
 
 class Content(msgspec.Struct, frozen=True):
-    """Bytes to extend the spool with. ``delta`` must be what the spool has pending."""
+    """Bytes by which to extend the spool. ``delta`` must be the length of what is pending."""
 
     content: bytes
     delta: int
 
 
 class Proposal(msgspec.Struct, frozen=True):
-    """The fragment and registers that the spool shall have."""
+    """The fragment and registers that the spool is to have."""
 
     fragment: Fragment
     registers: LabelSet
@@ -43,7 +43,7 @@ class Proposal(msgspec.Struct, frozen=True):
 class SpoolResult(msgspec.Struct, frozen=True):
     """The answer to content or a proposal: OK, or PROPOSAL_MISMATCH.
 
-    ``fragment`` and ``registers`` are the spool's own, after the fact.
+    ``fragment`` and ``registers`` are the spool's own afterwards.
     """
 
     status: Status
@@ -60,7 +60,7 @@ class Completed(msgspec.Struct, frozen=True):
 
 
 class Restarted(msgspec.Struct, frozen=True):
-    """The spool was rolled and held nothing that was committed."""
+    """The spool was rolled and held no committed bytes."""
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class RolledBack(msgspec.Struct, frozen=True):
 
 
 class Mismatched(msgspec.Struct, frozen=True):
-    """The proposal does not fit; nothing changed, other than that the spool may have rolled."""
+    """The proposal does not fit. Nothing changed, except that the spool may have rolled."""
 
 
 SpoolEffect: TypeAlias = Completed | Restarted | Committed | RolledBack | Mismatched
@@ -93,11 +93,11 @@ class SpoolState:
     first_append_time: float | None = None
     """Unix seconds of the first commit; None while the fragment is empty."""
     _next: Fragment | None = field(default=None, compare=False, repr=False)
-    """The fragment that the pending bytes would make, once it was asked for."""
+    """The fragment that the pending bytes would make, once it was computed."""
 
     @classmethod
     def new(cls, journal: JournalName) -> SpoolState:
-        """Return the spool of a replica that knows nothing yet: ``[0, 0)``."""
+        """Return the spool of a replica that knows no bytes yet: ``[0, 0)``."""
         return cls(Fragment(journal=journal, begin=0, end=0))
 
     def check_content(self, content: Content) -> int:
@@ -142,9 +142,8 @@ class SpoolState:
         return (*rolled, self._take(proposal, pending_sum, now))
 
     def grow(self, length: int, sum: bytes, registers: LabelSet, now: float) -> Fragment:
-        """Commit ``length`` bytes that make the SHA-1 ``sum``, while nothing is pending: as ``extend``, and
-        ``propose`` of the ``next`` fragment. Return it.
-        """
+        """Commit ``length`` bytes that make the SHA-1 ``sum``, while nothing is pending. Return the
+        fragment. Does the same as ``extend``, then ``propose`` of the ``next`` fragment."""
         assert length
         assert not self.delta
         was = self.fragment
@@ -169,8 +168,8 @@ class SpoolState:
     def _must_roll(self, proposed: Fragment) -> bool:
         """Return True if the spool must roll before it can take the proposal.
 
-        A proposal beyond all bytes here means that this replica missed commits: go on from its end. An empty
-        one at our end is the primary's order to complete the fragment.
+        A proposal beyond all bytes here means that this replica missed commits: it goes on from the
+        proposal's end. An empty proposal at our end is the primary's order to complete the fragment.
         """
         end = self.fragment.end
         return proposed.end > end + self.delta or (proposed.end == end and not proposed.length)
@@ -233,17 +232,17 @@ def proposal_of(
     flush_interval_ns: int,
     now: float,
 ) -> Fragment:
-    """Return the proposal of a primary before content: ``fragment`` as it is, or rolled to a new, empty one.
+    """Return a primary's proposal before content: ``fragment`` unchanged, or rolled to a new, empty one.
 
     It is rolled in any of these cases:
 
-    - it is empty: so it gets the codec of the current specification;
+    - it is empty: then the new one gets the codec of the current specification;
     - it is *longer* than ``fragment_length``;
-    - ``roll_to`` (0: not asked for) is elsewhere;
+    - ``roll_to`` (0: not given) is another offset;
     - its first commit was in another flush interval than ``now``, counted from the Unix epoch.
 
-    The offset of the new one is ``roll_to`` or the present end. Raise ``Bug`` if ``roll_to``
-    would give up committed bytes.
+    The offset of the new one is ``roll_to`` or the present end. Raise ``Bug`` if ``roll_to`` would give up
+    committed bytes.
     """
     due = (
         not fragment.length

@@ -1,6 +1,7 @@
 """Stage 6 of the byte path: the bytes of one spool, the newest in memory, all others in a local file.
 
-The loop puts content into memory, and reads what is there. Threads move it to the file, which is made then.
+The loop puts content into memory, and reads it there. Threads move content to the file, which is created by
+then.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from gazette.fragment.spool_memory import SpoolMemory
 from gazette.protocol.content import BytesLike
 
 _PART_BYTES: Final = 1 << 18
-"""Bytes of a part in memory. A thread writes one at a time, and the loop may wait while it is copied."""
+"""Bytes of a part in memory. A thread writes one part at a time, and the loop may wait for its copy."""
 
 
 class SpoolBytes:
-    """The bytes of a spool. It lives as long as this object; any number of threads may read.
+    """The bytes of a spool. They live as long as this object; any number of threads may read.
 
-    One owner puts or writes bytes, never both at a time. Content that is put at a position replaces all from
-    there on. ``memory`` may have bytes written at any time.
+    One owner puts or writes bytes, never both at a time. Content that is put at a position replaces all
+    bytes from there on. ``memory`` may have bytes written to the file at any time.
     """
 
     __slots__ = (
@@ -41,9 +42,9 @@ class SpoolBytes:
     def __init__(self, disk: Disk, memory: SpoolMemory) -> None:
         self._disk = disk
         self._memory = memory
-        # Held by the thread that writes; the loop never takes it.
+        # The thread that writes holds it; the loop never takes it.
         self._disk_lock = memory.pool.lock()
-        # Never held during an operation of the disk. It guards the attributes below.
+        # It guards the attributes below, and is never held during an operation of the disk.
         self._lock = threading.Lock()
         self._file: SpoolFile | None = None
         self._begin = 0
@@ -53,7 +54,7 @@ class SpoolBytes:
         self._length = 0
         """Bytes in ``_parts``."""
         self._valid = 0
-        """The end of the bytes that a thread writes now, or where they were replaced since."""
+        """The end of the bytes that a thread writes now, or a lower end after a replacement."""
 
     @property
     def unwritten(self) -> int:
@@ -72,8 +73,8 @@ class SpoolBytes:
     def write(self, content: bytes = b"", position: int | None = None) -> None:
         """Write what is in memory to the file, then ``content`` at ``position``. Blocks.
 
-        Raise ``Unavailable``, as when the disk is full. Then all but ``content`` is kept, and any part of
-        that may be written.
+        Raise ``Unavailable``, for example if the disk is full. Then memory keeps its bytes, and any part of
+        ``content`` may be written.
         """
         with self._disk_lock:
             if position is not None:
@@ -96,7 +97,7 @@ class SpoolBytes:
         return self._file.pread(min(length, begin - position), position) + kept
 
     def pread_now(self, length: int, position: int) -> BytesLike | None:
-        """Read some of ``length`` bytes; none at the end. Return None if a reader may have to wait."""
+        """Read some of ``length`` bytes; none at the end. Return None if the read might have to wait."""
         with self._lock:
             begin = self._begin
             if position >= begin:
@@ -119,7 +120,7 @@ class SpoolBytes:
         self._memory.free(self._length)
 
     def _kept(self, length: int, position: int) -> bytes:
-        """Return what is in memory of ``length`` bytes. The lock is held."""
+        """Return the part of ``length`` bytes that is in memory. The lock is held."""
         begin, end = max(0, position - self._begin), position + length - self._begin
         kept, at = [], 0
         for part in self._parts:

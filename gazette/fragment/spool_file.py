@@ -1,7 +1,7 @@
 """Stage 6 of the byte path: takes content and proposals, keeps the bytes in a local file, gives commits to
 `index` and completed spools to `persister`.
 
-Performs what `spool` decides: digest, file, compression and metrics are here, choices are there.
+`spool` makes the decisions. This module performs them: digest, file, compression and metrics.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from gazette.runtime.tasks import Pool
 INLINE_BYTES: Final = 1 << 19
 """Greatest size of content in bytes that is hashed on the loop, and put into memory.
 
-That takes about half a millisecond. Longer content is worth the cost of a thread.
+That takes about half a millisecond. Longer content justifies the cost of a thread.
 """
 
 
 _TRIM_BYTES: Final = 1 << 26
-"""A smaller roll-back leaves its bytes in the file, where the next content replaces them."""
+"""A roll-back of fewer bytes leaves them in the file, where the next content replaces them."""
 
 
 class SpoolObserver(Protocol):
@@ -64,8 +64,8 @@ class Spool:
     """The fragment that one replica of a journal writes. Held by one owner at a time (a `Mutex`).
 
     Files are made on ``disk`` (default: the directory of temporary files) once there is something to write.
-    Compression runs in ``pool``. The spools of a disk share ``memory``. While it takes no more, and for long
-    content, callers wait until a thread of its pool has hashed and written it.
+    Compression runs in ``pool``. The spools of a disk share ``memory``. If it has no room, or the content is
+    long, callers wait until a thread of its pool has hashed and written the content.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Spool:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a thread may still write what an earlier call left to it."""
+        """Whether a thread may still be writing for an earlier call."""
         return self._writing is not None
 
     @property
@@ -149,7 +149,7 @@ class Spool:
         self._state.extend(len(content))
 
     def commit_now(self, content: bytes, registers: LabelSet) -> Fragment:
-        """Commit content for which it has ``room``, as the primary. Return the fragment that ends with it."""
+        """Commit content for which it has ``room``, as the primary. Return the committed fragment."""
         held, length = self._held(), len(content)
         held.put(content, self._state.fragment.length)
         self._sum.update(content)
@@ -173,7 +173,7 @@ class Spool:
         return LocalFragment(self.fragment, self._bytes)
 
     async def close(self) -> None:
-        """Let go of the file, and of all its bytes that were not completed by a roll."""
+        """Release the file, and all bytes that no roll has completed."""
         if self._writing is not None:
             await self._settle(self._writing)
         self._begin_file()
@@ -219,8 +219,8 @@ class Spool:
 
         if len(content) <= INLINE_BYTES:
             metrics.DISK_WAITS.inc()
-        # Keep the call: its thread goes on when the caller is cancelled. Until it has ended, nothing else may
-        # be put there.
+        # Keep the call: its thread goes on when the caller is cancelled. Until it has ended, nothing else
+        # may be written at this position.
         writing = self._writing = self._memory.pool.submit(extend)
         await asyncio.shield(asyncio.wrap_future(writing))
         self._writing = None
@@ -233,10 +233,10 @@ class Spool:
             )
 
     async def _settle(self, writing: concurrent.futures.Future[Any]) -> None:
-        """Wait for a thread that has no other waiter.
+        """Wait for a thread for which no other task waits.
 
         It is the thread of a cancelled call, whose outcome was rolled back, or of a trim. A failed trim only
-        keeps space that the next content will use.
+        keeps space that the next content uses.
         """
         await ended(writing)
         self._writing = None

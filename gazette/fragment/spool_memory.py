@@ -1,8 +1,7 @@
-"""Stage 6 of the byte path: bounds the bytes of all spools of a broker that are in memory and not yet in a
-file.
+"""Stage 6 of the byte path: bounds the bytes of a broker's spools that are in memory and not yet in a file.
 
 A spool file ends with its process, as memory does. So bytes in memory are as durable as bytes in the file,
-and no append has to wait for the disk. Threads write behind. Appends wait for the disk only once it is too
+and no append has to wait for the disk. Threads write later. Appends wait for the disk only once it is too
 far behind, or has failed.
 """
 
@@ -22,7 +21,7 @@ log = logging.getLogger(__name__)
 
 LIMIT_BYTES: Final = 1 << 26
 _WRITTEN_FROM: Final = 16
-"""Threads begin to write when one part in so many of the limit is in memory."""
+"""Threads begin to write when this fraction (one in so many) of the limit is in memory."""
 
 
 class Unwritten(Protocol):
@@ -73,7 +72,7 @@ class SpoolMemory:
         return not self.failing and self.unwritten + length <= self.limit
 
     def grew(self, holder: Unwritten, length: int, *, first: bool) -> None:
-        """Count ``length`` more bytes of ``holder``; fewer, if negative. ``first`` says that it had none."""
+        """Count ``length`` more bytes of ``holder``, or fewer if negative. ``first``: it had none before."""
         if first:
             self._holders[holder] = None
         self._unwritten += length
@@ -91,7 +90,7 @@ class SpoolMemory:
         if not self.failing:
             log.warning(
                 "appended bytes stay in memory, and appends are refused until one can be written: %(error)s",
-                # The text alone: a record that is kept would keep the bytes of a spool, by the traceback.
+                # Log the text only: a record with the error would keep a spool's bytes, by the traceback.
                 {"error": str(error)},
             )
         self.failing = True
@@ -111,4 +110,4 @@ def _write(holders: Collection[Unwritten]) -> None:
         try:
             holder.write()
         except Unavailable:
-            break  # It has said so. The next append tries again.
+            break  # The spool has reported the failure. The next append tries again.

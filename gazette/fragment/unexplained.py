@@ -1,7 +1,7 @@
-"""Stage 9 of the byte path: what `listing` found below a journal's directory, and nothing explains.
+"""Stage 9 of the byte path: unexplained fragments that `listing` found below a journal's directory.
 
-Such an object has the name of a fragment, and may be one of the journal: see `protocol/fragment_owner`. So an
-offset that only such fragments have is neither given out again nor passed over. The others do no harm.
+Such an object has the name of a fragment, and may be one of the journal: see `protocol/fragment_owner`. If
+only such fragments have an offset, it is neither given out again nor passed over. Others do no harm.
 """
 
 from __future__ import annotations
@@ -23,33 +23,32 @@ _SHOWN_MAX: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Unexplained:
-    """Unexplained fragments. ``cover`` has those that no other unexplained one covers."""
+    """Unexplained fragments. ``cover`` has those that no other one covers."""
 
     cover: CoverSet[Fragment]
 
     @classmethod
     def of(cls, fragments: Iterable[Fragment]) -> Unexplained:
-        # In this order, each one is added at the end of the set: there may be very many.
+        # In this order, each is added at the end of the set, which is fast: there may be very many.
         return cls(CoverSet(sorted(fragments, key=lambda one: (one.begin, -one.end))))
 
     @classmethod
     def beside(cls, own: CoverSet[S], fragments: Iterable[Fragment]) -> Unexplained:
-        """Return those that have offsets which ``own``, the journal's fragments, do not cover."""
+        """Return the fragments with offsets that ``own``, the journal's fragments, do not cover."""
         return cls.of(cls.of(fragments).outside(own))
 
     @property
     def end(self) -> Offset:
-        """End of the last one; zero without any."""
+        """End of the last fragment; zero without any."""
         return self.cover.end
 
     def outside(self, own: CoverSet[S]) -> list[Fragment]:
-        """Return those that have offsets which ``own``, the journal's fragments, do not cover."""
+        """Return the fragments with offsets that ``own``, the journal's fragments, do not cover."""
         return [one for one in self.cover if not own.covers(one.begin, one.end)]
 
     def check(self, journal: JournalName, begin: Offset, end: Offset | None = None) -> None:
-        """Raise ``Unavailable`` if any offset from ``begin`` to ``end`` (None: all later ones) is of
-        an unexplained fragment.
-        """
+        """Raise ``Unavailable`` if an unexplained fragment has any offset from ``begin`` to ``end`` (None:
+        without end)."""
         if begin >= self.cover.end or not self.cover.overlaps(begin, _END if end is None else end):
             return
         at, _ = self.cover.longest_overlapping(begin)

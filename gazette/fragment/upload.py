@@ -1,7 +1,7 @@
 """Stage 7 of the byte path, for one spool: puts its bytes into a store of its journal, or takes them back.
 
-`persister` says when. A deletion of the journal, another first store, or a later primary may come
-between any two steps. So each step asks again, and an object that should not be there is removed.
+`persister` decides when. Between any two steps, the journal may be deleted or get another first store, or a
+later primary may begin. So each step checks again, and an object that should not be there is removed.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ SpecOf: TypeAlias = Callable[[JournalName, Revision], JournalSpec | None]
 """Returns the specification of a journal whose life began at that revision; None if that life is over."""
 
 LimitOf: TypeAlias = Callable[[JournalName, Revision, Revision], Awaitable[Offset | None]]
-"""``(journal, life, tenure)``: the offset at which a later primary than that of ``tenure`` began to give
-out offsets again. None without a later primary. Bytes beyond that offset are not the journal's any more.
-Raises while the offset is not known, and ``NotFound`` for a deleted journal, also before `SpecOf` shows it.
+"""Takes ``(journal, life, tenure)``. Returns the offset at which a primary later than that of ``tenure``
+began to give out offsets again.
+
+Returns None without a later primary. Bytes beyond that offset are not the journal's any more. Raises while
+the offset is not known, and ``NotFound`` for a deleted journal, even before `SpecOf` shows it.
 """
 
 _NOTICE_S: Final = 1.0
@@ -43,7 +45,7 @@ _NOTICE_S: Final = 1.0
 
 
 class Unconfirmed(Exception):
-    """etcd did not say whether a later primary gave the offsets of an upload out again.
+    """etcd did not say if a later primary gave the offsets of an upload out again.
 
     ``cause`` is the error of the call to etcd.
     """
@@ -70,7 +72,7 @@ class UploadContext:
     look_timeout_s: float
     put_timeout_s: float
     hurry: asyncio.Event
-    """Set when the broker ends: no upload is left to a primary any more."""
+    """Set when the broker ends: then no upload is left to a primary any more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,21 +86,19 @@ class Upload:
     tenure: Revision
     """Creation revision of the assignment of the primary that appended the last of these bytes."""
     reassigned: Latch | None
-    """An event that is not set while a living primary holds the same bytes, and may
-    upload them. None: do not wait.
-    """
+    """Not set while a living primary holds the same bytes, and may upload them. None: do not wait."""
     cut: Offset | None = None
-    """The offset at which to cut the spool before it is uploaded."""
+    """The offset at which the spool is cut before its upload."""
     failures: int = 0
     error: str = "not attempted yet"
     _call: concurrent.futures.Future[bool] | None = None
-    """The running thread of an attempt whose time was up."""
+    """The thread of an attempt whose time was up, while it runs."""
     placed: tuple[str, str] | None = None
     """Store and path of an object that this upload has put there, or may have put there."""
     is_put: bool = False
-    """The object exists, and this upload has put it there."""
+    """True if the object exists, and this upload has put it there."""
     aside: tuple[str, str] | None = None
-    """Store and path of an object by which these bytes outlive this broker."""
+    """Store and path of an object that keeps these bytes after the end of this broker."""
 
     def __str__(self) -> str:
         fragment = self.spool.fragment
@@ -114,7 +114,7 @@ class Upload:
         return self._shared.spec_of(self.spool.fragment.journal, self.life)
 
     def may_wait(self) -> bool:
-        """Return True while a living primary holds the same bytes, and this broker does not end."""
+        """Return True while a living primary holds the same bytes, and this broker is not ending."""
         return (
             self.reassigned is not None
             and not self.reassigned.is_set()
@@ -128,7 +128,7 @@ class Upload:
         return "" if self.placed is None else self.placed[0]
 
     async def set_aside(self, spec: JournalSpec) -> None:
-        """Store the bytes aside, unless they are there. See `gazette.fragment.set_aside`."""
+        """Set the bytes aside, unless they are already. See `gazette.fragment.set_aside`."""
         await self._cut(spec)
         await self._end_call()
         if self.aside is None:
@@ -138,14 +138,14 @@ class Upload:
             path = SetAside(placed, self.life, self.tenure).path
             await active.calls.run(_put_object, active.store, path, self.spool)
             self.aside = url, path
-        # An object that was put before etcd fell silent stays: replicas of the same bytes may have found it,
-        # and let their own spools go. The object aside marks it as unconfirmed.
+        # An object that was put before etcd fell silent stays. Replicas of the same bytes may have found it,
+        # and released their own spools. The object aside marks it as unconfirmed.
 
     async def put(self, spec: JournalSpec, *, look: bool) -> bool:
         """Put the fragment into the journal's first store. Return True if it is there.
 
-        While finishing, a store that refuses access makes way for the next one. Readers use that one as well,
-        and there is no later attempt to wait for. Without stores, return True: there is nothing to do.
+        At the end of the broker, use the next store if one refuses access. Readers use that store as well,
+        and no later attempt follows. Without stores, return True: there is nothing to do.
         """
         try:
             return await self._put(spec, look=look)
@@ -213,8 +213,8 @@ class Upload:
     async def _look(self, url: str, call: concurrent.futures.Future[bool]) -> bool:
         """Return True if ``call`` soon finds the object.
 
-        A store that hangs is not waited for. The look ends early if this broker must upload itself, or if the
-        journal has other stores. It also ends when the time is up. Its thread changes nothing.
+        Do not wait for a store that hangs. The look ends when its time is up. It ends earlier if this broker
+        must upload itself, or if the journal has other stores. The thread of the look changes nothing.
         """
         left_s = self._shared.look_timeout_s
         while not await ended(call, _NOTICE_S):
@@ -304,7 +304,7 @@ class Upload:
     async def _outlive(self, call: concurrent.futures.Future[bool]) -> bool:
         """Wait for a thread, and return its result.
 
-        A thread whose time is up remains the upload's: two threads must not write the same object.
+        If its time is up, the thread stays with the upload: two threads must not write the same object.
         """
         timeout_s = left_s = self._shared.put_timeout_s
         while not await ended(call, min(left_s, _NOTICE_S)):
@@ -318,7 +318,7 @@ class Upload:
         return call.result()
 
     def _has_other_stores(self, url: str) -> bool:
-        """Return True if the upload's journal exists, and ``url`` is not one of its stores any more."""
+        """Return True if the upload's journal exists, but ``url`` is not one of its stores any more."""
         spec = self.spec()
         return spec is not None and url not in spec.fragment.stores
 
@@ -339,8 +339,8 @@ class Upload:
 def _placed(stores: BlobStores, spool: CompletedSpool, spec: JournalSpec, url: str) -> Fragment:
     """Return the fragment as the store will hold it.
 
-    A template that fails must not keep the bytes out of the store: the fragment then gets no postfix. The
-    same holds for a postfix that is too long for the store.
+    If a template fails, or its postfix is too long for the store, the fragment gets no postfix. Such a
+    template must not keep the bytes out of the store.
     """
     context = postfix_template.PostfixContext(
         fragment=spool.fragment,
@@ -367,9 +367,9 @@ def _placed(stores: BlobStores, spool: CompletedSpool, spec: JournalSpec, url: s
 
 
 def _put_object(store: BlobStore, path: str, spool: CompletedSpool) -> bool:
-    """Put the object if it is absent. Return True if this call put it. Runs in a thread.
+    """Put the object if it is absent. Return True if this call has put it. Runs in a thread.
 
-    Usually all replicas but the first find the object.
+    Usually the first replica puts the object, and all others find it.
     """
     if store.exists(path):
         return False

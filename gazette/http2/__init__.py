@@ -1,1 +1,1 @@
-"""gRPC over HTTP/2, as clients speak it, and what both ends of a connection have in common."""
+"""gRPC over our own HTTP/2: its clients, and what both ends of a connection share."""

@@ -1,7 +1,7 @@
-"""One call of a gRPC client: the listener of its stream, and what `grpc.aio` offers of a call.
+"""One call of a gRPC client: the listener of its stream, and the methods that `grpc.aio` gives a call.
 
-A call begins at once. Its owner reads it to its end, or cancels it. Until then the call holds its place and
-what has arrived.
+A call begins at once. Its owner reads it to its end, or cancels it. Until then the call occupies a stream
+and holds what has arrived.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _STATUS_OF_RESET: Final = {
     FaultCode.INADEQUATE_SECURITY.name: grpc.StatusCode.PERMISSION_DENIED,
 }
 _NAME_LENGTH: Final = 40
-"""Characters of a stranger's name that an error shows."""
+"""Most characters that an error shows of an unknown encoding's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method as it is called. ``encode`` and ``decode`` are None for bytes."""
+    """A method of a service. ``encode`` and ``decode`` are None for bytes."""
 
     head: bytes
-    """The part of the header block that all its calls have."""
+    """The part of the header block that all calls of the method have."""
     streams_requests: bool
     streams_responses: bool
     encode: Callable[[Any], bytes] | None
@@ -58,19 +58,19 @@ class Method:
 
 
 class Opener(Protocol):
-    """The channel of a call, as the call sees it."""
+    """The part of a channel that its calls use."""
 
     def start(self, call: ClientCall) -> None:
         """Open the call's stream now or later, and pass it to ``call.opened``."""
         ...
 
     def ended(self, call: ClientCall) -> None:
-        """Learn that the call needs nothing more."""
+        """Note that the call needs nothing more."""
         ...
 
 
 class Carrier(Protocol):
-    """The connection of a call, as the call sees it."""
+    """The part of a connection that its calls use."""
 
     answered: bool
     """Set by the call when the server has answered it."""
@@ -121,14 +121,14 @@ class ClientCall(StreamListener):
         receive_bytes_max: int,
     ) -> None:
         self.head = head
-        """The header block by which the call begins."""
+        """The header block that begins the call."""
         self.wait_for_ready = wait_for_ready
         self._content = content
-        """All requests; None if they are written, and once they are not needed any more."""
+        """The content of all requests. None if requests are written, or once it is not needed any more."""
         self._rest = memoryview(b"")
-        """The part of them, or of the one that is written, that has not been sent."""
+        """The part of the content, or of the request that is being written, that was not sent yet."""
         self._repeats = content is not None
-        """True if the call may be begun a second time."""
+        """True if the call may begin a second time."""
         self._opener = opener
         self._method = method
         self._max = receive_bytes_max
@@ -137,15 +137,15 @@ class ClientCall(StreamListener):
         self._queue: MessageQueue | None = None
         self._head: Metadata | None = None
         self.status: tuple[grpc.StatusCode, str] | None = None
-        """Code and text by which the call has ended; None before."""
+        """Code and text with which the call has ended; None before."""
         self._trailers: tuple[grpc.StatusCode, str] | None = None
-        """The status of a call that went well, and whose responses are not all read."""
+        """The status of a successful call of which responses are still to be read."""
         self._trailing: Metadata = ()
         self._cancelled = False
         self._half_closed = content is not None
         self._callbacks: list[Callable[[Any], None]] = []
         self._changed = Waiters()
-        """Wakes those that wait for the stream, the head of the answer, or the status."""
+        """Wakes tasks that wait for the stream, the head of the answer, or the status."""
         self._arrived = Waiters()
         self._sink: Callable[[Any], None] | None = None
         self._room = Waiters()
@@ -156,17 +156,17 @@ class ClientCall(StreamListener):
         )
         opener.start(self)
 
-    # -- what the channel and the stream say
+    # -- called by the channel and the stream
 
     def opened(self, stream: Http2Stream, carrier: Carrier) -> None:
-        """Take the stream, whose head is sent, and the connection that has it."""
+        """Take the stream, whose head was sent, and its connection."""
         self._stream, self._carrier = stream, carrier
         if self._content is not None:
             self._rest = self._send(memoryview(self._content), ended=True)
         self._changed.wake()
 
     def _send(self, content: memoryview, *, ended: bool) -> memoryview:
-        """Send what may be sent, and return the rest."""
+        """Send what may be sent now, and return the rest."""
         assert self._stream is not None
         if self._stream.local_ended:
             return content[:0]
@@ -191,7 +191,7 @@ class ClientCall(StreamListener):
             self._end(answer.code, answer.details)
             return
         if answer.http[:1] == b"1":
-            return  # Information, before the answer.
+            return  # Informational status, before the answer.
         if self._queue is not None:
             self.finish(grpc.StatusCode.INTERNAL, "the server sent a second head")
         elif answer.http != b"200" or not answer.is_grpc:
@@ -229,18 +229,18 @@ class ClientCall(StreamListener):
 
     def on_fault(self, error: GazetteError) -> None:
         if self._trailers is not None:
-            return  # The server has given the status, and every response is here.
+            return  # The server has sent the status, and every response has arrived.
         name = str(error.facts.get("code"))
         if name == FaultCode.REFUSED_STREAM.name and self._repeats:
             self._repeat()
             return
         code = grpc.StatusCode.UNAVAILABLE
-        if "stream" in error.facts:  # The connection goes on.
+        if "stream" in error.facts:  # Only the stream has ended, and not the connection.
             code = _STATUS_OF_RESET.get(name, grpc.StatusCode.INTERNAL)
         self.finish(code, str(error))
 
     def _repeat(self) -> None:
-        """Begin once more: a server that refuses a stream has seen nothing of its call."""
+        """Begin the call again: a server that refuses a stream has handled no part of its call."""
         assert self._stream is not None
         self._repeats = False
         self._stream.release()
@@ -248,7 +248,7 @@ class ClientCall(StreamListener):
         self._opener.start(self)
 
     def _end(self, code: grpc.StatusCode, details: str) -> None:
-        """Take the status that the server gave."""
+        """Take the status that the server has sent."""
         queue = self._queue
         if code is grpc.StatusCode.OK and queue is not None:
             if queue.is_cut:
@@ -256,7 +256,7 @@ class ClientCall(StreamListener):
             elif not self._method.streams_responses and len(queue) != 1:
                 code, details = grpc.StatusCode.INTERNAL, f"{len(queue)} responses instead of one"
             elif queue and self._method.streams_responses:
-                # The call ends once these are read.
+                # The call ends once the responses are read.
                 self._trailers = (code, details)
                 self._arrived.wake()
                 return
@@ -286,11 +286,11 @@ class ClientCall(StreamListener):
         for callback in callbacks:
             callback(self)
 
-    # -- beside what grpc.aio offers
+    # -- in addition to what grpc.aio offers
 
     @property
     def error(self) -> grpc.aio.AioRpcError | None:
-        """The error by which the call has ended; None before, and if it went well."""
+        """The error with which the call has ended; None before, and after success."""
         if self.status is None or self.status[0] is grpc.StatusCode.OK:
             return None
         return self._failure(*self.status)
@@ -314,7 +314,7 @@ class ClientCall(StreamListener):
         return self.status is not None
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Call ``callback`` with this call once it has ended, now if it has."""
+        """Call ``callback`` with this call once it has ended, or now if it has ended."""
         if self.status is not None:
             callback(self)
         else:
@@ -329,23 +329,23 @@ class ClientCall(StreamListener):
         return (await self._ended())[1]
 
     async def initial_metadata(self) -> Metadata:
-        """Return the metadata that came first; none of a call that ended before."""
+        """Return the metadata at the head of the answer; none if the call ended before."""
         while self._head is None and self.status is None:
             await self._changed.wait()
         return self._head or ()
 
     async def trailing_metadata(self) -> Metadata:
-        """Return the metadata that came with the status."""
+        """Return the metadata beside the status."""
         await self._ended()
         return self._trailing
 
     async def wait_for_connection(self) -> None:
-        """Return once the call has a connection. Raise ``AioRpcError`` if it ends before."""
+        """Return once the call has a connection. Raise ``AioRpcError`` if the call ends before."""
         await self._until_opened()
         self._raise_for_status()
 
     async def write(self, request: Any) -> None:
-        """Send a request, once the server and the socket take it.
+        """Send a request, and return once the server and the socket have taken it.
 
         Raise ``AioRpcError`` if the call ends meanwhile, ``InvalidStateError`` if it has ended.
         """
@@ -366,7 +366,7 @@ class ClientCall(StreamListener):
         """Send requests if the server and the socket take all of them at once. Otherwise send none, and
         return False.
 
-        The caller has no ``write`` under way.
+        No ``write`` of the caller may be under way.
         """
         stream = self._stream
         if stream is None or self.status is not None or self._half_closed:
@@ -374,7 +374,7 @@ class ClientCall(StreamListener):
         return stream.send_whole(b"".join(map(self._method.content_of_one, requests)))
 
     def listen(self, sink: Callable[[Any], None]) -> None:
-        """Give each response to ``sink`` as it arrives. ``read`` returns none of them, but the end."""
+        """Give each response to ``sink`` as it arrives. From then on ``read`` returns only the end."""
         self._sink = sink
         self._give(sink)
 
@@ -382,7 +382,7 @@ class ClientCall(StreamListener):
         while self._queue:
             try:
                 response = self._take()
-            except grpc.aio.AioRpcError:  # It is the status of the call now.
+            except grpc.aio.AioRpcError:  # The error is the status of the call now.
                 return
             sink(response)
 
@@ -428,7 +428,7 @@ class ClientCall(StreamListener):
         return self._take()
 
     def _take(self) -> Any:
-        """Return the next response, decoded. Raise ``AioRpcError``, which ends the call, if it cannot be."""
+        """Return the next response, decoded. If that fails, end the call and raise ``AioRpcError``."""
         assert self._queue is not None
         try:
             message, consumed = self._queue.take()
@@ -438,7 +438,7 @@ class ClientCall(StreamListener):
             self.status = (
                 _code_of(error),
                 str(error),
-            )  # The server may have said that all is well.
+            )  # The server may have sent a status of success.
             self._raise_for_status()
             raise
         if consumed and self._stream is not None:
@@ -454,7 +454,7 @@ class ClientCall(StreamListener):
         return response
 
     def _undecoded(self, error: Exception) -> grpc.aio.AioRpcError:
-        """End the call, whatever its server says, and return its error."""
+        """End the call, whatever its server answers, and return its error."""
         text = printable(f"a response cannot be decoded: {error!r:.200}", one_line=True)
         code = grpc.StatusCode.INTERNAL
         self.finish(code, text)
@@ -495,6 +495,6 @@ class ClientCall(StreamListener):
 
 
 def _code_of(error: GazetteError) -> grpc.StatusCode:
-    """Return the status of a call with a response that is not taken."""
+    """Return the status of a call that refuses a response."""
     large = isinstance(error, TooLarge)
     return grpc.StatusCode.RESOURCE_EXHAUSTED if large else grpc.StatusCode.INTERNAL

@@ -1,11 +1,11 @@
 """One HTTP/2 connection, of a server or of a client, without its socket (RFC 9113).
 
-Bytes go in by ``receive``, and out by the function it is given; what they mean goes to the listener of each
-stream. Nothing waits here: a stream that may not send now is called back (``on_room``).
+Received bytes go to ``receive``; bytes to send go to the function ``write``. The listener of each stream
+gets the stream's parts. Nothing waits here: a stream that may not send now is called back (``on_room``).
 
 Bounds: a stream's peer may send `STREAM_BYTES` ahead of what its listener has consumed. A connection's peer
-may send `HELD_BYTES` ahead of all listeners together. Header blocks, open streams and frames without
-content are bounded as well (`headers`, `flood_credit`). ``receive`` does as much work as it is given, and
+may send `HELD_BYTES` ahead of all listeners together. Header blocks, open streams and frames without content
+are bounded as well (`headers`, `flood_credit`). ``receive`` does as much work as its caller permits, and
 leaves the rest for a later call: see `turns`.
 """
 
@@ -36,24 +36,24 @@ STREAM_BYTES: Final = 1 << 22
 With a round trip of 1 ms that permits 4 GB/s, with 100 ms 40 MB/s.
 """
 FIRST_BYTES: Final = 1 << 19
-"""Bytes that a peer may send on a stream of which nothing was consumed yet."""
+"""Bytes that a peer may send on a stream before any of them was consumed."""
 CONNECTION_BYTES: Final = 1 << 23
 HELD_BYTES: Final = 1 << 25
 STREAMS_MAX: Final = 2_000
-"""Streams of one connection whose handlers run, unless a server has another bound."""
+"""Most streams of a connection whose handlers run, unless a server has another limit."""
 BEGIN_WORK: Final = 4
-"""Work of a stream that begins. That of any other frame is 1, about 10 µs."""
+"""Work units of a stream that begins. Any other frame is one unit, about 10 µs."""
 _BLOCK_BYTES: Final = 64
-"""Bytes of a header block that are work of 1."""
+"""Bytes of a header block that count as one unit of work."""
 _SETTINGS_BYTES: Final = 64
-"""Bytes of settings beyond which each as many cost as much as a frame without content."""
+"""Bytes of settings that cost as much credit as a frame without content."""
 _LOOKS: Final = 100
-"""Streams that are looked at for as much."""
+"""Streams to look at for the same cost."""
 ALL_WORK: Final = 1 << 60
 _JOINED_BYTES: Final = 1 << 11
-"""Content up to this length is written together with the head of its frame."""
+"""Greatest length of content that is written together with the head of its frame."""
 _RESETS_KEPT: Final = 1_000
-"""Streams that we reset, of which the peer may not know yet."""
+"""Most streams that are remembered as reset here, since the peer may not know it yet."""
 
 BytesLike: TypeAlias = bytes | memoryview
 
@@ -62,7 +62,7 @@ class StreamListener(Protocol):
     """The receiver of one stream's parts, in order. ``receive`` calls it, and it must not block."""
 
     def on_fields(self, fields: Fields, *, ended: bool) -> None:
-        """Take the head of an answer, or trailers. A request's head made the listener."""
+        """Take the head of an answer, or trailers. (The head of a request creates the listener.)"""
         ...
 
     def on_data(self, content: BytesLike, *, ended: bool) -> None:
@@ -70,23 +70,24 @@ class StreamListener(Protocol):
         ...
 
     def on_fault(self, error: GazetteError) -> None:
-        """Learn that the stream is over before both sides have ended it."""
+        """Handle that the stream is over before both sides have ended it."""
         ...
 
     def on_room(self) -> None:
         """Send more, at once. Called once after a ``send`` that did not take everything.
 
-        A listener that leaves that to a task lets all others that wait do the same in vain.
+        If a listener leaves it to a task, its room stays unused, and all other waiting listeners are called
+        in vain.
         """
         ...
 
 
 Accept: TypeAlias = Callable[["Http2Stream", RequestHead, bool], StreamListener]
-"""Begins a stream of the peer, by its head. The last argument is True if no content follows."""
+"""Begins a stream of the peer, from its head. The last argument is True if no content follows."""
 
 
 class Http2Stream:
-    """One stream. Its owner calls ``release`` when nothing works for it any more."""
+    """One stream. Its owner calls ``release`` when no task works for it any more."""
 
     __slots__ = (
         "_expected",
@@ -110,16 +111,16 @@ class Http2Stream:
         self._granted = FIRST_BYTES
         """Bytes that the peer may still send."""
         self._held = 0
-        """Bytes that the listener has got, and not consumed."""
+        """Bytes that the listener has received and not consumed."""
         self._expected: int | None = None
-        """Bytes of content that the head has announced, and that have not arrived yet."""
+        """Bytes of content that the head has announced and that have not arrived yet."""
         self._released = False
         self._taken = 0
-        """Bytes that the peer takes beyond its initial window, less those that were sent."""
+        """Bytes that the peer takes beyond its initial window, minus those that were sent."""
 
     @property
     def window(self) -> int:
-        """Bytes that the peer takes."""
+        """Bytes that the peer takes now."""
         return self._taken + self.connection.first_window
 
     @property
@@ -141,15 +142,15 @@ class Http2Stream:
             connection._end_local(self)
 
     def send(self, content: memoryview, *, ended: bool) -> int:
-        """Send what may be sent now, and return how many bytes that is; with all of it, ``ended``.
+        """Send what may be sent now, and return its number of bytes. ``ended``: all of it ends the stream.
 
-        ``on_room`` follows if that is not everything. Raise ``Closed`` if this side has ended.
+        If it is less than all, ``on_room`` follows. Raise ``Closed`` if this side has ended.
         """
         if self.local_ended:
             raise Closed("the stream has ended")
         connection, length, at, window = self.connection, content.nbytes, 0, self.window
         room = max(0, min(length, window, connection._window))
-        # A write may fill the socket, which pauses this.
+        # A write may fill the socket, and that pauses this loop.
         while at < room and not connection._paused:
             end = min(at + connection._frame_bytes, room)
             flags = fr.END_STREAM if ended and end == length else 0
@@ -167,9 +168,8 @@ class Http2Stream:
         return at
 
     def send_whole(self, content: bytes) -> bool:
-        """Send all of the content now. Return False, and send nothing, if the peer or the socket has
-        no room.
-        """
+        """Send all of the content now. Return False, and send nothing, if the peer or the socket has no
+        room."""
         connection = self.connection
         length, limit = len(content), connection._frame_bytes
         window = min(self.window, connection._window)
@@ -177,7 +177,7 @@ class Http2Stream:
             return False
         self._taken -= length
         connection._window -= length
-        # A write may fill the socket, which pauses others: what was begun here is sent to its end.
+        # A write may fill the socket, and pause others. What was begun here is sent to its end.
         if length <= limit:
             connection._write_content(content, fr.head(length, fr.DATA, 0, self.id))
             return True
@@ -188,9 +188,8 @@ class Http2Stream:
         return True
 
     def answer(self, head: bytes, content: bytes, trailers: bytes) -> bool:
-        """Send a whole answer: two header blocks, and content between them. Return False, and send nothing,
-        if the content may not be sent at once.
-        """
+        """Send a whole answer: a header block, content, and a block of trailers. Return False, and send
+        nothing, if the content may not be sent at once."""
         connection, length, id = self.connection, len(content), self.id
         limit = min(connection._frame_bytes, self.window, connection._window)
         largest = max(length, len(head), len(trailers))
@@ -219,7 +218,7 @@ class Http2Stream:
         self.connection.work -= work
 
     def consume(self, length: int) -> None:
-        """Let the peer send as many bytes more, which the listener has received and does not hold."""
+        """Let the peer send ``length`` more bytes: the listener has as many and does not hold them."""
         connection = self.connection
         length = min(length, self._held)  # A released stream holds nothing.
         connection._held -= length
@@ -240,7 +239,7 @@ class Http2Stream:
         self.connection.note_reset(self, code)
 
     def release(self) -> None:
-        """Give up the stream's place among those that run, and what it holds. May be repeated."""
+        """Give up the stream's place among running streams, and the bytes that it holds. May be repeated."""
         if self._released:
             return
         self._released = True
@@ -248,7 +247,7 @@ class Http2Stream:
         connection.running -= 1
         self.consume(self._held)
         connection._changed()
-        if self.over:  # No cycle keeps what has ended.
+        if self.over:  # Break reference cycles of a stream that has ended.
             self.listener = _NO_LISTENER
 
 
@@ -274,9 +273,9 @@ _NO_LISTENER: Final = _NoListener()
 class Http2Connection:
     """The state of one connection. Loop-bound.
 
-    ``write`` takes bytes for the peer, in order. ``accept`` makes it a server of at most ``streams_max``
-    streams; without it, it is a client. Call ``begin`` first. When ``receive`` raises, its caller closes
-    the connection: the peer knows why.
+    ``write`` takes bytes for the peer, in order. With ``accept`` it is a server of at most ``streams_max``
+    streams; without, a client. Call ``begin`` first. When ``receive`` raises, its caller closes the
+    connection: the peer has been sent the reason.
     """
 
     def __init__(
@@ -294,10 +293,10 @@ class Http2Connection:
         self._streams: dict[int, Http2Stream] = {}
         self._reset: dict[int, None] = {}
         self._rest = b""
-        """Bytes that have arrived. Those from ``_at`` on were not handled."""
+        """Bytes that have arrived. Those from ``_at`` on are not handled yet."""
         self._at = 0
         self.work = 0
-        """Work that ``receive`` may still do."""
+        """Units of work that ``receive`` may still do."""
         self.has_backlog = False
         """True if ``receive`` has left something for a later call."""
         self._preface = fr.PREFACE if accept is not None else b""
@@ -314,43 +313,43 @@ class Http2Connection:
         self._granted = fr.WINDOW_DEFAULT
         self._held = 0
         self.first_window = fr.WINDOW_DEFAULT
-        """Bytes that the peer takes on a stream that begins. A change holds for all streams."""
+        """Bytes that the peer takes on a new stream. A change of it applies to all streams."""
         self._taken_most = 0
-        """No stream's ``_taken`` is larger."""
+        """An upper bound of ``_taken`` of all streams."""
         self._frame_bytes = fr.FRAME_BYTES_MIN
         self._last = 0
-        """The peer's last stream."""
+        """Number of the peer's last stream."""
         self._fields: Fields = []
         self._request = RequestHead(b"", b"", b"", [])
-        """Meaning of the fields of the last request."""
+        """The parsed fields of the last request."""
         self._next = 1
         """Number of the next stream that a client begins."""
         self._waiting: OrderedDict[Http2Stream, None] = OrderedDict()
         """Streams that wait for the window of the connection, or for the socket, in order."""
         self._shut: dict[Http2Stream, None] = {}
-        """Streams that wait for windows of their own."""
+        """Streams that wait for their own windows."""
         self._paused = False
         self.ahead_bytes = STREAM_BYTES
-        """Bytes that a stream of which something was consumed may be ahead; `FIRST_BYTES` at least."""
+        """Bytes by which the peer may be ahead on a consumed stream; at least `FIRST_BYTES`."""
         self.is_known = False
         """True once a server has served a call of its peer."""
         self.peer = UNKNOWN
-        """The other end, as far as it is known."""
+        """The other end of the connection, as far as it is known."""
         self.running = 0
         """Streams that were begun and not released."""
         self.peer_streams_max = 1 << 31
-        """Streams that a client may have open at a time."""
+        """Most streams that a client may have open at a time."""
         self.settled = False
         """True once the peer's settings have arrived."""
         self.draining = False
-        """True once the peer, or this side, begins no more streams."""
+        """True once the peer, or this side, may begin no more streams."""
         self.on_change: Callable[[], None] | None = None
         """Called when streams have ended or were released, and when the peer's settings change."""
 
     # -- this side
 
     def begin(self) -> None:
-        """Send what a connection begins with."""
+        """Send the opening frames of a connection."""
         if self._accept is None:
             self._write(fr.PREFACE)
         ours = {
@@ -374,15 +373,15 @@ class Http2Connection:
         self._write(fr.ping(payload))
 
     def drain(self, *, last: bool = False) -> None:
-        """Tell the peer to begin no more streams. With ``last``, refuse those that it begins from now on.
+        """Ask the peer to begin no more streams. With ``last``, refuse those that it begins from now on.
 
-        Between the two a peer may not know yet. It may repeat what was refused.
+        A peer may begin streams before it reads the request. It may repeat refused ones.
         """
         self.draining = self.draining or last
         self._write(fr.goaway(self._last if last else fr.WINDOW_MAX, FaultCode.NO_ERROR))
 
     def open(self, block: bytes, listener: StreamListener, *, ended: bool) -> Http2Stream:
-        """Begin a stream of a client. Raise ``Unavailable`` if the connection takes no more."""
+        """Begin a stream of a client. Raise ``Unavailable`` if the connection takes no more streams."""
         if self.draining:
             raise Unavailable("the connection takes no more calls")
         stream = self._streams[self._next] = Http2Stream(self, self._next)
@@ -404,7 +403,7 @@ class Http2Connection:
         self._credit.earn(len(content))
 
     def note_reset(self, stream: Http2Stream, code: FaultCode) -> None:
-        """Tell the peer of a stream that ends at once."""
+        """Reset a stream at the peer."""
         self._write(fr.rst_stream(stream.id, code))
         self._reset[stream.id] = None
         if len(self._reset) > _RESETS_KEPT:
@@ -412,7 +411,7 @@ class Http2Connection:
         self._forget(stream)
 
     def pause(self) -> None:
-        """Send no more content: the socket takes no more."""
+        """Send no more content, because the socket is full."""
         self._paused = True
 
     def resume(self) -> None:
@@ -435,7 +434,7 @@ class Http2Connection:
     # -- the peer
 
     def receive(self, data: bytes, work: int = ALL_WORK) -> None:
-        """Take what has arrived, and handle of that as much as is ``work``: the rest is a backlog.
+        """Take bytes that have arrived, and handle at most ``work`` units of them. The rest is a backlog.
 
         Raise ``ConnectionFault`` if the peer broke a rule of the connection.
         """
@@ -452,7 +451,7 @@ class Http2Connection:
             raise
 
     def keep(self, data: bytes) -> None:
-        """Take what has arrived, and leave it to the next ``receive``."""
+        """Take bytes that have arrived, and leave them to the next ``receive``."""
         if data:
             if self._rest:
                 data = self._rest[self._at :] + data
@@ -545,7 +544,7 @@ class Http2Connection:
     # Content.
 
     def _begin_data(self, length: int, flags: int, number: int) -> None:
-        """Check a DATA frame by its head, and charge it to both windows."""
+        """Check a DATA frame by its head, and charge its length to both windows."""
         self._data_of, self._data_flags = None, flags
         self._granted -= length
         if self._granted < 0:
@@ -620,7 +619,7 @@ class Http2Connection:
             self._end_remote(stream)
 
     def _grant(self) -> None:
-        """Let the peer send more on the connection, if what is held permits."""
+        """Let the peer send more on the connection, if the bytes that are held permit it."""
         room = min(CONNECTION_BYTES, HELD_BYTES - self._held) - self._granted
         if room >= CONNECTION_BYTES // 4:
             self._granted += room
@@ -658,7 +657,7 @@ class Http2Connection:
         block = self._block[0] if len(self._block) == 1 else b"".join(self._block)
         self._block, self._block_of = [], 0
         self.work -= len(block) // _BLOCK_BYTES
-        # Decode it also for a refused stream: the block may change the table.
+        # Decode the block of a refused stream, too: it may change the table.
         fields = self._decoder.decode(block)
         ended = bool(flags & fr.END_STREAM)
         stream = self._streams.get(number)
@@ -686,7 +685,7 @@ class Http2Connection:
         self.work -= BEGIN_WORK
         if self.draining or self.running >= self._streams_max:
             raise StreamFault(number, FaultCode.REFUSED_STREAM, "no more streams are taken")
-        # The decoder gives the same list for a block that only refers to the table.
+        # If a block only refers to the table, the decoder returns the same list again.
         request = self._request if fields is self._fields else RequestHead.of(number, fields)
         self._fields, self._request = fields, request
         if ended and request.content_length:
@@ -767,7 +766,7 @@ class Http2Connection:
         self._changed()
 
     def _change_windows(self, size: int) -> None:
-        """Take over the initial window, from which all streams count on."""
+        """Adopt the peer's initial window, and adjust the windows of all streams."""
         grown, self.first_window = size > self.first_window, size
         if size + self._taken_most > fr.WINDOW_MAX:
             self._taken_most = max((one._taken for one in self._streams.values()), default=0)
@@ -786,7 +785,7 @@ class Http2Connection:
         if len(payload) != 8:
             raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, "PING does not have 8 bytes")
         if flags & fr.ACK:
-            return  # Anything that is heard shows that the peer is there.
+            return  # Any bytes from the peer show that it is alive.
         self._credit.spend()
         self._write(fr.ping(payload, ack=True))
 
@@ -862,7 +861,7 @@ class Http2Connection:
             self._changed()
 
     def _give_room(self) -> None:
-        """Call back the streams that wait for room, for as long as there is some."""
+        """Call back streams that wait for room, for as long as there is room."""
         waiting = self._waiting
         while waiting and self._window > 0 and not self._paused:
             stream, _ = waiting.popitem(last=False)

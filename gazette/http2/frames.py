@@ -1,7 +1,6 @@
 """The frames of HTTP/2: their layout, their bounds, and the faults of a peer that breaks a rule.
 
-RFC 9113, sections 4 and 6. Pure: bytes in, values out. A frame is a head of nine bytes and a
-payload.
+RFC 9113, sections 4 and 6. Pure: bytes in, values out. A frame is a head of nine bytes and a payload.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ MAX_FRAME_SIZE: Final = 0x5
 MAX_HEADER_LIST_SIZE: Final = 0x6
 
 FRAME_BYTES_MIN: Final = 1 << 14
-"""Payload that every peer takes, and the most that it takes until it says otherwise."""
+"""Largest payload that every peer accepts, and that a peer accepts without settings."""
 FRAME_BYTES_MAX: Final = (1 << 24) - 1
 WINDOW_MAX: Final = (1 << 31) - 1
 WINDOW_DEFAULT: Final = 65_535
-"""Window of a connection at its beginning, and of a stream until settings say otherwise."""
+"""Window of a connection at its begin, and of a stream without settings."""
 
 GOAWAY_TEXT_BYTES: Final = 64
-"""Length of the reason in a GOAWAY frame: of one that we send, and of what we show of a peer's."""
+"""Length of the reason in a GOAWAY frame that we send, and of what we show of a peer's."""
 
 _HEAD: Final = struct.Struct(">HBBBL")
 _LONG: Final = struct.Struct(">L")
@@ -56,7 +55,7 @@ _SETTING: Final = struct.Struct(">HL")
 
 
 class FaultCode(IntEnum):
-    """The codes by which RST_STREAM and GOAWAY say why (RFC 9113, 7)."""
+    """The codes of RST_STREAM and GOAWAY, which give the reason (RFC 9113, 7)."""
 
     NO_ERROR = 0x0
     PROTOCOL_ERROR = 0x1
@@ -124,7 +123,7 @@ def rst_stream(stream: int, code: FaultCode) -> bytes:
 
 
 def goaway(last_stream: int, code: FaultCode, text: str = "") -> bytes:
-    """Return the frame that ends a connection. The peer may repeat what follows ``last_stream``."""
+    """Return the frame that ends a connection. The peer may repeat streams after ``last_stream``."""
     return frame(GOAWAY, 0, 0, _GOAWAY.pack(last_stream, code) + text.encode()[:GOAWAY_TEXT_BYTES])
 
 
@@ -134,7 +133,7 @@ def ping(payload: bytes, *, ack: bool = False) -> bytes:
 
 
 def read_settings(payload: bytes) -> dict[int, int]:
-    """Return the settings of a payload, checked: of each its last value. Unknown ones are left out.
+    """Return the checked settings of a payload: the last value of each. Unknown ones are left out.
 
     Raise ``ConnectionFault``.
     """

@@ -1,9 +1,9 @@
 """A gRPC channel over our own HTTP/2, with the methods and states of `grpc.aio.Channel`.
 
-It connects for the first call. A connection that is lost, or that its server drains, is made again for the
-next one. After a failed attempt it waits before the next, and calls fail meanwhile. A connection that soon
-ends, and on which the server answered no call, is a failed attempt as well, but for the first of them. Each
-connection resolves the host, and reads the files of TLS, again.
+It connects for the first call. If a connection is lost, or its server drains it, the next call makes
+another. After a failed attempt it waits before the next, and calls fail meanwhile. A connection that soon
+ends without an answered call also counts as a failed attempt, except the first one in a row. Each connection
+resolves the host, and reads the files of TLS, again.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ State = grpc.ChannelConnectivity
 _UNIX: Final = "unix:"
 _PORT_MAX: Final = 65_535
 _GROWTH: Final = 1.6
-"""Factor between two waits after failed attempts, as of gRPC."""
+"""Factor between two waits after failed attempts, as in gRPC."""
 _JITTER: Final = 0.2
 _GOODBYE_S: Final = 1.0
-"""Seconds that a server gets to take the last bytes of a channel that is closed."""
+"""Seconds for a server to take the last bytes of a channel that is closed."""
 _ADDRESSES_AT_ONCE: Final = 4
-"""Addresses of a host among which one attempt divides its time."""
+"""Most addresses of a host among which one attempt divides its time."""
 _SOON_S: Final = 10.0
-"""Seconds from its beginning in which a connection must have been of use, or else have lasted."""
+"""Seconds in which a new connection must answer a call, or which it must last, to count as useful."""
 _CONNECTIONS_MAX: Final = 16
-"""Connections of a channel: another one is made when the server takes no more calls on the others."""
+"""Most connections of a channel: another one is made when the server takes no more calls on the others."""
 _KEEPALIVE_MAX_S: Final = 7200.0
 _REFUSED_PINGS: Final = "too_many_pings"
-"""The reason that a server of gRPC gives if it refuses pings as too many."""
+"""The reason that a gRPC server gives when it refuses pings as too many."""
 _CLOSED: Final = "the server closed the connection"
 _DRAINED: Final = "the server takes no calls by a connection that it has just accepted"
 _NO_TLS: Final = "WRONG_VERSION_NUMBER"
@@ -63,7 +63,7 @@ _AGENT: Final = f"gazette-python/{__version__}".encode()
 
 
 class _Options:
-    """Options of `grpc.aio`, as far as they apply here. The others are ignored."""
+    """The options of `grpc.aio` that apply here. All others are ignored."""
 
     def __init__(self, options: Sequence[tuple[str, Any]]) -> None:
         given: Mapping[str, Any] = dict(options)
@@ -84,8 +84,8 @@ class _Options:
 class Http2Channel:
     """A channel to one target, ``host:port`` or ``unix:/path``. Loop-bound. Close it at the end.
 
-    ``tls`` makes the context of a connection, whose ALPN is ``h2``; None for no TLS. ``options`` are those of
-    `grpc.aio`: times of connecting and pings, and the largest message.
+    ``tls`` makes the TLS context of a connection, with ALPN ``h2``; None for no TLS. ``options`` are those
+    of `grpc.aio`: times of connecting and pings, and the largest message.
     """
 
     def __init__(
@@ -105,10 +105,10 @@ class Http2Channel:
         self._scope = TaskScope(f"channel to {target}")
         self._connection: ClientConnection | None = None
         self._connections: dict[ClientConnection, None] = {}
-        """Also those that take no more calls, and whose calls go on."""
+        """All connections, including those that take no more calls while their calls go on."""
         self._connecting = False
         self._useless = 0
-        """Number of connections since the last one that was of use."""
+        """Number of connections since the last useful one."""
         self._retry: asyncio.TimerHandle | None = None
         self._backoff_s = self._options.backoff_min_s
         self._reason = ""
@@ -134,9 +134,8 @@ class Http2Channel:
         return self._method(path, False, True, *args, **kwargs)
 
     def stream_unary(self, path: str, *args: Any, **kwargs: Any) -> Callable[..., ClientCall]:
-        """Return a method of many requests, and one response. The requests are written, unless a call gets
-        all of them as a tuple.
-        """
+        """Return a method of many requests and one response. The requests are written, unless a call gets
+        all of them as a tuple."""
         return self._method(path, True, False, *args, **kwargs)
 
     def stream_stream(self, path: str, *args: Any, **kwargs: Any) -> Callable[..., ClientCall]:
@@ -201,7 +200,7 @@ class Http2Channel:
         )
 
     def start(self, call: ClientCall) -> None:
-        """Open the stream of a call, now or once there is room for it."""
+        """Open the stream of a call, now or once a connection has room for it."""
         self._calls[call] = None
         connection = self._connection
         if connection is not None and connection.has_room and not self._waiting:
@@ -215,7 +214,7 @@ class Http2Channel:
             self._find_room()
 
     def _find_room(self) -> None:
-        """Let calls that wait use another connection with room, or make one."""
+        """Let waiting calls use another connection with room, or make one."""
         for one in self._connections:
             if one.has_room:
                 self._connection = one
@@ -237,7 +236,7 @@ class Http2Channel:
     # -- the connection
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """Return the state of the connection. An idle channel begins to connect if it is to try."""
+        """Return the state of the connection. With ``try_to_connect``, an idle channel begins to connect."""
         if self._closed:
             return State.SHUTDOWN
         if self._connection is not None:
@@ -251,7 +250,7 @@ class Http2Channel:
         return State.IDLE
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Return once the state is another one."""
+        """Return once the state differs from the given one."""
         while self.get_state() is last_observed_state:
             await self._changed.wait()
 
@@ -286,7 +285,7 @@ class Http2Channel:
             if not isinstance(error, Exception):
                 raise
             if not isinstance(error, (OSError, ValueError, GazetteError)):
-                # It is a defect, and calls must not wait for it.
+                # This is a defect. Calls must fail, and not wait.
                 log.exception("cannot connect to %(address)s", {"address": self.target})
             self._not_connected(_why(error))
         else:
@@ -304,7 +303,7 @@ class Http2Channel:
         tls = None if self._tls is None else self._tls()
         name = None if tls is None else self._host
         addresses = await self._addresses.find()
-        # An address that does not answer leaves time for others, and the next attempt begins behind it.
+        # An address that does not answer leaves time for others. The next attempt begins behind it.
         share_s = self._options.connect_timeout_s / min(len(addresses), _ADDRESSES_AT_ONCE)
         begin = self._tried % len(addresses)
         for at, address in enumerate(addresses[begin:] + addresses[:begin], 1):
@@ -344,7 +343,7 @@ class Http2Channel:
         self._retry = asyncio.get_running_loop().call_later(delay_s, self._connect)
         self._changed.wake()
         if self._connection is not None:
-            return  # What waits for room there goes on to wait.
+            return  # Calls that wait for room on a connection continue to wait.
         for call in list(self._waiting):
             if not call.wait_for_ready:
                 call.finish(grpc.StatusCode.UNAVAILABLE, self._failure())
@@ -353,7 +352,7 @@ class Http2Channel:
         return f"failed to connect to {self.target}: {self._reason}"
 
     def room(self, connection: ClientConnection) -> None:
-        """Open the streams of calls that wait, as far as the server takes them."""
+        """Open the streams of waiting calls, as far as the server takes them."""
         while self._waiting and connection.has_room:
             call = next(iter(self._waiting))
             del self._waiting[call]
@@ -362,12 +361,12 @@ class Http2Channel:
             self._find_room()
 
     def is_spare(self, connection: ClientConnection) -> bool:
-        """Return True for a connection that was needed for more calls than another one takes."""
+        """Return True if calls now go to another connection than this one."""
         return not self._connecting and self._connection not in (None, connection)
 
     @property
     def keepalive_s(self) -> float:
-        """Seconds between two pings of a connection that is made from now on, while calls run."""
+        """Seconds between two pings of a new connection, while calls run."""
         return self._options.keepalive_s
 
     def ping_less(self) -> None:
@@ -386,7 +385,7 @@ class Http2Channel:
         self._connection = next(others, None)
         if connection.was_of_use:
             self._useless, self._backoff_s = 0, self._options.backoff_min_s
-        elif self._connection is None:  # Otherwise the server takes calls by another connection.
+        elif self._connection is None:  # Otherwise calls go to another connection already.
             self._useless += 1
         if self._useless > 1 and self._connection is None:
             self._not_connected(f"{connection.reason or _DRAINED}, as it did before")
@@ -402,7 +401,7 @@ class Http2Channel:
         self._changed.wake()
 
     async def close(self, grace: float | None = None) -> None:
-        """Take no more calls. Cancel those that have not ended after ``grace`` seconds, then disconnect.
+        """Take no more calls. Cancel calls that have not ended after ``grace`` seconds, then disconnect.
 
         Cancellation: calls are cancelled, and sockets cut off. May be repeated.
         """
@@ -429,7 +428,7 @@ class Http2Channel:
             await self._scope.stop()
 
     def abort(self) -> None:
-        """Take no more calls, cancel those that run, and cut off the connections, at once. On the loop."""
+        """Take no more calls, cancel running ones, and cut off the connections, at once. On the loop."""
         self._closed = True
         self._changed.wake()
         if self._retry is not None:
@@ -451,38 +450,38 @@ class ClientConnection(Http2Socket):
         self._keepalive_s = options.keepalive_s
         self._keepalive_timeout_s = options.keepalive_timeout_s
         self.is_ready = False
-        """True once its channel may give it calls."""
+        """True once its channel may give calls to it."""
         self._settled = Waiters()
         self._began_at = self._loop.time()
         self.reason = ""
-        """Why the connection ends; empty without a reason."""
+        """Why the connection ends; empty if that is not known."""
         self.answered = False
         """See `Carrier`."""
 
     @property
     def was_of_use(self) -> bool:
-        """Return True if the server has answered a call, or has kept the connection for some time."""
+        """True if the server has answered a call, or has kept the connection for some time."""
         return self.answered or self._loop.time() - self._began_at >= _SOON_S
 
     @property
     def has_room(self) -> bool:
-        """Return True if the server takes one more call now."""
+        """True if the server takes one more call now."""
         connection = self._connection
         is_live = self.is_ready and not self._closing and not connection.draining
         return is_live and connection.streams < connection.peer_streams_max
 
     @property
     def is_full(self) -> bool:
-        """Return True if the server takes a further call once another one has ended."""
+        """True if the server takes a further call once another one has ended."""
         return self.is_live and not self.has_room
 
     @property
     def is_live(self) -> bool:
-        """Return True if calls go on to be given to the connection."""
+        """True while the channel gives calls to the connection."""
         return self.is_ready and not self._closing and not self._connection.draining
 
     async def until_settled(self) -> None:
-        """Return once the server's settings have arrived. Raise ``Unavailable`` if it ends before."""
+        """Return once the server's settings have arrived. Raise ``Unavailable`` if the connection ends."""
         while not self._connection.settled:
             if self._closing:
                 raise Unavailable(self.reason or _CLOSED)
@@ -501,7 +500,7 @@ class ClientConnection(Http2Socket):
         super().connection_lost(error)
         if not self.reason:
             self.reason = _CLOSED if error is None else _why(error)
-            if not self._connection.settled:  # It may be a server that wants TLS.
+            if not self._connection.settled:  # The server may require TLS.
                 self.reason += " before it spoke HTTP/2"
         self._connection.lose(Unavailable(self.reason))
         self._settled.wake()
@@ -527,7 +526,7 @@ class ClientConnection(Http2Socket):
             self._loop.call_soon(self.close)
 
     def _check(self) -> None:
-        """Give up a server that is silent although calls wait for it."""
+        """Give up a server that is silent while calls wait for it."""
         if not self._connection.streams:
             self._pinged_at = None
         elif self._fell_silent(self._keepalive_s / 2, self._keepalive_timeout_s / 2):
@@ -548,27 +547,27 @@ def _why(error: BaseException) -> str:
         return "what listens there does not speak TLS"
     if isinstance(error, ssl.SSLError) or not isinstance(error, OSError) or not error.errno:
         return str(error)
-    return os.strerror(error.errno)  # asyncio puts its own words into the error.
+    return os.strerror(error.errno)  # asyncio replaces the text of the system by its own.
 
 
 def _end_when_unheard(connection: Any, seconds: float) -> None:
-    """Close the connection if the peer's machine acknowledges nothing of what was sent for so long."""
+    """Close the connection if the peer's machine acknowledges nothing that was sent for ``seconds``."""
     if connection is None or not hasattr(socket, "TCP_USER_TIMEOUT"):
         return
     milliseconds = int(seconds * 1e3)
-    with contextlib.suppress(OSError):  # A kernel that refuses this waits longer.
+    with contextlib.suppress(OSError):  # A kernel without this option waits longer.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
 class Http2Transport:
-    """The machine's network, by our own HTTP/2. ``tls`` makes the context of channels with TLS."""
+    """The network of this machine, over our own HTTP/2. ``tls`` makes the context of channels with TLS."""
 
     def __init__(self, tls: Callable[[], ssl.SSLContext] = ssl.create_default_context) -> None:
         self._tls = tls
 
     @property
     def ends_silent_calls(self) -> bool:
-        """Return False: pings are minutes apart, as servers permit no more."""
+        """Return False: servers permit pings only minutes apart."""
         return False
 
     def channel(
@@ -577,11 +576,11 @@ class Http2Transport:
         credentials: grpc.ChannelCredentials | None,
         options: Sequence[tuple[str, Any]],
     ) -> grpc.aio.Channel:
-        """Make a channel; with TLS if there are ``credentials``, of which only that counts.
+        """Make a channel; with TLS if there are ``credentials``, which are not used otherwise.
 
         Raise what making a context of TLS raises.
         """
         tls = None if credentials is None else self._tls
         if tls is not None:
-            tls()  # Files that cannot be used are an error of the caller, and no failure to connect.
+            tls()  # Unusable files are an error of the caller, and not a failure to connect.
         return cast("grpc.aio.Channel", Http2Channel(target, tls, options))

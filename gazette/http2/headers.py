@@ -1,7 +1,7 @@
 """Header lists of HTTP/2: compressed blocks in both directions, and the rules for requests (RFC 9113, 8).
 
-A block is decoded by `hpack`, with a bound on what it may become. Blocks that we send use no table: each
-field is written as it is, so most of them can be made once.
+`hpack` decodes a block, within a bound on its decoded size. Blocks that we send use no table: each field is
+written as it is, so most blocks can be made once.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from gazette.http2.frames import ConnectionFault, FaultCode, StreamFault
 Fields: TypeAlias = list[tuple[bytes, bytes]]
 
 LIST_BYTES_MAX: Final = 1 << 16
-"""Size of the header list of one request: names, values, and 32 bytes for each field."""
+"""Greatest size of the header list of one request: names, values, and 32 bytes for each field."""
 BLOCK_BYTES_MAX: Final = LIST_BYTES_MAX
-"""Largest compressed size of one header list, over all its frames."""
+"""Greatest compressed size of one header list, over all its frames."""
 BLOCK_FRAMES_MAX: Final = 16
 
 _REFERENCE: Final = 0x80
-"""Least byte of a reference to one of the first 126 entries of the table (RFC 7541, 6.1)."""
+"""Least first byte of a reference to one of the first 126 entries of the table (RFC 7541, 6.1)."""
 _KNOWN_MAX: Final = 64
 _KNOWN_BYTES_MAX: Final = 1 << 10
 _UPDATE: Final = 0x20
-"""Least byte of a change of the table's size (RFC 7541, 6.3). Bytes from its double on are of other kinds."""
+"""Least first byte of a change of the table's size (RFC 7541, 6.3). Its double begins
+another kind of field."""
 _UPDATES_MAX: Final = 2
-"""Changes of the table's size in a block: the smallest since the last block, and the last (RFC 7541, 4.2)."""
+"""Most changes of the table's size in a block: the smallest since the last block, and the last (RFC 7541,
+4.2)."""
 
 _OF_THE_CONNECTION: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
@@ -48,10 +50,10 @@ class HeaderDecoder:
     def __init__(self) -> None:
         self._decoder = hpack.Decoder(max_header_list_size=LIST_BYTES_MAX)
         self._known: dict[bytes, Fields] = {}
-        """Fields of blocks that leave the table as it is, by block. They are valid until it changes."""
+        """Decoded fields, by blocks that leave the table unchanged; valid until the table changes."""
 
     def decode(self, block: bytes) -> Fields:
-        """Return the fields of a block. Raise ``ConnectionFault``: what follows cannot be decoded."""
+        """Return the fields of a block. Raise ``ConnectionFault``: later blocks cannot be decoded then."""
         fields = self._known.get(block)
         if fields is not None:
             return fields
@@ -60,7 +62,7 @@ class HeaderDecoder:
         fields = self._checked(block)
         leaves = not block or min(block) >= _REFERENCE
         if not leaves and was_empty and not _UPDATE <= block[0] < 2 * _UPDATE:
-            leaves = not table.dynamic_entries  # It has referred to nothing, and added nothing.
+            leaves = not table.dynamic_entries  # The block has neither used nor added an entry.
         if not leaves or len(self._known) == _KNOWN_MAX:
             self._known.clear()
         if leaves and len(block) <= _KNOWN_BYTES_MAX:
@@ -85,7 +87,7 @@ class HeaderDecoder:
 
 
 def _updates(block: bytes) -> int:
-    """Return how many changes of the table's size a block begins with. `hpack` refuses later ones."""
+    """Return how often a block begins with a change of the table's size. `hpack` refuses later ones."""
     found, at, end = 0, 0, len(block)
     while at < end and _UPDATE <= block[at] < 2 * _UPDATE and found <= _UPDATES_MAX:
         found += 1
@@ -125,8 +127,8 @@ def _write_text(out: bytearray, text: bytes) -> None:
 class RequestHead:
     """The fields of a request: those that name its target, and the others in order.
 
-    Requests with the same header block share one. ``plan`` is for a server that wants to keep what it has
-    found out of the fields.
+    Requests with the same header block share one object. In ``plan`` a server may keep what it has derived
+    from the fields.
     """
 
     method: bytes

@@ -1,6 +1,5 @@
-"""Messages of gRPC in the content of a stream: a byte that says if they are compressed, four of length, and
-the message. Pure.
-"""
+"""Messages of gRPC in the content of a stream. Before a message, one byte says if it is compressed, and four
+give its length. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +11,12 @@ from gazette.errors import Invalid, TooLarge
 
 PREFIX_BYTES: Final = 5
 MESSAGE_BYTES: Final = 128
-"""Memory of a message beside its content."""
+"""Bytes of memory of a message in addition to its content."""
 _LARGE: Final = 1 << 18
-"""A message of more bytes is consumed as it arrives, if no other waits to be taken: it need not fit
-into the window.
-"""
+"""A message of more bytes is consumed while it arrives, if no other message waits to be taken. So it need
+not fit into the window."""
 _SMALL: Final = 1 << 10
-"""A part of a message of fewer bytes is joined with others."""
+"""Parts of a message with fewer bytes are joined."""
 _WINDOW_BITS: Final = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 ENCODINGS: Final = ("identity", *_WINDOW_BITS)
 
@@ -31,8 +29,8 @@ def prefixed(message: bytes) -> bytes:
 class MessageQueue:
     """The messages of one stream that have arrived and were not taken, and the beginning of the next.
 
-    ``bytes_max`` bounds a message, also when it is decompressed: that happens as it is taken. ``encoding``
-    is one of `ENCODINGS`: that of messages that say that they are compressed.
+    ``bytes_max`` bounds a message, also after decompression, which happens when it is taken. ``encoding`` is
+    one of `ENCODINGS`: the compression of messages whose prefix says that they are compressed.
     """
 
     __slots__ = (
@@ -53,38 +51,38 @@ class MessageQueue:
         self._max = bytes_max
         self._encoding = encoding
         self._messages: deque[tuple[bytes, int, bool]] = deque()
-        """Each message, the number of bytes that are consumed once it is taken, and if it is compressed."""
+        """Each message, the number of bytes that are consumed when it is taken, and if it is compressed."""
         self._head = b""
-        """A part of a prefix."""
+        """The beginning of an incomplete prefix."""
         self._parts: list[bytes | bytearray] = []
-        """The message under way, copied: each part arrives as a view of all that one reading has brought."""
+        """Parts of the incomplete message, copied: each arrives as a view of all bytes of one read."""
         self._need = 0
-        """Length of the message under way, with its prefix; 0 without one."""
+        """Length of the incomplete message, with its prefix; 0 without one."""
         self._missing = 0
-        """Bytes of it that have not arrived."""
+        """Bytes of the incomplete message that have not arrived."""
         self._compressed = False
         self._reported = 0
-        """Bytes of it that were reported as consumed."""
+        """Bytes of the incomplete message that were reported as consumed."""
         self.inflated = 0
         """Length of the last message that was taken, if it was compressed."""
         self.held = 0
-        """Memory of what waits, of the message that is announced, and of the last one that was inflated."""
+        """Memory of waiting messages, of the announced message, and of the last one that was inflated."""
 
     def __len__(self) -> int:
         return len(self._messages)
 
     @property
     def is_cut(self) -> bool:
-        """Return True if a part of a message has arrived."""
+        """True if a part of a message has arrived."""
         return self._need > 0 or bool(self._head)
 
     def feed(self, content: memoryview) -> int:
-        """Take content. Return how many bytes are consumed by that.
+        """Take content. Return how many bytes this consumes.
 
-        Raise ``TooLarge`` for a message that is not taken: the stream is of no use then.
+        Raise ``TooLarge`` for a message that is refused: then the stream cannot be used any more.
         """
         if self._need:
-            content = self._go_on(content)  # It is of no use if the message has not ended.
+            content = self._go_on(content)  # The rest is ignored while the message is incomplete.
         elif self._head:
             content, self._head = memoryview(self._head + content), b""
         if not self._need:
@@ -92,9 +90,9 @@ class MessageQueue:
         return self._consumed_early() if self._need > _LARGE else 0
 
     def take(self) -> tuple[bytes, int]:
-        """Return the next message, and the bytes that are consumed by that. There must be one.
+        """Return the next message, and the number of bytes that this consumes. There must be a message.
 
-        Raise ``TooLarge`` or ``Invalid`` for one that cannot be decompressed: the stream is of no use then.
+        Raise ``TooLarge`` or ``Invalid`` if it cannot be decompressed: then the stream cannot be used.
         """
         message, consumed, compressed = self._messages.popleft()
         self.held -= len(message) + MESSAGE_BYTES + self.inflated
@@ -108,15 +106,15 @@ class MessageQueue:
         return message, consumed
 
     def clear(self) -> None:
-        """Drop all that was not taken. The stream is of no use then."""
+        """Drop all messages that were not taken. The stream cannot be used any more."""
         self._messages.clear()
         self._head, self._parts = b"", []
         self._need = self._missing = self._reported = self.inflated = self.held = 0
 
     def _consumed_early(self) -> int:
-        """Return the bytes of a large message under way that its peer may replace by later ones.
+        """Return how many bytes of a large incomplete message its peer may replace by later ones.
 
-        While other messages wait, there are none: what is not taken must not grow.
+        Return zero while other messages wait: the memory of messages that were not taken must not grow.
         """
         if self._messages:
             return 0
@@ -125,7 +123,7 @@ class MessageQueue:
         return consumed
 
     def _go_on(self, content: memoryview) -> memoryview:
-        """Take what belongs to the message under way, and return the rest."""
+        """Take the part that belongs to the incomplete message, and return the rest."""
         missing, length = self._missing, content.nbytes
         if length < missing:
             self._missing = missing - length
@@ -143,7 +141,7 @@ class MessageQueue:
         return content[missing:]
 
     def _keep(self, part: memoryview) -> None:
-        """Copy a part of the message under way. Small ones are joined: each costs more than its bytes."""
+        """Copy a part of the incomplete message. Join small parts, which cost more than their bytes."""
         parts = self._parts
         if part.nbytes >= _SMALL:
             parts.append(bytes(part))

@@ -1,4 +1,4 @@
-"""Metadata of gRPC calls as headers, statuses as trailers, and the time that a caller gives a call. Pure."""
+"""Metadata of gRPC calls as headers, statuses as trailers, and the timeout of a call. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gazette.http2.headers import Fields, encode_fields, is_field
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
 EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
-"""The value that a read returns behind the last message."""
+"""The value that a read returns after the last message."""
 CONTENT_TYPE: Final = b"application/grpc"
 _CONTENT_TYPES: Final = frozenset({CONTENT_TYPE, b"application/grpc+proto"})
 """Content types of calls: gRPC, with messages of protobuf."""
 _STATUS_200: Final = b"\x88"
-"""The field ``:status: 200``, by its place in the static table."""
+"""The field ``:status: 200``, by its index in the static table."""
 HEAD_BLOCK: Final = _STATUS_200 + encode_fields([(b"content-type", CONTENT_TYPE)])
 """The head of each answer that has a message."""
 OK_BLOCK: Final = encode_fields([(b"grpc-status", b"0")])
@@ -68,7 +68,7 @@ def is_grpc(content_type: bytes) -> bool:
 
 
 class ReplyHead(NamedTuple):
-    """The meaning of a header list of an answer, which is its head or its trailers."""
+    """What a header list of an answer says. The list is the head or the trailers of the answer."""
 
     metadata: Metadata
     http: bytes
@@ -76,13 +76,13 @@ class ReplyHead(NamedTuple):
     is_grpc: bool
     encoding: str
     code: grpc.StatusCode
-    """The status of the call. With ``details``, it is for trailers only."""
+    """The status of the call. Like ``details``, it applies only to trailers."""
     details: str
 
 
 @lru_cache(maxsize=64)
 def reply_of(fields: tuple[tuple[bytes, bytes], ...]) -> ReplyHead:
-    """Return what a server's header list says. Raise ``ValueError`` as `metadata_of`. Most are alike."""
+    """Return what a server's header list says, from a cache. Raise ``ValueError`` as `metadata_of`."""
     found = dict(fields)
     return ReplyHead(
         metadata_of([one for one in fields if one[0][:1] != b":"]),
@@ -94,7 +94,7 @@ def reply_of(fields: tuple[tuple[bytes, bytes], ...]) -> ReplyHead:
 
 
 def metadata_of(fields: Fields) -> Metadata:
-    """Return what the application sees of a call's headers, without binary values that are no base64.
+    """Return the metadata that an application sees in headers. Leave out binary values that are not base64.
 
     Raise ``ValueError`` for a field that HTTP/2 does not permit.
     """
@@ -123,7 +123,7 @@ def _kept_block_of(metadata: Metadata) -> bytes:
 
 
 def block_of(metadata: Metadata) -> bytes:
-    """Return metadata as a part of a header block. Raise as `fields_of`. Calls of a caller are much alike."""
+    """Return metadata as a part of a header block, from a cache where possible. Raise as `fields_of`."""
     try:
         return _kept_block_of(metadata)
     except TypeError:  # Lists and arrays of bytes have no hash.
@@ -147,7 +147,7 @@ def fields_of(metadata: Iterable[tuple[str, str | bytes]]) -> Fields:
 
 
 def timeout_of(fields: Fields) -> float | None:
-    """Return the seconds that the caller gives a call; None without a limit. Raise ``ValueError``."""
+    """Return the timeout of a call in seconds; None without one. Raise ``ValueError``."""
     for name, value in fields:
         if name == b"grpc-timeout":
             match = _TIMEOUT.fullmatch(value)
@@ -158,7 +158,7 @@ def timeout_of(fields: Fields) -> float | None:
 
 
 def timeout_field(seconds: float) -> tuple[bytes, bytes]:
-    """Return the header by which a client says how long it waits for a call."""
+    """Return the header by which a client gives the timeout of a call."""
     milliseconds = max(0, math.ceil(seconds * 1e3))
     if milliseconds < _TIMEOUT_MAX:
         return b"grpc-timeout", b"%dm" % milliseconds
@@ -174,7 +174,7 @@ def trailers(code: grpc.StatusCode, details: str, metadata: Metadata) -> Fields:
 
 
 def status_of(fields: Iterable[tuple[bytes, bytes]]) -> tuple[grpc.StatusCode, str]:
-    """Return code and details of the trailers by which a server ended a call. They may hold anything."""
+    """Return code and details of a server's trailers, which may hold anything."""
     found = dict(fields)
     status = found.get(b"grpc-status")
     if status is None:
@@ -193,7 +193,7 @@ def status_of(fields: Iterable[tuple[bytes, bytes]]) -> tuple[grpc.StatusCode, s
 
 
 def _quoted(text: str) -> bytes:
-    """Return text with the bytes percent-encoded that a header cannot have."""
+    """Return text in which bytes that a header cannot have are percent-encoded."""
     data = text.encode()
     if _PLAIN.fullmatch(data) and b"%" not in data:
         return data

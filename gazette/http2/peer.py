@@ -1,4 +1,4 @@
-"""The other end of a connection, in the words of gRPC. Pure."""
+"""The other end of a connection, in the terms of gRPC. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMES: Final = "x509_subject_alternative_name"
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A caller's address, and what its certificate says of it."""
+    """A caller's address, and the properties of its certificate."""
 
     address: str = "unknown:"
     properties: Mapping[str, list[bytes]] = field(default_factory=dict)
@@ -28,7 +28,7 @@ UNKNOWN: Final = Peer()
 
 
 def peer_of(extra_info: Callable[[str], Any]) -> Peer:
-    """Return the peer of a transport of asyncio that has this ``get_extra_info``."""
+    """Return the peer of an asyncio transport, from its ``get_extra_info``."""
     tls = extra_info("ssl_object")
     address = _address(extra_info("peername"))
     return Peer(address, {} if tls is None else _properties(tls.getpeercert() or {}))

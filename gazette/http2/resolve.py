@@ -1,4 +1,4 @@
-"""The addresses of a host, found without holding anything else up: `HostResolver`."""
+"""The addresses of a host, found without blocking other work: `HostResolver`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _NUMERIC: Final = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
 
 
 class HostResolver:
-    """The addresses of one host, by the resolver of the machine. Loop-bound.
+    """The addresses of one host, from the resolver of the machine. Loop-bound.
 
-    A resolver that does not answer blocks the thread that asks it. So a thread of its own asks, at most
-    one at a time. Neither other work nor the end of the process waits for it.
+    A resolver that does not answer blocks the thread that asks it. So a separate thread asks, at most one at
+    a time. Neither other work nor the end of the process waits for it.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class HostResolver:
         except Exception as error:  # noqa: BLE001 - a caller would wait for ever
             failure = OSError(str(getattr(error, "strerror", None) or error))
             tell = lambda: answer.set_exception(failure)  # noqa: E731
-        with contextlib.suppress(RuntimeError):  # The loop is closed: no caller waits.
+        with contextlib.suppress(RuntimeError):  # The loop is closed, so no caller waits.
             loop.call_soon_threadsafe(tell)
 
     def _forget(self, answer: asyncio.Future[list[str]]) -> None:

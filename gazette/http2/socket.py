@@ -1,6 +1,6 @@
 """The socket of one HTTP/2 connection, of a server or of a client.
 
-What is sent within a turn of the loop goes out at once.
+Bytes that are sent within a turn of the loop go out together, in this turn.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 CLOSING_S: Final = 5.0
 """Seconds that a peer gets to take the last bytes of a connection."""
 UNREAD_BYTES_MAX: Final = 1 << 24
-"""Bytes that wait for the socket. A peer that reads nothing, and makes us answer on, is cut off there.
+"""Most bytes that wait for the socket. A peer that reads nothing, but causes answers, is cut off there.
 
-Content waits in its streams, so these are heads, trailers and answers to pings.
+Content waits in its streams, so these bytes are heads, trailers and answers to pings.
 """
 _FLUSH_BYTES: Final = 1 << 16
 _PING: Final = b"gazette\x01"
@@ -51,7 +51,7 @@ class Http2Socket(asyncio.Protocol):
 
     @property
     def is_closing(self) -> bool:
-        """Return True once the connection takes nothing more."""
+        """True once the connection takes nothing more."""
         return self._closing
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -63,7 +63,7 @@ class Http2Socket(asyncio.Protocol):
         self._handle(data, ALL_WORK)
 
     def _handle(self, data: bytes, most: int) -> None:
-        """Take what has arrived, and handle as much as is ``most`` work."""
+        """Take bytes that have arrived, and handle at most ``most`` units of work."""
         self._heard_at, self._pinged_at = self._loop.time(), None
         if self._closing:
             return
@@ -75,7 +75,7 @@ class Http2Socket(asyncio.Protocol):
         self._flush()
 
     def _on_received(self) -> None:
-        """Learn that all frames that have arrived were handled."""
+        """Handle that all frames that have arrived were handled."""
 
     def eof_received(self) -> bool:
         # The transport is closed: a peer that has ended its side cannot be answered.
@@ -112,17 +112,17 @@ class Http2Socket(asyncio.Protocol):
             self._transport.abort()
 
     def _on_change(self) -> None:
-        """Learn that streams have ended, or that the peer's settings have changed."""
+        """Handle that streams have ended, or that the peer's settings have changed."""
 
     def _on_fault(self, fault: ConnectionFault) -> None:
-        """Learn that the peer broke a rule. The connection is of no more use."""
+        """Handle that the peer broke a rule. The connection cannot be used any more."""
         log.debug("a connection is ended: %(error)s", {"error": fault})
         self.close()
 
     def _fell_silent(self, silence_s: float, answer_s: float) -> bool:
-        """Ask a peer that was not heard for ``silence_s`` for an answer.
+        """Ask for an answer if the peer has sent nothing for ``silence_s``.
 
-        Return True if it gave none for ``answer_s``.
+        Return True if it has not answered for ``answer_s``.
         """
         now = self._loop.time()
         if self._pinged_at is not None:

@@ -1,4 +1,4 @@
-"""The source of gRPC channels, so that tests can put a network of their own between processes."""
+"""The source of gRPC channels. Tests can replace it by their own network between processes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import grpc.aio
 
 
 class Transport(Protocol):
-    """Makes channels, with the calls of `gazette.http2.client_call`. Passed to constructors; None stands for
-    the network.
-    """
+    """Makes channels, with the calls of `gazette.http2.client_call`. Passed to constructors; None: the
+    network."""
 
     @property
     def ends_silent_calls(self) -> bool:

@@ -24,7 +24,7 @@ class Waiters:
                 self._waiting.remove(future)
 
     def wake(self) -> None:
-        """Wake those that wait now."""
+        """Wake the tasks that wait now."""
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():

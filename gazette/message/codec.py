@@ -97,11 +97,8 @@ class MessageCodec(ABC, Generic[M]):
         """Check of messages that `fits` doubts. None: the type checks them itself."""
         self.plain_encode_into: Callable[[M, bytearray, int], None] | None = None
         """Function that encodes a message into a buffer from a position on (-1: its end). Use it for
-        messages that `fits` knows.
-
-        None unless the UUID is an attribute of type text, setting it runs no code of the application, and no
-        payload has a newline.
-        """
+        messages that `fits` knows. None unless the UUID is an attribute of type text, setting it runs no
+        code of the application, and no payload has a newline."""
 
     @abstractmethod
     def decode(self, payload: bytes) -> M:

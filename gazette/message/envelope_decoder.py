@@ -63,8 +63,7 @@ class EnvelopeDecoder(Generic[M]):
 
     @property
     def clock_place(self) -> str | None:
-        """Place of the UUID whose clock is the time of messages. None: their time is declared, or they have
-        no UUID."""
+        """Place of the UUID whose clock is the time of messages. None: a declared time, or no UUIDs."""
         codec = self.framing.codec
         if self._times is not None or codec.form is None:
             return None

@@ -20,7 +20,7 @@ from gazette.message.values import STACK_RESERVE
 from gazette.message.zero_value import ObjectType, alternatives
 
 _EXACT: Final = 1 << 53
-"""Greatest integer that a float holds like all smaller ones."""
+"""Greatest integer up to which a float holds every integer."""
 _TOLD: Final = (
     *(inspect.NoneType, inspect.BoolType, inspect.IntType, inspect.StrType, inspect.EnumType),
     *(inspect.BytesType, inspect.ByteArrayType, inspect.DateType, inspect.TimeDeltaType),
@@ -42,8 +42,7 @@ class _UntoldError(Exception):
 def check_of(objects: Sequence[ObjectType], without: str) -> Callable[[Any], bool]:
     """Return a function that is True for a message that is known to read back equal. False: unknown.
 
-    It is always False if classes do not show that for some field. ``without`` is a field that is not
-    checked.
+    It is always False if classes do not show that for some field. ``without`` is a field that is not checked.
     """
     fields = {one.name: one.type for part in objects for one in part.fields if one.name != without}
     names: dict[str, Any] = {"type": type, "int": int, "map": map, "sum": sum}

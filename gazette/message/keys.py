@@ -294,8 +294,7 @@ _decode_array: Final = msgspec.json.Decoder(list[Any], float_hook=Decimal).decod
 
 
 def tuple_encoding(kinds: Sequence[KeyEncoding], *, more: bool = False) -> KeyEncoding:
-    """Return the encoding of tuples of these kinds. With ``more``, of any number of values
-    of the only kind."""
+    """Return the encoding of tuples of these kinds. With ``more``: any number of values of the only kind."""
     names = [kind.name for kind in kinds]
 
     def of_value(value: Any) -> str:

@@ -231,8 +231,7 @@ def fixed_mapping(
     uuid: str = "",
     time: MessageTime | str = "",
 ) -> Mapping[Any]:
-    """Map every message to one journal. ``time`` is the time of its messages, or the
-    journal's label of it."""
+    """Map every message to one journal. ``time`` is that of its messages, or its label of their time."""
     partition = Partition(journal, content_type, message_types, uuid, time)
     return lambda _message: partition
 

@@ -96,8 +96,8 @@ class MessageTime:
 
     @classmethod
     def of(cls, given: str | Callable[[Any], Any] | MessageTime | None) -> MessageTime | None:
-        """Return the time that an argument ``time`` declares: a field, a function, or a `MessageTime`. None
-        stays None."""
+        """Return the time that an argument ``time`` declares: field, function or `MessageTime`. None stays
+        None."""
         return given if given is None or isinstance(given, cls) else cls(given)  # type: ignore[arg-type]
 
     @property

@@ -356,8 +356,7 @@ class Publisher:
                 del line.buffer[begin:]
                 raise
             self._buffered += length
-            # Not before the message was encoded: one that its journal cannot hold must leave the transaction
-            # as it was.
+            # Not before the message was encoded: if that fails, the transaction must stay as it was.
             if is_new:
                 line.acknowledgement = acknowledgement
                 self._transaction.append(line)

@@ -62,8 +62,7 @@ class ReadableModel:
                 raise InvalidValue(found.reason, path=found.path(name), hint=advice)
 
     def unreadable(self, message: Any, error: BaseException) -> InvalidValue:
-        """Return the error of a message that cannot be encoded or read back, with the path of the wrong
-        part."""
+        """Return the error of a message that cannot be encoded or read back, with the path of a part."""
         if isinstance(error, InvalidValue):
             return error
         if (name := self._named_by(error)) is not None:

@@ -30,8 +30,7 @@ class Attribute(NamedTuple):
     is_frozen: bool = False
     """True if its owner cannot be changed, and is replaced by a copy."""
     make: Callable[[], Any] | None = None
-    """Function that makes the object in the attribute. None if that needs arguments, and for the UUID
-    itself."""
+    """Function that makes the object in the attribute. None if it needs arguments, and for the UUID."""
 
     def get(self, owner: Any) -> Any:
         return getattr(owner, self.name, None)

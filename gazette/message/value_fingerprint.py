@@ -23,8 +23,7 @@ Flatten: TypeAlias = Callable[[Any], Any]
 """Function from a value to one of Python's own types. It raises `TypeError` for a value of another class."""
 
 _VERSION: Final = 2
-"""Newest format of `marshal` in which equal values have equal bytes: later formats refer back to earlier
-values."""
+"""Newest format of `marshal` that writes equal values as equal bytes: later ones write back-references."""
 _KEYS: Final[dict[type, Flatten]] = {
     date: date.isoformat,
     datetime: lambda at: (at.isoformat(), at.fold, repr(at.tzinfo)),

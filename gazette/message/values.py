@@ -46,8 +46,7 @@ class ValueEncoding(Generic[T]):
     )
 
     def __init__(self, declared: Any = Any, path: str = "") -> None:
-        """Create the encoding of a type. Raise ``Invalid``, with ``path``, if JSON cannot be read as the
-        type."""
+        """Create the encoding of a type. Raise ``Invalid``, with ``path``, if JSON cannot be read as it."""
         try:
             self._info = msgspec.inspect.type_info(declared)
             self._decode = msgspec.json.Decoder(declared).decode
@@ -87,8 +86,7 @@ class ValueEncoding(Generic[T]):
         return data
 
     def require_equal(self, value: T, data: bytes, name: str) -> None:
-        """Raise ``InvalidValue`` for a part of a value that does not read back equal from its JSON,
-        ``data``.
+        """Raise ``InvalidValue`` for a part of a value that does not read back equal from its JSON, ``data``.
 
         Unlike `encode`, accept an equal part of another type, such as an int for a float. Paths begin with
         ``name``. If it is empty, they begin with a field of the value.

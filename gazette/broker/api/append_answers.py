@@ -43,8 +43,7 @@ def failure_of(ended: Outcome) -> tuple[grpc.StatusCode, str, tuple[tuple[str, s
 
 
 def encoded(ended: Outcome, header: bytes, flow: AppendFlow | None) -> bytes:
-    """Return the response to an append that has not failed. Fields of a message may be
-    encoded in any order."""
+    """Return the response to an append that has not failed. A message's fields may have any order."""
     chunks = (0, 0) if flow is None else (flow.total_chunks, flow.delayed_chunks)
     usual = len(ended.registers.labels) <= _KEPT_REGISTERS_MAX and not ended.store_error
     encode = _kept_rest if usual else _rest

@@ -147,8 +147,8 @@ def counted(operation: str) -> Iterator[Outcome]:
 
 
 def count(operation: str, status: Status | None, *, started: bool = True) -> None:
-    """Count one operation that has ended. A ``status`` of None is an error. ``started``: count its begin as
-    well."""
+    """Count one operation that has ended. Without a ``status`` it failed. ``started``:
+    count its begin, too."""
     if started:
         JOURNAL_SERVER_STARTED.inc(operation)
     name = ERROR if status is None else "ok" if status is Status.OK else status.name

@@ -37,9 +37,8 @@ class FragmentsApi:
     ) -> broker_pb2.FragmentsResponse:
         """Return one page of a journal's fragments, in order.
 
-        Waits a limited time for the first listing of the stores. The call then fails as UNAVAILABLE, with
-        the reason. It fails like that, too, while it is not decided whether some fragments are the
-        journal's.
+        Waits a limited time for the first listing of the stores. The call then fails as UNAVAILABLE, with the
+        reason. It fails like that, too, while it is not decided whether some fragments are the journal's.
         """
         context = self._context
         with counted("ListFragments") as outcome:

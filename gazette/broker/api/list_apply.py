@@ -67,11 +67,8 @@ def with_prefix_as_name(selector: LabelSelector) -> LabelSelector:
 
 @dataclass(frozen=True, slots=True)
 class _Matched:
-    """Journals that match, as of one revision.
-
-    Two snapshots with equal ``version`` have the same journals, unchanged. ``items_version`` covers all
-    journals of the cluster, also those that do not match.
-    """
+    """Journals that match, as of one revision. Two snapshots with equal ``version`` have the same journals,
+    unchanged. ``items_version`` covers all journals of the cluster, also those that do not match."""
 
     journals: list[broker_pb2.ListResponse.Journal]
     version: tuple[int, int]

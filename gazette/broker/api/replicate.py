@@ -217,8 +217,7 @@ class _Stream:
 
     async def _propose(self, proposal: Proposal, *, acknowledge: bool) -> None:
         if acknowledge:
-            # Readers get what is committed. If this broker was paused, another one may have these offsets by
-            # now.
+            # Readers get what is committed. If this broker was paused, another one may have these offsets.
             self.lease.check()
         result = await self.local.propose(proposal)
         self._follow(result)

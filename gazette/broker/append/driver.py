@@ -503,8 +503,7 @@ class AppendDriver:
         return error, "" if listed else replica.unlisted_reason
 
     def _store_until(self, line: Line, *, ails: bool) -> float:
-        """Return the monotonic time until which this append waits for the journal's store. ``ails``: the
-        store does not work."""
+        """Return the monotonic time until which this append waits for the store, which ``ails`` or works."""
         if not ails:
             line.store_ails_since = None
             return 0.0
@@ -595,8 +594,7 @@ class AppendDriver:
             self._committing = (self._held.spool.fragment.end, effect.proposal.end)
         try:
             if final:
-                # Followers show a commit to readers at once. Check that no other broker may lead the journal
-                # by now.
+                # Followers show a commit to readers at once. Another broker must not lead the journal by now.
                 self._context.lease.check()
             await self._held.propose(effect.proposal, effect.registers, acknowledge=final)
         except Bug:

@@ -32,11 +32,8 @@ GENERATION_SESSIONS: Final = 1024
 
 @dataclass(slots=True)
 class _Last:
-    """The last append of a session.
-
-    ``attempt`` is the one that runs; None if it has ended. ``commit`` is None unless the append is known to
-    have committed.
-    """
+    """The last append of a session. ``attempt`` is the one that runs; None if it has ended. ``commit`` is
+    None unless the append is known to have committed."""
 
     sequence: int
     attempt: object | None
@@ -45,10 +42,8 @@ class _Last:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The decision about an append: it is admitted unless ``refusal`` or ``commit`` is set.
-
-    ``commit`` is that of an earlier attempt of the same append.
-    """
+    """The decision about an append: it is admitted unless ``refusal`` or ``commit`` is set. ``commit`` is
+    that of an earlier attempt of the same append."""
 
     refusal: GazetteError | None = None
     commit: Fragment | None = None
@@ -59,9 +54,7 @@ ADMITTED: Final = Admission()
 
 class SessionLedger:
     """The sessions of one journal. Use it only while you hold the journal's pipeline: one append at a time.
-
-    ``refusal`` may be called by any append.
-    """
+    ``refusal`` may be called by any append."""
 
     __slots__ = ("_generation", "_life", "_newer", "_older", "_tenure")
 
@@ -142,8 +135,8 @@ class SessionLedger:
         self._older.pop(session, None)
         self._newer[session] = last
         if len(self._newer) >= GENERATION_SESSIONS:
-            # Keep appends with a running attempt, to know their repetitions. The line of appends bounds
-            # their number.
+            # Keep appends with a running attempt: they may be repeated. The line of appends bounds their
+            # number.
             going = {key: last for key, last in self._older.items() if last.attempt is not None}
             self._older, self._newer = going | self._newer, {}
             self._generation += 1

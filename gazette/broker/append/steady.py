@@ -192,8 +192,7 @@ def commit_now(
 
 
 def may_join(terms: AppendTerms, registers: LabelSet) -> bool:
-    """Return True if an append may join the commit of another one, after which the journal has
-    ``registers``.
+    """Return True if an append may join the commit of another one, after which the journal has ``registers``.
 
     An append that names an offset or changes registers leads itself. So does one whose check of registers
     fails: when its turn comes, the journal's registers of then decide.
@@ -209,8 +208,7 @@ def _passes(terms: AppendTerms, registers: LabelSet) -> bool:
 
 
 def _registers_of(terms: AppendTerms, registers: LabelSet, end: Offset) -> LabelSet | None:
-    """Return the registers after an append that leads; None if it is refused, or must be
-    decided by the FSM."""
+    """Return the registers after an append that leads; None if the FSM must decide, or refuse it."""
     if terms.offset not in (None, end) or not _passes(terms, registers):
         return None
     try:

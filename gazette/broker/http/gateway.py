@@ -228,10 +228,7 @@ class _Read:
 
     async def _settle(self, wanted: ByteRange | None) -> ByteRange | Response | None:
         """Check the conditions against the present journal. Return the range with a suffix resolved to
-        offsets.
-
-        Return a response instead if the condition decides it.
-        """
+        offsets. Return a response instead if the condition decides it."""
         request = self._request
         peek = broker_pb2.ReadRequest(journal=self._asked.journal, offset=-1, metadata_only=True)
         call, _, first = await self._start(peek)
@@ -300,8 +297,7 @@ class _Read:
 
 
 def _end_of(wanted: ByteRange, head: int, *, block: bool) -> int:
-    """Return the end of the body: at most the head as it was at the begin of the body, unless the read
-    blocks."""
+    """Return the end of the body: the head when the body began, at most, unless the read blocks."""
     if wanted.end is None:
         return head
     return wanted.end if block else min(wanted.end, head)

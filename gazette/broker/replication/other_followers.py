@@ -46,8 +46,7 @@ class OtherFollowers:
         """Record that this replica follows a primary, together with ``others``. No effect while they are
         unknown.
 
-        A known follower that is not among ``others`` has left the journal. If it returns, its replica is
-        new.
+        A known follower that is not among ``others`` has left the journal. If it returns, its replica is new.
         """
         if self._known is None:
             return

@@ -1,5 +1,4 @@
-"""Stage 5 of the byte path: takes messages from `pipeline`, gives them to `broker/api/replicate` of one
-peer.
+"""Stage 5 of the byte path: takes messages from `pipeline`, gives them to `broker/api/replicate` of one peer.
 
 One Replicate call, in full duplex. Sending never waits for answers, and answers are taken as they arrive. So
 the stream notices a peer that goes away even while it waits for no answer.

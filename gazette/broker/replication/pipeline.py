@@ -323,8 +323,7 @@ class Pipeline:
         self._gathered.append(content)
         self._length += length
         if not delta or self._length >= _MESSAGE_BYTES_MAX:
-            # Send the first chunk at once. A short append has only this one, and it travels while the end of
-            # the append arrives.
+            # Send the first chunk at once: a short append has no other one, and its end is still to arrive.
             await self._send_gathered()
 
     async def next(self) -> Fragment:

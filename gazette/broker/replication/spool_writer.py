@@ -22,8 +22,7 @@ BATCH_BYTES: Final = 1 << 20
 bytes, large appends are a fifth slower."""
 
 Digest: TypeAlias = Callable[[bytes], None]
-"""Function that gets the same content as the spool, in the same order. It is called in threads, one call at
-a time."""
+"""Gets the same content as the spool, in the same order. Called in threads, one call at a time."""
 
 
 class SpoolWriter:

@@ -248,10 +248,8 @@ def _kept_opening_of(params: AppendParams) -> bytes:
 
 
 def _opening_of(params: AppendParams) -> bytes:
-    """Return the first request of an append, from a cache where possible. Raise ``Invalid``.
-
-    Most appends have the parameters of an earlier one.
-    """
+    """Return the first request of an append, from a cache where possible. Raise ``Invalid``. Most appends
+    have the parameters of an earlier one."""
     try:
         return _kept_opening_of(params)
     except TypeError:  # Labels in a list have no hash.

@@ -72,8 +72,7 @@ _backlogs: Final[WeakSet[Backlog]] = WeakSet()
 
 
 def _leave_backlogs() -> None:
-    # Another thread may have held the mutex at the fork. It does not run in the child, so it would never
-    # release it.
+    # Another thread may have held the mutex at the fork. It does not run here, so it would never release it.
     for backlog in list(_backlogs):
         backlog.queues = {}
         backlog.mutex = cast("threading.Lock", _LeftMutex())

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from gazette.client.append.appender import AppendParams, AppendResult
 
 BATCH_BYTES_MAX: Final = 64 << 20
-"""Bytes after which no append joins a batch any more. `JournalAppends.in_place` may exceed them by a
-segment."""
+"""Bytes after which no append joins a batch any more. One made in place may exceed them by a segment."""
 
 
 class Batch:
@@ -103,10 +102,8 @@ class JournalQueue:
         self.tail: Batch | None = None
         self.serving = False
         self.flowing = False
-        """True while the first batch is being sent. False while it waits for dependencies or a retry.
-
-        If it is True, a producer that is ahead waits a little before it writes to a disk.
-        """
+        """True while the first batch is being sent. False while it waits for dependencies or a retry. If it
+        is True, a producer that is ahead waits a little before it writes to a disk."""
         self.memory = 0
         """Bytes of segments in memory."""
         self.spill: SpillFile | None = None

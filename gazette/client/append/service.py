@@ -71,10 +71,7 @@ _TERMINAL_WHEN_CHECKED: Final = frozenset(
     {Status.JOURNAL_NOT_FOUND.name, Status.REGISTER_MISMATCH.name}
 )
 """Statuses that end appends with ``check_registers``. Such a journal has one owner, and no other process
-replaces it.
-
-So its appends go on, unless the owner has lost the journal, or the journal is gone.
-"""
+replaces it. So its appends go on, unless the owner has lost the journal, or the journal is gone."""
 
 _QUIET_ATTEMPTS: Final = 4
 """Number of first attempts that may fail without a warning. Each hand-over of a journal makes some fail."""
@@ -241,11 +238,8 @@ class AppendService:
             await await_future(future)
 
     async def close(self, timeout_s: float = 10.0) -> None:
-        """Refuse new appends, and give up those that wait: their futures fail with ``Closed``.
-
-        Threads that wait for room go on. An append that is being sent may take place or not: call ``flush``
-        first.
-        """
+        """Refuse new appends, and give up those that wait: their futures fail with ``Closed``. Threads that
+        wait for room go on. An append that is being sent may take place or not: call ``flush`` first."""
         if self._bound.is_left:
             return
         self._bound.require()

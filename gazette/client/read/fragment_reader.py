@@ -198,8 +198,7 @@ class FragmentStream:
             blocks.append(block)
             room -= len(block)
         if self._file.offset == self.fragment.end:
-            # Content is complete. Reading once more checks the end of the file, and shows its remaining
-            # faults.
+            # All content is read. One more read checks the end of the file for its remaining faults.
             rest = self._file.read(1)
             assert not rest
         return blocks

@@ -341,8 +341,7 @@ class Reader:
             self.fragment_url = message.fragment_url
 
     def _note_life(self, life: JournalLife) -> None:
-        """Raise ``Corrupt`` for another life of the journal. Brokers of the original do not
-        report the life."""
+        """Raise ``Corrupt`` for another life of the journal. Brokers of the original report no life."""
         if not life.created:
             return
         known = self.params.life

@@ -150,8 +150,8 @@ class Channels:
         transport: Transport | None = None,
         owner: str = "Channels",
     ) -> None:
-        """Create channels without a connection. Errors and the log name ``owner``: the class of their
-        client."""
+        """Create channels without a connection. Errors and the log name ``owner``, the
+        class of the client."""
         self.zone = zone
         self._tls = TlsSettings() if tls is None else tls
         self._transport = Http2Transport(self._tls.context) if transport is None else transport
@@ -310,8 +310,7 @@ class Channels:
     async def close(self, grace_s: float | None = None) -> None:
         """Close every channel. Calls in flight get ``grace_s`` seconds to end, then are cancelled.
 
-        After a cancellation the object is closed, and sockets close when the loop next runs.
-        May be repeated.
+        After a cancellation the object is closed, and sockets close when the loop next runs. May be repeated.
         """
         if not self._bound.is_left:
             self._bound.require()

@@ -19,8 +19,7 @@ LONG_LIFETIME_S: Final = 3600.0
 FRESH_S: Final = LONG_LIFETIME_S / 2
 """Seconds for which a call is sure to keep a valid token of `LONG_LIFETIME_S`."""
 SHORT_LIFETIME_S: Final = 60.0
-"""Lifetime of tokens for a change that is made at once (Apply), and for all calls to consumers, in seconds.
-"""
+"""Lifetime of tokens for an immediate change (Apply), and for all calls to consumers, in seconds."""
 
 _TOKENS_MAX: Final = 4096
 

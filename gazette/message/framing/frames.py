@@ -133,8 +133,7 @@ class Framing(ABC, Generic[M]):
     def decode(self, buffer: bytes, base_offset: Offset) -> Frames[M]:
         """Decode all complete frames, up to the first malformed one.
 
-        Raise `MalformedMessage` only if the first frame is malformed. The caller may continue at
-        its ``end``.
+        Raise `MalformedMessage` only if the first frame is malformed. The caller may continue at its ``end``.
         """
 
     @abstractmethod

@@ -132,8 +132,7 @@ class PublishingService:
             self._records.close()
 
     async def close(self) -> None:
-        """End the publisher, within twice `CLOSE_S` seconds or little more. Appends that
-        wait are given up."""
+        """End the publisher, within about twice `CLOSE_S` seconds. Appends that wait are given up."""
         self._closed = True
         if self._process.is_left:
             if self._records is not None:
@@ -384,8 +383,7 @@ class PublishingService:
             ) from error
 
     async def _reasons(self) -> str:
-        """Return why appends wait. Ask brokers only for the first journal without an answer: it stands for
-        the others."""
+        """Return why appends wait. Ask brokers for the first journal without an answer, in place of all."""
         waits = sorted(self._appends.waiting().items())
         silent = next((name for name, reason in waits if not reason), "")
         asked = await ask_reason(self._client, silent) if silent else ""
