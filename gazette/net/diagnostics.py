@@ -21,7 +21,7 @@ _DEPTH_MAX: Final = 100
 
 
 def diagnostic_routes(not_ready: Callable[[], str]) -> list[Route]:
-    """Return the routes. ``not_ready`` returns the reason why the process cannot serve now; empty if it can.
+    """Return the routes. ``not_ready`` returns why the process cannot serve now; empty if it can.
 
     - ``/debug/ready``: 200, or 503 with the reason;
     - ``/debug/metrics`` and ``/metrics``: all metrics, as Prometheus reads them;
@@ -47,15 +47,15 @@ def diagnostic_routes(not_ready: Callable[[], str]) -> list[Route]:
 
 
 def awaiting_frames(awaited: object) -> Iterator[FrameType]:
-    """Yield the frames of a suspended coroutine and of all that it awaits, the outermost first.
+    """Yield the frames of a suspended coroutine and of all coroutines that it awaits, the outermost first.
 
-    ``Task.get_stack`` has the first one only. Calls of gRPC are among them.
+    ``Task.get_stack`` has only the first frame. Calls of gRPC are included.
     """
     for _ in range(_DEPTH_MAX):
         if awaited is None:
             return
         if type(awaited).__name__ == "coroutine_wrapper":
-            # A coroutine of Cython, of which gRPC has many, is all that its wrapper refers to.
+            # gRPC has many coroutines of Cython. Each is the only object to which its wrapper refers.
             awaited = next(iter(gc.get_referents(awaited)), None)
             continue
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)

@@ -1,16 +1,16 @@
 """HTTP servers that bound their connections, and answer all requests before they end.
 
-A client that could connect expects an answer. If its connection is closed without one, it cannot know
-if its request took effect. So:
+A client that could connect expects an answer. If its connection is closed without one, it cannot know if its
+request took effect. So:
 
-1. Connections that the kernel has established are accepted, and only then the listener is closed.
-   Later ones are refused. (The two steps are not one. A connection that is established between them,
-   within some microseconds, is reset.)
-2. Answers from now on say, by ``Connection: close``, that there is no next one.
-3. A connection that was never used gets `FIRST_REQUEST_S` for its request. One that was used and is
-   idle gets `NEXT_REQUEST_S`. By the rules of HTTP/1.1 it may be closed at any time, which clients
-   know (RFC 9112, 9.3.1 and 9.5).
-4. All this, and all running answers, end after the grace.
+1. Connections that the kernel has established are accepted. Only then the listener is closed, and later ones
+   are refused. (The two steps are not one: a connection that is established between them, within some
+   microseconds, is reset.)
+2. From now on, answers carry ``Connection: close``: no further request is served.
+3. A connection that was never used gets `FIRST_REQUEST_S` for its request. A connection that was used and is
+   idle gets `NEXT_REQUEST_S`. By the rules of HTTP/1.1 it may be closed at any time, which clients know (RFC
+   9112, 9.3.1 and 9.5).
+4. After the grace, all connections and running answers are cut off.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ log = logging.getLogger(__name__)
 FIRST_REQUEST_S: Final = 2.0
 NEXT_REQUEST_S: Final = 0.25
 HEAD_S: Final = 10.0
-"""Seconds from the connection, or the first byte of a later request, to the end of the request's head."""
+"""Seconds for the head of a request, from the connection, or from the first byte of a later request."""
 BODY_S: Final = 30.0
-"""Seconds without a byte of a request's body, after which the client is given up."""
+"""Seconds without a byte of a request's body. Then the connection is closed."""
 LINGER_S: Final = 2.0
-"""Seconds for which the rest of a body is read after the answer. Then the connection is closed."""
+"""Seconds for the rest of a body after the answer. Then the connection is closed."""
 STALL_S: Final = 60.0
 """Seconds in which a client must take at least 48 KiB of an answer; otherwise it is cut off."""
 _TOO_LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -60,8 +60,8 @@ class _State(ServerState):
 class Connection(H11Protocol):
     """uvicorn's connection with time limits. It signals its server when it was used, or lost.
 
-    ``since`` is the time of the loop at which it began to wait for a request. It has no meaning
-    while ``busy``.
+    ``since`` is the time of the loop at which it began to wait for a request. It is meaningless while
+    ``busy``.
     """
 
     server_state: _State
@@ -127,7 +127,8 @@ class Connection(H11Protocol):
         self._moved()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are not HTTP. In the middle of an answer there is no place for another one."""
+        """Refuse bytes that are not HTTP. Within an answer just close the connection: a second answer has no
+        place."""
         cycle: Any = self.cycle
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True  # Drop what the application still sends.
@@ -138,9 +139,7 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def _should_upgrade(self) -> bool:
-        return (
-            False  # Treat a request for another protocol as HTTP/1.1, without a warning each time.
-        )
+        return False  # Serve such a request as HTTP/1.1, without uvicorn's warning each time.
 
     def close_idle(self) -> None:
         """Close the connection without an answer: no request was taken."""
@@ -164,7 +163,7 @@ class Connection(H11Protocol):
     def _watch_body(self) -> None:
         """Limit the time in which the rest of a request's body must arrive.
 
-        Until the answer is complete, that is `BODY_S` without a byte; after it, `LINGER_S` in all.
+        Before the end of the answer, that is `BODY_S` without a byte. After it, it is `LINGER_S` in total.
         """
         if self.conn.their_state is not h11.SEND_BODY or self.transport.is_closing():
             self._unset_body()
@@ -207,7 +206,7 @@ class Connection(H11Protocol):
 
 
 class GracefulServer(uvicorn.Server):
-    """uvicorn without its signal handlers and its ten wake-ups a second. It ends as described above.
+    """uvicorn without its signal handlers and its ten wake-ups a second. It ends as the module describes.
 
     Its ``config`` has `Connection` for ``http``, and ``serve`` gets exactly one socket. It holds at most
     ``limit`` connections. To stop it, set ``grace_s``, then ``stopping``.
@@ -254,7 +253,8 @@ class GracefulServer(uvicorn.Server):
     def take(self, transport: asyncio.Transport, first: bytes) -> None:
         """Serve a connection that another listener accepted, and that began with ``first``.
 
-        It counts like the others. Answer 503 if there is no room for it, or this server does not serve now.
+        It counts like all others. Answer 503 if there is no room for it, or if this server does not serve
+        now.
         """
         serves = self.started and not self._ended
         if not serves or (
@@ -304,16 +304,16 @@ class GracefulServer(uvicorn.Server):
 
     async def _let_end(self) -> None:
         state = self.server_state
-        # Running requests share this very list.
+        # Running requests use this same list.
         state.default_headers.append((b"connection", b"close"))
         for connection in self._connections():
             if connection.busy:
                 connection.shutdown()
-        # A connection at rest may be about to send its next request.
+        # An idle connection may be about to send its next request.
         await self._wait(NEXT_REQUEST_S, lambda: not self._unheard() and not self._idle())
         for connection in self._idle():
             connection.shutdown()
-        # A new one has longer for its first.
+        # A new connection has more time for its first request.
         await self._wait(FIRST_REQUEST_S - NEXT_REQUEST_S, lambda: not self._unheard())
         for connection in self._connections():
             connection.shutdown()

@@ -1,6 +1,5 @@
 """The wrapper of all handlers of gRPC servers here. It counts under the names of the common Prometheus
-interceptors, and ends calls quietly whose caller is gone.
-"""
+interceptors. If the caller is gone, it ends a call without a log entry."""
 
 from __future__ import annotations
 
@@ -37,18 +36,18 @@ _TYPES = {
 
 
 class MalformedRequest(DecodeError):
-    """Error of a message of a stream that does not decode as its type."""
+    """A message of a stream that cannot be decoded as its type."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Malformed:
-    """Stands for the message of a unary request that cannot be decoded: gRPC would log a traceback."""
+    """Stands for a unary request that cannot be decoded. For an error, gRPC would log a traceback."""
 
     reason: str
 
 
 def _tolerant(decode: Callable[[bytes], Any] | None, *, streaming: bool) -> Any:
-    """Return a deserializer that fails in such a way that the call can be refused quietly."""
+    """Return a deserializer whose failures let the call be refused without a traceback in the log."""
     if decode is None:
         return None
 
@@ -100,7 +99,7 @@ class _Call:
         self._each: Any = getattr(context, "each", None)
 
     async def write(self, message: Any) -> None:
-        """Write a message. Raise ``CancelledError`` when the caller is gone: the call is of no use then."""
+        """Write a message. Raise ``CancelledError`` if the caller is gone."""
         self._sent(1)
         await self._context.write(message)
 
@@ -147,8 +146,8 @@ class _Call:
 class MeasuredMethod:
     """Metrics of one method, and its handler, wrapped so that calls and messages are counted.
 
-    The wrapped function is a coroutine function, whatever the handler's is. It writes responses by the
-    call's ``write`` if there may be several.
+    The wrapped function is always a coroutine function. If there may be several responses, it writes them by
+    the call's ``write``.
     """
 
     def __init__(self, name: str, handler: grpc.RpcMethodHandler[Any, Any], clock: Clock) -> None:
@@ -259,7 +258,7 @@ def _writing(
 
 
 def _code(code: Any) -> Any:
-    """Return a status as ``StatusCode``: aio contexts give an integer."""
+    """Return a status as ``StatusCode``: contexts of aio give an integer."""
     if isinstance(code, grpc.StatusCode):
         return code
     return next((one for one in grpc.StatusCode if one.value[0] == code), code)

@@ -1,4 +1,4 @@
-"""Accepts connections of one listening socket, and never more than a limit.
+"""Accepts connections of one listening socket, up to a limit.
 
 asyncio's own server accepts without a limit. Without free file descriptors, it retries once per backlog
 entry, with a traceback each time. This one waits a second and logs one line a minute.
@@ -21,7 +21,7 @@ from gazette.runtime.tasks import TaskScope
 log = logging.getLogger(__name__)
 
 _ACCEPTS_PER_TURN: Final = 64
-"""Connections accepted in one turn of the loop: other work goes on between turns."""
+"""Most connections accepted in one turn of the loop: other work is done between turns."""
 _RETRY_S: Final = 1.0
 _HANDSHAKE_S: Final = 10.0
 """Seconds from the connection to the end of its TLS handshake."""
@@ -35,16 +35,16 @@ _OPTIONS: Final = (
 )
 """Options of each accepted TCP connection.
 
-Small answers are sent at once: asyncio sets TCP_NODELAY only on sockets whose ``proto`` is TCP, and those of
-``socket.create_server`` have 0. Otherwise an answer behind another one waits until the client has
-acknowledged that one, which a client may delay for 40 ms.
+Small answers are sent at once. asyncio sets TCP_NODELAY only on sockets whose ``proto`` is TCP, and sockets
+of ``socket.create_server`` have 0. Without it, an answer waits until the client has acknowledged the answer
+before, and a client may delay that by 40 ms.
 
-A client whose machine is gone is noticed within two minutes, also while it waits for bytes.
+A client whose machine is gone is noticed within two minutes, even while it waits for bytes.
 """
 
 
 def _unavailable(text: bytes) -> bytes:
-    """Return an answer that asks the client to come back."""
+    """Return an answer that asks the client to try again later."""
     return (
         b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
         b"Content-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\n\r\n%s"
@@ -87,7 +87,7 @@ class Acceptor:
         self._refusal = refusal
         self._loop = asyncio.get_running_loop()
         self._starting: dict[asyncio.Task[None], None] = {}
-        """In the order of their beginning."""
+        """Connections that begin, in order."""
         self._uncounted = 0
         """Number of connections in ``_starting`` that are not made yet."""
         self._retry: asyncio.TimerHandle | None = None
@@ -98,10 +98,9 @@ class Acceptor:
         self._loop.add_reader(self._listener, self._accept)
 
     async def stop(self) -> None:
-        """Accept the connections that the kernel has established. Refuse later ones. Return when
-        the protocols of all accepted connections have begun.
+        """Accept the connections that the kernel has established. Refuse later ones.
 
-        Cancellation: nothing more is accepted.
+        Return when the protocols of accepted connections have begun. Cancellation: no more are accepted.
         """
         try:
             while self._accept():
@@ -110,7 +109,7 @@ class Acceptor:
             self._pause()
         with contextlib.suppress(
             OSError
-        ):  # Some systems refuse this for a listening socket. Then its closing has the same effect.
+        ):  # Some systems refuse this for a listening socket. Then closing it has the same effect.
             self._listener.shutdown(socket.SHUT_RDWR)
         if self._starting:
             await asyncio.wait(set(self._starting))
@@ -210,7 +209,7 @@ class Acceptor:
     async def _begin(self, connection: socket.socket, made: Callable[[], None]) -> None:
         connection.setblocking(False)
         if connection.family != socket.AF_UNIX:
-            with contextlib.suppress(OSError):  # The client is gone; the transport will notice.
+            with contextlib.suppress(OSError):  # The client is gone; the transport will notice it.
                 for level, name, value in _OPTIONS:
                     if hasattr(socket, name):
                         connection.setsockopt(level, getattr(socket, name), value)

@@ -1,4 +1,4 @@
-"""Requests that an HTTP server always refuses: those that a foreign web page can send.
+"""Requests that an HTTP server always refuses, because a foreign web page can send them.
 
 A browser sends requests of any page to servers that only its user can reach. Three rules stop them:
 
@@ -9,8 +9,8 @@ A browser sends requests of any page to servers that only its user can reach. Th
    that origin. Browsers name the origin by ``Sec-Fetch-Site``, or else by ``Origin``.
 3. JSON must come as ``application/json`` (`json_gateway.parse_body`): browsers ask before they send that.
 
-Framing that two readers may understand differently is refused as well, and ends the connection. So are lines
-that end with LF alone (`strict_lines`).
+A request whose framing two readers may understand differently is refused as well, and ends the connection. So
+is one with lines that end with LF alone (`strict_lines`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CLOSE: Final = {"Connection": "close"}
 
 @dataclass(frozen=True, slots=True)
 class GuardRules:
-    """The rules of a server. ``hosts`` None: any ``Host``, as callers need tokens.
+    """The rules of a server. ``hosts`` None: any ``Host``, since callers need tokens.
 
     ``origins`` are those whose pages may send requests that change something.
     """
@@ -92,7 +92,7 @@ class HttpGuard:
         )
         if refusal is None:
             assert target is not None
-            # A client that leaves while its body is read is no error of this server.
+            # A client that leaves while its body is read is no fault of this server.
             with suppress(ClientDisconnect):
                 await self._app(target[0], receive, send)
             return
@@ -148,9 +148,7 @@ class HttpGuard:
 
 
 def _origin_form(scope: Scope) -> tuple[Scope, str | None] | None:
-    """Return the scope with a path, and the authority that an absolute
-    target names; None for neither form.
-    """
+    """Return the scope with a path, and the authority of an absolute target; None for another form."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     if raw.startswith(b"/") or (raw == b"*" and scope["method"] == "OPTIONS"):
         return scope, None
@@ -190,7 +188,7 @@ def _host_of(authority: str) -> str | None:
 
 
 def _folded(host: str) -> str:
-    """Return a host as it is compared: addresses in their shortest form, names in lower case."""
+    """Return a host in the form for comparisons: the shortest form of an address, or a name in lower case."""
     try:
         address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
     except ValueError:
@@ -200,7 +198,7 @@ def _folded(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True for ``localhost`` and for loopback addresses, with brackets or without."""
+    """Return True for ``localhost`` and for loopback addresses, with or without brackets."""
     return _is_loopback(_folded(host))
 
 
@@ -214,7 +212,7 @@ def _is_loopback(folded: str) -> bool:
 
 
 def _is_own(origin: str, hosts: list[str], scheme: str) -> bool:
-    """Return True if an origin is that of the server itself, by the one ``Host`` of the request."""
+    """Return True if an origin is the server itself, by the single ``Host`` of the request."""
     match = _ORIGIN.fullmatch(origin)
     if match is None or len(hosts) != 1:
         return False

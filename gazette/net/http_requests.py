@@ -1,4 +1,4 @@
-"""Headers and arguments of any HTTP request: what changes its meaning is honoured or refused.
+"""Headers and arguments of any HTTP request. Those that change its meaning are honoured or refused.
 
 Headers that are not named here have no effect: they are about the connection, the client or the form of the
 answer.
@@ -26,7 +26,7 @@ _OVERRIDES: Final = ("x-http-method", "x-http-method-override", "x-method-overri
 
 
 class Refusal(Invalid):
-    """A request that is answered with a status of its own: ``code``, and ``headers``."""
+    """A request that gets an answer with its own status ``code`` and ``headers``."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ def check_headers(request: Request) -> None:
 
 
 def content_encoding(request: Request, accepted: Mapping[str, str]) -> str:
-    """Return the encoding of the body: the value in ``accepted``, or empty for none.
+    """Return the encoding of the body: the value in ``accepted``, or empty without an encoding.
 
-    Raise `Refusal` with 415 for another one, which names those of ``accepted``.
+    Raise `Refusal` with 415 for another encoding, with the names in ``accepted``.
     """
     encoding = ",".join(request.headers.getlist("content-encoding")).strip().lower()
     if encoding in ("", "identity"):

@@ -28,7 +28,7 @@ UNIX_PREFIX: Final = "unix://"
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files to serve with. With ``ca_file``, callers must present a certificate of that CA."""
+    """PEM files of a server. With ``ca_file``, callers must present a certificate of that CA."""
 
     cert_file: str
     key_file: str
@@ -127,7 +127,7 @@ def cannot_listen(address: str, error: OSError) -> Unavailable:
 class ReloadedTls:
     """The files of ``TlsFiles``, read again at each connection. Any thread.
 
-    If new files cannot be read, or used, the former ones stay in force.
+    If new files cannot be read or used, the former ones stay in use.
     """
 
     def __init__(self, files: TlsFiles) -> None:
@@ -151,9 +151,8 @@ class ReloadedTls:
     def context(self, *protocols: str) -> ssl.SSLContext:
         """Return a context that replaces itself once there are new files.
 
-        Clients get the first of ``protocols`` (of ALPN; none: HTTP/1.1) that they offer.
-
-        Raise ``Invalid`` for files that do not fit together.
+        Clients get the first of ``protocols`` (of ALPN; without any, HTTP/1.1) that they offer. Raise
+        ``Invalid`` for files that do not fit together.
         """
         files = self._files
         try:
@@ -188,7 +187,7 @@ class ReloadedTls:
 
 
 class HttpServer:
-    """Serves ``app`` on ``sock``, which it owns from now on, to at most ``limit`` connections."""
+    """Serves ``app`` on ``sock`` to at most ``limit`` connections. It owns ``sock`` from now on."""
 
     def __init__(
         self, sock: socket.socket, app: ASGIApp, *, tls: TlsFiles | None, limit: int

@@ -1,4 +1,4 @@
-"""Calls of a gRPC service over HTTP: POST with JSON for messages, and CORS for browsers.
+"""Calls of a gRPC service over HTTP: POST with messages as JSON, and CORS for browsers.
 
 JSON names are lowerCamelCase, 64-bit integers are strings, bytes are base64, enumerations are names, and
 fields have their zero values. Messages that are absent are null.
@@ -28,7 +28,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 _METHODS: Final = ("GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS")
 CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
-"""Headers of each 401: the scheme that would be accepted."""
+"""Headers of each 401 answer: the accepted scheme."""
 _NUMBERS: Final = frozenset(
     {
         FieldDescriptor.CPPTYPE_INT32,
@@ -88,8 +88,8 @@ class Cors:
 async def parse_body(request: Request, message: Message) -> None:
     """Read the body as the JSON of ``message``; no body is an empty message. Skip unknown fields.
 
-    Raise ``Invalid``, and `Refusal` for a body of another type than ``application/json``: any page may send
-    one, without asking the server first. Only an absent body may have no type.
+    Raise ``Invalid``. Raise `Refusal` for a body of another type than ``application/json``: any page may send
+    that without a question to the server. Only an absent body may have no type.
     """
     check_headers(request)
     content_encoding(request, {})
@@ -115,12 +115,12 @@ async def parse_body(request: Request, message: Message) -> None:
         _check_numbers(value, message.DESCRIPTOR)
     except (json_format.ParseError, ValueError, RecursionError) as error:
         raise Invalid(str(error), path="body") from error
-    if not isinstance(value, dict):  # A list that is empty passes for an empty message.
+    if not isinstance(value, dict):  # ``json_format`` accepts an empty list as an empty message.
         raise Invalid("expected an object of JSON", path="body")
 
 
 def _check_numbers(value: Any, descriptor: Any) -> None:
-    """Raise ``ValueError`` for a number in a string which ``json_format`` takes and JSON does not have.
+    """Raise ``ValueError`` for a number in a string that ``json_format`` takes although JSON lacks it.
 
     ``value`` was parsed as a message of ``descriptor`` before.
     """
@@ -142,7 +142,7 @@ def _check_numbers(value: Any, descriptor: Any) -> None:
 
 
 def error_object(code: grpc.StatusCode, text: str, status: int = 0) -> dict[str, Any]:
-    """Return the value of ``error``; ``status`` replaces the HTTP status that goes with the code."""
+    """Return the value of ``error``; ``status`` replaces the HTTP status of the code."""
     status = status or http_status_of(code)
     return {
         "grpcCode": code.value[0],
@@ -154,7 +154,7 @@ def error_object(code: grpc.StatusCode, text: str, status: int = 0) -> dict[str,
 
 
 def error_response(code: grpc.StatusCode, text: str) -> Response:
-    """Return ``{"error": …}`` with the HTTP status that goes with the code of a failed call."""
+    """Return ``{"error": …}`` with the HTTP status of the code of a failed call."""
     headers = CHALLENGE if code is grpc.StatusCode.UNAUTHENTICATED else None
     return JSONResponse({"error": error_object(code, text)}, http_status_of(code), headers)
 
@@ -168,7 +168,7 @@ def failure_response(error: GazetteError) -> Response:
 
 
 def not_implemented_route(allow_origins: Sequence[str]) -> Route:
-    """Return the route of all paths below ``/v1/`` that no other route has. They are answered 501."""
+    """Return the route of all other paths below ``/v1/``. They are answered 501."""
 
     async def handle(_request: Request) -> Response:
         code, text = grpc.StatusCode.UNIMPLEMENTED, "Not Implemented"

@@ -1,4 +1,4 @@
-"""Routes whose parameters may hold any text: the path is decoded once, behind the cut at each ``/``."""
+"""Routes whose parameters may hold any text: the path is split at each ``/``, and then decoded once."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from starlette.types import Scope
 from gazette.errors import Invalid
 
 _SLASH: Final = "\udc2f"
-"""Stands for an encoded ``/``. No text has it."""
+"""Stands for an encoded ``/`` in a path. No text contains it."""
 
 
 class RawPathRoute(Route):
     """A route that takes its parameters from the path as it was sent.
 
-    A parameter may hold ``/`` as ``%2F``, ``%`` as ``%25``, and a newline as ``%0A``. The parameter that
-    ``may_be_empty`` names may have no character.
+    A parameter may hold ``/`` as ``%2F``, ``%`` as ``%25``, and a newline as ``%0A``. Only the parameter that
+    ``may_be_empty`` names may be empty.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class RawPathRoute(Route):
         self._pattern = re.compile(pattern, re.DOTALL)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match a request. Raise ``Invalid`` for a parameter that is no UTF-8."""
+        """Match a request. Raise ``Invalid`` for a parameter that is not UTF-8."""
         if scope["type"] != "http":
             return Match.NONE, {}
         found = self._pattern.fullmatch(_cut_path(scope))

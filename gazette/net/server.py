@@ -1,6 +1,6 @@
 """A process's two servers: gRPC and HTTP on one port, HTTP on another.
 
-A member advertises the first, its gRPC endpoint. The HTTP port is the next one, unless it is given.
+A member advertises the first port as its gRPC endpoint. The HTTP port is the next one, unless it is given.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ServerSettings:
 
 
 def advertised_host(bind_host: str, default_host: str) -> str:
-    """Return the host to advertise if none is given: a loopback address is reachable only as itself."""
+    """Return the host to advertise if none is given. A loopback address is reachable only as itself."""
     return bind_host if is_loopback(bind_host) else default_host
 
 
@@ -84,7 +84,7 @@ def warn_of_open_server(settings: ServerSettings, group: str, what: str) -> None
 
 
 class Server:
-    """A gRPC and an HTTP server. Bind both first, so that the endpoint is known; then start them."""
+    """A gRPC and an HTTP server. Bind both first, so that the endpoint is known. Then start them."""
 
     def __init__(self, clock: Clock, settings: ServerSettings) -> None:
         self.settings = settings
@@ -108,7 +108,7 @@ class Server:
         if self.settings.tls is not None:
             ReloadedTls(
                 self.settings.tls
-            ).context()  # Files that do not fit are an error before ports are.
+            ).context()  # Find files that do not fit before ports are bound.
         scheme = "http" if self.settings.tls is None else "https"
         self._bind_http(scheme, self._bind_grpc(scheme))
 
@@ -160,15 +160,15 @@ class Server:
     ) -> None:
         """Serve the methods of a generic handler.
 
-        Calls that arrive as a whole are offered to the functions of ``whole``, by path. ``admit`` looks at
-        the heads of others.
+        The functions of ``whole``, by path, get calls that arrive as a whole. ``admit`` checks the heads of
+        all other calls.
         """
         self.grpc.add_generic_rpc_handlers((handler,), admit)
         for path, take in whole.items():
             self.grpc.take_whole_calls(path, take)
 
     async def start_grpc(self) -> None:
-        """Serve the servicers that were added to ``grpc``. Before, connections wait."""
+        """Serve the handlers that were added to ``grpc``. Until then, connections wait."""
         await self.grpc.start()
 
     async def stop(self, grace_s: float | None = None) -> None:
@@ -183,6 +183,6 @@ class Server:
                 self._http_socket.close()
 
     async def _stop_http(self, http: HttpServer, grace_s: float) -> None:
-        # Before that, connections of the gRPC port may turn out to be of HTTP/1.1.
+        # Until then, connections of the gRPC port may turn out to be HTTP/1.1.
         await self.grpc.decided.wait()
         await http.stop(grace_s)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import h11
 
-# h11 has no option for this, and no public place for another buffer.
+# h11 has no option for this, and no public way to replace its buffer.
 from h11._receivebuffer import ReceiveBuffer
 
 
@@ -22,12 +22,12 @@ class StrictLines(ReceiveBuffer):
         """
         before = len(self)
         lines = super().maybe_extract_lines()
-        # h11 has dropped each line's end: the length says if all ends, and the blank line, had two bytes.
+        # h11 has dropped the ends of lines. The length shows if all ends, and the blank line, had two bytes.
         if lines is not None and sum(map(len, lines)) + 2 * len(lines) + 2 != before - len(self):
             raise h11.RemoteProtocolError("a line ends with LF alone", error_status_hint=400)
         return lines
 
 
 def refuse_bare_lf(connection: h11.Connection) -> None:
-    """Have a connection that has received nothing refuse lines that end with LF alone."""
+    """Let a connection that has received nothing refuse lines that end with LF alone."""
     connection._receive_buffer = StrictLines()

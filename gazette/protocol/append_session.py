@@ -1,19 +1,19 @@
 """Append sessions: metadata by which a broker recognizes a late copy of an earlier append.
 
-An append service retries an append with an unknown outcome, often at another broker. The first
-attempt may still be on its way: in a kernel that repeats its packets behind a partition, or in a
-paused process. Suppose that it arrived after later appends. Readers would then take an old
-acknowledgement of a transaction for a roll-back of its producer, and lose or repeat messages.
+An append service retries an append with an unknown outcome, often at another broker. The first attempt may
+still be on its way: in a kernel that repeats its packets behind a partition, or in a paused process. If it
+arrived after later appends, readers would mistake an old acknowledgement of a transaction for a roll-back by
+its producer. They would lose or repeat messages.
 
 So each append of a service carries metadata, which brokers that do not know it ignore:
 
-  - the *session*: random, of one service and one journal;
-  - its *sequence*: one more for each append, the same for all attempts of an append;
-  - the *ledger* of the journal's primary that the session has learned; empty at first.
+- the *session*: random, of one service and one journal;
+- its *sequence*: one more for each append, the same for all attempts of an append;
+- the *ledger* of the journal's primary that the session has learned; empty at first.
 
-``broker/append/sessions`` has the primary's part. The metadata that names a ledger also says when the
-journal was created. Suppose that the journal was deleted and created again: the session then ends, since
-what it appended before is gone.
+``broker/append/sessions`` is the primary's part. The metadata that names a ledger also has the revision at
+which the journal was created. If the journal was deleted and created again, the session ends: what it
+appended before is gone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ SESSION_KEY: Final = "gazette-append-session"
 LEDGER_KEY: Final = "gazette-append-ledger"
 """Key of the trailing metadata of an Append that was refused because its session is unknown."""
 CREATED_KEY: Final = "gazette-journal-created"
-"""Key beside `LEDGER_KEY`: the CreateRevision of the journal, by which a session learns of another life."""
+"""Key beside `LEDGER_KEY`: the CreateRevision of the journal. It shows a session another
+life of the journal."""
 _DIGITS_MAX: Final = 18
 
 _SESSION: Final = re.compile(r"([0-9a-f]{32}) ([0-9]{1,18}) ([0-9]{1,18}\.[0-9]{1,18})?", re.ASCII)

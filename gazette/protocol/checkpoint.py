@@ -31,9 +31,7 @@ class ProducerState:
 
 @dataclass(frozen=True, slots=True)
 class SourceCheckpoint:
-    """Offset up to which one journal was read, and the states of its producers by their 6-byte
-    ids.
-    """
+    """Offset up to which one journal was read, and the states of its producers by their 6-byte ids."""
 
     read_through: Offset = 0
     producers: dict[bytes, ProducerState] = field(default_factory=dict)
@@ -41,19 +39,16 @@ class SourceCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Sources by journal, and the acknowledgements to append, by journal, once the checkpoint has
-    committed.
+    """Sources by journal, and the acknowledgements to append, by journal, once the checkpoint has committed.
 
-    Encoded forms are canonical: equal checkpoints have equal bytes, in any order of their
-    dictionaries.
+    Encoded forms are canonical: equal checkpoints have equal bytes, in any order of their dictionaries.
     """
 
     sources: dict[JournalName, SourceCheckpoint] = field(default_factory=dict)
     ack_intents: dict[JournalName, bytes] = field(default_factory=dict)
     application: str = field(default="", compare=False)
-    """Name of the application that committed the checkpoint. Empty in checkpoints of earlier
-    versions and of the original.
-    """
+    """Name of the application that committed the checkpoint. Empty in checkpoints of earlier versions and of
+    the original."""
     lives: dict[JournalName, JournalLife] = field(default_factory=dict)
     """Lives of the sources to which the offsets belong. None for a source that the original has read."""
 
@@ -82,7 +77,7 @@ class Checkpoint:
                         for entry in source.producers
                     },
                 )
-                # Maps of protobuf have another order in each process.
+                # Maps of protobuf have a different order in each process.
                 for journal, source in sorted(pb.sources.items())
             },
             ack_intents=dict(sorted(pb.ack_intents.items())),

@@ -27,9 +27,9 @@ from gazette.errors import (
 _Codes: TypeAlias = tuple[tuple[tuple[type[GazetteError], ...], grpc.StatusCode], ...]
 
 _OF_PROTOCOL: Final[_Codes] = (
-    # Clients do not repeat a request beyond a limit.
+    # A client does not repeat a request that is beyond a limit.
     ((TooLarge,), grpc.StatusCode.INVALID_ARGUMENT),
-    # Clients look for another process.
+    # A client then looks for another process.
     ((Unavailable, Closed), grpc.StatusCode.UNAVAILABLE),
     ((Corrupt,), grpc.StatusCode.DATA_LOSS),
 )
@@ -54,7 +54,7 @@ _HTTP: Final = {
 _ERRORS: Final[dict[grpc.StatusCode, type[GazetteError]]] = {
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: Unavailable,
-    # Answer of a server that stops, for calls that had reached it but were not served yet.
+    # A server that stops gives this answer to calls that had reached it, and were not served yet.
     grpc.StatusCode.CANCELLED: Unavailable,
     grpc.StatusCode.UNAUTHENTICATED: NotAllowed,
     grpc.StatusCode.PERMISSION_DENIED: NotAllowed,
@@ -79,7 +79,7 @@ def http_status_of(code: grpc.StatusCode) -> int:
 
 
 def error_of(code: grpc.StatusCode) -> type[GazetteError]:
-    """Return the error of a call to any service; ``Broken`` for a code that says nothing to callers."""
+    """Return the error of a call to any service; ``Broken`` for a code without a meaning for callers."""
     return _ERRORS.get(code, Broken)
 
 

@@ -23,7 +23,7 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.text.validation import within
 
 ZERO_SUM: Final = bytes(20)
-"""Sum of a fragment without content. It is not the SHA-1 of an empty string."""
+"""Sum of a fragment without content. This is not the SHA-1 of an empty string."""
 
 _OFFSET_MAX: Final = (1 << 63) - 1
 _SUM = struct.Struct(">QQI")
@@ -66,9 +66,8 @@ class Codec(IntEnum):
 
     @classmethod
     def from_extension(cls, extension: str) -> Codec:
-        """Return the codec of a file name extension, in either case, in any spelling ever
-        written.
-        """
+        """Return the codec of a file name extension, in upper or lower case. Accept all spellings that were
+        ever written."""
         codec = _CODECS.get(extension.lower())
         if codec is None:
             raise Invalid(f"unrecognized compression extension: {extension}")

@@ -1,4 +1,4 @@
-"""Labels of a journal that say whose the fragments below its directory are. Values are percent-encoded."""
+"""Labels that say which fragments below a journal's directory are its own. Values are percent-encoded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def former_templates(labels: LabelSet) -> list[str]:
 
 
 def foreign_directories(labels: LabelSet) -> list[str]:
-    """Return the directories that a journal's labels call foreign, relative to the journal's own."""
+    """Return the directories that a journal's labels declare foreign, relative to the journal's own."""
     return [unquote(value) for value in labels.values_of(FOREIGN_FRAGMENTS)]
 
 
@@ -30,7 +30,7 @@ def with_former_template(labels: LabelSet, template: str) -> LabelSet:
 
 
 def with_foreign_directory(labels: LabelSet, directory: str) -> LabelSet:
-    """Return the labels with a directory called foreign in them. Raise ``Invalid`` if it is too long."""
+    """Return the labels with a directory added as foreign. Raise ``Invalid`` if it is too long."""
     return labels.with_added(FOREIGN_FRAGMENTS, _encoded(directory.strip("/"), FOREIGN_FRAGMENTS))
 
 
@@ -50,6 +50,6 @@ def _encoded(text: str, path: str) -> str:
 def validate_fragment_labels(labels: LabelSet) -> None:
     """Require that the labels about fragments can be understood."""
     for template in former_templates(labels):
-        # It may be one that only the original or an earlier version understands.
+        # It may be a template that only the original or an earlier version understands.
         if not is_complete(template):
             raise Invalid(f"unclosed action ({template})", path=FORMER_POSTFIX)

@@ -1,18 +1,17 @@
-"""Whose fragments are the objects below a journal's directory.
+"""Which journal owns the objects below a journal's directory.
 
-The path of an object does not quite decide which journal it belongs to. Fragments of journal ``a`` may be
-in subdirectories, by its ``path_postfix_template``; and all of journal ``a/b`` is in a subdirectory of
-``a``, too. ``a/b/<name>`` is a fragment of ``a`` with postfix ``b``, or one of ``a/b``. The rule:
+The path of an object does not fully decide to which journal it belongs. Fragments of journal ``a`` may be in
+subdirectories, by its ``path_postfix_template``. All fragments of journal ``a/b`` are in a subdirectory of
+``a``, too. So ``a/b/<name>`` is a fragment of ``a`` with postfix ``b``, or one of ``a/b``. The rule:
 
 1. An object directly in ``a/`` is a fragment of ``a``.
-2. One at or below the directory of another journal that exists, or that is known to have been deleted, is
-   never one of ``a``. Neither is one in a directory that a label of ``a`` calls foreign.
-3. Otherwise, one in ``a/<postfix>/`` is a fragment of ``a`` if a template can have written the postfix:
-   the present template, or a former one that a label of ``a`` keeps. It is one, too, if all components of
-   the postfix are ``key=value``.
-4. All others are unexplained. They may be fragments of ``a``, by a template of which nothing is known. A
-   deleted journal may have left them, or a person may have put them there. So no journal is served as if
-   they were not there.
+2. An object at or below the directory of another journal is never one of ``a``. The other journal exists, or
+   is known to have been deleted. The same holds for a directory that a label of ``a`` declares foreign.
+3. Otherwise, an object in ``a/<postfix>/`` is a fragment of ``a`` if a template can have written the postfix:
+   the present template, or a former one that a label of ``a`` keeps. It is also one if all components of the
+   postfix are ``key=value``.
+4. All others are unexplained. They may be fragments of ``a``, by an unknown template. A deleted journal may
+   have left them, or a person may have put them there. So no journal is served as if they were not there.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _KEY_VALUES: Final = re.compile(r"[^/=]+=[^/]*(/[^/=]+=[^/]*)*")
 
 
 class Attribution(Enum):
-    """Whose an object is."""
+    """The owner of an object."""
 
     OWN = 1
     OTHER = 2
@@ -70,7 +69,7 @@ class FragmentOwner:
         return self.of(postfix) is Attribution.OWN
 
     def of(self, postfix: str) -> Attribution:
-        """Return whose a fragment at that postfix is. Many fragments share a postfix, so answers are kept."""
+        """Return the owner of a fragment at that postfix, from a cache: many fragments share a postfix."""
         owner = self._owners.get(postfix)
         if owner is None:
             owner = self._owners[postfix] = self._decide(postfix)
@@ -93,7 +92,7 @@ def _paths_to(path: str) -> list[str]:
 
 
 def _shapes(spec: JournalSpec) -> list[PostfixShape]:
-    """Return the shapes of the journal's templates. Leave out those that can have written nothing."""
+    """Return the shapes of the journal's templates, without templates that can have written nothing."""
     shapes = []
     for template in (spec.fragment.path_postfix_template, *former_templates(spec.labels)):
         try:
@@ -106,8 +105,9 @@ def _shapes(spec: JournalSpec) -> list[PostfixShape]:
 def keep_explanations(labels: LabelSet, former: JournalSpec, template: str) -> LabelSet:
     """Return the labels of a specification that replaces ``former`` and has ``template``.
 
-    A template that the journal had so far stays in them: its fragments are in its directories. Labels about
-    fragments that are not given stay as they are. Raise ``Invalid`` if a label cannot keep the template.
+    They keep the template that the journal had so far: its fragments are in its directories. Former labels
+    about fragments stay if ``labels`` does not give them. Raise ``Invalid`` if a label cannot keep the
+    template.
     """
     about_fragments = (FORMER_POSTFIX, FOREIGN_FRAGMENTS)
     kept = LabelSet(tuple(one for one in former.labels.labels if one.name in about_fragments))

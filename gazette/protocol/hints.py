@@ -17,8 +17,8 @@ from gazette.protocol.text import go_json
 from gazette.protocol.text.validation import within
 
 HINTS_BYTES_MAX: Final = (3 << 19) - (8 << 10)
-"""Greatest size of hints in bytes: etcd's default ``--max-request-bytes``, 1.5 MiB, less the rest of
-the request."""
+"""Greatest size of hints in bytes: etcd's default ``--max-request-bytes``, 1.5 MiB, minus the rest of the
+request."""
 FEWER_FILES: Final = (
     "Reduce the number of files: raise table_bytes (target_file_size_base) for RocksDB, run VACUUM for"
     " SQLite, or use more shards with less state each."
@@ -46,9 +46,9 @@ class Property:
 class Segment:
     """A run of operations by one author, with sequence numbers ``[first_seq_no, last_seq_no]``.
 
-    They lie at offsets ``[first_offset, last_offset)`` of ``log``. ``last_offset`` is 0 if the
-    author itself wrote the hints and did not know it. ``log`` is ``""`` if it is the log of the
-    hints. ``first_checksum`` is the checksum in the first operation.
+    They are at offsets ``[first_offset, last_offset)`` of ``log``. ``last_offset`` is 0 if the author itself
+    wrote the hints and did not know it. ``log`` is ``""`` if it is the log of the hints. ``first_checksum``
+    is the checksum in the first operation.
     """
 
     author: int
@@ -99,9 +99,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class FnodeSegments:
-    """A file node, named by the sequence number of its creation, and the segments of its
-    history.
-    """
+    """A file node, named by the sequence number of its creation, and the segments of its history."""
 
     fnode: int
     segments: tuple[Segment, ...]

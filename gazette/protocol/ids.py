@@ -1,7 +1,7 @@
 """Names of journals, shards and processes, and their common alphabet.
 
-Lengths are in bytes of UTF-8, as in the protocol. No name can hold ``#``, which separates the parts
-of allocator keys, nor a character that sorts below it.
+Lengths are in bytes of UTF-8, as in the protocol. No name can hold ``#``, which separates the parts of
+allocator keys, or a character that sorts below ``#``.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ def validate_token(value: str, minimum: int, maximum: int) -> None:
 
 
 def validate_path_token(value: str, minimum: int, maximum: int) -> None:
-    """Require what ``validate_token`` does, with ``=`` and ``%`` permitted. The token need not
-    be a path.
-    """
+    """Require what ``validate_token`` does, with ``=`` and ``%`` permitted. The token need not be a path."""
     _validate_symbols(value, _PATH_TOKEN, minimum, maximum)
 
 
@@ -56,8 +54,7 @@ def validate_path_token(value: str, minimum: int, maximum: int) -> None:
 def validate_path_component(value: str, minimum: int, maximum: int) -> None:
     """Require a relative path in its clean form that stays below its parent.
 
-    The protocol permits a leading ``..``, which could leave a blob store or a directory. We refuse
-    it.
+    The protocol permits a leading ``..``, which could leave a blob store or a directory. We refuse it.
     """
     _validate_symbols(value, _PATH_TOKEN, minimum, maximum)
     if not value:

@@ -90,9 +90,7 @@ class Suspend:
 
 @dataclass(frozen=True, slots=True)
 class FragmentSpec:
-    """Size, compression, storage and retention of a journal's fragments. Durations are in
-    nanoseconds.
-    """
+    """Size, compression, storage and retention of a journal's fragments. Durations are in nanoseconds."""
 
     length: int = 0
     codec: Codec = Codec.INVALID
@@ -165,9 +163,8 @@ class FragmentSpec:
 class JournalSpec:
     """Specification of a journal.
 
-    Fields that are zero are unset. ``validate`` refuses most of them, but a partial
-    specification, such as a node of a YAML tree, may have them. ``max_append_rate`` is in bytes per
-    second. 0 means no limit.
+    Fields that are zero are unset. ``validate`` refuses most of them, but a partial specification, such as a
+    node of a YAML tree, may have them. ``max_append_rate`` is in bytes per second. 0 means no limit.
     """
 
     name: JournalName
@@ -345,8 +342,8 @@ def _duration_data(nanos: int) -> NamedInt:
 
 
 def _try_postfix(text: str) -> None:
-    # Evaluate with an empty and with a full context. So an invalid layout, such as one with a space, is
-    # found when it is applied. Later, a fragment could not be stored.
+    # Evaluate the template with an empty and with a full context. So an invalid layout, such as one with a
+    # space, is found when it is applied. Otherwise a fragment could not be stored later.
     template = postfix_template.parse(text)
     for context in (_ZERO_CONTEXT, _FULL_CONTEXT):
         template.evaluate(context)

@@ -1,4 +1,4 @@
-"""The life of a journal: what tells one that was deleted and created again from the one before."""
+"""The life of a journal: it sets a journal that was created again apart from the former one."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from gazette.protocol.ids import JournalName, Revision
 class JournalLife(NamedTuple):
     """The creation of a journal: an etcd cluster, and the CreateRevision of the journal's key there.
 
-    Offsets mean something within one life only. Lives of two etcd clusters cannot be compared: a cluster
-    that was moved to another etcd created all of its journals again.
+    Offsets have a meaning within one life only. Lives of two etcd clusters cannot be compared: a cluster that
+    was moved to another etcd created all of its journals again.
     """
 
     cluster_id: int
     created: Revision
 
     def is_other(self, known: JournalLife | None) -> bool:
-        """Return True if this is another life of the journal than the one that is known."""
+        """Return True if this is another life of the journal than ``known``, and both are known."""
         return (
             known is not None
             and known.cluster_id == self.cluster_id
@@ -34,7 +34,7 @@ def created_again(
     hint: str = "Begin at offset 0 of the present journal, or at an offset that you know to be right.",
     **facts: Any,
 ) -> Corrupt:
-    """Return the error for an offset of a former life of a journal, by the revisions of their creations."""
+    """Return the error for an offset of a former life. ``known`` and ``present`` are creation revisions."""
     return Corrupt(
         "the journal was deleted and created again since, and its offsets are others",
         hint=hint,

@@ -80,9 +80,7 @@ class JournalNode:
 
     @classmethod
     def of(cls, specs: Iterable[tuple[JournalSpec, Revision]]) -> JournalNode:
-        """Return the tree of complete specifications and their revisions, with shared fields
-        hoisted.
-        """
+        """Return the tree of complete specifications and their revisions, with shared fields hoisted."""
         nodes = [cls(spec, revision=revision) for spec, revision in specs]
         return extract_tree(nodes).hoist()
 
@@ -99,9 +97,7 @@ class JournalNode:
             yield from child.journals()
 
     def validate(self) -> None:
-        """Require a tree of ordered names. Specifications are not checked, since they may be
-        partial.
-        """
+        """Require a tree of ordered names. Specifications are not checked, since they may be partial."""
         if not self.is_directory:
             with within("Name"):
                 validate_journal_name(self.spec.name)

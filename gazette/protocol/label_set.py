@@ -199,9 +199,7 @@ def intersect(left: LabelSet, right: LabelSet) -> LabelSet:
 
 
 def subtract(left: LabelSet, right: LabelSet) -> LabelSet:
-    """Return the labels of ``left``, without names that have the same list of values in
-    ``right``.
-    """
+    """Return the labels of ``left``, without names that have the same list of values in ``right``."""
     others = _grouped(right.labels)
     return LabelSet(
         tuple(
@@ -217,10 +215,9 @@ def subtract(left: LabelSet, right: LabelSet) -> LabelSet:
 class LabelSelector:
     """Selector of label sets.
 
-    For every name of ``include``, the set must have a matching value. For a name of ``exclude``, it
-    must not. Several values of one name in a selector are alternatives. The value ``""`` matches
-    any value. A label with ``prefix`` matches every value that begins with its own. An empty
-    selector matches everything.
+    For every name of ``include``, the set must have a matching value. For a name of ``exclude``, it must not.
+    Several values of one name in a selector are alternatives. The value ``""`` matches any value. A label
+    with ``prefix`` matches every value that begins with its own. An empty selector matches everything.
     """
 
     include: LabelSet = EMPTY_LABELS
@@ -244,7 +241,7 @@ class LabelSelector:
     def matches(self, labels: LabelSet) -> bool:
         """Return True if the labels match."""
         if not self.include.labels and not self.exclude.labels:
-            return True  # Each append asks this, mostly with claims to all journals.
+            return True  # A fast path: each append checks this, mostly with claims to all journals.
         values: dict[str, list[str]] = {}
         for label in labels.labels:
             values.setdefault(label.name, []).append(label.value)

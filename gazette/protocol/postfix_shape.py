@@ -1,12 +1,12 @@
-"""The shape of a path postfix template: the paths that it can have written, whatever its data were.
+"""The shape of a path postfix template: all paths that it can have written, for any data.
 
-A shape never refuses a path that its template can write. It is exact for literal text, for parts of times
-and for numbers. Registers, labels, variables and results of functions may be any text, of several
-components. Both sides of a condition are possible. A template that is not understood here may have written
-any path elsewhere: the original has more of Go's language, and so had earlier versions.
+A shape never refuses a path that its template can write. It is exact for literal text, for parts of times and
+for numbers. Registers, labels, variables and results of functions may be any text, of several components.
+Both sides of a condition are possible. A template that is not understood here may have written any path: the
+original supports more of Go's language, and so did earlier versions.
 
-A path is matched in time proportional to its length and to the template's: the author of a template is
-not trusted.
+A path is matched in time proportional to its length and to the template's: the author of a template is not
+trusted.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def shape_of(template: str, journal: JournalName) -> PostfixShape:
 
 
 _State: TypeAlias = tuple[int, bool]
-"""A position in the path, and True if a component begins there: further slashes are then left out."""
+"""A position in the path. True if a component begins there: further slashes are then left out."""
 
 
 class _Path:
@@ -89,7 +89,7 @@ class _Path:
         self._path = path
 
     def through(self, parts: Iterable[Part], states: set[_State]) -> set[_State]:
-        """Return where the path can be behind ``parts``, from ``states`` on."""
+        """Return the possible positions behind ``parts``, for a begin at ``states``."""
         for part in parts:
             if not states:
                 break
@@ -112,7 +112,7 @@ class _Path:
         return {(at + 1, False) for at, _ in states if self._path.startswith(char, at)}
 
     def _slash(self, states: set[_State]) -> set[_State]:
-        """Pass a slash. At the begin or the end, or behind another slash, the path does not have it."""
+        """Pass a slash. The path lacks it at its begin and end, and behind another slash."""
         passed = {(at, True) for at, begins in states if begins or at == len(self._path)}
         return passed | {(at + 1, True) for at, _ in states if self._path.startswith("/", at)}
 
@@ -142,7 +142,7 @@ class _Shaper:
     def __init__(self, journal: JournalName) -> None:
         self._journal = journal
         self._knows_dot = True
-        """False where ``.`` is not the data of the template."""
+        """False within a ``with``, where ``.`` is not the data of the template."""
 
     def sequence(self, nodes: Sequence[Node]) -> list[Part]:
         parts: list[Part] = []
@@ -153,7 +153,7 @@ class _Shaper:
     def _node(self, node: Node) -> Sequence[Part]:
         match node:
             case str():
-                # A component "." is left out of a path.
+                # A path leaves out a component ".".
                 return _ANY if "./" in f"{node}/" else (node,)
             case Condition():
                 return self._condition(node)
@@ -186,7 +186,7 @@ class _Shaper:
 def _part_of_time(names: Sequence[str], arguments: Sequence[str]) -> Sequence[Part]:
     *zones, name = names or [""]
     if not all(zone == "UTC" for zone in zones):
-        return _ANY  # Elsewhere, the local zone of a broker may be another one.
+        return _ANY  # Another broker may have another local zone.
     if not arguments:
         if name in _NUMBERS_OF_TIME:
             return _NUMBER
@@ -208,7 +208,7 @@ def _element(element: str) -> Sequence[Part]:
     words = go_time.words_of(element)
     if words:
         return (_choice(words),)
-    if element == "_2006":  # It has no padding: the line is one of the text.
+    if element == "_2006":  # This element has no padding: its underscore is text.
         return "_", _WIDTHS["2006"]
     padding = element.count("_")
     digits = Digits(1, 3) if padding else _WIDTHS[element]

@@ -1,12 +1,11 @@
 """Templates of the path postfix under which a journal's fragments are stored.
 
-They are templates of Go's text/template, as far as `go_template` has it:
+They are templates of Go's text/template, as far as `go_template` supports it:
 
     date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}/hour={{ .Spool.FirstAppendTime.Format "15" }}
     region={{ .Spool.Registers.ValueOf "region" }}
 
-Their data are ``.Spool``, with the fields of its fragment, and the fields of the journal's
-specification.
+Their data are ``.Spool``, with the fields of its fragment, and the fields of the journal's specification.
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ class PostfixTemplate:
     def evaluate(self, context: PostfixContext) -> str:
         """Return the postfix: a path component, or ``""``.
 
-        Leave out empty components, such as a register that is not set. Raise ``Invalid`` if
-        the template fails. Raise it also for a path under which a fragment could not be found
-        again: one with ``..`` or with symbols that a fragment's path may not have.
+        Leave out empty components, such as a register that is not set. Raise ``Invalid`` if the template
+        fails. Raise it also for a path under which a fragment could not be found again: it has ``..`` or
+        symbols that a fragment's path may not have.
         """
         try:
             text = self.template.execute(template_data(context))

@@ -200,8 +200,8 @@ _HEADERS: Final = 1024
 
 @lru_cache(maxsize=_HEADERS)
 def _header_of(data: bytes) -> Header:
-    # Every response has a header, and most responses share a few. Parsing and checking each header
-    # took a quarter of a client's time for a small append, so cache them.
+    # Every response has a header, and most responses share a few. To parse and check each header took a
+    # quarter of a client's time for a small append, so cache them.
     pb = broker_pb2.Header.FromString(data)
     process_id = ProcessId.from_pb(pb.process_id)
     return Header(

@@ -238,17 +238,14 @@ def validate_list_request(pb: broker_pb2.ListRequest) -> None:
 
 
 def validate_list_response(pb: broker_pb2.ListResponse) -> None:
-    """Require a status and a header. Journals are checked one by one, since any process may have
-    applied them.
-    """
+    """Require a status and a header. Journals are checked one by one: any process may have applied them."""
     _status(pb.status)
     valid_header(pb.header)
 
 
 def validate_list_response_journal(pb: broker_pb2.ListResponse.Journal) -> None:
-    """Require valid facts of the broker about a journal. Do not check the specification, which any
-    process may have applied.
-    """
+    """Require valid facts of the broker about a journal. Do not check the specification, which any process
+    may have applied."""
     check_listed(pb.mod_revision, pb.route)
 
 

@@ -1,6 +1,6 @@
-"""Checks of requests and responses of the Shard service, as `rpc` has those of the Journal service.
+"""Checks of requests and responses of the Shard service. `rpc` has those of the Journal service.
 
-Brokers do not load this module: only shards have hints and specifications of shards.
+Brokers do not load this module: only consumers need hints and specifications of shards.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ def validate_shard_list_response(pb: consumer_pb2.ListResponse) -> None:
 
 
 def validate_list_response_shard(pb: consumer_pb2.ListResponse.Shard) -> None:
-    """Require valid facts of the member about a shard. Do not check the specification, which any
-    process may have applied.
-    """
+    """Require valid facts of the member about a shard. Do not check the specification, which any process may
+    have applied."""
     check_listed(pb.mod_revision, pb.route)
     if len(pb.route.members) != len(pb.status):
         raise Invalid(

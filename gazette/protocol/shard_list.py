@@ -1,8 +1,8 @@
-"""Shard specifications as a list, with the fields that all of them share held in common.
+"""Shard specifications as a list, with a common part for the fields that all of them share.
 
-Operators read and write this form as YAML. A shard's specification is its own fields, and the
-common fields where its own are absent. A field that is present and ``false``, 0 or empty also
-overrides the common one. The original takes it for absent.
+Operators read and write this form as YAML. A shard's specification is its own fields, and the common fields
+where its own are absent. A field that is present and ``false``, 0 or empty also overrides the common one. The
+original treats such a field as absent.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ShardEntry:
 
 @dataclass(frozen=True, slots=True)
 class ShardList:
-    """Shards, and the fields of their specifications that are held in common."""
+    """Shards, and the common fields of their specifications."""
 
     common: ShardSpec = _NOTHING
     shards: tuple[ShardEntry, ...] = ()
@@ -75,9 +75,7 @@ class ShardList:
 
     @classmethod
     def of(cls, specs: Iterable[tuple[ShardSpec, Revision]]) -> ShardList:
-        """Return the list of complete specifications and their revisions, with shared fields
-        hoisted.
-        """
+        """Return the list of complete specifications and their revisions, with shared fields hoisted."""
         ordered = sorted(specs, key=lambda item: item[0].id)
         return cls(
             shards=tuple(ShardEntry(s, revision=revision) for s, revision in ordered)
@@ -102,7 +100,7 @@ class ShardList:
         )
 
     def hoist(self) -> ShardList:
-        """Return this list with each field that all shards share held in common.
+        """Return this list with each field that all shards share moved to the common ones.
 
         This inverts ``push_down``. Call that first, since common fields are replaced.
         """

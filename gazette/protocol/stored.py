@@ -1,9 +1,8 @@
-"""Reader of specifications that other processes have stored in etcd, even if our validation refuses
-them.
+"""Reader of specifications that other processes have stored in etcd, even if our validation refuses them.
 
-An item that one implementation or version refuses must not vanish. Its clients would get "not
-found", and two clusters of brokers would disagree on the items that exist. So an invalid value is
-replaced by the nearest value that can be served. Only the identity of the item must be valid.
+An item that one implementation or version refuses must not vanish. Its clients would get "not found", and two
+clusters of brokers would disagree on the items that exist. So an invalid value is replaced by the nearest
+value that can be served. Only the identity of the item must be valid.
 """
 
 from __future__ import annotations
@@ -47,11 +46,10 @@ _TXN_DURATION_NS: Final = duration.SECOND
 
 
 def stored_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
-    """Return a specification that can be served, and the reason if the stored one is invalid, else
-    "".
+    """Return a specification that can be served, and why the stored one is invalid, else "".
 
-    Raise ``Invalid`` for an invalid name. Stores are not checked: a store that cannot be opened
-    fails at its use, with the reason.
+    Raise ``Invalid`` for an invalid name. Stores are not checked: a store that cannot be opened fails when it
+    is used, with the reason.
     """
     try:
         spec = JournalSpec.from_pb(pb)
@@ -89,7 +87,7 @@ def stored_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
 
 
 def listed_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
-    """Return a specification as it was stored, and the reason if it is invalid, else "".
+    """Return a specification as it was stored, and why it is invalid, else "".
 
     Unknown enumerations become zero. Raise ``Invalid`` for an invalid name.
     """
@@ -112,11 +110,10 @@ def listed_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
 
 
 def stored_shard(pb: consumer_pb2.ShardSpec) -> tuple[ShardSpec, str]:
-    """Return a specification that can be assigned, and the reason if the stored one is invalid,
-    else "".
+    """Return a specification that can be assigned, and why the stored one is invalid, else "".
 
-    Raise ``Invalid`` for an invalid id. Invalid names of journals or hints stay: the shard fails
-    when it starts, by the same rule.
+    Raise ``Invalid`` for an invalid id. Invalid names of journals or hints stay: by the same rule, the shard
+    fails when it starts.
     """
     spec = ShardSpec.from_pb(pb)
     try:
@@ -141,9 +138,7 @@ def stored_shard(pb: consumer_pb2.ShardSpec) -> tuple[ShardSpec, str]:
 
 
 def stored_broker(pb: broker_pb2.BrokerSpec) -> tuple[BrokerSpec, str]:
-    """Return a member that can be assigned to, and the reason if the stored one is invalid, else
-    "".
-    """
+    """Return a member that can be assigned to, and why the stored one is invalid, else ""."""
     spec = BrokerSpec.from_pb(pb)
     try:
         spec.validate()
@@ -154,9 +149,7 @@ def stored_broker(pb: broker_pb2.BrokerSpec) -> tuple[BrokerSpec, str]:
 
 
 def stored_consumer(pb: consumer_pb2.ConsumerSpec) -> tuple[ConsumerSpec, str]:
-    """Return a member that can be assigned to, and the reason if the stored one is invalid, else
-    "".
-    """
+    """Return a member that can be assigned to, and why the stored one is invalid, else ""."""
     spec = ConsumerSpec.from_pb(pb)
     try:
         spec.validate()
@@ -166,10 +159,9 @@ def stored_consumer(pb: consumer_pb2.ConsumerSpec) -> tuple[ConsumerSpec, str]:
 
 
 def stored_route(pb: broker_pb2.Route) -> tuple[Route, str]:
-    """Return a route, and the reason if the stored one is invalid, else "".
+    """Return a route, and why the stored one is invalid, else "".
 
-    An invalid route becomes the empty route. It is never consistent, so the primary writes it
-    again.
+    An invalid route becomes the empty route. It is never consistent, so the primary writes it again.
     """
     try:
         route = Route.from_pb(pb)
@@ -180,7 +172,7 @@ def stored_route(pb: broker_pb2.Route) -> tuple[Route, str]:
 
 
 def stored_status(pb: consumer_pb2.ReplicaStatus) -> tuple[ReplicaStatus, str]:
-    """Return a status, and the reason if the stored one is invalid, else "".
+    """Return a status, and why the stored one is invalid, else "".
 
     An unknown code becomes the code of a replica that cannot take over.
     """
@@ -205,9 +197,7 @@ def readable(what: str) -> Iterator[None]:
 
 
 def noted(what: str, value: T, problem: str) -> T:
-    """Return ``value``, and log ``problem``. A value of etcd is decoded only once for each
-    change.
-    """
+    """Return ``value``, and log ``problem``. A value of etcd is decoded, and logged, once for each change."""
     if problem:
         log.warning(
             "%(what)s is not valid here, and is served as far as possible: %(problem)s",
@@ -221,9 +211,7 @@ def _between(least: int, value: int, most: int) -> int:
 
 
 def _ordered(labels: Iterable[Label], *, reserved: tuple[str, ...]) -> LabelSet:
-    """Return the labels sorted and unique, without the reserved labels that stand for the item
-    itself.
-    """
+    """Return the labels sorted and unique, without the reserved labels that stand for the item itself."""
     kept = {Label(one.name, one.value) for one in labels if one.name not in reserved}
     return LabelSet(tuple(sorted(kept)))
 
@@ -236,7 +224,7 @@ def _is_file(stores: tuple[str, ...]) -> bool:
 
 
 def _reachable(endpoint: str) -> str:
-    """Return the endpoint, or "" if it is invalid: members without an endpoint are not called."""
+    """Return the endpoint, or "" if it is invalid. A member without an endpoint is not called."""
     try:
         validate_endpoint(endpoint)
     except Invalid:

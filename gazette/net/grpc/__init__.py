@@ -1,1 +1,1 @@
-"""Servers of gRPC over HTTP/2. In Python, gRPC costs most between the socket and the handler."""
+"""Servers of gRPC over HTTP/2. In Python, most cost of gRPC is between the socket and the handler."""

@@ -1,7 +1,7 @@
 """One call of a gRPC server: the listener of its stream, and the context of its handler.
 
-The handler sees what `grpc.aio.ServicerContext` gives it. A caller that goes away, or whose time is up,
-cancels the handler.
+The handler sees an interface like `grpc.aio.ServicerContext`. If the caller goes away, or its time is up, the
+handler is cancelled.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from gazette.net.grpc.unfinished import Unfinished
 from gazette.net.http_accept import next_turn
 
 _AT_HAND_MAX: Final = 1 << 20
-"""Bytes that a handler may take of what is at hand before the loop goes on with others."""
+"""Bytes of waiting messages that a handler may take before other tasks get the loop."""
 _MESSAGE_AT_HAND: Final = 1 << 8
-"""Bytes as which a message counts that was not compressed."""
+"""Bytes for which a message counts that was not compressed."""
 _CALL_BYTES: Final = 1 << 14
-"""Memory of a call whose response waits for room, beside that response: its task and its handler's."""
+"""Memory of a call whose response waits for room: its task and its handler's, without the response."""
 _DECODED: Final = 4
-"""Memory of a response that is no bytes, for each of its bytes: its handler has it, too, as objects."""
+"""Factor for the memory of a response that was encoded: its handler also has it as objects."""
 _MANY: Final = 32
-"""Messages that wait, and that are one work more for each frame that comes."""
+"""Number of waiting messages for which each further frame costs one more unit of work."""
 
 
 class _Ended(Closed):
-    """The call has ended by a status, not by the leaving of its caller."""
+    """The call has ended by a status, and not because its caller left."""
 
 
 class GrpcCall(ServicerContext):
@@ -95,16 +95,16 @@ class GrpcCall(ServicerContext):
         self._queue = queue
         self._memory = memory
         self._held = 0
-        """Memory that was counted."""
+        """Memory that ``HeldMemory`` counts for this call."""
         self._at_hand = 0
         """Bytes of the messages that were taken since the last wait."""
         self._metadata: Metadata | None = None
         self._arrived = Waiters()
         self._room = Waiters()
         self._rest = memoryview(b"")
-        """The part of a response for which there was no room yet."""
+        """The part of a response that waits for room."""
         self._kept = 0
-        """Memory of that response."""
+        """Memory of the response that waits for room."""
         self._ended = stream.remote_ended
         self._fault: GazetteError | None = None
         self._handling: Handling | None = None
@@ -174,7 +174,7 @@ class GrpcCall(ServicerContext):
             self._arrived.wake()
 
     def _fail(self, error: GazetteError) -> None:
-        """Drop the requests that were not taken. The handler gets ``error`` in their place."""
+        """Drop the requests that were not taken. The handler gets ``error`` instead."""
         self._fault = error
         self._drop()
 
@@ -195,7 +195,7 @@ class GrpcCall(ServicerContext):
             self.unfinished = None
 
     def give_up_messages(self) -> None:
-        """Drop the requests that were not taken, and a response that was not: others need the memory."""
+        """Drop requests that were not taken, or a response that waits: other calls need the memory."""
         self._held = self._kept = 0
         error = Unavailable("the server holds too many messages: try again later")
         if self._rest:
@@ -209,7 +209,7 @@ class GrpcCall(ServicerContext):
     async def read(self) -> Any:
         """Return the next request, decoded; ``grpc.aio.EOF`` at the end.
 
-        Raise ``TooLarge`` or ``Invalid`` for one that is not taken, and what decoding raises.
+        Raise ``TooLarge`` or ``Invalid`` for a request that is refused, and what decoding raises.
         """
         while not self._queue:
             if self._fault is not None:
@@ -245,11 +245,11 @@ class GrpcCall(ServicerContext):
         handle: HandleRequest,
         bound: Callable[[Awaitable[None]], Awaitable[None]],
     ) -> None:
-        """Call ``handle`` with each request that follows, in order, and return at their end.
+        """Call ``handle`` with each request that follows, in order. Return at the end of the requests.
 
-        It is called as the request arrives. What it returns is awaited before the next request. ``bound`` is
-        put around the waits for requests. Raise as ``read``, and what both raise. Cancellation: as of what
-        ``handle`` has returned.
+        It is called as soon as a request arrives. What it returns is awaited before the next request.
+        ``bound`` wraps the waits for requests. Raise as ``read``, and what both functions raise.
+        Cancellation: as of what ``handle`` has returned.
         """
         handling = self._handling = Handling(self, self._queue, handle)
         try:
@@ -269,7 +269,7 @@ class GrpcCall(ServicerContext):
         return request
 
     async def write(self, response: Any) -> None:
-        """Send a response, once the caller and the socket take it. Raise ``CancelledError`` if it is gone."""
+        """Send a response, once caller and socket take it. Raise ``CancelledError`` if the caller is gone."""
         message = response if self.encode is None else self.encode(response)
         if not self._head_sent:
             self._send_head(())
@@ -298,7 +298,7 @@ class GrpcCall(ServicerContext):
         """Send encoded and `prefixed` responses if the caller and the socket take all of them at once.
         Otherwise send none, and return False.
 
-        The handler has no ``write`` under way, and has written before.
+        The handler must have no ``write`` under way, and must have written before.
         """
         return self._head_sent and self._stream.send_whole(content)
 
@@ -314,7 +314,7 @@ class GrpcCall(ServicerContext):
         return self._metadata
 
     def set_trailing_metadata(self, metadata: Any) -> None:
-        """Set what is sent at the end, besides the status."""
+        """Set the metadata that is sent at the end, with the status."""
         self._trailing = tuple(metadata)
 
     def set_code(self, code: grpc.StatusCode) -> None:
@@ -322,7 +322,7 @@ class GrpcCall(ServicerContext):
         self._code = code
 
     def set_details(self, details: str) -> None:
-        """Set the text of that status."""
+        """Set the text of the status."""
         self._details = details
 
     def code(self) -> grpc.StatusCode | None:
@@ -359,26 +359,26 @@ class GrpcCall(ServicerContext):
 
     @property
     def fault(self) -> GazetteError | None:
-        """The reason why requests end before their end; None if they do not."""
+        """Why requests end too early; None if they do not."""
         return self._fault
 
     @property
     def has_ended(self) -> bool:
-        """True if no request comes behind those that have arrived."""
+        """True if no request follows those that have arrived."""
         return self._ended
 
     @property
     def connection(self) -> Http2Connection:
-        """Return the connection of the caller."""
+        """The caller's connection."""
         return self._stream.connection
 
     @property
     def is_over(self) -> bool:
-        """Return True if the caller has gone."""
+        """True if the caller has gone."""
         return self._stream.over
 
     def give_up(self, code: grpc.StatusCode, details: str) -> None:
-        """End the call with a status before its handler has."""
+        """End the call with a status before its handler ends."""
         self.finish(code, details)
         if self.task is not None:
             self.task.cancel()
@@ -393,7 +393,7 @@ class GrpcCall(ServicerContext):
                 block = HEAD_BLOCK + block
             stream.send_fields(block, ended=True)
         if not stream.remote_ended:
-            stream.reset(FaultCode.NO_ERROR)  # What the caller still sends is of no use.
+            stream.reset(FaultCode.NO_ERROR)  # The caller's remaining requests are not needed.
         stream.release()
         if self._fault is None:
             self._fault = _Ended("the call has ended")

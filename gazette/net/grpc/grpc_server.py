@@ -1,7 +1,7 @@
 """A gRPC server over our own HTTP/2: it takes handlers as `grpc.aio.server` does, and runs one task per call.
 
-Each connection is a protocol of asyncio that gives bytes to `connection`, and calls to the handlers. If its
-first bytes are not those of HTTP/2, it is passed on to an HTTP server of the process: one port has both.
+Each connection is a protocol of asyncio that passes bytes to `connection`, and calls to the handlers. If its
+first bytes are not HTTP/2, the connection goes to an HTTP server of the process: one port serves both.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from gazette.runtime.timeouts import timeout
 log = logging.getLogger(__name__)
 
 TASK_WORK: Final = 12
-"""Work of a call that a task serves, beyond that of its frames: see `turns`."""
+"""Work of a call that a task serves, in addition to its frames: see `turns`."""
 _HANDED_MAX: Final = 16
-"""Calls that were not complete in time, and whose tasks begin in one turn of the loop."""
+"""Most tasks that begin in one turn of the loop, for calls that were not complete in time."""
 _DRAIN_S: Final = 0.5
-"""Seconds in which calls are still taken that clients began before they learned of the end."""
+"""Seconds in which the server still takes calls that clients began before they learned of its end."""
 _NOT_GRPC: Final = (
     b"This port serves gRPC by HTTP/2. For the HTTP gateway and /debug use HTTP/1.1.\n"
 )
@@ -58,8 +58,8 @@ Admit: TypeAlias = Callable[[str, Metadata], None]
 class _Method(msgspec.Struct, frozen=True):
     """A method as it is served: its handler, wrapped so that calls are counted.
 
-    ``take`` is offered its whole calls; None: there is no such function. ``admit`` looks at the heads of
-    others; None: its handler does.
+    ``take`` gets the method's whole calls first, if it is not None. ``admit`` checks the heads of all other
+    calls; if it is None, the handler does.
     """
 
     path: bytes
@@ -92,8 +92,8 @@ class _Details(NamedTuple):
 class GrpcServer:
     """Serves handlers to at most ``limit`` connections, of ``streams_max`` calls each. Loop-bound.
 
-    ``max_recv_bytes`` bounds a request, and ``held_max`` those that wait for their handlers. Use ``listen``,
-    then ``start``, then ``stop``.
+    ``max_recv_bytes`` bounds a request, and ``held_max`` the requests that wait for their handlers. Call
+    ``listen``, then ``start``, then ``stop``.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class GrpcServer:
         self._methods: dict[bytes, _Method] = {}
         self._takers: dict[str, TakeWhole] = {}
         self._fresh: dict[WholeCall, None] = {}
-        """Calls of which the present reading of a socket has brought something."""
+        """Calls of which the present read of a socket has brought a part."""
         self._gathering: dict[WholeCall, None] = {}
         """Calls whose end has not arrived, oldest first."""
         self._gathered: asyncio.TimerHandle | None = None
@@ -140,11 +140,11 @@ class GrpcServer:
     def add_generic_rpc_handlers(
         self, handlers: Iterable[grpc.GenericRpcHandler[Any, Any]], admit: Admit | None = None
     ) -> None:
-        """Serve the methods of ``handlers``, too. The first that knows a method has it.
+        """Serve the methods of ``handlers``, too. If several know a method, the first one serves it.
 
-        With ``admit``, a caller that may not call is refused by the head of its call, and the first message
-        of any call must come in time. Without, it must come in time if the method takes one message only.
-        A method that is an object with a method ``admit`` of its own needs no other.
+        With ``admit``, the head of a call decides if its caller may call. Then the first message of any call
+        must come in time. Without ``admit``, that is so only for methods of one message. A method object that
+        has an ``admit`` of its own needs no other.
         """
         self._handlers += [(one, admit) for one in handlers]
 
@@ -163,7 +163,7 @@ class GrpcServer:
         self._takers[path] = take
 
     def listen(self, listener: socket.socket, tls: ReloadedTls | None) -> None:
-        """Take over a listening socket. Before ``start``, connections wait."""
+        """Take over a listening socket. Connections wait until ``start``."""
         self._listener, self._tls = listener, tls
 
     async def start(self) -> None:
@@ -184,8 +184,8 @@ class GrpcServer:
     def _tls_context(self) -> ssl.SSLContext | None:
         if self._tls is None:
             return None
-        # A client of gRPC offers only h2. One that offers both, such as a browser, gets HTTP/1.1: by HTTP/2
-        # there is no gateway.
+        # A gRPC client offers only h2. A client that offers both, such as a browser, gets HTTP/1.1: the HTTP
+        # gateway does not speak HTTP/2.
         return self._tls.context(*(("http/1.1", "h2") if self.http1 is not None else ("h2",)))
 
     def connect(self, made: Callable[[], None] = lambda: None) -> ServerConnection:
@@ -193,9 +193,8 @@ class GrpcServer:
         return ServerConnection(self, made)
 
     def _make_room(self) -> bool:
-        """End a connection without a call that has a message: strangers first, then those that have gone
-        longest without a call.
-        """
+        """End a connection on which no call has a message: strangers first, then the one longest without a
+        call."""
         unfinished = self._unfinished.by_connection()
         useless = [
             one
@@ -208,10 +207,10 @@ class GrpcServer:
         return True
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more calls, let those that run end within ``grace_s``, then cancel them.
+        """Take no more calls, let running ones end within ``grace_s``, then cancel them.
 
-        Calls that clients began before they learned of it are taken for a moment. Cancellation: as if the
-        grace was over.
+        For a moment, still take calls that clients began before they learned of the stop. Cancellation: as if
+        the grace was over.
         """
         try:
             async with timeout(grace_s):
@@ -242,9 +241,9 @@ class GrpcServer:
                 self._stopped.set()
 
     async def _close_connections(self) -> None:
-        """Return once all sockets are closed. Cut those off that do not take what was sent."""
+        """Return once all sockets are closed. Cut off those whose peers do not take what was sent."""
         for connection in list(self.connections):
-            connection.close()  # It cuts itself off when its time is up.
+            connection.close()  # It cuts itself off after its time limit.
         while self.connections:
             self._changed.clear()
             await self._changed.wait()
@@ -259,7 +258,7 @@ class GrpcServer:
     async def _wait(
         self, timeout_s: float | None, holds_up: Callable[[ServerConnection], bool]
     ) -> None:
-        """Return once no connection holds the stop up, or after ``timeout_s``."""
+        """Return once no connection delays the stop, or after ``timeout_s``."""
         try:
             async with timeout(timeout_s):
                 while any(holds_up(one) for one in self.connections):
@@ -284,7 +283,7 @@ class GrpcServer:
     # -- calls
 
     def accept(self, stream: Http2Stream, request: RequestHead, ended: bool) -> StreamListener:
-        """Begin a call."""
+        """Begin a call of the peer."""
         del ended
         plan: _Plan | None = request.plan
         if plan is None:
@@ -301,7 +300,7 @@ class GrpcServer:
         return self._begin(stream, request, plan)
 
     def _plan(self, request: RequestHead) -> _Plan | None:
-        """Return what a head asks for; None if it is no call of gRPC."""
+        """Return the plan of a request; None if it is not a gRPC call."""
         fields = dict(request.fields)
         kind = fields.get(b"content-type", b"")
         if request.method != b"POST" or not is_grpc(kind):
@@ -338,7 +337,7 @@ class GrpcServer:
         return call
 
     def _admitted(self, call: GrpcCall, method: _Method) -> bool:
-        """Look at the head of a call. Return False if that has ended it."""
+        """Check the head of a call. Return False if the check has ended the call."""
         if method.admit is not None:
             try:
                 method.admit(method.measured.name, call.invocation_metadata())
@@ -355,13 +354,13 @@ class GrpcServer:
 
         def finish(done: asyncio.Task[None]) -> None:
             self._calls.discard(done)
-            # A task that was cancelled at once has not begun.
+            # A task that was cancelled at once has never run.
             call.finish(grpc.StatusCode.CANCELLED)
 
         task.add_done_callback(finish)
 
     def begin_calls(self) -> None:
-        """Serve what the readings of sockets, which have just ended, have completed."""
+        """Serve the calls that the last reads of sockets have completed."""
         if not self._fresh:
             return
         offered: dict[bytes, list[WholeCall]] = {}
@@ -390,14 +389,14 @@ class GrpcServer:
             self._fresh[call] = None
 
     def _stop_gathering(self) -> None:
-        """Serve calls by tasks whose time to become complete is over."""
+        """Serve calls by tasks if they were not complete in time."""
         self._gathered, handed = None, 0
         now = self._clock.monotonic()
         while self._gathering:
             call = next(iter(self._gathering))
             if (
                 call.stream.remote_ended
-            ):  # It is complete, and taken in this turn: those behind it wait.
+            ):  # It is complete, and is taken in this turn. Those behind it wait.
                 del self._gathering[call]
                 continue
             left = call.began + GATHER_S - now
@@ -575,16 +574,16 @@ class _Ignoring:
         self._stream.consume(len(content))
 
     def on_fault(self, error: GazetteError) -> None:
-        """Give the stream up."""
+        """Give up the stream."""
         self._stream.release()
 
     def on_room(self) -> None:
-        """Send more."""
+        """Send more of the content."""
         self.answer()
 
 
 def _refused(stream: Http2Stream) -> StreamListener:
-    """Answer a request that is not one of gRPC by a text."""
+    """Answer with a text to a request that is not gRPC."""
     head = [(b":status", b"415"), (b"content-type", b"text/plain; charset=utf-8")]
     stream.send_fields(encode_fields(head), ended=False)
     listener = _Ignoring(stream, _NOT_GRPC)

@@ -10,16 +10,16 @@ from gazette.errors import GazetteError
 
 
 class HandledCall(Protocol):
-    """A call, as the handling of its requests sees it."""
+    """The part of a call that the handling of its requests uses."""
 
     @property
     def fault(self) -> GazetteError | None:
-        """The reason why requests end before their end; None if they do not."""
+        """Why requests end too early; None if they do not."""
         ...
 
     @property
     def has_ended(self) -> bool:
-        """True if no request comes behind those that have arrived."""
+        """True if no request follows those that have arrived."""
         ...
 
     def take(self) -> Any:
@@ -28,11 +28,11 @@ class HandledCall(Protocol):
 
 
 HandleRequest: TypeAlias = Callable[[Any], Coroutine[Any, Any, None] | None]
-"""Handles a request at once, or returns what a task has to run for it."""
+"""Handles a request at once, or returns a coroutine that a task must run for it."""
 
 
 class Handling:
-    """The requests of a call that are handled as they arrive, or else by the task of the call's handler."""
+    """Handles the requests of a call as they arrive, or else in the task of the call's handler."""
 
     __slots__ = ("_call", "_failure", "_handle", "_rest", "_waiting", "_woken")
 
@@ -42,13 +42,13 @@ class Handling:
         self._waiting = waiting
         self._handle = handle
         self._rest: Coroutine[Any, Any, None] | None = None
-        """The rest of a request, for the task to run before it takes other ones."""
+        """The rest of a request, which the task runs before it takes other requests."""
         self._failure: BaseException | None = None
         self._woken: asyncio.Future[None] | None = None
         """Set while the task waits for requests, and leaves them to ``arrived``."""
 
     async def turn(self) -> bool:
-        """Handle what has arrived. Return False at the end of the requests. Raise as ``GrpcCall.each``."""
+        """Handle the requests that have arrived. Return False at their end. Raise as ``GrpcCall.each``."""
         while True:
             rest, self._rest = self._rest, None
             if rest is not None:
@@ -63,7 +63,7 @@ class Handling:
         return not self._call.has_ended
 
     async def wait(self) -> None:
-        """Return once there is something for ``turn``."""
+        """Return once ``turn`` has something to do."""
         self._woken = asyncio.get_running_loop().create_future()
         try:
             await self._woken
@@ -71,13 +71,13 @@ class Handling:
             self._woken = None
 
     def close(self) -> None:
-        """Give up what was left to the task, and has not begun."""
+        """Give up the rest of a request that the task has not begun."""
         rest, self._rest = self._rest, None
         if rest is not None:
             rest.close()
 
     def arrived(self) -> None:
-        """Handle what has arrived, unless the task does so."""
+        """Handle the requests that have arrived, unless the task does so."""
         woken, call = self._woken, self._call
         if woken is None or woken.done():
             return

@@ -1,8 +1,7 @@
-"""Memory of messages that have arrived, or are announced, and that no handler has taken yet. And memory of
-responses that wait for room at their caller.
+"""Memory of messages that no handler has taken yet, and of responses that wait for room at their caller.
 
-A message counts from its announcement on, with all of its length: that is what it will take. One that was
-compressed counts with its whole length once it is taken, until the next one is.
+A message counts from its announcement on, with its full length. A compressed message counts with its
+decompressed length once it is taken, until the next one is.
 """
 
 from __future__ import annotations
@@ -12,25 +11,24 @@ from typing import Final, Protocol
 from gazette.http2.connection import FIRST_BYTES, STREAM_BYTES
 
 HELD_MAX: Final = 3 << 25
-"""Bytes that all calls of a server hold together."""
+"""Most bytes that all calls of a server hold together."""
 _PLENTY: Final = 1 << 25
-"""Bytes up to which each call may be as far ahead of its handler as it likes."""
+"""While all calls hold fewer bytes, a call may be far ahead of its handler."""
 
 
 class Holder(Protocol):
     """A call that holds messages."""
 
     def give_up_messages(self) -> None:
-        """Drop them, and end. The memory was released already."""
+        """Drop the messages, and end. Their memory was released already."""
         ...
 
 
 class HeldMemory:
-    """Bytes that calls hold, at most ``most`` of all together. Loop-bound.
+    """The memory that calls hold, at most ``most`` bytes together. Loop-bound.
 
-    If there is little room, calls may send less ahead. Without room, the call that has held something for
-    the longest time gives its messages up. A call that makes progress holds nothing between two of its
-    messages.
+    If little is left, calls may send less ahead. If none is left, the call that has held messages for the
+    longest time gives them up. A call that makes progress holds nothing between two of its messages.
     """
 
     __slots__ = ("_held", "_most", "_total")
@@ -51,7 +49,7 @@ class HeldMemory:
         return STREAM_BYTES if self._total < _PLENTY else FIRST_BYTES
 
     def hold(self, holder: Holder, length: int) -> None:
-        """Count that ``holder`` holds ``length`` bytes from now on; with zero, that it holds none."""
+        """Count ``length`` bytes for ``holder`` from now on, in place of its former count."""
         self._total += length - self._held.get(holder, 0)
         if length:
             self._held[holder] = length

@@ -1,4 +1,4 @@
-"""One connection of a gRPC server: its first bytes, its turns, and the time that its client has."""
+"""One connection of a gRPC server: its first bytes, its turns, and its client's time limits."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _MARK: Final = fr.PREFACE[:4]
 FIRST_FRAMES_S: Final = 10.0
 """Seconds from the connection to the peer's settings."""
 KEEPALIVE_S: Final = 10.0
-"""Seconds of silence after which a peer with open calls is asked if it is there, and then given up."""
+"""Seconds of silence after which a peer with open calls is asked for an answer, and then given up."""
 IDLE_S: Final = 600.0
 """Seconds without a call after which a connection is ended."""
 FINISH_S: Final = 1.0
-"""Seconds that a client gets to close its side, when all calls have ended and all was sent."""
+"""Seconds for a client to close its side, after all calls have ended and everything was sent."""
 STALL_S: Final = 60.0
-"""Seconds for which a socket may take nothing that is sent. Then its connection is cut off."""
+"""Seconds for which a socket may take no bytes. Then its connection is cut off."""
 
 
 class ConnectionOwner(Protocol):
-    """The server of a connection, as the connection sees it."""
+    """The part of a server that its connections use."""
 
     streams_max: int
     turns: Turns
@@ -45,23 +45,23 @@ class ConnectionOwner(Protocol):
         ...
 
     def begin_calls(self) -> None:
-        """Serve what a reading has completed."""
+        """Serve the calls that the last read has completed."""
         ...
 
     def changed(self) -> None:
-        """Learn that a call or a connection has ended."""
+        """Handle that a call or a connection has ended."""
         ...
 
     def lost(self, connection: ServerConnection) -> None:
-        """Learn that the connection has ended."""
+        """Handle that the connection has ended."""
         ...
 
 
 class ServerConnection(Http2Socket):
     """One connection of a server, with the time that its client has for each step.
 
-    If the server has ``http1``, the connection is *undecided* until its first bytes are there. It is
-    decided at once if TLS has agreed on HTTP/2.
+    If the server has ``http1``, the connection is *undecided* until its first bytes arrive. If TLS has agreed
+    on HTTP/2, it is decided at once.
     """
 
     def __init__(self, server: ConnectionOwner, made: Callable[[], None]) -> None:
@@ -74,28 +74,28 @@ class ServerConnection(Http2Socket):
         """The loop's time at which the last call ended."""
 
     def give_up(self) -> None:
-        """End the connection of a client that makes no calls: it may connect again."""
+        """End the connection of a client without calls: it may connect again."""
         self.drain(last=True)
         self.close()
 
     @property
     def is_undecided(self) -> bool:
-        """Return True until the first bytes say which protocol the client speaks."""
+        """True until the first bytes show which protocol the client speaks."""
         return self._first is not None and not self._closing
 
     @property
     def http2(self) -> Http2Connection:
-        """Return the connection without its socket."""
+        """The connection without its socket."""
         return self._connection
 
     @property
     def is_busy(self) -> bool:
-        """Return True while calls run, or answers are on their way to the socket."""
+        """True while calls run, or answers are on their way to the socket."""
         return self._connection.running > 0
 
     @property
     def has_backlog(self) -> bool:
-        """Return True if the client has asked for work that was not done yet."""
+        """True if the client has asked for work that was not done yet."""
         return self._connection.has_backlog and not self._closing
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -151,11 +151,11 @@ class ServerConnection(Http2Socket):
             self._transport.resume_reading()
 
     def _pass_on(self, first: bytes) -> None:
-        """Leave the connection to the server of HTTP/1.1."""
+        """Pass the connection on to the server of HTTP/1.1."""
         assert self._transport is not None
         assert self._server.http1 is not None
         transport = self._transport
-        # It is as lost as far as this server is concerned.
+        # For this server, the connection is lost.
         super().connection_lost(None)
         self._server.lost(self)
         self._server.http1(transport, first)
@@ -167,7 +167,7 @@ class ServerConnection(Http2Socket):
         self._server.lost(self)
 
     def drain(self, *, last: bool) -> None:
-        """Tell the client to make no more calls here. With ``last``, refuse those that it makes."""
+        """Ask the client to make no more calls here. With ``last``, refuse the calls that it makes."""
         if not self._closing:
             if self._first is None:
                 self._connection.drain(last=last)
@@ -177,8 +177,8 @@ class ServerConnection(Http2Socket):
     def _finish(self) -> None:
         """End the connection once the client has read what was sent, within a short time.
 
-        A socket that is closed before all was read of it resets the connection: the client would lose what
-        it has not read yet. So what it still sends is read, and dropped, until it closes its side.
+        A socket that is closed with unread bytes resets the connection: the client would lose what it has not
+        read yet. So bytes of the client are read and dropped until it closes its side.
         """
         if self._closing:
             return
@@ -197,7 +197,7 @@ class ServerConnection(Http2Socket):
         self._set_timer(FINISH_S, partial(self._finished, self._loop.time() + CLOSING_S))
 
     def _finished(self, until: float) -> None:
-        """Close the socket, but wait ``until`` that time for a client that still takes what was sent."""
+        """Close the socket. Until the time ``until``, wait for a client that still takes what was sent."""
         transport = self._transport
         if transport is None:
             return
@@ -219,7 +219,7 @@ class ServerConnection(Http2Socket):
         self._server.begin_calls()
 
     def _check(self) -> None:
-        """Give up a client that is silent, or takes nothing. End a connection that is not used."""
+        """Give up a client that is silent, or takes nothing. End an unused connection."""
         now = self._loop.time()
         if not self._connection.settled:
             self.close()

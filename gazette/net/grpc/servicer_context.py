@@ -1,4 +1,4 @@
-"""The context of a call that services of applications use, as `grpc.aio.ServicerContext` says."""
+"""The context of a call for services of applications, like `grpc.aio.ServicerContext`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gazette.http2.peer import Peer
 
 
 class ServicerContext:
-    """The questions and wishes of handlers that none of our own handlers has. Loop-bound.
+    """Methods of a context that our own handlers do not use. Loop-bound.
 
-    Answers are never compressed: gRPC permits a server to ignore that wish.
+    Answers are never compressed: gRPC permits a server to ignore that request.
     """
 
     __slots__ = ("_callbacks", "_trailing", "ends_at")
@@ -23,7 +23,7 @@ class ServicerContext:
         """Time of the loop at which the caller gives up; None without a limit."""
         self._trailing: Metadata = ()
         self._callbacks: list[Callable[[Any], None]] | None = []
-        """Called at the end; None since then."""
+        """Functions to call at the end of the call; None after that."""
 
     @property
     def caller(self) -> Peer:
@@ -35,15 +35,15 @@ class ServicerContext:
         return self.caller.address
 
     def auth_context(self) -> Mapping[str, list[bytes]]:
-        """Return what the caller's certificate says, by gRPC's names; nothing without TLS."""
+        """Return the properties of the caller's certificate, by gRPC's names; empty without TLS."""
         return self.caller.properties
 
     def peer_identity_key(self) -> str | None:
-        """Return the name in ``auth_context`` of what identifies the caller; None without a certificate."""
+        """Return the key in ``auth_context`` of the caller's identity; None without a certificate."""
         return self.caller.identity_key
 
     def peer_identities(self) -> list[bytes] | None:
-        """Return what identifies the caller; None without a certificate."""
+        """Return the caller's identities; None without a certificate."""
         key = self.caller.identity_key
         return None if key is None else self.caller.properties[key]
 
@@ -60,7 +60,7 @@ class ServicerContext:
         """Do nothing: answers are not compressed."""
 
     def trailing_metadata(self) -> Metadata:
-        """Return what ``set_trailing_metadata`` was given."""
+        """Return the metadata that was given to ``set_trailing_metadata``."""
         return self._trailing
 
     def done(self) -> bool:
@@ -68,14 +68,14 @@ class ServicerContext:
         return self._callbacks is None
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Call ``callback`` with this context once the call has ended, now if it has."""
+        """Call ``callback`` with this context once the call has ended, or now if it has ended."""
         if self._callbacks is None:
             callback(self)
         else:
             self._callbacks.append(callback)
 
     def _call_back(self) -> None:
-        """Call what waits for the end. May be repeated."""
+        """Call the callbacks of the end. May be repeated."""
         callbacks, self._callbacks = self._callbacks or (), None
         for callback in callbacks:
             callback(self)

@@ -1,9 +1,8 @@
-"""Turns in which the connections of a server do what their peers ask for.
+"""Turns in which the connections of a server do the work that their peers cause.
 
-What arrives is handled at once, as long as it is little. A peer that asks for more waits: its connection
-reads nothing until it has done what it was asked, a share in each turn of the event loop. Connections
-take turns, and those that come first with something new go first. So a peer that sends without end delays
-others by one turn or two.
+A little work is done at once. A peer that causes more has to wait: its connection reads nothing until that
+work is done, a share in each turn of the event loop. Connections take turns; those with new work go before
+those with a rest. So a peer that sends without end delays others by one turn or two.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 WORK_MAX: Final = 1_024
-"""Work of all connections in a turn of the loop. See `connection.BEGIN_WORK` for its unit."""
+"""Most work of all connections in a turn of the loop. See `connection.BEGIN_WORK` for the unit."""
 WORK_MIN: Final = 64
 SHARE: Final = 256
-"""Work of one connection before others have their turn."""
+"""Most work of one connection before others have their turn."""
 TURN_S: Final = 0.02
-"""Seconds of a turn beyond which the next one has less work: calls may cost more than their unit says."""
+"""Seconds of a turn. After a longer one, the next has less work: calls may cost more than their units."""
 
 
 class BusyConnection(Protocol):
@@ -26,15 +25,15 @@ class BusyConnection(Protocol):
 
     @property
     def has_backlog(self) -> bool:
-        """True if something has arrived and was not handled."""
+        """True if bytes have arrived and were not handled."""
         ...
 
     def work(self, data: bytes, most: int) -> int:
-        """Take what has arrived, and handle as much as is ``most`` work. Return how much work it was."""
+        """Take bytes, and handle at most ``most`` units of work. Return how many units it was."""
         ...
 
     def keep(self, data: bytes) -> None:
-        """Take what has arrived, and leave it to a later ``work``."""
+        """Take bytes, and leave them to a later ``work``."""
         ...
 
     def pause_reading(self) -> None:
@@ -61,14 +60,14 @@ class Turns:
         """Work of a turn."""
         self._left = WORK_MAX
         self._new: OrderedDict[BusyConnection, None] = OrderedDict()
-        """Connections with a backlog that have had no share of it yet, in order."""
+        """Connections with a backlog that have had no share yet, in order."""
         self._old: OrderedDict[BusyConnection, None] = OrderedDict()
-        """The others with a backlog, in order."""
+        """All other connections with a backlog, in order."""
         self._asked_at: float | None = None
-        """The time at which the next turn was asked for."""
+        """The time at which the next turn was requested."""
 
     def arrived(self, worker: BusyConnection, data: bytes) -> None:
-        """Let a connection handle what has arrived, now or in later turns."""
+        """Let a connection handle bytes that have arrived, now or in later turns."""
         if self._left > 0 and worker not in self._new and worker not in self._old:
             self._left -= worker.work(data, min(SHARE, self._left))
             if worker.has_backlog:

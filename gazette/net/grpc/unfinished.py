@@ -1,4 +1,4 @@
-"""Calls of a server whose first message has not arrived: they take a place, and are of no use yet."""
+"""Calls of a server whose first message has not arrived: they use a place and do nothing yet."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import grpc
 FIRST_MESSAGE_S: Final = 10.0
 """Seconds from the head of a call to the end of its first message."""
 UNFINISHED_MAX: Final = 1_000
-"""Such calls of a server at a time."""
+"""Most unfinished calls of a server."""
 
 
 class UnfinishedCall(Protocol):
-    """A call, as far as it is looked at here."""
+    """The part of a call that this module uses."""
 
     @property
     def connection(self) -> Any:
@@ -24,20 +24,20 @@ class UnfinishedCall(Protocol):
         ...
 
     def give_up(self, code: grpc.StatusCode, details: str) -> None:
-        """End the call with a status before its handler has."""
+        """End the call with a status before its handler ends."""
         ...
 
 
 class Unfinished:
-    """The calls, oldest first. Loop-bound.
+    """The unfinished calls, oldest first. Loop-bound.
 
-    One that is late is ended. So is the oldest, if there are too many.
+    A call that is late is ended. If there are too many, the oldest is ended.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._calls: dict[UnfinishedCall, float] = {}
-        """Each with the time at which it must have a message."""
+        """Calls, each with the time at which it must have a message."""
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class Unfinished:
             self._watch(FIRST_MESSAGE_S)
 
     def discard(self, call: UnfinishedCall) -> None:
-        """Watch a call no more: its message is here, or it has ended."""
+        """Stop watching a call: its message has arrived, or it has ended."""
         self._calls.pop(call, None)
 
     def by_connection(self) -> Counter[Any]:

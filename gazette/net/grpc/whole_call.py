@@ -1,8 +1,8 @@
-"""Calls of gRPC whose requests are all there before they are served. They need no task.
+"""Calls of gRPC of which all requests arrive before they are served. They need no task.
 
-Many calls are short, and arrive in one piece, or nearly so. The server offers these to a function of their
-method, all that one reading of a socket has completed at a time. What the function does not take is served
-by a task. So is a call that is long, or not complete within `GATHER_S`.
+Many calls are short, and arrive in one piece, or nearly so. The server offers them to a function of their
+method: in one call, all those that one read of a socket has completed. A task serves the calls that the
+function does not take. It also serves calls that are long, or not complete within `GATHER_S`.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from gazette.http2.metadata import (
 )
 
 WHOLE_BYTES_MAX: Final = 1 << 17
-"""Bytes of a whole call's requests. Longer ones are served by a task."""
+"""Most bytes of a whole call's requests. A task serves longer ones."""
 GATHER_S: Final = 0.005
-"""Seconds that the rest of a call may take. Clients often send head, requests and end one after the other."""
+"""Seconds for the rest of a call to arrive. Clients often send head, requests and end one after the other."""
 
 
 class CallOwner(Protocol):
-    """The server of a whole call, as the call sees it."""
+    """The part of a server that its whole calls use."""
 
     def serve_by_task(self, call: WholeCall) -> None:
         """Serve the call from its beginning, by a task."""
         ...
 
     def answer_by_task(self, call: WholeCall, response: bytes) -> None:
-        """Send a response for which there is no room now."""
+        """Send, by a task, a response for which there is no room now."""
         ...
 
     def arrived(self, call: WholeCall) -> None:
-        """Learn that more of the call, or its end, has arrived."""
+        """Handle that more of the call, or its end, has arrived."""
         ...
 
     def answered(self, call: WholeCall, code: grpc.StatusCode) -> None:
-        """Learn that the call has ended with a status."""
+        """Handle that the call has ended with a status."""
         ...
 
 
 class WholeCall:
     """A call whose requests may all arrive at once. Loop-bound.
 
-    Its function answers it by ``answer`` or ``refuse``, or leaves it to a task by ``hand_back``, each at any
-    time, once. ``on_gone`` is called if the caller goes away before that, or its time is up.
+    Its function calls ``answer``, ``refuse`` or, to leave it to a task, ``hand_back``: one of them, once, at
+    any time. ``on_gone`` is called if the caller goes away before that, or its time is up.
     """
 
     __slots__ = (
@@ -126,11 +126,11 @@ class WholeCall:
     # -- what the function uses
 
     def messages(self) -> list[bytes] | None:
-        """Return the encoded requests. Return None unless all are there, plain and not too long."""
+        """Return the encoded requests; None unless all have arrived, uncompressed and not too long."""
         if not self.stream.remote_ended or self.is_long:
             return None
         content, at, found = self.content(), 0, []
-        self._content = [content]  # What arrived is a view of all that one reading has brought.
+        self._content = [content]  # A part that arrived is a view of all bytes of one read.
         end = len(content)
         while end - at >= PREFIX_BYTES:
             begin = at + PREFIX_BYTES
@@ -144,7 +144,7 @@ class WholeCall:
         return found
 
     def content(self) -> bytes:
-        """Return what has arrived of the requests."""
+        """Return the part of the requests that has arrived."""
         return b"".join(self._content)
 
     def invocation_metadata(self) -> Metadata:
@@ -184,21 +184,21 @@ class WholeCall:
 
     @property
     def is_long(self) -> bool:
-        """Return True if more has arrived than a whole call may have."""
+        """True if more bytes have arrived than a whole call may have."""
         return self._length > WHOLE_BYTES_MAX
 
     def keep(self) -> None:
-        """Copy what has arrived: until then it is views of all that one reading has brought."""
+        """Copy what has arrived, which is views of all bytes of one read."""
         self._content = [bytearray().join(self._content)]
 
     def limit(self) -> None:
-        """Begin to watch the caller's time limit, as the call was not answered at once."""
+        """Begin to watch the caller's time limit, because the call was not answered at once."""
         if self.timeout_s is not None and self.is_open:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self.timeout_s, self._expire)
 
     def give_up(self, code: grpc.StatusCode, details: str) -> None:
-        """End the call with a status before its function has."""
+        """End the call with a status before its function does."""
         if self.is_open:
             self.stream.send_fields(
                 HEAD_BLOCK + encode_fields(trailers(code, details, ())), ended=True
@@ -226,4 +226,4 @@ class WholeCall:
 
 
 TakeWhole: TypeAlias = Callable[[Sequence[WholeCall]], Sequence[WholeCall]]
-"""Serves whole calls, and returns those that it does not take."""
+"""Serves some whole calls, and returns the others."""

@@ -46,9 +46,7 @@ def omit_zero(value: dict[str, Any], *keep: str) -> dict[str, Any]:
 
 
 def as_object(value: Any) -> dict[str, Any]:
-    """Return ``value`` if it is an object, or an empty object for ``null``.
-    Raise ``Corrupt`` otherwise.
-    """
+    """Return ``value`` if it is an object, or an empty object for ``null``. Raise ``Corrupt`` otherwise."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -66,9 +64,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def as_text(value: str) -> str:
-    """Return ``value`` if it can be encoded as UTF-8. Half of a surrogate pair
-    cannot: raise ``Corrupt``.
-    """
+    """Return ``value`` if it can be encoded as UTF-8. Raise ``Corrupt`` for half of a surrogate pair."""
     try:
         value.encode()
     except UnicodeEncodeError as error:

@@ -1,7 +1,7 @@
 """The part of Go's text/template that path postfixes use: `parse`, and `Template.execute`. Pure.
 
-It has text, fields and methods, constants, ``if``, ``with``, and the functions ``and``, ``or``, ``not``,
-``eq`` and ``ne``. Everything else of Go is refused by name. So a template writes what it writes there.
+It supports text, fields and methods, constants, ``if``, ``with``, and the functions ``and``, ``or``, ``not``,
+``eq`` and ``ne``. Everything else of Go is refused by name. So a template writes the same here as in Go.
 
 Data are Python values: None, bool, int, str, list, and `Struct`. Templates see nothing else of Python.
 """
@@ -75,7 +75,7 @@ class Chain:
     is_rooted: bool
     names: tuple[str, ...]
     arguments: tuple[str, ...] = ()
-    """Arguments of the last one, a method. Go takes no names for them: those are of types of their own."""
+    """Arguments of the last name, which is a method. Go permits no names as arguments of such methods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Template:
     nodes: tuple[Node, ...] = field(repr=False)
 
     def execute(self, data: Struct) -> str:
-        """Return what the template writes. Raise ``Invalid`` as Go's would fail."""
+        """Return the output of the template. Raise ``Invalid`` where Go's would fail."""
         return "".join(_written(self.nodes, data, data))
 
 
@@ -115,7 +115,7 @@ def parse(text: str) -> Template:
 
 
 def is_complete(text: str) -> bool:
-    """Return True unless an action of a template has no end: no process can have used such a one."""
+    """Return False if an action of a template has no end: no process can have used such a template."""
     return text.count("{{") <= text.count("}}")
 
 
@@ -144,7 +144,8 @@ class _Parser:
             raise self._fail("nested too deeply")
 
     def _body(self) -> tuple[tuple[Node, ...], str]:
-        """Return the nodes up to an ``end`` or ``else``, whose tokens are left, or to the end of the text."""
+        """Return the nodes up to the end of the text, or to an ``end`` or ``else``, and
+        that keyword or ""."""
         nodes: list[Node] = []
         for literal, action, tokens in self._pieces:
             if literal:
@@ -193,7 +194,7 @@ class _Parser:
         return value
 
     def _command(self) -> Expression:
-        """Return a value, or what a function or a method makes of values."""
+        """Return a value, or a call of a function or a method."""
         kind, text = self._tokens[-1] if self._tokens else ("", "")
         if kind == "name" and text in _FUNCTIONS:
             self._tokens.pop()
@@ -317,7 +318,7 @@ def _called(function: str, arguments: Iterator[Any]) -> Any:
     first = next(arguments)
     if function == "not":
         return not is_true(first)
-    # All are evaluated, but those behind an equal one are not compared.
+    # As in Go, evaluate all arguments, but compare none after the first that is equal.
     is_equal = any(_is_equal(first, other) for other in list(arguments))
     return is_equal == (function == "eq")
 
@@ -344,7 +345,7 @@ def _field(value: Any, name: str, arguments: Sequence[str]) -> Any:
 
 
 def is_true(value: Any) -> bool:
-    """Return True if ``if`` takes a value for true: not zero, and not empty. A struct always is."""
+    """Return True if ``if`` takes a value as true: it is neither zero nor empty. A struct always is true."""
     return True if isinstance(value, Struct) else bool(value)
 
 
@@ -360,7 +361,7 @@ def _kind(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a value as ``%v`` writes it. Raise ``Invalid`` for one that no path has."""
+    """Return a value as ``%v`` writes it. Raise ``Invalid`` for a value that a path cannot have."""
     match value:
         case bool():
             return "true" if value else "false"

@@ -1,4 +1,4 @@
-"""Times in the layouts of Go, which show how Monday, January 2 2006 15:04:05 would be written."""
+"""Times in the layouts of Go. A layout is the text of Monday, January 2 2006 15:04:05 in that format."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def elements(layout: str) -> Iterator[tuple[bool, str]]:
 
 
 def words_of(element: str) -> Sequence[str]:
-    """Return all texts that an element may become; none for one that becomes digits."""
+    """Return all texts that an element can become; empty if it becomes digits."""
     match element:
         case "January":
             return MONTHS

@@ -1,7 +1,7 @@
 """YAML that is read into typed fields. An unknown or a repeated key is an error.
 
-A field's type determines how its text is read. So a label's value of ``yes``, ``1.10`` or
-``2020-01-01`` is that text, unlike in plain YAML. Anchors, aliases and merge keys work.
+A field's type determines how its text is read. So a label value of ``yes``, ``1.10`` or ``2020-01-01`` stays
+that text, unlike in plain YAML. Anchors, aliases and merge keys work.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ INT64: Final = (-(1 << 63), (1 << 63) - 1)
 
 _TAG: Final = "tag:yaml.org,2002:"
 _PLAIN_INTEGER: Final = re.compile(r"[+-]?[0-9a-zA-Z_]{1,64}")
-"""Pattern that accepts YAML's ``1_000``, as the original, but not ``1:30``, which YAML 1.1 reads as 90."""
+"""Pattern of a number. Accepts ``1_000``, like the original, but not ``1:30``, which YAML 1.1 reads as 90."""
 _PREFIXED_INTEGER: Final = re.compile(r"[+-]?0[oOxXbB][0-9a-fA-F_]{1,64}")
 _SHORT_BOOLEANS: Final = {"y": True, "Y": True, "n": False, "N": False}
-"""Short booleans, which YAML 1.1 and the original read as such, and PyYAML does not."""
+"""Short booleans of YAML 1.1 and the original. PyYAML does not read them as booleans."""
 _NULL: Final = _TAG + "null"
 _DEPTH_MAX: Final = 200
 _TEXT_MAX: Final = 32 << 20
 _NODES_MAX: Final = 1_000_000
 _FREE_NODES: Final = 100_000
 _ALIAS_RATIO: Final = 10
-"""Greatest number of values with aliases for each value in the text. Some values are free."""
+"""Greatest number of values, aliases included, for each value in the text. Some values are free."""
 _SHOWN_MAX: Final = 100
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -146,9 +146,8 @@ def decode(text: str, decode_root: Callable[[yaml.Node | None], Item]) -> Item:
 def compose(text: str) -> yaml.Node | None:
     """Return the root of one YAML document, or ``None`` if it is empty.
 
-    A walk over the nodes takes time and memory in proportion to the text, even if aliases repeat
-    nodes. Raise ``Invalid`` for text that is not YAML, has several documents, nests too
-    deeply, or grows too large.
+    A walk over the nodes takes time and memory in proportion to the text, even if aliases repeat nodes. Raise
+    ``Invalid`` for text that is not YAML, has several documents, nests too deeply, or grows too large.
     """
     if len(text) > _TEXT_MAX:
         raise Invalid(f"not YAML: too long (expected <= {_TEXT_MAX} characters)")
@@ -256,7 +255,7 @@ def encode_labels(labels: LabelSet) -> list[dict[str, Any]]:
 
 
 def encode_duration(ns: int) -> str:
-    """Return a duration as the value of a YAML field. Zero becomes ``""``, which is left out."""
+    """Return a duration as the value of a YAML field. Zero becomes ``""``, which is not written."""
     return format_go_duration(ns) if ns else ""
 
 
@@ -281,7 +280,7 @@ def entries(node: yaml.Node) -> dict[str, yaml.Node]:
 
 
 def is_null(node: yaml.Node) -> bool:
-    """Return True if YAML reads the node as no value."""
+    """Return True if YAML reads the node as null."""
     return bool(node.tag == _NULL)
 
 
