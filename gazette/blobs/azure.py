@@ -24,14 +24,14 @@ from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.runtime.clock import Clock, SystemClock
 
 DELEGATION_KEY_S: Final = 2 * 60 * 60.0
-"""Life, in seconds, of a delegated key: ``azure-ad`` signs URLs with it."""
+"""Lifetime, in seconds, of a delegated key: ``azure-ad`` signs URLs with it."""
 DELEGATION_KEY_RESERVE_S: Final = 60 * 60.0
-"""Seconds. A key with less time left is replaced."""
+"""Seconds. A key with less remaining lifetime is replaced."""
 SIGNATURE_TTL_MAX_S: Final = 7 * 24 * 60 * 60 - DELEGATION_KEY_RESERVE_S
 
 _TIMEOUTS: Final = {"connection_timeout": 5, "read_timeout": 30}
 _SKEW_S: Final = 300.0
-"""Seconds by which our clock may be ahead of Azure's. So a URL is valid from the start."""
+"""Seconds by which our clock may be ahead of Azure's: a URL is valid from so much earlier on."""
 _CALL_TIMEOUT_S: Final = 120.0
 
 
@@ -48,8 +48,7 @@ class AzureStore(FsspecStore):
         clock: Clock | None = None,
     ) -> None:
         """Parse the URL. Raise ``Invalid`` if adlfs is not installed or for unknown arguments, and
-        ``NotAllowed`` if the environment has no credentials.
-        """
+        ``NotAllowed`` if the environment has no credentials."""
         extras.require(url.scheme, "fsspec", "adlfs")
         self.scheme = url.scheme
         self._clock = clock if clock is not None else SystemClock()
@@ -73,8 +72,7 @@ class AzureStore(FsspecStore):
         if not self._with_key:
             from azure.identity.aio import ClientSecretCredential
 
-            # Do not look the authority up in Microsoft's list of clouds: it does not have private
-            # ones.
+            # Do not look the authority up in Microsoft's list of clouds, which lacks private ones.
             options["credential"] = ClientSecretCredential(
                 options.pop("tenant_id"),
                 options.pop("client_id"),
@@ -83,7 +81,7 @@ class AzureStore(FsspecStore):
             )
         return fsspec.filesystem(
             "abfs",
-            # By default adlfs looks the container up first, which takes a permission of its own.
+            # By default adlfs first looks the container up, for which the caller needs another permission.
             assume_container_exists=True,
             **_TIMEOUTS,
             max_concurrency=1,
@@ -93,7 +91,7 @@ class AzureStore(FsspecStore):
         )
 
     def read_range(self, files: Any, located: str, begin: int, end: int) -> bytes:
-        """Read a range without decompression: the SDK would undo a gzip encoding for each range alone."""
+        """Read a range without decompression: the SDK would decompress each gzip range on its own."""
         from fsspec.asyn import sync
 
         async def read() -> bytes:
@@ -112,10 +110,10 @@ class AzureStore(FsspecStore):
         return content
 
     def write(self, files: Any, located: str, source: BinaryIO, content_encoding: str) -> None:
-        """Write a small blob in one request, a larger one as blocks that are committed at the end.
+        """Write a small blob in one request, and a larger one as blocks that are committed at the end.
 
-        If two brokers upload blocks of one blob, the first to commit drops the blocks of the other. The other
-        one fails and finds the blob at the next attempt.
+        If two brokers upload blocks of one blob, the first commit drops the blocks of the other broker. The
+        upload of the other broker fails, and its next attempt finds the blob.
         """
         from azure.storage.blob import ContentSettings
 
@@ -159,7 +157,7 @@ class AzureStore(FsspecStore):
                 return
 
     def sign_get(self, path: str, ttl_s: float) -> str:
-        """Return a URL with a shared access signature, of the account's key or of a delegated one.
+        """Return a URL with a shared access signature, by the account's key or a delegated key.
 
         Raise ``Invalid`` beyond ``SIGNATURE_TTL_MAX_S``.
         """
@@ -171,9 +169,8 @@ class AzureStore(FsspecStore):
             return self._signed(files, path, ttl_s, delegation)
 
     def sign_now(self, path: str, ttl_s: float) -> str | None:
-        """Return the URL of ``sign_get``. Return None before the first operation, and while a
-        delegated key must be replaced.
-        """
+        """Return the URL of ``sign_get``; None before the first operation, or while a delegated key must be
+        replaced."""
         files, delegation = self._made, self._delegation
         if files is None:
             return None
@@ -224,9 +221,8 @@ class AzureStore(FsspecStore):
         return files.service_client.get_blob_client(self._container, name)
 
     def _delegated(self, files: Any, now: float, ttl_s: float) -> Any:
-        """Return a key for signatures that is valid for longer than ``ttl_s``. A key is used again
-        while it has an hour left.
-        """
+        """Return a key for signatures that is valid for longer than ``ttl_s``. Reuse a key while it has an
+        hour left."""
         from fsspec.asyn import sync
 
         if self._delegation is None or self._delegation[0] < self._needed_until(now, ttl_s):

@@ -1,8 +1,8 @@
 """Stage 8 of the byte path: takes the bytes of completed fragments from `persister`, keeps them as objects,
 gives them to `listing` and to readers.
 
-The protocol of blob stores. Implementations are synchronous, safe for use by several threads, and run in a
-pool of threads. They do not retry, count or log: wrappers do that.
+This is the protocol of blob stores. Implementations are synchronous, safe for use by several threads, and run
+in a pool of threads. They do not retry, count or log: wrappers do that.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from gazette.errors import Invalid
 
 @dataclass(frozen=True, slots=True)
 class BlobInfo:
-    """An object of a listing. ``path`` is relative to the prefix that was listed; ``mod_time`` is in Unix
-    seconds; ``size`` in bytes as stored.
-    """
+    """An object of a listing. ``path`` is relative to the listed prefix; ``mod_time`` is in Unix seconds;
+    ``size`` in bytes as stored."""
 
     path: str
     mod_time: int
@@ -52,9 +51,9 @@ class BlobStore(Protocol):
     def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
         """Store all bytes of ``source``, from its position to its end.
 
-        On return the object is durable and whole. It is never seen in part: if reading ``source`` or storing
-        fails, ``path`` is what it was before. An existing object is replaced. ``content_encoding`` is stored
-        with the object, if the store can keep it.
+        On return the object is durable and whole. No reader ever sees a part of it: if reading ``source`` or
+        storing fails, ``path`` is what it was before. An existing object is replaced. ``content_encoding`` is
+        stored with the object, if the store can keep it.
         """
         ...
 
@@ -93,13 +92,13 @@ class LocalSigner(Protocol):
 
 @runtime_checkable
 class OrderedListing(Protocol):
-    """A store whose listings can begin in the middle, at less than the cost of a whole one."""
+    """A store whose listings can begin in the middle, at a lower cost than a whole listing."""
 
     def list_after(self, prefix: str, after: str) -> Iterator[BlobInfo]:
         """List as ``BlobStore.list``, without the objects whose path is ``after`` or sorts before it.
 
-        Paths sort by their UTF-8 bytes, as relative to ``prefix``. The order of the listing is not
-        defined all the same.
+        Paths, relative to ``prefix``, sort by their UTF-8 bytes. The order of the listing itself is not
+        defined.
         """
         ...
 

@@ -17,7 +17,7 @@ EXTRAS: Final = {
     "azure-ad": "azure",
     "fsspec": "fsspec",
 }
-"""The extra to install for a scheme. ``fsspec`` stands for all that begin with ``FSSPEC_PREFIX``."""
+"""The extra to install for a scheme. ``fsspec`` stands for all schemes that begin with ``FSSPEC_PREFIX``."""
 
 
 def kind_of(scheme: str) -> str:
@@ -26,7 +26,7 @@ def kind_of(scheme: str) -> str:
 
 
 def not_installed(scheme: str) -> Invalid:
-    """Return the error that says what to install."""
+    """Return the error that says which extra to install."""
     kind = kind_of(scheme)
     return Invalid(
         f"no blob store for {scheme}:// is installed: "
@@ -39,7 +39,7 @@ def not_installed(scheme: str) -> Invalid:
 def require(scheme: str, *modules: str) -> None:
     """Raise the ``Invalid`` of ``not_installed`` unless all of the top-level modules are installed.
 
-    Does not import them: that takes too long for the loop, on which stores are made.
+    Do not import them. Stores are made on the loop, and an import takes too long there.
     """
     if any(importlib.util.find_spec(module) is None for module in modules):
         raise not_installed(scheme)

@@ -33,15 +33,15 @@ _NEVER: Final = {
     errno.EISDIR: "Remove the directory that is in the place of a file.",
     errno.ELOOP: "Remove the symbolic links that lead to themselves.",
 }
-"""Hints for errors of one path that no repetition cures."""
+"""Hints for errors of a path that repetition does not cure."""
 _DIRECTORY_MODE: Final = 0o750
 
 
 class FileStore:
     """Files below ``root`` + the path of ``url``, which is a directory that exists.
 
-    The root is the broker's own setting and not part of the URL, so that readers may have the same files at
-    another place. A path that would lead out of the directory is refused, by ``..`` or by a symbolic link.
+    The root is the broker's own setting and not a part of the URL, so readers may have the same files at
+    another place. A path that leads out of the directory, by ``..`` or by a symbolic link, is refused.
     """
 
     def __init__(self, root: Path, url: FragmentStoreUrl) -> None:
@@ -85,12 +85,13 @@ class FileStore:
         return self.list_after(prefix, "")
 
     def list_after(self, prefix: str, after: str) -> Iterator[BlobInfo]:
-        """List as in ``OrderedListing``. Looks at the names of all files, and only at those files."""
+        """List as in ``OrderedListing``. Reads the names of all files, and attributes of the listed files
+        only."""
         validate_prefix(prefix)
         with _mapped(prefix):
             self._require_directory()
-            # Apply ``find`` and ``replace`` to the prefix with its slash: so the paths of objects
-            # begin.
+            # Apply ``find`` and ``replace`` to the prefix with its slash, since the paths of objects begin
+            # like that.
             rewritten = self._rewrite.apply(prefix)
             if rewritten and not rewritten.endswith("/"):
                 raise Invalid(
@@ -131,7 +132,7 @@ class FileStore:
         base = self._base()
         target = os.path.join(base, path)
         if _has_link(base, path):
-            # Links may lead anywhere below the directory, and nowhere else.
+            # Links may lead to any place below the directory, and to no other.
             parent, below = os.path.realpath(os.path.dirname(target)), base.rstrip("/") + "/"
             if parent != base and not parent.startswith(below):
                 raise Invalid(f"the path leads outside of the store ({path})", path="path")
@@ -140,12 +141,12 @@ class FileStore:
         return target
 
     def _base(self) -> str:
-        """Return the directory without links, as it is mounted now."""
+        """Return the real path of the directory, as it is mounted now."""
         try:
             if os.path.samestat(os.stat(self._real), os.stat(self.directory)):
                 return self._real
         except OSError:
-            pass  # One of them is not there.
+            pass  # One of the paths does not exist.
         self._real = os.path.realpath(self.directory)
         return self._real
 
@@ -230,7 +231,7 @@ def _walk(directory: str, relative: str, after: str) -> Iterator[BlobInfo]:
     except (FileNotFoundError, NotADirectoryError):
         return  # The prefix has no objects, or was removed meanwhile.
     with entries:
-        # In order, fragments are added to a cover at its end.
+        # Sorted by name, fragments are added at the end of their cover, which is fast.
         for entry in sorted(entries, key=lambda entry: entry.name):
             path = f"{relative}{entry.name}"
             if entry.is_dir(follow_symlinks=False):
@@ -246,7 +247,7 @@ def _walk(directory: str, relative: str, after: str) -> Iterator[BlobInfo]:
 
 
 def _remove_left_over(entry: os.DirEntry[str]) -> None:
-    with suppress(OSError):  # A process that may only read lists, too.
+    with suppress(OSError):  # A process may list and not remove.
         if is_left_over(entry.stat(follow_symlinks=False).st_mtime):
             os.unlink(entry.path)
 

@@ -3,11 +3,11 @@
 `gs` and `azure` build on it. Any other file system can be named as ``fsspec+<protocol>://host/path/``, with
 its credentials in fsspec's own configuration. Brokers of the original do not know such a URL.
 
-fsspec was made for notebooks, and hides failures. This module does not rely on what it hides:
+fsspec was made for notebooks, and hides failures. This module works around that:
 
 - caches of listings: switched off;
 - walks that leave out unreadable directories: this module lists directory by directory;
-- files that are stored when a ``with`` ends by an error: discarded explicitly;
+- files that are stored although a ``with`` ends by an error: discarded explicitly;
 - reads that return too few bytes: compared with the size;
 - objects that are replaced while they are read: compared by version.
 """
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BLOCK_BYTES: Final = 8 << 20
-"""Bytes that one request reads or writes. One reader or writer uses twice as much memory."""
+"""Bytes of one request to read or write. One reader or writer uses twice as much memory."""
 
 ATTEMPTS_MAX: Final = 3
 """Attempts to read one block before its reader gives up."""
@@ -63,7 +63,7 @@ _VERSION_KEYS: Final = (
 )
 _TIME_KEYS: Final = ("mtime", "updated", "last_modified", "LastModified", "modified", "created")
 _TRANSIENT: Final = ("InvalidBlockList",)
-"""Codes of Azure's errors that a repetition cures, although their status says that the request is wrong."""
+"""Codes of Azure's errors that repetition may cure, although their status blames the request."""
 
 _REFUSALS: Final = frozenset(
     {
@@ -84,9 +84,8 @@ class FsspecStore(ABC):
     """Scheme of the URL, for messages."""
 
     writes_whole = False
-    """True if the file system shows a file only once it was closed. Otherwise files are written
-    beside their place and renamed.
-    """
+    """True if the file system shows a file only once it was closed. Otherwise files are written beside their
+    place and renamed."""
 
     def __init__(self, root: str, query: str) -> None:
         """Take ``root``, a path of the file system: not empty, without ``/`` at the end.
@@ -136,7 +135,7 @@ class FsspecStore(ABC):
                 raise
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """List directory by directory; each is held in memory as a whole.
+        """List directory by directory. Each directory is held in memory as a whole.
 
         Removes files that killed writers have left beside the objects.
         """
@@ -158,7 +157,7 @@ class FsspecStore(ABC):
                     directories.append(name)
                 elif posixpath.basename(name).startswith(PARTIAL_PREFIX):
                     if is_left_over(mod_time_of(entry)):
-                        with suppress(Exception):  # A process that may only read lists, too.
+                        with suppress(Exception):  # A process may list and not remove.
                             files.rm_file(name)
                 else:
                     yield BlobInfo(name[len(begin) :], mod_time_of(entry), entry["size"] or 0)
@@ -178,7 +177,7 @@ class FsspecStore(ABC):
                 return self.location(located)
 
     def location(self, located: str) -> str:
-        """Return a URL that only says where a file is, and grants no access."""
+        """Return a URL that says where a file is, and grants no access."""
         return f"{self.scheme}://{located.lstrip('/')}"
 
     @abstractmethod
@@ -186,7 +185,7 @@ class FsspecStore(ABC):
         """Make the file system. Runs in a thread, and may use the network."""
 
     def stat(self, files: Any, located: str) -> Mapping[str, Any]:
-        """Return what fsspec calls the info of a file. Raise ``FileNotFoundError``."""
+        """Return fsspec's info of a file. Raise ``FileNotFoundError``."""
         info: Mapping[str, Any] = files.info(located)
         return info
 
@@ -255,7 +254,7 @@ _NEVER: Final = frozenset(
         *("zip", "tar", "libarchive", "git", "lakefs", "jlocal", "root"),
     }
 )
-"""Protocols that open local files, or other file systems that their arguments name."""
+"""Protocols that open local files, or file systems that their arguments name."""
 
 
 def check_protocols(names: Iterable[str], path: str) -> frozenset[str]:
@@ -272,14 +271,13 @@ def check_protocols(names: Iterable[str], path: str) -> frozenset[str]:
 
 class NamedStore(FsspecStore):
     """``fsspec+<protocol>://host/path/``. Options and credentials are those of fsspec's configuration
-    (``~/.config/fsspec/*.json``, ``FSSPEC_<PROTOCOL>_<OPTION>`` in the environment).
-    """
+    (``~/.config/fsspec/*.json``, ``FSSPEC_<PROTOCOL>_<OPTION>`` in the environment)."""
 
     def __init__(self, url: FragmentStoreUrl, allowed: Collection[str]) -> None:
         """Parse the URL. ``allowed`` are the protocols that URLs may name.
 
-        Raise ``NotAllowed`` for another protocol. Raise ``Invalid`` if fsspec is not installed, or for a
-        path that fsspec would expand, or take for a chain of file systems.
+        Raise ``NotAllowed`` for another protocol. Raise ``Invalid`` if fsspec is not installed, or for a path
+        that fsspec would expand, or read as a chain of file systems.
         """
         protocol = url.scheme.removeprefix(extras.FSSPEC_PREFIX)
         if protocol in _NEVER or protocol not in allowed:
@@ -322,9 +320,8 @@ class NamedStore(FsspecStore):
 
 
 class _FileReader(io.RawIOBase):
-    """The bytes of one file, by blocks. The last block is given only after all blocks
-    proved to be of the same version.
-    """
+    """The bytes of one file, by blocks. The last block is returned only if all blocks were of the same
+    version."""
 
     def __init__(
         self, store: FsspecStore, path: str, located: str, info: Mapping[str, Any]
@@ -339,7 +336,7 @@ class _FileReader(io.RawIOBase):
         self._block = b""
         self._block_begin = 0
         if 0 < self._length < BLOCK_BYTES:
-            # One request reads the whole object, also if the object is replaced meanwhile.
+            # A single request reads a small object, even if the object is replaced meanwhile.
             self._block = self._fetched(0)
 
     def readable(self) -> bool:
@@ -380,7 +377,7 @@ class _FileReader(io.RawIOBase):
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
                 with self._store._mapped(self._path) as files:
-                    # For a small object, ask for one byte too many: it shows a larger replacement.
+                    # For a small object, ask for one byte more: it shows a larger replacement.
                     end = BLOCK_BYTES if whole else begin + expected
                     content = self._store.read_range(files, self._located, begin, end)
                     last = not whole and begin + expected == self._length
@@ -487,10 +484,10 @@ def write_file(
     except BaseException:
         with suppress(Exception):
             file.discard()
-        # If the file stays open, its finalizer stores what was written.
+        # If the file stays open, its finalizer stores the part that was written.
         if not file.closed:
             try:
                 file.closed = True
             except AttributeError:
-                file.close()  # A plain file, whose name marks it as partial.
+                file.close()  # A plain file: its name marks it as partial.
         raise

@@ -1,7 +1,7 @@
 """Stage 8 of the byte path: fragments as objects of Google Cloud Storage, by gcsfs.
 
 ``gs://bucket/prefix/?find=…&replace=…``. Credentials are the application's default ones. The key of a service
-account can sign URLs. ``STORAGE_EMULATOR_HOST`` leads to an emulator, which is called without credentials.
+account can sign URLs. ``STORAGE_EMULATOR_HOST`` names an emulator, which is called without credentials.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class GsStore(FsspecStore):
         self._emulated = bool(environ.get("STORAGE_EMULATOR_HOST"))
         self._signer: Any = None
         self._signs_alone = False
-        """True if the signer has a key of its own, and needs no service."""
+        """True if the signer has its own key, and needs no service."""
         super().__init__(f"{url.host}{url.path}".rstrip("/"), url.query)
 
     def make_files(self) -> Any:
@@ -52,13 +52,13 @@ class GsStore(FsspecStore):
             sock_connect=_CONNECT_TIMEOUT_S,
             sock_read=_SILENCE_TIMEOUT_S,
         )
-        # Not the class that gcsfs registers: that one asks a second service about the kind of the bucket.
+        # Not the class that gcsfs registers: that class asks a second service about the kind of the bucket.
         return GCSFileSystem(
-            # Name the method: otherwise gcsfs would go on as an anonymous user where credentials
-            # are missing.
+            # Name the method. Without it, gcsfs would continue as an anonymous user if credentials are
+            # missing.
             token="anon" if self._emulated else "google_default",
             requests_timeout=timeout,
-            # Objects with a gzip encoding are wanted as they are stored.
+            # Return objects with a gzip encoding as they are stored.
             session_kwargs={"auto_decompress": False},
             use_listings_cache=False,
             skip_instance_cache=True,
@@ -72,9 +72,8 @@ class GsStore(FsspecStore):
         write_file(files, located, source, options)
 
     def stat(self, files: Any, located: str) -> Mapping[str, Any]:
-        """Return the info of an object by one request. The file system's own method makes
-        several, to look for a directory.
-        """
+        """Return the info of an object by one request. The file system's own method makes several requests,
+        to look for a directory."""
         info: dict[str, Any] = files.call(
             "GET",
             "b/{}/o/{}",
@@ -90,7 +89,7 @@ class GsStore(FsspecStore):
         return self.list_after(prefix, "")
 
     def list_after(self, prefix: str, after: str) -> Iterator[BlobInfo]:
-        """List as in ``OrderedListing``: the service leaves out what is before."""
+        """List as in ``OrderedListing``: the service skips the objects before."""
         validate_prefix(prefix)
         begin = self._begin(prefix)[len(self._bucket) + 1 :]
         token: str | None = None
@@ -116,8 +115,7 @@ class GsStore(FsspecStore):
                 return
 
     def sign_get(self, path: str, ttl_s: float) -> str:
-        """Return a signed URL, or the location if the credentials have no
-        private key, such as those of a host.
+        """Return a signed URL; the location if the credentials have no private key, such as those of a host.
 
         Without signed URLs, clients read through brokers. Raise ``Invalid`` beyond ``SIGNATURE_TTL_MAX_S``.
         """
@@ -125,9 +123,8 @@ class GsStore(FsspecStore):
             return self._signed(self._signing_bucket(files), path, ttl_s)
 
     def sign_now(self, path: str, ttl_s: float) -> str | None:
-        """Return as ``sign_get``; None before the first signature, and for
-        credentials that a service signs for.
-        """
+        """Return as ``sign_get``; None before the first signature, and if a service signs for the
+        credentials."""
         signer = self._signer
         if signer is None or (signer and not self._signs_alone):
             return None

@@ -1,4 +1,4 @@
-"""Probes of a blob store: they check that a broker can do all that it must do with it."""
+"""Probes of a blob store: they check that a broker can do with it what it must do."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _FAILED_INTERVALS_S: Final = (0.0, 0.1, 1.0, 1.0, 10.0, 10.0, 100.0)
 
 
 def check(store: BlobStore) -> None:
-    """Write, read, list and sign a small object. Fetch it by its URL, if that is one of HTTP.
+    """Write, read, list and sign a small object. If its URL is one of HTTP, fetch it.
 
-    Any number of brokers may do so at the same time. Blocks. Raise what the store raised, with the
-    name of the failed step before the message.
+    Any number of brokers may do so at the same time. Blocks. Raise what the store raised, with the name of
+    the failed step before the message.
     """
     with _step("PUT failed"):
         store.put(CHECK_PATH, io.BytesIO(_CHECK_CONTENT))
@@ -54,7 +54,7 @@ def check(store: BlobStore) -> None:
 def probe_delete(store: BlobStore, prefix: str = "") -> None:
     """Write and remove an object below ``prefix`` (empty, or ending in ``/``). Blocks.
 
-    Not part of the periodic check: a broker never removes. Raise what the store raised.
+    Not part of the periodic check, which needs no right to remove. Raise what the store raised.
     """
     path = f"{prefix}{DELETE_PROBE_NAME}"
     with _step("PUT failed", "delete-probe"):
@@ -64,9 +64,8 @@ def probe_delete(store: BlobStore, prefix: str = "") -> None:
 
 
 def next_check_s(failures: int, rng: random.Random) -> float:
-    """Return the seconds until the next check, after that many failures in a row. They are random
-    within a fifth.
-    """
+    """Return the seconds until the next check, after ``failures`` in a row. They are random
+    within a fifth."""
     if failures == 0:
         interval = _HEALTHY_INTERVAL_S
     else:
@@ -80,14 +79,14 @@ def _fetch(url: str) -> bytes:
             return bytes(response.read(2 * len(_CHECK_CONTENT)))
     except urllib.error.HTTPError as error:
         error.close()
-        # The signature is in the query: keep it out of messages.
+        # The URL holds the signature: keep it out of messages.
         raise NotAllowed(f"signed URL returned status {error.code}") from None
     except OSError as error:
         raise Unavailable(f"signed URL cannot be fetched: {error}") from error
 
 
 class _step:
-    """Puts the name of a step of the check before the message of an error that the block raises."""
+    """Puts the name of a step of the check before the message of an error of the block."""
 
     def __init__(self, step: str, probe: str = "health check") -> None:
         self._text = f"{probe} {step}"

@@ -7,13 +7,13 @@ from typing import Final
 from gazette.runtime.clock import SystemClock
 
 PARTIAL_PREFIX: Final = ".partial-"
-"""Prefix of the name of a file that is being written, if files could otherwise be seen half written."""
+"""Prefix of the name of a file that is being written, for stores that show files half written."""
 _LEFT_OVER_S: Final = 3600.0
 
 
 def is_left_over(mod_time: float) -> bool:
     """Return True if a file with ``PARTIAL_PREFIX`` was left by a writer that was killed.
 
-    A writer that stood still for so long finds its file gone: its ``put`` fails, and is repeated.
+    A writer that was paused for so long finds its file gone: its ``put`` fails, and is repeated.
     """
     return 0 < mod_time < SystemClock().now() - _LEFT_OVER_S

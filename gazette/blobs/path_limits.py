@@ -1,7 +1,7 @@
 """Limits of blob stores on the names of objects.
 
-An object whose name is too long can never be stored. Appends to its journal would be acknowledged all the
-same. So names are checked when a journal is applied.
+An object whose name is too long can never be stored, yet appends to its journal would be acknowledged. So
+names are checked when a journal is applied.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from gazette.protocol.fragment import Codec, Fragment, FragmentStoreUrl
 from gazette.protocol.ids import JournalName
 
 _COMPONENT_BYTES_MAX: Final = 255
-"""Bytes of a name in a directory, in each usual file system."""
+"""Greatest length of a name in a directory, in bytes, in each usual file system."""
 _FILE_PATH_BYTES_MAX: Final = 4095
 _KEY_BYTES_MAX: Final = 1024
-"""Bytes of a key in S3, GCS and Azure."""
+"""Greatest length of a key in S3, GCS and Azure, in bytes."""
 _CLOUD: Final = frozenset({"s3", "gs", "azure", "azure-ad"})
 _OFFSET_MAX: Final = (1 << 63) - 1
 _ASIDE: Final = f".unconfirmed-{_OFFSET_MAX}-{_OFFSET_MAX}"
 
 
 def longest_path(journal: JournalName) -> str:
-    """Return a path that is as long as that of any object of a journal without a path postfix."""
+    """Return a path as long as the longest of a journal without a path postfix."""
     fragment = Fragment(journal, _OFFSET_MAX, _OFFSET_MAX, codec=Codec.ZSTANDARD)
     return f"{fragment.content_path()}{_ASIDE}"
 
 
 def check_path(url: FragmentStoreUrl, path: str) -> None:
-    """Raise ``Invalid`` if a store cannot have an object at ``path``, whatever its state."""
+    """Raise ``Invalid`` if a store can never have an object at ``path``."""
     arguments = {name.lower(): value for name, value in parse_qsl(url.query)}
     rewrite = PathRewrite(arguments.get("find", ""), arguments.get("replace", ""))
     name = f"{url.path.removeprefix('/')}{rewrite.apply(path)}"

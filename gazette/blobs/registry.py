@@ -40,17 +40,16 @@ THREADS: Final = 16
 
 _WATCH_INTERVAL_S: Final = 1.0
 _CHECK_AGAIN_S: Final = 1.0
-"""Least seconds between a failed health check and an early one. A sign of recovery asks for an
-early check.
-"""
+"""Least seconds between a failed health check and the next one, if a sign of recovery asks for an early
+check."""
 _SIGNING_HUNG_AFTER_S: Final = 15.0
 _UNUSED_AT_ONCE: Final = 4
-"""Most checks at a time of stores that are not in use. Those that hang count."""
+"""Most checks at a time of stores that are not in use. Checks that hang count."""
 _SIGNED_AT_ONCE: Final = 16
-"""URLs that are signed in one step of the event loop: some milliseconds."""
+"""Most URLs that are signed in one step of the event loop: some milliseconds."""
 
 StoreConstructor: TypeAlias = Callable[[FragmentStoreUrl], BlobStore]
-"""Makes a store of a URL, without a connection to it. Raises ``Invalid`` or ``NotAllowed``."""
+"""Makes the store of a URL, without a connection to it. Raises ``Invalid`` or ``NotAllowed``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +57,11 @@ class BlobSettings:
     """The blob stores that a process may open.
 
     ``file_root`` is the root directory of ``file://`` stores; None allows none. With ``file_only`` the stores
-    of all other schemes are directories below it, too: one for each bucket and prefix. This serves
-    development against the specifications of production.
+    of all other schemes are directories below it, too: one for each bucket and prefix. This is for
+    development with the specifications of production.
 
-    ``fsspec_protocols`` are those that ``fsspec+NAME://`` may name. The author of a journal's specification
-    chooses its stores, and so what this process opens.
+    ``fsspec_protocols`` are those that ``fsspec+NAME://`` may name. They are limited because the author of a
+    journal's specification chooses its stores, and so what this process opens.
     """
 
     file_root: Path | None = None
@@ -72,9 +71,8 @@ class BlobSettings:
 
 @dataclass(frozen=True, slots=True)
 class HealthStatus:
-    """The result of the latest check: without an error, the store is healthy.
-    ``checks`` counts the checks so far. This one began at ``began``, of the monotonic clock.
-    """
+    """The result of the latest check: without an error, the store is healthy. ``checks`` counts the checks so
+    far. The latest began at ``began``, of the monotonic clock."""
 
     error: str | None
     checks: int
@@ -129,7 +127,7 @@ class ActiveStore:
         self._checking: tuple[float, concurrent.futures.Future[None]] | None = None
         """A check that has not ended, and the monotonic time at which it began."""
         self.refusals: dict[tuple[JournalName, Revision], str] = {}
-        """Reasons for which the store keeps refusing fragments, by journal and life of the journal."""
+        """Why the store refuses fragments again and again, by journal and life of the journal."""
 
     @property
     def store(self) -> BlobStore:
@@ -155,8 +153,8 @@ class ActiveStore:
     async def sign(self, paths: Sequence[str], ttl_s: float) -> list[str]:
         """Return ``BlobStore.sign_get`` of each path.
 
-        Computed on the loop where the store can: then a store that hangs does not matter. Otherwise computed
-        in a separate thread. Raise ``Unavailable`` if that thread has not returned for 15 s.
+        Computed on the loop if the store can do that: then a store that hangs does no harm. Otherwise
+        computed in a separate thread. Raise ``Unavailable`` if that thread has not returned for 15 s.
         """
         store, urls = self._made, list[str]()
         for path in paths:
@@ -175,12 +173,12 @@ class ActiveStore:
         return urls
 
     def failed(self) -> None:
-        """Record that a call has failed: a store that is known as healthy is checked soon."""
+        """Record that a call has failed. A store that counts as healthy is then checked soon."""
         if self._health.error is None:
             self._recheck.set()
 
     def worked(self) -> None:
-        """Record that a call has succeeded: a store that is known as unhealthy is checked soon."""
+        """Record that a call has succeeded. A store that counts as unhealthy is then checked soon."""
         if self._health.error is not None:
             self._recheck.set()
 
@@ -191,8 +189,8 @@ class ActiveStore:
     async def wait_health_change(self, seen: HealthStatus | None = None) -> HealthStatus:
         """Return once a check has completed after ``seen`` (default: the present status).
 
-        Returns at once for a store that is not checked any more: one that could not be made, or that was not
-        used for long. Cancellation: no effect.
+        Returns at once for a store that is not checked any more: it could not be made, or was not used for
+        long. Cancellation: no effect.
         """
         status = seen or self._health
         while not self._final and self._health is status:
@@ -216,7 +214,7 @@ class ActiveStore:
         return checking or threads.calls.in_progress > 0 or threads.signing.in_progress > 0
 
     def _trouble(self) -> Unavailable | None:
-        """Return the reason why calls are refused; None if they are not."""
+        """Return why calls are refused; None if they are not."""
         trouble = "" if self._threads is None else self._threads.calls.trouble
         return Unavailable(trouble) if trouble else None
 
@@ -243,7 +241,7 @@ class ActiveStore:
     def set_health(
         self, error: str | None, *, began: float = -math.inf, final: bool = False
     ) -> None:
-        """Record the result of a check, which began at that monotonic time. ``final``: it is the last one."""
+        """Record the result of a check, which began at that monotonic time. ``final``: no check follows."""
         self._health = HealthStatus(error, self._health.checks + 1, began)
         self._final = final
         changed, self._changed = self._changed, asyncio.Event()
@@ -251,11 +249,11 @@ class ActiveStore:
 
 
 class BlobStores:
-    """The stores of a process. Loop-bound; each store runs in threads of its own, made by ``pools``.
+    """The stores of a process. Loop-bound; each store has its own threads, made by ``pools``.
 
-    At most ``threads`` calls of one store run at a time, besides one health check and one signature. A call
-    hangs after ``hung_after_s`` without progress. ``constructors`` maps URL schemes to constructors of their
-    stores; see ``default_constructors``.
+    At most ``threads`` calls of one store run at a time, in addition to one health check and one signature. A
+    call hangs after ``hung_after_s`` without progress. ``constructors`` maps URL schemes to constructors of
+    their stores; see ``default_constructors``.
     """
 
     def __init__(
@@ -282,7 +280,7 @@ class BlobStores:
         self._unchecked: list[ActiveStore] = []
         self._news = asyncio.Event()
         self._busy = asyncio.Event()
-        """Set while calls are in progress that must be watched."""
+        """Set while calls that must be watched are in progress."""
         self._closing = threading.Event()
         self._unused_pool = pools("checks of stores that are not in use", _UNUSED_AT_ONCE)
         self._unused_room = asyncio.Semaphore(_UNUSED_AT_ONCE)
@@ -312,14 +310,14 @@ class BlobStores:
         check_path(_instead(parsed) if self._file_only else parsed, path)
 
     def in_use(self, url: str) -> ActiveStore | None:
-        """Return the store of ``url`` if ``get`` has made it, otherwise None. This call is no use of it."""
+        """Return the store of ``url`` if ``get`` has made it, else None. This does not count as a use."""
         return self._stores.get(url)
 
     async def check_unused(self, url: str, delete_prefix: str | None, timeout_s: float) -> str:
         """Check a store that is not in use, once. Return its error; empty if it is healthy.
 
-        With a ``delete_prefix``, also write and remove an object below it. No thread, metric or line of the
-        log remains of the store: a caller may name any number of them. Raise ``Unavailable`` if too many such
+        With a ``delete_prefix``, also write and remove an object below it. No thread, metric or log entry of
+        the store remains: a caller may name any number of stores. Raise ``Unavailable`` if too many such
         checks are in progress for ``timeout_s`` seconds. Cancellation: the check goes on, and counts.
         """
         try:
@@ -362,7 +360,8 @@ class BlobStores:
     def sweep(self) -> int:
         """Forget the stores that were not used since the last sweep. Return their number.
 
-        A store with calls in progress stays: made again, it would get new threads beside those that hang.
+        A store with calls in progress stays. If it was made again, it would get new threads beside those that
+        hang.
         """
         unused = [
             active
@@ -396,9 +395,8 @@ class BlobStores:
                 self._news.clear()
 
     def close(self) -> None:
-        """Refuse new calls, and let calls that wait for a repetition go on
-        at once. Does not wait for them.
-        """
+        """Refuse new calls. Let calls that wait for a repetition continue at once. Does not
+        wait for calls."""
         self._closing.set()
         self._unused_pool.close()
         for active in self._stores.values():
@@ -476,7 +474,8 @@ class BlobStores:
                 await self._clock.sleep(due - self._clock.monotonic())
 
     async def _check(self, active: ActiveStore) -> tuple[float, BaseException | None]:
-        """Return begin and error of one check. One that hangs is reported, and waited for before the next."""
+        """Return begin and error of one check. If it hangs, report that, and await its end
+        before the next."""
         assert active._threads is not None
         if active._checking is None:
             checking = active._threads.checks.submit(health.check, active.store)
@@ -498,22 +497,22 @@ class BlobStores:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the text of an error, and never an empty one: that would say that a store is healthy."""
+    """Return the text of an error, which is never empty: an empty text would mean a healthy store."""
     return str(error) or repr(error)
 
 
 def _instead(url: FragmentStoreUrl) -> FragmentStoreUrl:
-    """Return the URL of the files that take the place of another store in development."""
+    """Return the URL of the files that replace another store in development."""
     if url.scheme not in extras.EXTRAS:
         return url
-    # Buckets stay apart: they may hold different histories of the same journal.
+    # Keep buckets apart: they may hold different histories of the same journal.
     return FragmentStoreUrl("file", "", f"/{url.scheme}/{url.host}{url.path}")
 
 
 def default_constructors(settings: BlobSettings) -> dict[str, StoreConstructor]:
     """Return the constructors of stores, by scheme (``fsspec`` for all that begin with ``fsspec+``).
 
-    Constructors that need an extra are included without it, too. They raise ``Invalid`` when a store is made.
+    A constructor whose extra is not installed is included, and raises ``Invalid`` when a store is made.
     """
 
     def file(url: FragmentStoreUrl) -> FileStore:

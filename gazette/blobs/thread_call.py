@@ -10,11 +10,11 @@ from gazette.runtime.timeouts import timeout
 
 
 async def ended(call: concurrent.futures.Future[Any], timeout_s: float | None = None) -> bool:
-    """Return True if ``call`` ended within ``timeout_s`` seconds (None: no
-    limit). Its result stays in ``call``.
+    """Return True if ``call`` ended within ``timeout_s`` seconds (None: no limit). Its result stays in
+    ``call``.
 
-    A thread cannot be interrupted. After a time-out, keep ``call``: do not touch what it works on, and do not
-    repeat it, before it has ended. Cancellation: the call goes on.
+    A thread cannot be interrupted. After a time-out, keep ``call``. Until it has ended, do not repeat it, and
+    do not touch its objects. Cancellation: the call goes on.
     """
     if call.done():
         return True

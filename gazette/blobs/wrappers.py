@@ -1,4 +1,4 @@
-"""Stage 8 of the byte path: stores around stores, one that counts and one that retries."""
+"""Stage 8 of the byte path: stores around other stores. One counts calls, one retries them."""
 
 from __future__ import annotations
 
@@ -84,11 +84,11 @@ class InstrumentedStore:
         try:
             yield
             status = "success"
-        except GeneratorExit:  # A listing that its reader left early.
+        except GeneratorExit:  # A listing that its reader did not read to the end.
             status = "success"
             raise
         finally:
-            # An opened object is still read from the store; after other operations its part is done.
+            # After "get" the opened object is still read from the store. All other operations have ended.
             (on_store if operation == "get" else off_store)()
             metrics.OPERATIONS.labels(self._name, operation, status).inc()
             metrics.OPERATION_SECONDS.labels(self._name, operation, status).observe(
@@ -97,10 +97,10 @@ class InstrumentedStore:
 
 
 class RetryingStore:
-    """Repeats calls of another store that raise ``Unavailable``, ``ATTEMPTS_MAX`` times in all.
+    """Repeats calls of another store that raise ``Unavailable``, up to ``ATTEMPTS_MAX`` attempts.
 
-    For short failures, not for outages: the persister and health checks handle those. ``wait`` takes seconds
-    and is called by threads; it should return at once when stopping.
+    For short failures, not for outages: the persister and health checks handle those. Threads call ``wait``
+    with a number of seconds; it should return at once when stopping.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class RetryingStore:
         return self.repeated(lambda: self._store.open(path))
 
     def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
-        """Store an object. Repeated only if ``source`` is seekable."""
+        """Store an object. Repeat it only if ``source`` is seekable."""
         if not source.seekable():
             self._store.put(path, source, content_encoding=content_encoding)
             return
@@ -130,7 +130,7 @@ class RetryingStore:
         self.repeated(put)
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """List objects. A failed listing is repeated only before it has returned the first object."""
+        """List objects. Repeat a failed listing only before it has returned the first object."""
         return self._listed(lambda: self._store.list(prefix))
 
     def list_after(self, prefix: str, after: str) -> Iterator[BlobInfo]:
@@ -154,7 +154,7 @@ class RetryingStore:
         return self.repeated(lambda: self._store.sign_get(path, ttl_s))
 
     def sign_now(self, path: str, ttl_s: float) -> str | None:
-        """Return what the store returns, without repetition, or None if it is no ``LocalSigner``."""
+        """Return what the store returns, without repetition, or None if the store is no ``LocalSigner``."""
         if not isinstance(self._store, LocalSigner):
             return None
         return self._store.sign_now(path, ttl_s)
@@ -170,7 +170,7 @@ class RetryingStore:
 
 
 class _CountedReader(io.RawIOBase):
-    """Counts the bytes that a store has taken; bytes that it takes twice count once."""
+    """Counts the bytes that a store has taken. Bytes that it takes twice count once."""
 
     def __init__(self, source: BinaryIO) -> None:
         super().__init__()

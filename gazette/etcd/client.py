@@ -135,8 +135,8 @@ class Etcd:
     async def get_each(self, *keys: Key) -> tuple[KeyValue | None, ...]:
         """Return the values of ``keys`` in their order, all at one revision; None for keys that do not exist.
 
-        They are read one after the other: `txn` says why a single transaction does not. A compaction
-        meanwhile costs a second pass.
+        They are read one after the other: `txn` says why not in one transaction. After a compaction
+        meanwhile, all are read again.
         """
         while True:
             found: list[KeyValue | None] = []
@@ -160,8 +160,8 @@ class Etcd:
         page: int = _PAGE,
         keys_only: bool = False,
     ) -> RangeResult:
-        """Return all keys that begin with ``prefix``; or, with ``range_end``,
-        those in ``[prefix, range_end)``.
+        """Return all keys that begin with ``prefix``. With ``range_end``, return those in ``[prefix,
+        range_end)``.
 
         Read in pages, all at ``revision`` (0: that of the first page). ``header.revision`` holds it. Raise
         ``Compacted`` if that revision is compacted before the last page, ``NotYet`` if it is still to come.
@@ -224,10 +224,10 @@ class Etcd:
         """Run ``success`` if all ``compares`` hold, else ``failure``: atomically, at one revision.
 
         Compares that do not hold are not an error: see ``succeeded``. etcd limits each of the three to 128
-        entries by default and takes no key twice in one branch (``Invalid``).
+        entries by default. It refuses a key twice in one branch (``Invalid``).
 
-        Raise ``Invalid`` if there are reads and no writes: use `get_each`. etcd of before 2023 (tried: 3.5.1)
-        ends with a panic if the caller of such a transaction cancels it while it is run.
+        Raise ``Invalid`` if there are reads and no writes: use `get_each`. If a caller cancels such a
+        transaction while it runs, etcd of before 2023 (tried: 3.5.1) ends with a panic.
 
         Cancellation: it may have run.
         """
@@ -249,7 +249,7 @@ class Etcd:
     async def grant(self, ttl_s: float) -> Lease:
         """Return a new lease of ``ttl_s`` (rounded up to seconds; etcd may grant a longer one).
 
-        Cancellation: a lease without an owner may remain until its TTL has passed.
+        Cancellation: a lease without an owner may remain until it expires.
         """
         request = rpc_pb2.LeaseGrantRequest(TTL=max(math.ceil(ttl_s), 1))
         clock = self.clock
@@ -260,7 +260,7 @@ class Etcd:
             sent_at = clock.monotonic()
             return await m.lease.LeaseGrant(request, metadata=metadata, timeout=timeout_s)
 
-        # Repeatable: a lease without a user does no harm, and expires.
+        # It may be repeated: a lease without a user does no harm, and expires.
         response = await self._connection.call("LeaseGrant", attempt, repeatable=True)
         ttl_s = float(response.TTL)
         return Lease(self._connection, response.ID, ttl_s, sent_at + ttl_s)
@@ -270,12 +270,12 @@ class Etcd:
     ) -> AsyncGenerator[WatchResponse, None]:
         """Yield events of all keys that begin with ``prefix``, from ``start_revision`` on (0: from now).
 
-        The first response is ``created``. With ``progress``, etcd reports about every ten minutes up to
-        which revision nothing happened.
+        The first response is ``created``. With ``progress``, etcd reports about every ten minutes up to which
+        revision nothing happened.
 
-        This is one stream to one endpoint, and does not resume. Iterate under ``contextlib.aclosing``. On
-        ``Unavailable``, also raised when the member has lost its leader, watch again from the last response's
-        ``resume_revision``. That uses the next endpoint.
+        This is one stream to one endpoint, and does not resume. Iterate under ``contextlib.aclosing``. After
+        ``Unavailable``, watch again from the last response's ``resume_revision``, which uses the next
+        endpoint. ``Unavailable`` is also raised if the member has lost its leader.
 
         Raise ``Compacted`` if ``start_revision`` is gone, ``NotAllowed``, or ``Broken`` if etcd cancels the
         watch for another reason. Cancellation: the watch ends.

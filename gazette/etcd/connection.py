@@ -33,8 +33,8 @@ _EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs do not know it
 _BACKOFF_MIN_S = 0.05
 _BACKOFF_MAX_S = 1.0
 
-# With this, a member without a leader refuses at once. It would otherwise hold the request until a timeout.
-# The next endpoint may be on the right side of a partition.
+# With this, a member without a leader refuses at once. Otherwise it would hold the request until a timeout,
+# although the next endpoint may be on the right side of a partition.
 _REQUIRE_LEADER: Metadata = (("hasleader", "true"),)
 
 
@@ -43,9 +43,9 @@ class EtcdSettings:
     """The settings of a connection to etcd.
 
     ``endpoints`` are ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///path``. The first that answers
-    is used until it fails. ``ca_file``, ``cert_file`` and ``key_file`` are PEM files for https, read for
-    each connection. A dead connection is noticed within twice ``keepalive_s``, which
-    must be above etcd's ``--grpc-keepalive-min-time`` (5 s by default).
+    is used until it fails. ``ca_file``, ``cert_file`` and ``key_file`` are PEM files for https, read for each
+    connection. A dead connection is noticed within twice ``keepalive_s``. That must exceed etcd's
+    ``--grpc-keepalive-min-time`` (5 s by default).
     """
 
     endpoints: tuple[str, ...] = ("http://localhost:2379",)
@@ -162,17 +162,16 @@ class Connection:
     ) -> R:
         """Run ``attempt`` until it succeeds, over all endpoints, for at most ``timeout_s``.
 
-        A call that is not ``repeatable`` (a write) is attempted again only after a failure which
-        proves that it had no effect. Raise ``Unavailable`` with the fact ``outcome``:
-        ``"unknown"`` if the write may have happened, ``"not applied"`` if it surely did not. Raise
-        other refusals as `etcd/failures` maps them.
+        A call that is not ``repeatable`` (a write) is attempted again only after a failure that proves that
+        it had no effect. Raise ``Unavailable`` with the fact ``outcome``: ``"unknown"`` if the write may have
+        happened, ``"not applied"`` if it surely did not. Raise other refusals as `etcd/failures` maps them.
 
         Cancellation: a write may have happened.
         """
         timeout_s = timeout_s if timeout_s is not None else self.settings.request_timeout_s
         deadline = self.clock.monotonic() + timeout_s
         if attempt_timeout_s is None:
-            # A write gets all the time, since it may not be repeated after a timeout.
+            # A write gets all the time: it may not be repeated after a timeout.
             attempt_timeout_s = timeout_s / len(self._members) if repeatable else timeout_s
         failures, stale = 0, None
         while True:
@@ -199,10 +198,9 @@ class Connection:
             raise self._unavailable(operation, failure, repeatable) from failure.error.__cause__
 
     async def token(self, *, stale: str | None = None) -> str:
-        """Return the token to send; ``""`` without a user, or if etcd needs none.
-        ``stale`` is one that was refused.
+        """Return the token to send; ``""`` without a user, or if etcd needs no token.
 
-        Raise ``NotAllowed`` if etcd refuses the user or the password.
+        ``stale`` is a token that was refused. Raise ``NotAllowed`` if etcd refuses the user or the password.
         """
         if not self.settings.user:
             return ""
@@ -234,7 +232,7 @@ class Connection:
             raise Closed("the etcd client was closed")
 
     def closed_by_us(self) -> bool:
-        """Return True if a ``CancelledError`` is due to ``close``, rather than to a cancelled task."""
+        """Return True if ``close`` caused a ``CancelledError``, and not the cancellation of a task."""
         task = asyncio.current_task()
         return self._closed and (task is None or task.cancelling() == 0)
 
@@ -256,7 +254,7 @@ class Connection:
         return result, None
 
     async def _pause(self, failures: int, deadline: float) -> None:
-        """Wait, not beyond ``deadline``, when one more round over all endpoints has failed."""
+        """Wait after a round over all endpoints has failed, but not beyond ``deadline``."""
         rounds, others_untried = divmod(failures, len(self._members))
         if not others_untried:
             backoff = min(_BACKOFF_MIN_S * 2 ** min(rounds - 1, 10), _BACKOFF_MAX_S)
@@ -308,7 +306,7 @@ async def exchange(call: Any, request: Any) -> Any:
     Raise ``grpc.aio.AioRpcError`` or ``StreamEnded``.
     """
     with contextlib.suppress(asyncio.InvalidStateError):
-        # If the call has failed, the write raises this error, and the read raises the reason.
+        # If the call has failed, `write` raises this error, and `read` raises the reason.
         await call.write(request)
     return await read(call)
 
@@ -358,12 +356,12 @@ def _channel(endpoint: str, settings: EtcdSettings, transport: Transport) -> grp
     target, tls = grpc_target(endpoint)
     keepalive_ms = int(settings.keepalive_s * 1000)
     options = (
-        # etcd forbids pings on a connection without streams; a watch or a keep-alive is one.
+        # etcd forbids pings on a connection without streams. Watches and keep-alives are streams.
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", keepalive_ms),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
-        # In spite of its name, this option bounds how long one attempt to connect may take.
+        # Despite its name, this option limits the time of one attempt to connect.
         ("grpc.min_reconnect_backoff_ms", int(settings.dial_timeout_s * 1000)),
         ("grpc.max_receive_message_length", settings.receive_bytes_max),
     )

@@ -20,10 +20,10 @@ from gazette.etcd.values import Compacted
 
 Code = grpc.StatusCode
 
-# The transport says this only if no connection could be made, so nothing was sent.
+# The transport gives this text only if no connection could be made, so nothing was sent.
 _NOT_SENT = ("failed to connect",)
 
-# etcd answers these before it proposes the request to its peers.
+# etcd gives these answers before it proposes the request to its peers.
 _NOT_PROPOSED = (
     "etcdserver: no leader",
     "etcdserver: not leader",
@@ -44,8 +44,8 @@ _TRANSIENT = frozenset(
     (
         Code.UNAVAILABLE,
         Code.DEADLINE_EXCEEDED,
-        # Answers of a member that stops, for calls that run: it has cancelled its own context, or
-        # reset the stream.
+        # Answers of a member that stops, for running calls: it has cancelled its own context, or reset the
+        # stream.
         Code.UNKNOWN,
         Code.CANCELLED,
         Code.INTERNAL,
@@ -64,7 +64,7 @@ class ResponseTooLarge(Invalid):
 
 
 class StreamEnded(Exception):
-    """The server ended a stream without a reason to do so."""
+    """The server ended a stream without a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Failure:
 
 
 def classify(cause: grpc.aio.AioRpcError | StreamEnded, *, has_user: bool) -> Failure:
-    """Return the meaning of an RPC failure. ``has_user``: a password is at hand to get a token with."""
+    """Return the meaning of an RPC failure. ``has_user``: a password is at hand to get another token."""
     if isinstance(cause, StreamEnded):
         reason = str(cause) or "etcd ended the stream"
         return Failure(Unavailable(reason), transient=True, maybe_applied=True)

@@ -47,9 +47,9 @@ class Lease:
     async def keep_alive(self) -> NoReturn:
         """Renew three times per TTL, for as long as this runs.
 
-        Outages of etcd of any kind are survived, over all endpoints, until the TTL has passed. Raise
-        ``LeaseLost`` when it has, or as soon as etcd does not know the lease. Raise ``Closed`` or
-        ``NotAllowed`` if the client was closed or its user lost its rights.
+        Outages of etcd are survived, over all endpoints, until the TTL has passed. Then raise ``LeaseLost``;
+        raise it at once if etcd does not know the lease. Raise ``Closed`` or ``NotAllowed`` if the client was
+        closed or its user lost its rights.
 
         Cancellation: the lease stays until its TTL has passed; ``revoke`` ends it.
         """
@@ -58,7 +58,7 @@ class Lease:
             await self.renew()
 
     async def until_due(self) -> None:
-        """Wait until the lease is to be renewed: a third of its TTL after the last renewal."""
+        """Wait until the lease must be renewed: a third of its TTL after the last renewal."""
         renew_at = self.expires_at - self.ttl_s * (1 - 1 / _RENEWALS_PER_TTL)
         await self._clock.sleep(max(renew_at - self._clock.monotonic(), 0.0))
 
@@ -89,7 +89,7 @@ class Lease:
                     attempt,
                     repeatable=True,
                     timeout_s=self.remaining_s,
-                    # No single attempt may use up the remaining time: the next one may succeed.
+                    # No single attempt may use up the remaining time, since the next one may succeed.
                     attempt_timeout_s=self.ttl_s / _RENEWALS_PER_TTL,
                 )
                 break

@@ -1,7 +1,7 @@
-"""The renewal of a lease in a thread of its own, so that work on the event loop does not cost the lease.
+"""The renewal of a lease in its own thread, so that a busy event loop does not lose the lease.
 
 A process whose loop is busy still owns what it serves, and serves it late. Only a loop that has run nothing
-for ``STALL_MAX_S`` counts as dead: then the lease is left to end, so that others can take over.
+for ``STALL_MAX_S`` counts as dead. Then the lease is left to expire, so that others can take over.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from gazette.runtime.user_code import place_of_thread
 log = logging.getLogger(__name__)
 
 STALL_MAX_S: Final = 60.0
-"""Seconds for which an event loop may run nothing before its lease is left to end."""
+"""Seconds for which an event loop may run nothing before its lease is left to expire."""
 _LOOK_S: Final = 1.0
 
 
 async def keep_alive_apart(lease: Lease) -> NoReturn:
     """Renew ``lease`` as `Lease.keep_alive` does, but in a thread, and while the caller's loop is busy.
 
-    Raise what `Lease.keep_alive` raises, and ``LeaseLost`` if the loop ran nothing for so long that the
-    lease ended. Cancellation: the thread ends. The lease stays until its TTL has passed.
+    Raise what `Lease.keep_alive` raises, and ``LeaseLost`` if the loop ran nothing for so long that the lease
+    expired. Cancellation: the thread ends. The lease stays until its TTL has passed.
     """
-    if not lease.connection.on_network:  # All of a simulation is on one loop.
+    if not lease.connection.on_network:  # A whole simulation runs on one loop.
         await lease.keep_alive()
     thread = LoopThread("lease")
     try:
@@ -42,7 +42,7 @@ async def keep_alive_apart(lease: Lease) -> NoReturn:
 
 
 class _Renewal:
-    """The renewal of a lease of the loop that makes this object. ``run`` it on the loop of another thread."""
+    """The renewal of a lease, made on the lease's loop. Call ``run`` on the loop of another thread."""
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
@@ -53,7 +53,7 @@ class _Renewal:
         self._is_warned = False
 
     async def run(self) -> NoReturn:
-        """Renew the lease over a connection of this thread, until that is no longer possible."""
+        """Renew the lease over a connection of this thread, until that is not possible any more."""
         shared = self._lease
         connection = Connection(shared.connection.settings, self._clock)
         kept = Lease(connection, shared.id, shared.ttl_s, shared.expires_at)
@@ -65,7 +65,7 @@ class _Renewal:
                 await kept.renew()
                 shared.ttl_s, shared.expires_at = kept.ttl_s, kept.expires_at
         except LeaseLost:
-            # The loop may be busy, and must not acknowledge anything before it learns of this.
+            # The loop may be busy. It must not acknowledge anything before it learns of this.
             shared.expires_at = min(shared.expires_at, self._clock.monotonic())
             raise
         finally:
@@ -74,7 +74,7 @@ class _Renewal:
     def _is_stalled(self, kept: Lease) -> bool:
         """Ask the loop for a sign of life. Return True while the last one is too long ago.
 
-        Raise ``LeaseLost`` once the lease has ended meanwhile.
+        Raise ``LeaseLost`` if the lease has expired meanwhile.
         """
         with suppress(RuntimeError):  # The loop is closed: the process ends.
             self._loop.call_soon_threadsafe(self._note_sign)
@@ -98,7 +98,7 @@ class _Renewal:
 
 
 def _where(thread: int) -> str:
-    """Return where a thread is, in the user's code if it has any, in parentheses."""
+    """Return where a thread is, in parentheses: in the user's code, if it runs any."""
     frame = sys._current_frames().get(thread)
     place = place_of_thread(thread)
     if not place and frame is not None:

@@ -67,12 +67,12 @@ class EtcdServer:
     """One single-member etcd whose state, log and lock live in ``directory``.
 
     ``listen`` is ``http://HOST:PORT`` or ``https://HOST:PORT``. Port 0 takes a free port at the first
-    ``start`` and keeps it over restarts. Or ``listen`` is ``unix``, for a socket within ``directory``.
+    ``start`` and keeps it over restarts. ``listen`` may also be ``unix``, for a socket within ``directory``.
     ``durable=False`` skips fsync, for tests.
 
-    All methods block, for milliseconds up to their timeout: call them through a ``BlockingPool`` where a
-    loop must go on. The child ignores the terminal's Ctrl-C: its parent decides when to stop it. It ends
-    when its parent has ended, in any way, and all processes that inherited ``lifeline``.
+    All methods block, for milliseconds up to their timeout: call them through a ``BlockingPool`` if a loop
+    must not wait. The child ignores the terminal's Ctrl-C: its parent decides when to stop it. The child ends
+    when its parent has ended, in any way, and so have all processes that inherited ``lifeline``.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class EtcdServer:
         self._lifeline: _Lifeline | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self.exit_code: int | None = None
-        """Exit code of the process before the present one; after a signal, its negative number."""
+        """Exit code of the previous process; after a signal, its negative number."""
 
     @property
     def endpoint(self) -> str:
@@ -120,16 +120,16 @@ class EtcdServer:
 
     @property
     def lifeline(self) -> int:
-        """File descriptor for processes that need etcd to end in order: etcd outlives those that inherit it.
+        """File descriptor for processes that need etcd until they end: etcd outlives all that inherit it.
 
-        Valid while the process runs, and the same one over starts after a crash.
+        Valid while the process runs. It stays the same when etcd is started after a crash.
         """
         assert self._lifeline is not None, "etcd does not run"
         return self._lifeline.held
 
     @property
     def running(self) -> bool:
-        """True if the process exists, also if it is paused."""
+        """True if the process exists, even if it is paused."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, timeout_s: float = 20.0) -> None:
@@ -194,9 +194,9 @@ class EtcdServer:
         self.start()
 
     def pause(self) -> None:
-        """Send SIGSTOP: connections stay open and nothing answers. Returns once the process has stopped."""
+        """Send SIGSTOP: connections stay open, without answers. Return once the process has stopped."""
         process = self._signal(signal.SIGSTOP)
-        # The signal is only on its way: a thread may still answer until the kernel reports the stop.
+        # The signal may still be on its way. Until the kernel reports the stop, a thread may answer.
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
@@ -237,7 +237,7 @@ class EtcdServer:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    # etcd must see the flags from here, and none from the environment.
+                    # etcd takes its flags from here, and none from the environment.
                     env={k: v for k, v in os.environ.items() if not k.startswith("ETCD_")},
                     pass_fds=(lock,),
                     start_new_session=True,
@@ -256,7 +256,7 @@ class EtcdServer:
         self._await_ready(self._process, log_start, timeout_s)
 
     def _forget(self, process: subprocess.Popen[bytes]) -> None:
-        # The guard knows only a process id, which another process may get soon.
+        # The guard knows only a process id, which soon another process may get.
         if self._guard is not None:
             self._guard.kill()
             self._guard.wait()
@@ -301,7 +301,7 @@ class EtcdServer:
                 continue
 
     def _command(self, binary: str) -> list[str]:
-        # The name of a socket must look like a host and a port. etcd takes it as a file in its working
+        # The name of a socket must look like a host and a port. etcd creates it as a file in its working
         # directory. Only this member uses its peer address, so that is a socket, too.
         listen = f"unix://{_SOCKET}" if self._scheme == "unix" else self.endpoint
         peer = "unix://peer.sock:0"
@@ -346,9 +346,7 @@ class EtcdServer:
                 ) from error
 
     def _lock_directory(self) -> int:
-        """Return a lock that the child inherits: it is held for as long as
-        this process or the child lives.
-        """
+        """Return a lock that the child inherits. It is held while this process or the child lives."""
         lock = os.open(self.directory / "etcd.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -363,7 +361,7 @@ class EtcdServer:
 
 
 class _Lifeline:
-    """A pipe that is never written to. A read of it returns when no process has its other end any more."""
+    """A pipe that is never written to. A read of it returns when no process has its other end open."""
 
     _SCRIPT: Final = 'read -r _; kill -TERM "$0"; kill -CONT "$0"'
 
@@ -371,7 +369,7 @@ class _Lifeline:
         self._reading, self.held = os.pipe()
 
     def end_with_it(self, pid: int) -> subprocess.Popen[bytes]:
-        """Start a process that ends another one when all that hold this lifeline are gone."""
+        """Start a process that ends another one once no process holds this lifeline."""
         return subprocess.Popen(
             ["/bin/sh", "-c", self._SCRIPT, str(pid)],
             stdin=self._reading,

@@ -1,4 +1,4 @@
-"""The connection to etcd at the start of a process: it waits without bound, and logs that it waits."""
+"""The connection to etcd at the start of a process. It waits for etcd without bound, and logs that."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PAUSE_S: Final = 1.0
 async def connect_with_retry(
     settings: EtcdSettings, clock: Clock, *, transport: Transport | None = None
 ) -> Etcd:
-    """Connect to etcd. Until etcd answers, log that every few seconds and try again, without end.
+    """Connect to etcd. Until etcd answers, try again without end, and log that every few seconds.
 
-    Starting before etcd is normal where both are started together. Raise ``Invalid`` and ``NotAllowed`` at
-    once: waiting does not mend these. Cancellation: nothing is left.
+    If both are started together, etcd may well be later. Raise ``Invalid`` and ``NotAllowed`` at once:
+    waiting does not cure these. Cancellation: nothing is left.
     """
     probe = replace(settings, request_timeout_s=min(_ATTEMPT_S, settings.request_timeout_s))
     began = clock.monotonic()

@@ -22,7 +22,7 @@ _FROM_KEY = b"\0"  # The least key. As the end of a range it means: up to the la
 
 
 class Compacted(Conflict):
-    """The revision that was asked for is gone: load again, and continue from what was loaded.
+    """The requested revision is gone: load again, and continue from there.
 
     ``compact_revision`` is the oldest one that etcd still has, or 0 if it did not say.
     """
@@ -87,7 +87,7 @@ class RangeResult(msgspec.Struct, frozen=True):
     header: ResponseHeader
     kvs: tuple[KeyValue, ...]
     count: int
-    """Number of keys in the whole range, for any limit."""
+    """Number of keys in the whole range, even if a limit returned fewer."""
 
 
 class PutResult(msgspec.Struct, frozen=True):
@@ -100,9 +100,8 @@ class DeleteResult(msgspec.Struct, frozen=True):
 
 
 class TxnResult(msgspec.Struct, frozen=True):
-    """The result of a transaction. ``results`` has one entry per operation of
-    the branch that ran, in order.
-    """
+    """The result of a transaction. ``results`` has one entry per operation of the branch
+    that ran, in order."""
 
     header: ResponseHeader
     succeeded: bool
@@ -140,7 +139,7 @@ class Compare(msgspec.Struct, frozen=True):
     relation: Relation
     operand: int | bytes
     range_end: bytes = b""
-    """With it, the condition must hold for all keys of ``[key, range_end)``."""
+    """If set, the condition must hold for all keys of ``[key, range_end)``."""
 
     def __post_init__(self) -> None:
         if self.relation not in ("=", "!=", "<", ">"):
@@ -227,7 +226,7 @@ class Op:
 
 
 def only_reads(operations: tuple[Operation, ...]) -> bool:
-    """Return True if a second run of ``operations`` could change nothing."""
+    """Return True if running ``operations`` a second time could change nothing."""
     return all(
         only_reads(op.success) and only_reads(op.failure)
         if isinstance(op, TxnOp)
@@ -237,7 +236,7 @@ def only_reads(operations: tuple[Operation, ...]) -> bool:
 
 
 def has_reads(operations: tuple[Operation, ...]) -> bool:
-    """Return True if one of ``operations`` is a read, also in a nested transaction."""
+    """Return True if one of ``operations`` is a read, including those of nested transactions."""
     return any(
         has_reads(op.success) or has_reads(op.failure)
         if isinstance(op, TxnOp)
@@ -247,7 +246,7 @@ def has_reads(operations: tuple[Operation, ...]) -> bool:
 
 
 class WatchEvent(msgspec.Struct, frozen=True):
-    """A put, or the deletion of a key (then only its key and ``mod_revision`` have a meaning)."""
+    """A put, or the deletion of a key. A deletion has only the key and ``mod_revision``."""
 
     kv: KeyValue
     deleted: bool = False
@@ -270,9 +269,9 @@ class WatchResponse:
 
     @property
     def resume_revision(self) -> int | None:
-        """The revision at which to resume a watch that has seen this response; None if it does not say.
+        """The revision at which to resume a watch that has seen this response; None if the response has none.
 
-        While a watch catches up, the header is ahead of the events: only the events count then.
+        While a watch catches up, the header is ahead of the events: then only the events count.
         """
         if self.created:
             return None

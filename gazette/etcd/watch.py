@@ -27,7 +27,7 @@ async def watch(
             range_end=range_end,
             start_revision=start_revision,
             progress_notify=progress,
-            # Let etcd split large responses. One that it cannot send would fail the watch for ever.
+            # Let etcd split large responses. If it could not send one, the watch would fail for ever.
             fragment=True,
         )
     )
@@ -48,7 +48,7 @@ async def watch(
 async def _open(
     connection: Connection, request: rpc_pb2.WatchRequest
 ) -> tuple[_Stream, rpc_pb2.WatchResponse]:
-    """Open the watch on the first endpoint that confirms it. Return its stream and that answer."""
+    """Open the watch on the first endpoint that confirms it. Return its stream and the confirmation."""
 
     async def attempt(
         member: Member, metadata: Metadata, timeout_s: float
@@ -72,8 +72,8 @@ async def _open(
     except NotAllowed:
         if not token:
             raise
-    # etcd reports an outdated token in several ways, one of them being "permission denied". Only a
-    # new token shows the difference.
+    # etcd reports an outdated token in several ways, also as "permission denied". Only a new token shows the
+    # difference.
     await connection.token(stale=token)
     return await connection.call("Watch", attempt, repeatable=True)
 
@@ -99,9 +99,8 @@ class _Stream:
         return response
 
     def raise_if_canceled(self, response: rpc_pb2.WatchResponse) -> None:
-        """Raise the reason for which etcd cancelled the watch; ``StreamEnded`` if
-        the next endpoint may serve it.
-        """
+        """Raise the reason for which etcd cancelled the watch; ``StreamEnded`` if the next endpoint may serve
+        it."""
         if not response.canceled:
             return
         reason = response.cancel_reason

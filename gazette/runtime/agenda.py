@@ -1,4 +1,4 @@
-"""Things to do, by the time at which they are due, how many of them a second, and how many at a time."""
+"""Entries by the time at which they are due, with limits: of starts per second, and of actions at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Due(Protocol):
-    """A thing to do at ``due_at``; never, if that is infinite."""
+    """An entry that is due at ``due_at``; never, if that is infinite."""
 
     due_at: float
 
@@ -38,7 +38,7 @@ class Agenda(Generic[D]):
         return None
 
     def take(self, now: float) -> D | None:
-        """Take the entry that is due first, if it is due by ``now``."""
+        """Remove and return the entry that is due first, if it is due by ``now``."""
         entry = self.first()
         if entry is None or entry.due_at > now:
             return None
@@ -48,7 +48,7 @@ class Agenda(Generic[D]):
 
 
 class Allowance:
-    """Permits ``per_s`` things a second: up to a second's worth at once, then one after the other."""
+    """Permits ``per_s`` actions a second: up to one second's number at once, then one after the other."""
 
     def __init__(self, per_s: float, now: float) -> None:
         self._per_s = per_s
@@ -56,7 +56,7 @@ class Allowance:
         self._at = now
 
     def take(self, now: float) -> bool:
-        """Return True, and count one thing, if it may be done at ``now``."""
+        """Return True if an action is permitted at ``now``, and count it."""
         self._left = min(self._left + (now - self._at) * self._per_s, self._per_s)
         self._at = now
         if self._left < 1:
@@ -66,40 +66,40 @@ class Allowance:
 
     @property
     def next_s(self) -> float:
-        """The seconds from the last ``take`` on, after which one more thing may be done."""
+        """The seconds after the last ``take`` until one more action is permitted."""
         return max(1 - self._left, 0.0) / self._per_s
 
 
 class Slots:
-    """Permits ``count`` short things at a time. Those that take longer than ``patience_s`` count no more.
+    """Permits ``count`` short actions at a time. Those that take longer than ``patience_s`` count no more.
 
-    So a burst does not fill the event loop, and things that hang do not stop the others.
+    So a burst does not fill the event loop, and actions that hang do not stop the others.
     """
 
     def __init__(self, count: int, patience_s: float, now: float) -> None:
         self._count = count
         self._patience_s = patience_s
         self._round = 0
-        """Slots are taken in rounds of ``patience_s``. Those of former rounds count no more."""
+        """Slots are taken in rounds of ``patience_s``. Slots of former rounds do not count any more."""
         self._begun_at = now
         self._taken = 0
 
     def are_free(self, now: float) -> bool:
-        """Return True if one more thing may begin at ``now``."""
+        """Return True if one more action may begin at ``now``."""
         if now - self._begun_at >= self._patience_s:
             self._round, self._begun_at, self._taken = self._round + 1, now, 0
         return self._taken < self._count
 
     def take(self) -> int:
-        """Count one more thing. Return the slot, to be given back to ``free``."""
+        """Count one more action. Return its slot, which ``free`` takes back."""
         self._taken += 1
         return self._round
 
     def free(self, slot: int) -> None:
-        """Count one thing less."""
+        """Count one action less."""
         if slot == self._round:
             self._taken -= 1
 
     def next_s(self, now: float) -> float:
-        """Return the seconds from ``now`` on, after which slots are free even if nothing ends."""
+        """Return the seconds after ``now`` until slots are free even if no action ends."""
         return max(self._begun_at + self._patience_s - now, 0.0)

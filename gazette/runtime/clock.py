@@ -28,7 +28,7 @@ class SystemClock:
 
     __slots__ = ()
 
-    # Without a call of Python in between: publishers read the time for each message, brokers for each append.
+    # No Python function in between: publishers read the time for each message, brokers for each append.
     now = staticmethod(time.time)
     monotonic = staticmethod(time.monotonic)
 

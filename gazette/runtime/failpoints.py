@@ -104,7 +104,7 @@ class _Armed:
     action: Action
     seconds: float
     when: int | None
-    """The number of the matching hit at which to act; None: at each."""
+    """The number of the matching hit at which to act; None: at each hit."""
     seen: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -146,7 +146,7 @@ _armed: tuple[_Armed | _Hooked, ...] = ()
 
 
 def parse(text: str) -> tuple[_Armed, ...]:
-    """Return the points of a text. Raise ``Invalid`` for an unknown point or action, or another form."""
+    """Return the points of a text. Raise ``Invalid`` for an unknown point or action, or for another form."""
     entries = [one.strip() for one in text.split(";")]
     return tuple(_parse_one(entry) for entry in entries if entry)
 
@@ -182,7 +182,7 @@ def _parse_one(entry: str) -> _Armed:
 
 
 def arm(text: str) -> None:
-    """Arm these points, and no others. Raise ``Invalid``, and then changes nothing."""
+    """Arm these points, and no others. After ``Invalid`` nothing has changed."""
     global _armed
     _armed = parse(text)
 
@@ -224,18 +224,18 @@ async def reach(point: str, detail: str, clock: Clock) -> None:
 
 
 def _perform(point: str, detail: str) -> float:
-    """Perform what is armed. Return the seconds to wait."""
+    """Perform the armed actions. Return the seconds to wait."""
     return sum(one.perform(point, detail) for one in _armed)
 
 
 class _Marks:
-    """The file of marks. Its descriptor is opened at the first of them, and kept."""
+    """The file of marks. Its descriptor is opened for the first mark, and kept."""
 
     def __init__(self) -> None:
         self._clock = SystemClock()
         self._file: int | None = None
         self._lock = threading.Lock()
-        """Held to open the file: several threads may be the first."""
+        """Held to open the file: several threads may write the first mark."""
 
     def write(self, point: str, detail: str) -> None:
         """Write one line, in one call: processes may share the file. Raise ``Invalid`` without a file."""
@@ -243,7 +243,7 @@ class _Marks:
         with self._lock:
             if self._file is None:
                 self._file = self._opened()
-        # Blanks and ends of lines in names of journals and shards could be mistaken for separators.
+        # Blanks and line ends in names of journals and shards could be mistaken for separators.
         detail = "_".join(detail.split())
         os.write(self._file, f"{at} {point} {detail}\n".encode("utf-8", "backslashreplace"))
 

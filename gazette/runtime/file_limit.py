@@ -1,4 +1,4 @@
-"""Limits that follow from the number of files that this process may open: sockets are files as well."""
+"""Limits that follow from the number of files that this process may open. Sockets count as files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 _RAISED_TO_MAX: Final = 1 << 20
 """Some systems have no hard limit, and tables of the kernel grow with the soft one."""
 _FILES_PER_ITEM: Final = 4
-"""Files of one journal at a broker: its spool, one that waits to be stored, and two readers' files."""
+"""Files of one journal at a broker: its spool, one that waits to be stored, and the files of two readers."""
 _GRPC_MAX: Final = 16_384
 _HTTP_MAX: Final = 8_192
 _DEBUG_MAX: Final = 256
@@ -40,7 +40,7 @@ class ConnectionLimits:
 
     @classmethod
     def of_process(cls) -> ConnectionLimits:
-        """Return the limits of this process, as its soft limit of files is now."""
+        """Return the limits of this process, for its present soft limit of files."""
         return cls.of_files(file_limit())
 
 
@@ -50,7 +50,7 @@ def file_limit() -> int:
 
 
 def raise_file_limit() -> int:
-    """Raise the soft limit of open files to the hard one. Return the limit that is in force."""
+    """Raise the soft limit of open files to the hard one. Return the limit that holds now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _number(hard)
     if _number(soft) < wanted:

@@ -1,4 +1,4 @@
-"""An event that happens once. It costs little until something waits for it: journals have several each."""
+"""An event that happens once. It is cheap until a task waits for it: each journal has several."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Latch:
-    """Is set once, for good. Loop-bound."""
+    """Is set once, and stays set. Loop-bound."""
 
     __slots__ = ("_is_set", "_listeners")
 
@@ -26,7 +26,7 @@ class Latch:
             listener()
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` once the latch is set, now if it is. It must neither block nor raise."""
+        """Call ``listener`` once the latch is set, or now if it is set. It must neither block nor raise."""
         if self._is_set:
             listener()
             return
@@ -35,7 +35,7 @@ class Latch:
         self._listeners[listener] = None
 
     def forget(self, listener: Callable[[], None]) -> None:
-        """Do not call ``listener``. Do nothing if it was called."""
+        """Do not call ``listener`` any more. Do nothing if it was called."""
         if self._listeners is not None:
             self._listeners.pop(listener, None)
 

@@ -1,8 +1,8 @@
 """One log line for each cause and minute, with the number of lines that were left out.
 
-A record logged with ``extra={"cause": …}`` has that cause. Repeated records of libraries have their own
-template as cause. The first line of a cause is written at once. Lines of the minute after it are counted. At
-the end of the minute the last of them is written, with the fact ``left_out`` for the others.
+A record logged with ``extra={"cause": …}`` has that cause. The cause of repeated records of libraries is
+their own template. The first line of a cause is written at once. Lines in the minute after it are counted. At
+the end of the minute the last of them is written, with the number of the others as the fact ``left_out``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 INTERVAL_S: Final = 60.0
 _CAUSES_MAX: Final = 1_000
 _REPETITIVE: Final = ("uvicorn", "asyncio", "grpc", "concurrent")
-"""Libraries that log the acts of each of many clients and peers."""
+"""Libraries that log each action of many clients and peers."""
 
 
 class Later(Protocol):
@@ -38,9 +38,8 @@ class _Window:
 class OncePerMinute(logging.Filter):
     """A filter of ``handler``. Any thread.
 
-    The lines that were left out are reported when the minute ends, if an event loop runs
-    where they were logged. Otherwise the next line of their cause counts them. ``later``
-    replaces the loop's timer, for tests.
+    If an event loop runs where lines were left out, they are reported when the minute ends. Otherwise the
+    next line of their cause reports them. ``later`` replaces the loop's timer, for tests.
     """
 
     def __init__(self, handler: logging.Handler, *, later: Later | None = None) -> None:
@@ -96,7 +95,7 @@ class OncePerMinute(logging.Filter):
 
 
 def _cause_of(record: logging.LogRecord) -> str:
-    """Return the cause that a record repeats; empty if the record is always written."""
+    """Return the cause of a record, by which it counts as repeated; empty if it is always written."""
     cause: str = getattr(record, "cause", "")
     if cause:
         return f"{record.name} {cause}"

@@ -35,7 +35,7 @@ _CUT_OFF: Final = "ASGI callable returned without completing response."
 _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     *("message", "asctime", "color_message", "cause"),
 }
-"""Fields of a record that are no facts: its own, and its ``cause`` (`gazette.runtime.log_limit`)."""
+"""Fields of a record that are not facts: its own, and its ``cause`` (`gazette.runtime.log_limit`)."""
 
 
 def setup(level: str, log_format: str, *, stream: TextIO | None = None) -> None:
@@ -51,16 +51,16 @@ def setup(level: str, log_format: str, *, stream: TextIO | None = None) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(LEVELS[level])
-    # These libraries log each request. Only their warnings are of use.
+    # These libraries log each request. Only their warnings are useful.
     for chatty in ("uvicorn", "asyncio", "botocore", "urllib3"):
         logging.getLogger(chatty).setLevel(max(LEVELS[level], logging.WARNING))
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return False for lines that this program logs itself, or that are no news.
+    """Return False for lines that this program logs itself, or that need no attention.
 
-    gRPC logs with a traceback that a caller was gone when its call was answered. uvicorn logs that a body was
-    cut off. `gazette.net.streaming_body` cuts bodies off to report a failure that it has logged.
+    gRPC logs, with a traceback, that a caller was gone when its call was answered. uvicorn logs that a body
+    was cut off. `gazette.net.streaming_body` cuts bodies off to report a failure that it has logged.
     """
     error = record.exc_info[0] if record.exc_info else None
     if record.name == "uvicorn.error" and record.msg == _CUT_OFF:
@@ -79,7 +79,7 @@ def _extra(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _error(record: logging.LogRecord) -> BaseException | None:
-    """Return the error of a record: the exception in its message, or else the one that was handled."""
+    """Return the error of a record: the exception in its message, or else the handled one."""
     values = record.args.values() if isinstance(record.args, Mapping) else record.args or ()
     named = next((value for value in values if isinstance(value, BaseException)), None)
     if named is not None:
@@ -99,8 +99,8 @@ def _time(record: logging.LogRecord) -> str:
 class TextFormatter(logging.Formatter):
     """``2026-01-31T12:00:00.000Z warning gazette.broker: message key=value``.
 
-    The hint of an error is added if it is not the default one, or if the error ends the process. Texts of
-    strangers are `printable`.
+    The hint of an error is added if it is not the default one, or if the error ends the process. Texts from
+    outside are made `printable`.
     """
 
     def __init__(self, *, color: bool) -> None:
@@ -155,13 +155,12 @@ class JsonFormatter(logging.Formatter):
         try:
             return json.dumps(line, default=str, allow_nan=False)
         except (TypeError, ValueError):
-            # Keys that are no texts, cyclic values, and numbers that JSON does
-            # not have must not cost the line.
+            # Keys that are not text, cyclic values, and numbers that JSON lacks must not lose the line.
             return json.dumps({key: _plain(value) for key, value in line.items()})
 
 
 def _plain(value: object) -> object:
-    """Return a value that JSON certainly has."""
+    """Return a value that JSON can surely hold."""
     if isinstance(value, str | int | None):
         return value
     if isinstance(value, float) and math.isfinite(value):

@@ -1,7 +1,7 @@
-"""Objects that work in the process that made them, are closed by their owner, or work on one event loop: what
-names them if they are not used so.
+"""Marks of objects that work only in their process, are closed by their owner, or work on one event loop. An
+error names the object if it is not used so.
 
-Threads, event loops and connections stay behind in the process that `os.fork` copies.
+Threads, event loops and connections do not exist in a child that `os.fork` makes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MadeBeforeFork:
     __slots__ = ("_count", "_what")
 
     def __init__(self, what: str) -> None:
-        """Note the process that makes an object. Errors call the object ``what``, such as ``a publisher``."""
+        """Note the process that makes an object. Errors call it ``what``, such as ``a publisher``."""
         self._what: Final = what
         self._count: Final = _Forks.count
 
@@ -78,15 +78,15 @@ class ClosedByOwner(MadeBeforeFork):
     __slots__ = ("_made_at",)
 
     def __init__(self, what: str) -> None:
-        """Note where an object is made, and the process. Errors and the log call the object ``what``."""
+        """Note the line and the process that make an object. Errors and the log call the object ``what``."""
         super().__init__(what)
         self._made_at: Final = _line_of_caller()
 
     def dropped(self, close: Callable[[], object], hint: str) -> None:
         """Log that the object was dropped without being closed, and run ``close``.
 
-        Call it from ``__del__``, in any thread. It does nothing in a process that was forked since, nor as
-        the interpreter ends.
+        Call it from ``__del__``, in any thread. It does nothing in a forked child, or while the interpreter
+        ends.
         """
         if self.is_left or sys.is_finalizing():
             return
@@ -113,9 +113,9 @@ class LoopBound(ClosedByOwner):
     def require(self) -> None:
         """Bind the object to the running loop, if there is one.
 
-        Raise ``Invalid`` if it is bound to another one, and ``Closed`` if this process was forked since.
+        Raise ``Invalid`` if it is bound to another loop, and ``Closed`` in a forked child.
         """
-        # Of one thread, one loop runs at a time. To ask which takes a system call before Python 3.12.
+        # A thread runs one loop at a time. To ask which costs a system call before Python 3.12.
         loop = self._loop
         usual = loop is not None and get_ident() == self._thread and loop.is_running()
         if not usual or self._count != _Forks.count:
@@ -136,14 +136,14 @@ class LoopBound(ClosedByOwner):
         self._loop, self._thread = loop, get_ident()
 
     def _run(self, close: Callable[[], object]) -> None:
-        """Have the loop run ``close``. The collector closes the sockets of a loop that has ended."""
+        """Let the loop run ``close``. If the loop has ended, the collector closes its sockets."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(close)
 
 
 def _line_of_caller() -> str:
-    """Return file and line of the innermost code that is not ours."""
+    """Return file and line of the innermost code outside of this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] != _OURS:

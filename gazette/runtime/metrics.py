@@ -1,7 +1,7 @@
 """The export of all metrics, and those of clients and servers: of journals, and of gRPC.
 
-Other packages define their own metrics. All are in the one registry of the process. If tests run
-several brokers in one process, their values add up.
+Other packages define their own metrics. All are in the one registry of the process. If tests run several
+brokers in one process, their values are added up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def render() -> bytes:
 
 
 class PlainCounter(Collector):
-    """A counter whose name does not end in ``_total``, which the library requires of its own counters.
+    """A counter whose name does not end in ``_total``, as the library requires of its own counters.
 
     Exported as untyped: dashboards read only the samples and their names. Any thread.
     """

@@ -48,7 +48,7 @@ class Mutex(Generic[T]):
             raise
 
     def give(self, value: T) -> None:
-        """Give the object (or its successor) back. Never blocks."""
+        """Give the object, or a successor of it, back. Never blocks."""
         if self._free:
             raise Bug("mutex given back twice", mutex=self.name)
         while self._waiters:

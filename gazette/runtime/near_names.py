@@ -11,10 +11,11 @@ _BEGINNING_MIN: Final = 4
 
 
 def near_name(word: str, names: Iterable[str]) -> str | None:
-    """Return the name that ``word`` is a slip of, or None.
+    """Return the name for which ``word`` is a likely slip, or None.
 
-    The first letter is the same. There is one mistake for each four letters at most: a letter that is
-    missing, added, or another, or two that are swapped. Or all letters but the last begin the name.
+    The first letter must be the same. One mistake is permitted for each four letters: a letter that is
+    missing, added or replaced, or two that are swapped. A word whose letters but the last begin the name
+    fits, too.
     """
     letters = word.strip("-")
     allowed = max(1, len(letters) // _LETTERS_PER_MISTAKE)
@@ -32,7 +33,7 @@ def near_name(word: str, names: Iterable[str]) -> str | None:
 
 
 def mistakes(word: str, name: str) -> int:
-    """Return the least number of mistakes that make ``word`` of ``name``."""
+    """Return the least number of mistakes that turn ``name`` into ``word``."""
     before: list[int] = []
     row = list(range(len(name) + 1))
     for i, letter in enumerate(word, 1):

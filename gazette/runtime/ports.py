@@ -9,22 +9,21 @@ from typing import Final
 
 _FIRST: Final = 10_000
 _LAST: Final = 32_767
-"""Below the ports that Linux and BSD give to outgoing connections: any
-process may take those at any moment.
-"""
+"""Below the ports that Linux and BSD use for outgoing connections: any process may take
+those at any moment."""
 _ATTEMPTS: Final = 1_000
 
 _rng = random.SystemRandom()
 _given: dict[int, int | None] = {}
-"""Ports that this process was given, each with the descriptor of the socket that reserves it."""
+"""Ports that this process has got, each with the descriptor of the socket that reserves it."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
     """Return a port that is free now, and that no later connection takes by chance.
 
-    The port is not in the range of outgoing connections, and this process was not given it before. On
-    Linux, no other process of this function is given it while this one lives. If many attempts find no
-    such port, or it is not permitted, return any that is free now.
+    The port is not in the range of outgoing connections, and differs from all that this process got before.
+    On Linux, this function gives it to no other process while this one lives. If many attempts find no such
+    port, or it is not permitted, return any that is free now.
     """
     for _ in range(_ATTEMPTS):
         port = _rng.randint(_FIRST, _LAST)
@@ -52,11 +51,11 @@ def bracketed(host: str) -> str:
 
 
 def _reserve(port: int) -> bool:
-    """Keep other processes from being given a port, until this one ends. Return False if one has it."""
+    """Reserve a port against other processes, until this process ends. Return False if one of them has it."""
     if sys.platform != "linux":
         _given[port] = None
         return True
-    # Names in the abstract namespace end with their process. A lock file would outlive it.
+    # A name in the abstract namespace ends with its process. A lock file would outlive it.
     name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         name.bind(f"\0gazette-port-{port}")

@@ -1,4 +1,4 @@
-"""The end of a process, also while threads of it hang."""
+"""The end of a process, even if some of its threads hang."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _BUFFERED: Final = frozenset({io.TextIOWrapper, io.BufferedWriter, io.BufferedRa
 def end_process(code: int) -> NoReturn:
     """End the process with exit code ``code``, once its threads have ended or 2 s have passed.
 
-    A thread that hangs, as in a blob store or a query of an application, would keep the interpreter for ever.
-    Such a thread is named in the log and left. Otherwise functions registered with `atexit` run. Files that
-    are open are flushed. Nothing else is torn down: gRPC would take more than a second to free what it holds.
+    The interpreter would wait for ever for a thread that hangs, as in a blob store or in a query of an
+    application. Such a thread is named in the log and left. Otherwise functions registered with `atexit` run,
+    and open files are flushed. Nothing else is torn down: for gRPC, that would take more than a second.
 
-    SIGTERM and SIGINT are ignored meanwhile. A second signal would make a killed process of one that has
-    ended well. Call it from the main thread, and only of a process that ends.
+    SIGTERM and SIGINT are ignored meanwhile. Otherwise a second signal could kill a process that has ended
+    well. Call this from the main thread, and only in a process that ends.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
@@ -42,27 +42,27 @@ def end_process(code: int) -> NoReturn:
         )
         logging.shutdown()
     else:
-        # What the interpreter calls first when it ends. The module has no public name for it.
+        # The interpreter calls this first when it ends. The module has no public name for it.
         atexit._run_exitfuncs()
     _flush_files()
     os._exit(code)
 
 
 def _flush_files() -> None:
-    """Write what the files of this process buffer. An application may have left one open."""
-    gc.unfreeze()  # `get_objects` leaves out what is frozen.
+    """Write the buffers of this process's files. An application may have left a file open."""
+    gc.unfreeze()  # `get_objects` leaves out frozen objects.
     files = (one for one in gc.get_objects() if type(one) in _BUFFERED)
-    # Texts first: they are buffered once more below.
+    # Texts first: their bytes are buffered once more, below them.
     for file in sorted(files, key=lambda one: not isinstance(one, io.TextIOWrapper)):
-        # The reader of a pipe may be gone, and the file may be closed or only for reading.
+        # The reader of a pipe may be gone, and the file may be closed or read-only.
         with contextlib.suppress(OSError, ValueError):
             file.flush()
 
 
 def threads_left(timeout_s: float) -> list[threading.Thread]:
-    """Return the threads that still run after ``timeout_s``, and that the interpreter's exit would wait for.
+    """Return the threads that still run after ``timeout_s``, and for which the interpreter's exit would wait.
 
-    Idle threads of pools that were closed end meanwhile.
+    Idle threads of closed pools end meanwhile.
     """
     clock = SystemClock()
     deadline = clock.monotonic() + timeout_s

@@ -1,4 +1,4 @@
-"""Texts that are known to hold no secret. Others are cut. Pure, in time proportional to the text."""
+"""Texts that are known to hold no secret; others are cut. Pure, in time proportional to the text."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _SECRET: Final = re.compile(
     r"|(?<![a-z])pass(?![a-z])|(?<![a-z0-9])(?:sig|sas|jwt)(?![a-z0-9])|\bbasic ",
     re.IGNORECASE,
 )
-"""A part of the name of a secret, or of words before one."""
+"""A part of the name of a secret, or of words that precede one."""
 _PLAIN: Final = re.compile(r"[\w .,:;/#*+~()\[\]!-]{0,4096}")
 """Words, numbers, lists, names of files, and URLs without user and query."""
 _KEY: Final = re.compile(r"(?=[a-zA-Z+]{0,15}\d)(?=[\d+]{0,15}[a-zA-Z])[a-zA-Z0-9+]{16}|\beyJ")
-"""A run of letters and digits as long as keys are, or the beginning of a token."""
+"""A run of letters and digits as long as a key, or the beginning of a token."""
 _URL: Final = re.compile(
     r"[a-z][a-z0-9+.-]{0,19}://(?:[\w.-]{0,255}|\[[\da-f:.]{1,50}\])(?::\d{1,5})?(?=[/?#]|\Z)"
 )
 
 
 def is_plain(name: str, text: str) -> bool:
-    """Return True if the value of a setting may be shown: neither its name nor its form is a secret's."""
+    """Return True if a setting's value may be shown: its name and form are not those of a secret."""
     if _SECRET.search(name) or _PLAIN.fullmatch(text) is None or _KEY.search(text):
         return not text
-    # Files in a directory of secrets are known by their names.
+    # Files in a directory of secrets are recognized by their names.
     return _SECRET.search(text) is None or (":" not in text and " " not in text)
 
 

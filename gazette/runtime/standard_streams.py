@@ -15,9 +15,9 @@ _OF_STREAMS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFB
 
 
 def with_streams(run: Callable[[], int]) -> int:
-    """Call ``run``, and write what the streams buffer. Return its exit code, or that of a failed write.
+    """Call ``run``, and write the buffers of the streams. Return its exit code, or that of a failed write.
 
-    A closed stream is as ``/dev/null``: else the next file that is opened would take its place.
+    A closed stream is replaced by ``/dev/null``. Otherwise the next file that is opened would get its number.
     """
     open_closed_streams()
     try:
@@ -49,4 +49,4 @@ def _say(text: str) -> None:
     try:
         os.write(2, f"{text}\n".encode())
     except OSError:
-        return  # Nothing is left to say it to.
+        return  # No stream is left for it.

@@ -1,12 +1,12 @@
 """Stage 8 of the byte path: calls to one blob store, in threads of its own.
 
-A thread cannot be interrupted, so a store that never answers keeps the threads that call it. Here it keeps
-only its own. Each store has a bounded number of threads, which are started when needed. While all of them
-hang, new calls fail at once. Calls are accepted again as soon as one thread has returned.
+A thread cannot be interrupted, so a store that never answers keeps the threads that call it. Therefore each
+store has its own threads: a bounded number, which are started when needed. While all of them hang, new calls
+fail at once. Calls are accepted again as soon as one thread has returned.
 
-A call *hangs* if it has waited for its store for ``hung_after_s`` seconds without progress. Stores make
-progress by taking or giving bytes, and with each object of a listing. Time that a call spends elsewhere does
-not count, as in compressing what is to be stored.
+A call *hangs* if it has waited for its store for ``hung_after_s`` seconds without progress. A store makes
+progress when it takes or gives bytes, and with each object of a listing. Time that a call spends elsewhere,
+such as in compression, does not count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 HUNG_AFTER_S: Final = 60.0
-"""Seconds; more than the silences that SDKs allow for."""
+"""Seconds. Longer than any silence that SDKs permit."""
 
 _HINT: Final = (
     "Check the store. Its calls continue as soon as threads return. A restart drops them."
@@ -36,21 +36,21 @@ _thread = threading.local()
 
 
 def on_store() -> None:
-    """Record that this thread waits for its store from now on: the call has made progress."""
+    """Note that this thread waits for its store from now on: the call has made progress."""
     call: StoreCall[Any] | None = getattr(_thread, "call", None)
     if call is not None:
         call.since = call.monotonic()
 
 
 def off_store() -> None:
-    """Record that this thread no longer waits for its store."""
+    """Note that this thread does not wait for its store any more."""
     call: StoreCall[Any] | None = getattr(_thread, "call", None)
     if call is not None:
         call.since = None
 
 
 class StoreCall(Generic[T]):
-    """One call. ``future`` is done when its thread has ended, at any time, or when the call was refused."""
+    """One call. ``future`` is done when its thread has ended at last, or when it was refused."""
 
     __slots__ = ("fn", "future", "late", "monotonic", "since", "wake")
 
@@ -73,7 +73,7 @@ class StoreCall(Generic[T]):
 class StoreCalls:
     """A pool of at most ``threads`` threads for one store. Loop-bound.
 
-    ``on_start`` is called for each accepted call. Then call ``watch`` regularly: otherwise calls that
+    ``on_start`` is called for each accepted call. From then on call ``watch`` regularly: otherwise calls that
     hang are waited for without bound.
     """
 
@@ -111,7 +111,7 @@ class StoreCalls:
 
     @property
     def trouble(self) -> str:
-        """The reason why new calls are refused; empty if they are not."""
+        """Why new calls are refused; empty if they are not."""
         with self._lock:
             hung = self._hung()
             if len(hung) < self._threads:
@@ -176,7 +176,7 @@ class StoreCalls:
         return self._pool.lock()
 
     def watch(self) -> str:
-        """Give the waiters of calls that hang an error. Return ``trouble``. Call this every second.
+        """Give the waiters of hung calls an error. Return ``trouble``. Call this every second.
 
         While all threads hang, also refuse the calls that wait for a thread.
         """
@@ -201,7 +201,7 @@ class StoreCalls:
         return trouble
 
     def close(self) -> None:
-        """Refuse new calls, and those that have not begun. Do not wait for the others."""
+        """Refuse new calls, and those that have not begun. Do not wait for running ones."""
         with self._lock:
             self._closed = True
             refused = list(self._queue)
@@ -222,7 +222,7 @@ class StoreCalls:
         work.add_done_callback(lambda done: self._dropped(call) if done.cancelled() else None)
 
     def _dropped(self, call: StoreCall[Any]) -> None:
-        """Close a call that no thread has taken before the pool was closed."""
+        """Close a call that no thread had taken when the pool was closed."""
         with self._lock:
             self._running.discard(call)
         call.future.set_exception(Closed("the blob store is closed", store=self.name))

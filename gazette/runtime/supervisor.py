@@ -1,13 +1,13 @@
 """Several member processes under one: ``--workers N``.
 
-Python has one interpreter lock, so a host with several cores runs several members. Each is a fresh execution
-of the same program with its own id and ports (nothing is forked once gRPC has started). Each is its own
-member of the cluster: the allocator spreads work over members as over hosts.
+Python has one interpreter lock, so a host with several cores runs several members. Each is a new execution of
+the same program with its own id and ports (nothing is forked once gRPC has started). Each is a member of the
+cluster of its own: the allocator spreads work over members as over hosts.
 
-The supervisor does no work of its own. It passes SIGTERM and SIGINT on, waits for all workers, and exits with
-0 only if all of them did. A worker that ends without a signal is not restarted: the others are stopped
-gracefully and the exit code is not 0. So the manager of *this* process (Kubernetes, systemd) sees the failure
-and decides. If the supervisor itself is killed, the kernel sends SIGTERM to its workers.
+The supervisor does no other work. It passes SIGTERM and SIGINT on, waits for all workers, and exits with 0
+only if all of them did. If a worker ends without a signal, it is not restarted. The others are stopped
+gracefully, and the exit code is not 0. So the manager of *this* process (Kubernetes, systemd) sees the
+failure and decides. If the supervisor itself is killed, the kernel sends SIGTERM to its workers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """The command of one worker: ``argv`` with the program first, and additions to the environment."""
+    """The command of one worker: ``argv`` begins with the program, ``environ`` has additional variables."""
 
     name: str
     argv: Sequence[str]
@@ -62,9 +62,8 @@ def _script() -> list[str]:
 
 
 def shifted_port(port: str, index: int, *, stride: int = 1) -> str:
-    """Return the port of worker ``index``: ``port`` of the first one, shifted;
-    empty (a free one) if it is empty.
-    """
+    """Return the port of worker ``index``: ``port`` of the first worker, shifted; empty (a free one) if that
+    is empty."""
     if not port:
         return ""
     if port.startswith("unix://"):
@@ -75,9 +74,9 @@ def shifted_port(port: str, index: int, *, stride: int = 1) -> str:
 
 
 def die_with_parent(environ: Mapping[str, str]) -> None:
-    """Have the kernel send SIGTERM to this worker when the supervisor dies. Call it first.
+    """Let the kernel send SIGTERM to this worker when the supervisor dies. Call it first.
 
-    Has no effect in a process that is no worker. Raise ``Broken`` if the supervisor is dead already.
+    No effect in a process that is not a worker. Raise ``Broken`` if the supervisor is dead already.
     """
     parent = environ.get(PARENT_ENV, "")
     if not is_digits(parent):
@@ -89,10 +88,10 @@ def die_with_parent(environ: Mapping[str, str]) -> None:
 
 
 class Supervisor:
-    """Runs workers until they end or get a signal to stop.
+    """Runs workers until they end, or until a signal to stop.
 
-    ``stop_timeout_s`` after the first signal, workers that still run are killed. None: no limit, since
-    each worker bounds its own exit.
+    Workers that still run ``stop_timeout_s`` after the first signal are killed. None: no limit, since each
+    worker bounds its own exit.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class Supervisor:
                 *worker.argv,
                 env=environ,
                 stdin=asyncio.subprocess.DEVNULL,
-                # A terminal's Ctrl-C reaches only the supervisor, which sends it to each worker, once.
+                # A terminal's Ctrl-C must reach only the supervisor, which passes it to each worker, once.
                 start_new_session=True,
             )
         except OSError as error:

@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 class TaskScope:
     """A named owner of tasks.
 
-    Use it as ``async with TaskScope("name") as scope``. Leaving the body waits for the children and
-    raises their first failure; an error in the body cancels them. Or keep it as a field of a service that
-    calls ``wait`` and ``stop`` itself.
+    Use it as ``async with TaskScope("name") as scope``. Leaving the body waits for the children and raises
+    their first failure; an error in the body cancels them. Or keep it as a field of a service that calls
+    ``wait`` and ``stop`` itself.
 
-    The first child to fail becomes ``failure``. Its siblings are cancelled and ``on_failure`` is called once,
-    on the loop. A child that is cancelled alone is no failure.
+    The first child to fail becomes ``failure``. Then its siblings are cancelled, and ``on_failure`` is called
+    once, on the loop. If only a child is cancelled, that is no failure.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class TaskScope:
     ) -> None:
         self.name = name
         self.failure: BaseException | None = None
-        # Not a set: they are cancelled in the order in which they were spawned.
+        # Not a set: children are cancelled in the order in which they were spawned.
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._on_failure = on_failure
         self.is_stopping = False
-        """True if no more children are taken."""
+        """True if the scope takes no more children."""
         self._owner: asyncio.Task[Any] | None = None
         self._owner_cancelled = False
         self._waiters: list[asyncio.Future[None]] = []
-        """The waiters of `_empty`."""
+        """Tasks that wait in `_empty`."""
 
     def spawn(self, coro: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
         """Start a child that may end. Raise ``Bug`` (and closes ``coro``) once the scope stopped."""
@@ -83,7 +83,7 @@ class TaskScope:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Record a failure, as of a child. The first one ends all children, and the owner's body."""
+        """Record a failure, as if of a child. The first one cancels all children, and the owner's body."""
         if self.failure is not None:
             return
         self.failure = error
@@ -100,7 +100,7 @@ class TaskScope:
         return len(self._tasks)
 
     def cancel(self) -> None:
-        """Ask all children to stop. Do not wait for them."""
+        """Cancel all children. Do not wait for them."""
         for task in self._tasks:
             task.cancel()
 
@@ -131,9 +131,9 @@ class TaskScope:
                 )
 
     async def _empty(self) -> None:
-        """Wait until the last child has ended, also those that are spawned meanwhile.
+        """Wait until the last child has ended, including children that are spawned meanwhile.
 
-        This costs less than `asyncio.wait`, which would add a callback to each child.
+        This is cheaper than `asyncio.wait`, which would add a callback to each child.
         """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
@@ -163,8 +163,8 @@ class TaskScope:
         """Wait for all children. Raise a cancellation from outside, or else the first failure.
 
         `asyncio.TaskGroup` would raise exception groups, and cannot be a field of a service. When a child
-        fails, the scope cancels its owner, to end the body. It must take that cancellation back wherever it
-        arrives: in the body, in the wait below, or after both. An error of the body wins over a child's.
+        fails, the scope cancels its owner to end the body. It must take that cancellation back wherever it
+        arrives: in the body, in the wait below, or after both. An error of the body goes before a child's.
         """
         owner = self._owner
         outer_cancel = exc_type is asyncio.CancelledError
@@ -201,9 +201,9 @@ class TaskScope:
 
 
 class Pool(Protocol):
-    """Runs blocking calls beside the loop. `BlockingPool` runs them in threads.
+    """Runs blocking calls outside of the loop. `BlockingPool` runs them in threads.
 
-    The seam for simulations: theirs turn calls into events of a virtual loop. See `PoolFactory`.
+    A simulation replaces it by a pool that turns calls into events of a virtual loop. See `PoolFactory`.
     """
 
     name: str
@@ -215,27 +215,27 @@ class Pool(Protocol):
     def submit(
         self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> concurrent.futures.Future[T]:
-        """Queue ``fn``. Raise ``RuntimeError`` once the pool is closed. Threads may call it, too."""
+        """Queue ``fn``. Raise ``RuntimeError`` once the pool is closed. Any thread may call this."""
         ...
 
     def lock(self) -> AbstractContextManager[object]:
-        """Return a lock, for calls in threads. Entering it blocks the thread while another one is in it."""
+        """Return a lock for calls in threads. While one thread holds it, entering it blocks the others."""
         ...
 
     def close(self) -> None:
-        """Refuse new calls and drop those that have not begun; does not wait for the others."""
+        """Refuse new calls and drop those that have not begun. Do not wait for running ones."""
         ...
 
 
 PoolFactory: TypeAlias = Callable[[str, int], Pool]
-"""Makes a pool of a name and a number of concurrent calls. `BlockingPool` is one."""
+"""Makes a pool, given a name and a number of concurrent calls. `BlockingPool` is one."""
 
 
 class BlockingPool:
     """Threads for work that would block the loop: compression, fsync, SQL, cloud SDKs.
 
-    ``run`` bounds concurrency to ``threads``; waiting callers queue in order. In a process that was forked
-    since, ``run`` and ``submit`` raise ``Closed``.
+    ``run`` bounds concurrency to ``threads``; waiting callers queue in order. In a forked child, ``run`` and
+    ``submit`` raise ``Closed``.
     """
 
     def __init__(self, name: str, threads: int) -> None:
@@ -264,18 +264,17 @@ class BlockingPool:
         return threading.Lock()
 
     def close(self) -> None:
-        """Refuse new calls and drop those that have not begun; does not wait for the others."""
+        """Refuse new calls and drop those that have not begun. Do not wait for running ones."""
         if self._process.is_left:
             return
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 class LoopThread:
-    """An event loop in a thread of its own, for code that blocks and has none.
+    """An event loop in its own thread, for blocking code without a loop.
 
-    ``run`` may be called from any thread but its own. Close the object at the end: running
-    coroutines are cancelled then. In a process that was forked since, ``run`` raises ``Closed``, and
-    ``close`` changes nothing.
+    ``run`` may be called from any thread but its own. Close the object at the end: running coroutines are
+    cancelled then. In a forked child, ``run`` raises ``Closed``, and ``close`` changes nothing.
     """
 
     def __init__(self, name: str) -> None:
@@ -340,7 +339,7 @@ async def sleep_unless(clock: Clock, seconds: float, event: asyncio.Event) -> bo
 
 
 OpFuture = concurrent.futures.Future
-"""The outcome of an operation that threads and the loop both wait for (an append, a commit).
+"""The outcome of an operation for which threads and the loop wait (an append, a commit).
 
 Set once, by its owner. Threads use ``result(timeout)``, the loop ``await await_future(future)``.
 """
@@ -358,7 +357,7 @@ async def await_future(future: OpFuture[T]) -> T:
 
 
 def as_plain_error(error: BaseException) -> BaseException:
-    """Return ``error`` in a form that the event loop takes for nothing but an error.
+    """Return ``error`` in a form that the event loop treats as a plain error.
 
     Raised on the loop, SystemExit and KeyboardInterrupt would end the process. A CancelledError would look
     like a cancellation of the waiter. A StopIteration would keep the waiter waiting for ever.
@@ -375,9 +374,8 @@ def as_plain_error(error: BaseException) -> BaseException:
 
 
 Waiter: TypeAlias = Callable[[OpFuture[Any], float | None], bool]
-"""Blocks the calling thread until a future is done, at most so many seconds (None: no limit). Returns True
-if it is done. `wait_done` is one; simulations have their own.
-"""
+"""Blocks the calling thread until a future is done, for at most so many seconds (None: no limit). Returns
+True if it is done. `wait_done` is one; simulations have their own."""
 
 
 def wait_done(future: OpFuture[Any], timeout_s: float | None) -> bool:
@@ -400,7 +398,7 @@ def failed(error: BaseException) -> OpFuture[Any]:
 
 
 def first_failure(futures: Collection[OpFuture[Any]]) -> BaseException | None:
-    """Return the error of some future that is done and failed; None without one."""
+    """Return the error of one failed future; None if none has failed yet."""
     for future in futures:
         if not future.done():
             continue

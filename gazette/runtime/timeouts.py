@@ -12,8 +12,8 @@ from typing import Any, Final, Self, cast
 class _Timeout:
     """The object of `asyncio.timeout`, with the behaviour that it has from Python 3.11.3 on.
 
-    Before, a limit that is reached in a task which was cancelled earlier raises ``CancelledError``. So what a
-    task does to clean up would end without what comes after the limit: a process is not killed, for example.
+    Before, a limit that is reached in a task that was cancelled earlier raises ``CancelledError``. So the
+    cleanup of a task would stop at the limit: for example, a process would not be killed.
     """
 
     def __init__(self, seconds: float | None) -> None:

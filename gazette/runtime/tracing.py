@@ -1,7 +1,7 @@
-"""Spans of OpenTelemetry, if a program has set its SDK up; nothing otherwise.
+"""Spans of OpenTelemetry, if a program has set up its SDK; otherwise nothing.
 
-Contexts go from process to process as W3C ``traceparent``, in the metadata of calls. Calls have spans, named
-by their method, of kind client and server. Blocks of ``span`` have others, such as ``replicate`` and
+Contexts go from process to process as W3C ``traceparent``, in the metadata of calls. Calls have spans of kind
+client and server, named by their method. Blocks of ``span`` have others, such as ``replicate`` and
 ``persist``. Only the API is imported here: the program chooses exporters.
 """
 
@@ -79,7 +79,7 @@ def calling(method: str) -> tuple[trace.Span, Metadata]:
 
 
 def ended(started: trace.Span, code: str) -> None:
-    """End the span of a call that ended with a gRPC code, by its name."""
+    """End the span of a call. ``code`` is the name of the gRPC code with which the call ended."""
     started.set_attribute("rpc.grpc.status_code", code)
     if code not in ("OK", "CANCELLED"):
         started.set_status(trace.StatusCode.ERROR, code)

@@ -34,7 +34,7 @@ def user_frames(frames: Iterable[FrameSummary]) -> list[FrameSummary]:
 def place_in(frames: Sequence[FrameSummary]) -> str:
     """Return the user's innermost frame, as ``app.py:17 in parse``. ``frames``: the outermost first.
 
-    If the application is installed as a package, return its outermost frame. Return "" without either.
+    If the application is installed as a package, return its outermost frame. Return "" without a frame.
     """
     found = user_frames(frames)[-1:] or [one for one in frames if _is_foreign(one.filename)][:1]
     return "".join(f"{shown_path(one.filename)}:{one.lineno} in {one.name}" for one in found)
@@ -58,9 +58,9 @@ def place_of_thread(ident: int) -> str:
 
 
 def without_callers(tb: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the first frames, as long as these are of this package.
+    """Return a traceback without its first frames, as far as these are of this package.
 
-    Return it whole if all of its frames are.
+    If all frames are of this package, return the whole traceback.
     """
     one = tb
     while one is not None and _is_own(one.tb_frame.f_code.co_filename):

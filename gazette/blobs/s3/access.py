@@ -1,4 +1,4 @@
-"""The settings of an S3 bucket's requests, and the access to it that a store's URL names."""
+"""The settings of requests to an S3 bucket, and the access that a store's URL names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gazette.errors import Invalid
 class S3Settings:
     """Bounds of one request.
 
-    The SDK tries a request ``attempts`` times. This serves the parts of an upload and the pages of a listing:
+    The SDK tries a request ``attempts`` times. This is for the parts of an upload and the pages of a listing:
     the store's own retries would start those from the beginning. An object of ``part_bytes`` or more is
     uploaded in such parts, one at a time. So a ``put`` holds at most two of them in memory.
     """
@@ -28,7 +28,7 @@ class S3Settings:
 
 @dataclass(frozen=True, slots=True)
 class S3Access:
-    """The place of the bucket and the identity of the caller, from the URL; the SDK finds what is empty."""
+    """The bucket's place and the caller's identity, from the URL. The SDK finds values that are empty."""
 
     profile: str = ""
     endpoint: str = ""

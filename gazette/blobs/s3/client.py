@@ -35,7 +35,7 @@ _TRANSIENT: Final = frozenset(
         "XAmzContentSHA256Mismatch",
     }
 )
-"""Codes of errors that a repetition may cure, although their HTTP status blames the request."""
+"""Codes of errors that repetition may cure, although their HTTP status blames the request."""
 
 _CREDENTIALS: Final = frozenset(
     {
@@ -94,17 +94,16 @@ def connect(access: S3Access, settings: S3Settings) -> tuple[Any, Any]:
         max_pool_connections=settings.connections,
         tcp_keepalive=True,
         signature_version="s3v4",
-        # For S3 itself, use host names that contain the bucket. Otherwise presigned URLs lead to
-        # the global endpoint, which redirects requests for a young bucket. A redirected signature
-        # is not valid.
+        # For S3 itself, use host names that contain the bucket. Otherwise presigned URLs lead to the global
+        # endpoint, which redirects requests for a young bucket. A redirected signature is not valid.
         s3={
             "addressing_style": "path" if own else "virtual",
             "payload_signing_enabled": own,
         },
-        # S3 checks a CRC of each upload, which is sent in a trailer. Many other stores do not understand
-        # trailers. For those, the SHA-256 of the payload is signed: every store must check that.
+        # S3 checks a CRC of each upload, which is sent in a trailer. Many other stores do not support
+        # trailers. For them, sign the SHA-256 of the payload: every store must check that.
         request_checksum_calculation="when_required" if own else "when_supported",
-        # Fragments have a checksum of their own.
+        # Fragments have their own checksum.
         response_checksum_validation="when_required",
     )
     try:
@@ -115,7 +114,7 @@ def connect(access: S3Access, settings: S3Settings) -> tuple[Any, Any]:
             config=config,
         )
         return client, credentials
-    except ValueError as error:  # The SDK does not take this endpoint or region.
+    except ValueError as error:  # The SDK does not accept this endpoint or region.
         raise Invalid(f"S3: {error}", path="url") from error
 
 
@@ -141,8 +140,8 @@ def upload(
 def map_errors(error: Exception, **facts: Any) -> GazetteError:
     """Return the ``GazetteError`` for an error of the SDK.
 
-    ``NotAllowed`` is for what a repetition will not cure: credentials, permissions, a missing bucket, a
-    request that the store does not understand. All else is ``Unavailable``.
+    ``NotAllowed`` is for errors that repetition does not cure: credentials, permissions, a missing bucket, a
+    request that the store does not understand. All others are ``Unavailable``.
     """
     if isinstance(error, botocore.exceptions.ClientError):
         return _of_response(error, facts)
@@ -163,7 +162,7 @@ def map_errors(error: Exception, **facts: Any) -> GazetteError:
 
 
 def are_at_hand(credentials: Any) -> bool:
-    """Return True if signing with these uses no network: they are static, or need no renewal yet."""
+    """Return True if signing uses no network: the credentials are static, or need no renewal yet."""
     if isinstance(credentials, botocore.credentials.RefreshableCredentials):
         return not credentials.refresh_needed()
     return type(credentials) is botocore.credentials.Credentials

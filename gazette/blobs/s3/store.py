@@ -3,8 +3,8 @@
 ``s3://bucket/prefix/?Region=…``. The arguments are those of the protocol: ``find``, ``replace``, ``Profile``,
 ``Endpoint``, ``ACL``, ``StorageClass``, ``SSE``, ``SSEKMSKeyId`` and ``Region``.
 
-The SDK is heavy, and a search for credentials may use the network. So both wait for the first operation,
-which runs in a thread. That operation raises any error of the SDK or of the credentials.
+The import of the SDK is slow, and a search for credentials may use the network. So both are left to the first
+operation, which runs in a thread and raises their errors.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 SIGNATURE_TTL_MAX_S: Final = 7 * 24 * 60 * 60
-"""Longest life of a signed URL, in seconds, that S3's signatures permit."""
+"""Longest lifetime of a signed URL, in seconds, that S3's signatures permit."""
 
 RESUMES_MAX: Final = 3
-"""Number of broken connections in a row that one read replaces. After ``_PROGRESS_BYTES`` it counts
-from zero.
-"""
+"""Most broken connections in a row that one read replaces. After ``_PROGRESS_BYTES`` the
+count begins again."""
 
 _PROGRESS_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 1 << 18
@@ -97,8 +96,8 @@ class S3Store:
     def exists(self, path: str) -> bool:
         """Return True if there is an object at ``path``.
 
-        Without permission to list the bucket, S3 does not say that an object is
-        absent: that raises ``NotAllowed``.
+        Without permission to list the bucket, S3 does not say that an object is absent: then raise
+        ``NotAllowed``.
         """
         key = self._key(path)
         try:
@@ -109,9 +108,9 @@ class S3Store:
         return True
 
     def open(self, path: str) -> BinaryIO:
-        """Read an object. A connection that breaks is replaced by one for the rest of the same object.
+        """Read an object. If a connection breaks, another one reads the rest of the same object.
 
-        Seekable: a seek costs a request, and transfers nothing of what is skipped.
+        Seekable: a seek costs a request, and skipped bytes are not transferred.
         """
         key = self._key(path)
 
@@ -143,15 +142,14 @@ class S3Store:
 
                 s3_client.upload(client, guarded, self.bucket, key, arguments, self._settings)
         except GazetteError:
-            # The SDK takes an error of the source for one of the network.
+            # If the source raises an error, the SDK reports an error of the network.
             guarded.check()
             raise
 
     def create(self, path: str, content: bytes) -> bool:
         """Create the object if it is absent. Return True if this call created it.
 
-        False may also mean that this call created it by a request whose answer was
-        lost. Read the object to find out.
+        False may also mean that this call created it, and the answer was lost. Read the object to find out.
         """
         from gazette.blobs.s3 import client as s3_client
 
@@ -172,11 +170,11 @@ class S3Store:
         return True
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """List page by page. Keys that end in ``/`` stand for directories of consoles, and are left out."""
+        """List page by page. Keys that end in ``/`` are the directories of consoles, and are left out."""
         return self.list_after(prefix, "")
 
     def list_after(self, prefix: str, after: str) -> Iterator[BlobInfo]:
-        """List as in ``OrderedListing``: the service leaves out what is before."""
+        """List as in ``OrderedListing``: the service skips the objects before."""
         validate_prefix(prefix)
         rewritten = self._rewrite.apply(prefix)
         if rewritten:
@@ -209,7 +207,7 @@ class S3Store:
             return  # S3 itself reports success. Other stores may not.
 
     def sign_get(self, path: str, ttl_s: float) -> str:
-        """Return a presigned URL. It ends with the credentials that signed it, if these are temporary ones.
+        """Return a presigned URL. If temporary credentials signed it, it expires with them.
 
         Raise ``Invalid`` beyond ``SIGNATURE_TTL_MAX_S``.
         """
@@ -217,9 +215,8 @@ class S3Store:
             return self._signed(client, path, ttl_s)
 
     def sign_now(self, path: str, ttl_s: float) -> str | None:
-        """Return the URL of ``sign_get``. Return None before the first operation, and while
-        temporary credentials must be renewed. The SDK then asks for new ones, over the network.
-        """
+        """Return the URL of ``sign_get``; None before the first operation, and while temporary credentials
+        must be renewed: then the SDK asks for new ones, over the network."""
         connected = self._connected
         if connected is None:
             return None
@@ -257,15 +254,14 @@ class S3Store:
 
     @contextmanager
     def _client(self, path: str) -> Iterator[Any]:
-        """Yield the SDK's client, made when it is first needed. Turn errors in
-        the body into ``GazetteError``.
-        """
+        """Yield the SDK's client, made when it is first needed. Turn errors in the body into
+        ``GazetteError``."""
         from gazette.blobs.s3 import client as s3_client
 
         try:
             with self._connecting:
                 if self._connected is None:
-                    # A failure is not kept: the credentials may be corrected meanwhile.
+                    # A failure is not remembered: the credentials may be corrected meanwhile.
                     self._connected = s3_client.connect(self._access, self._settings)
                 client, _ = self._connected
             yield client
@@ -402,7 +398,7 @@ class _Source:
         self._error: Exception | None = None
 
     def read(self, amount: int | None = -1) -> bytes:
-        """Return as many bytes as asked for. The SDK would take fewer bytes as the end of the source."""
+        """Return as many bytes as requested: after fewer, the SDK would assume the end of the source."""
         self.check()
         try:
             if amount is None or amount < 0:
@@ -444,6 +440,6 @@ class _Source:
 
 
 def _range_begin(content_range: str) -> int:
-    """Return the begin of ``bytes 5-9/10``; 0 for a response that is not of a range."""
+    """Return the begin of ``bytes 5-9/10``; 0 for a response without a range."""
     begin = content_range.removeprefix("bytes ").partition("-")[0]
     return int(begin) if is_digits(begin) else 0
