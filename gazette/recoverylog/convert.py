@@ -1,7 +1,6 @@
-"""Conversion of files as they stand in a log to plain SQLite databases, beside these files:
-`convert`.
+"""Conversion of a log's files to plain SQLite databases, beside these files: `convert`.
 
-It serves directories that another player has filled, such as the original's, which does not know
+Use it for a directory that another player has filled, such as the original's: that player does not know
 images and redo.
 """
 
@@ -22,17 +21,13 @@ from gazette.recoverylog.shard_state import recorded_databases
 from gazette.recoverylog.sqlite.redo import build, files_of
 
 STAGING: Final = ".gazctl-convert"
-"""Name of the temporary directory. It is inside the target, so that a finished database is moved
-and not copied.
-"""
+"""Name of the temporary directory, inside the target: a finished database is moved, not copied."""
 _WHOLE: Final = [("ok",)]
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A database that was made. ``unchecked`` is the reason if SQLite could not check all of it,
-    else empty.
-    """
+    """A database that was made. ``unchecked``: why SQLite could not check all of it; empty if it could."""
 
     path: Path
     unchecked: str = ""
@@ -41,9 +36,9 @@ class Converted:
 def convert(directory: Path) -> tuple[Converted, ...]:
     """Make all databases of a directory, beside their images and redo. Blocks.
 
-    All of them are made and checked before any gets its name. Raise ``Invalid`` if there are none,
-    or if a file of such a name exists. Raise ``Corrupt`` for files that are damaged or missing, by
-    name. Raise ``GazetteError`` if the disk fails or is full. After an error no database is left.
+    All databases are made and checked before any of them gets its name. Raise ``Invalid`` if there are
+    none, or if a file has the name of one. Raise ``Corrupt`` naming a damaged or missing file. Raise
+    ``GazetteError`` if the disk fails or is full. After an error no database is left.
     """
     try:
         files = files_of(directory)
@@ -83,12 +78,10 @@ def _made(directory: Path, name: str) -> Converted:
 
 
 def _check(path: Path, name: str) -> str:
-    """Check a database with SQLite. Return the reason if SQLite lacks functions to do so. Raise
-    ``Corrupt``.
-    """
+    """Check a database with SQLite. Raise ``Corrupt``. Return why SQLite could not check all, else ``""``."""
     try:
-        # No process writes to the database. With `immutable`, SQLite makes no files beside it, in
-        # any journal mode.
+        # No process writes to the database. With `immutable`, SQLite makes no files beside it, in any
+        # journal mode.
         connection = apsw.Connection(
             f"file:{quote(str(path))}?immutable=1",
             flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI,
@@ -109,9 +102,7 @@ def _check(path: Path, name: str) -> str:
 
 
 def _put_in_place(directory: Path, names: list[str]) -> None:
-    """Move all databases to their names, or none. Keep a file that took one of the names
-    meanwhile.
-    """
+    """Move all databases to their names, or none. Keep a file that has got such a name meanwhile."""
     taken: list[Path] = []
     try:
         for name in names:

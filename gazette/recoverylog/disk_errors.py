@@ -14,10 +14,10 @@ _REFUSED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 def check_lengths(recorder: Recorder) -> None:
-    """Require that played-back files are as long as the log says. Call it before a store changes any.
+    """Check the lengths of played-back files against the log, before a store changes the files.
 
-    A file that lost its end may be whole in itself, and the store would go on from an older state. Raise
-    ``Corrupt``, and ``OSError``.
+    A file that lost its end may look valid: the store would continue from an older state. Raise ``Corrupt``
+    and ``OSError``.
     """
     fsm = recorder.fsm
     for path, fnode in fsm.links.items():
@@ -37,9 +37,7 @@ def check_lengths(recorder: Recorder) -> None:
 
 
 def disk_error(what: str, directory: Path | str, error: OSError) -> GazetteError:
-    """Return an error of the disk. ``what`` is the action that failed. ``Unavailable`` if the disk
-    is full, else ``Broken``.
-    """
+    """Return ``Unavailable`` for a full disk, else ``Broken``. ``what`` is the action that failed."""
     message = f"cannot {what}: {error.strerror or error}"
     if error.errno in _FULL:
         return full_disk(message, directory)

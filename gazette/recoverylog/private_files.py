@@ -1,4 +1,4 @@
-"""Files and directories that only their owner may read. They hold a shard's state on a local disk.
+"""Files and directories of a shard's state on a local disk: only their owner may read them.
 
 Modes do not depend on the process's umask. Symbolic links of other users are never followed.
 """
@@ -21,23 +21,20 @@ _OWNER_ONLY: Final = struct.pack("<I", 2) + b"".join(
     struct.pack("<HHI", tag, permissions, 0xFFFFFFFF)
     for tag, permissions in ((0x01, 7), (0x04, 0), (0x20, 0))
 )
-"""A POSIX ACL of version 2 as Linux stores it: all for the owner, nothing for the group and for others."""
+"""A POSIX ACL of version 2 as Linux stores it: all rights for the owner, none for others."""
 
 
 def make_private(directory: Path) -> None:
-    """Create a directory, and its parents, that only this user may enter. Restrict an existing
-    directory.
+    """Create a directory that only this user may enter, and its parents. Restrict an existing directory.
 
-    Raise ``Invalid`` if it or its parent belongs to another user or is a symbolic link. Raise
+    Raise ``Invalid`` if the directory or its parent belongs to another user or is a symbolic link. Raise
     ``OSError``.
     """
     os.close(_open_private(directory))
 
 
 def empty_private(directory: Path) -> None:
-    """Call `make_private`, and remove the content of the directory. The directory stays the
-    same.
-    """
+    """Call `make_private`, and remove the content of the directory. The directory stays the same."""
     descriptor = _open_private(directory)
     try:
         with os.scandir(descriptor) as entries:
@@ -81,11 +78,10 @@ def _open_private(directory: Path) -> int:
 
 
 def _make_content_private(directory: int) -> None:
-    """Make every file private that any code creates in a directory from now on.
+    """Make every file private that any code creates in a directory from now on, by a default ACL.
 
-    RocksDB's files have the mode that the umask allows, and a umask applies to the whole process. A
-    default ACL applies to one directory. On a file system without ACLs, the directory's mode still
-    keeps other users out.
+    RocksDB's files get the mode that the umask permits, and a umask applies to the whole process. On a
+    file system without ACLs, the directory's mode still keeps other users out.
     """
     if not hasattr(os, "setxattr"):
         return
@@ -104,9 +100,7 @@ def _require_owner(directory: Path, status: os.stat_result, owners: tuple[int, .
 
 
 def write_private(path: Path, data: bytes, *, new: bool = False) -> None:
-    """Write a file that only this user may read. With ``new``, it must not exist. Raise
-    ``OSError``.
-    """
+    """Write a file that only this user may read. With ``new``, it must not exist. Raise ``OSError``."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if new else os.O_TRUNC)
     with open(os.open(path, flags, FILE_MODE), "wb") as file:
         os.fchmod(file.fileno(), FILE_MODE)

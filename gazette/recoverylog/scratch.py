@@ -1,7 +1,7 @@
-"""Directories for state on a local disk, with detection of those whose process has died.
+"""Directories for state on a local disk, and detection of abandoned ones.
 
-Each is locked for as long as its process lives. The system releases the lock when a process ends in
-any way. A directory that another process can lock is abandoned.
+Each directory is locked while its process lives. The system releases the lock however the process ends.
+A directory that another process can lock is abandoned.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FORMER: Final = "gazette-former-"
 OF_BACKFILLS: Final = (BUILDS, REPLAYS, OPENED, FORMER)
 _NEW: Final = ".new-"
 _RANDOM: Final = "[a-z0-9_]{8}"
-"""End of the names that `tempfile.mkdtemp` makes. A user's directory with another end is never matched."""
+"""End of the names that `tempfile.mkdtemp` makes: no other directory of a user matches."""
 _NEW_S: Final = 60.0
-"""Seconds after which a directory under its temporary name is abandoned. Locking takes much less time."""
+"""Seconds after which a directory with a temporary name is abandoned. Locking takes much less."""
 _NAME_MAX: Final = 100
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -47,14 +47,10 @@ class Abandoned:
 
 
 class Scratch:
-    """A new directory that only this user may enter, locked until it is removed or the process
-    ends.
-    """
+    """A new directory that only this user may enter, locked until it is removed or the process ends."""
 
     def __init__(self, prefix: str, parent: Path | None) -> None:
-        """Make the directory below ``parent``, or in the system's temporary directory. Raise
-        ``Invalid``.
-        """
+        """Make the directory below ``parent``, or in the system's temporary directory. Raise ``Invalid``."""
         try:
             new = Path(tempfile.mkdtemp(prefix=_NEW + prefix, dir=parent))
             self.path = new.with_name(new.name.removeprefix(_NEW))
@@ -71,9 +67,9 @@ class Scratch:
 
     @classmethod
     async def make(cls, pool: Pool, prefix: str, parent: Path | None) -> Scratch:
-        """Make one in a thread of ``pool``. Raise as the constructor.
+        """Make a directory on a thread of ``pool``. Raise as the constructor does.
 
-        Cancellation: what the thread makes is removed.
+        After a cancellation, the directory that the thread makes is removed.
         """
         making = pool.submit(cls, prefix, parent)
         try:
@@ -106,19 +102,16 @@ def scratch_directory(prefix: str, parent: Path | None) -> Iterator[Path]:
 
 
 def shard_prefix(shard_id: str) -> str:
-    """Return the prefix of the names of a shard's directories, with the shard's id as a file
-    name.
-    """
+    """Return the prefix of the names of a shard's directories: it has the shard's id as a file name."""
     return f"{SHARDS}{shard_id.replace('/', '_')[-_NAME_MAX:]}-"
 
 
 def abandoned(
     parent: Path | None, before_s: float, prefixes: Collection[str] = OF_BACKFILLS
 ) -> Iterator[Abandoned]:
-    """Yield abandoned directories of this user that have not changed since ``before_s``, in Unix
-    seconds. Blocks.
+    """Yield this user's abandoned directories that have not changed since ``before_s`` (Unix seconds).
 
-    Raise ``Invalid`` if the parent does not exist.
+    Blocks. Raise ``Invalid`` if the parent does not exist.
     """
     top = Path(tempfile.gettempdir()) if parent is None else parent
     try:
@@ -129,7 +122,7 @@ def abandoned(
         name = path.name.removeprefix(_NEW)
         if not any(_is_ours(name, prefix) for prefix in prefixes):
             continue
-        with suppress(OSError):  # The directory was removed since, or belongs to another user.
+        with suppress(OSError):  # The directory is gone by now, or belongs to another user.
             mod_time = path.lstat().st_mtime
             before = before_s - _NEW_S if path.name.startswith(_NEW) else before_s
             if mod_time <= before and _is_abandoned(path):
@@ -145,9 +138,7 @@ def _is_ours(name: str, prefix: str) -> bool:
 def sweep(
     parent: Path | None, before_s: float, prefixes: Collection[str] = OF_BACKFILLS
 ) -> list[Abandoned]:
-    """Remove directories that are `abandoned`, and return them. Blocks. A directory that cannot be
-    removed stays.
-    """
+    """Remove directories that are `abandoned`. Return them. Blocks. One that cannot be removed stays."""
     found = list(abandoned(parent, before_s, prefixes))
     for one in found:
         shutil.rmtree(one.path, ignore_errors=True)

@@ -1,8 +1,7 @@
 """A shard's recovered files, opened read-only: SQL, keys and values, or a JSON document.
 
-Only `to_standalone` turns files as they stand in a log into files that stock tools open. Promotion,
-``gazctl shards recover``, time travel and views of standbys all use it, or the `materialize` that
-it calls.
+Only `to_standalone` turns a log's files into files that stock tools open. Promotion, ``gazctl shards
+recover``, time travel and views of standbys use it, or the `materialize` that it calls.
 """
 
 from __future__ import annotations
@@ -61,16 +60,15 @@ class StateKind(enum.Enum):
 
 
 def recorded_databases(names: Iterable[str]) -> set[str]:
-    """Return the names of databases of which there are redo files among ``names``."""
+    """Return the names of the databases that have redo files among ``names``."""
     return {match[1] for name in names if (match := _REDO.fullmatch(name))}
 
 
 def to_standalone(directory: Path) -> tuple[str, ...]:
-    """Turn played-back files into files that stock SQLite opens. Return the names of databases.
-    Blocks.
+    """Turn played-back files into databases that stock SQLite opens. Return their names. Blocks.
 
-    So it does with those of a SQLite store of the Go original. Files of other kinds stay as they are.
-    The call may be repeated. Raise ``Corrupt`` if a database's files contradict each other, or
+    Turn files of a SQLite store of the Go original into databases too. Files of other kinds stay as they
+    are. The call may be repeated. Raise ``Corrupt`` if a database's files contradict each other, or
     ``Invalid`` if some are missing. Raise ``GazetteError`` if the disk is full.
     """
     files = relative_files(directory)
@@ -91,7 +89,7 @@ def to_standalone(directory: Path) -> tuple[str, ...]:
 
 
 def _remove(path: Path) -> None:
-    """Remove the note, or a RocksDB of the original without a commit."""
+    """Remove the note file, or a RocksDB of the original without a commit."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -126,8 +124,8 @@ class ShardState:
     """State of a shard at one commit, read-only. Blocking. For one thread at a time.
 
     ``offset`` is the offset in ``log`` at which the state ends. ``time`` is the time at which its
-    last transaction was recorded, if the log has it. Use this as a context manager, or ``close``
-    it. Files stay in place unless it was made with ``owns_directory``.
+    last transaction was recorded, if the log has times. Use this as a context manager, or ``close``
+    it. ``close`` removes the files only with ``owns_directory``.
     """
 
     def __init__(
@@ -171,7 +169,7 @@ class ShardState:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        # RocksDB stays open until its last iterator is gone.
+        # RocksDB stays open until its last iterator is closed.
         for scan in list(self._scans):
             scan.close()
         self._families.clear()
@@ -203,7 +201,7 @@ class ShardState:
     def checkpoint(self) -> Checkpoint:
         """Checkpoint of the state, empty before the first commit.
 
-        Raise ``Invalid`` for a state of a store that is not Gazette's.
+        Raises ``Invalid`` for a state of a store that is not Gazette's.
         """
         match self.kind:
             case StateKind.SQLITE:
@@ -228,7 +226,7 @@ class ShardState:
     # -- SQLite
 
     def connection(self) -> apsw.Connection:
-        """Return a read-only connection to ``primary.db``. It is closed with the state.
+        """Return a read-only connection to ``primary.db``. `close` of the state closes it.
 
         Other databases are attached by their names without ``.db``. Raise ``Invalid`` for a state
         of another kind.
@@ -292,11 +290,9 @@ class ShardState:
     def iterate(
         self, prefix: bytes = b"", *, column_family: str = DEFAULT
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Return an iterator of (key, value) of a RocksDB state with ``prefix``, in the order of
-        keys.
+        """Return an iterator of (key, value) of a RocksDB state with ``prefix``, in the order of keys.
 
-        Gazette's own keys, in the default family, are left out. Raise ``Corrupt`` for a damaged
-        file.
+        Leave out Gazette's own keys in the default family. Raise ``Corrupt`` for a damaged file.
         """
         found = spans(prefix, None, None, column_family)
         return joined(found, partial(self._scan, column_family), reverse=False)
@@ -334,9 +330,7 @@ class ShardState:
 
 
 def decode_state_file(data: bytes) -> tuple[Any, Checkpoint]:
-    """Return the state and the checkpoint of a ``state.json``. Raise ``Corrupt`` if it is
-    damaged.
-    """
+    """Return the state and the checkpoint of a ``state.json``. Raise ``Corrupt`` if it is damaged."""
     lines = data.split(b"\n")[:-1]
     if len(lines) < 2:
         raise Corrupt("state.json does not hold offsets and state", lines=len(lines))
@@ -350,9 +344,7 @@ def decode_state_file(data: bytes) -> tuple[Any, Checkpoint]:
 
 
 def with_offsets(checkpoint: Checkpoint, offsets: dict[str, int]) -> Checkpoint:
-    """Return a checkpoint with the offsets of a ``state.json``'s first document, which take
-    precedence.
-    """
+    """Return a checkpoint with the offsets of a ``state.json``'s first document: these take precedence."""
     sources = dict(checkpoint.sources)
     for journal, offset in offsets.items():
         source = sources.get(journal, SourceCheckpoint())

@@ -1,7 +1,7 @@
-"""Files by which each kind of store keeps its state: `form_of` and `require_form`. Pure.
+"""Files of each kind of store: `form_of` and `require_form`. Pure.
 
-A store that finds none of its own files begins without a state. So it must not do that beside files of
-another store, or beside a part of its own. Each file of a log has to be one that the store explains.
+A store that finds none of its files begins with an empty state. It must not do so beside files of another
+store, or beside some of its own files. So every file of a log must be one that the store knows.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ class StateForm(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Names of the files of a form: one that each commit leaves, all that may be there, and those
-    that may be there before the first commit.
-    """
+    """Names of a form's files: one that each commit leaves, all that may exist, those before a commit."""
 
     committed: re.Pattern[str]
     all: re.Pattern[str]
@@ -61,7 +59,7 @@ _UNFINISHED_PAGES: Final = rf"{PAGE_DB}|{PAGE_DB}/({_ROCKSDB_BEFORE})"
 _FORMS: Final[Mapping[StateForm, _Files]] = {
     StateForm.PAGES: _files(
         rf"{PAGE_DB}/CURRENT",
-        # A hand-over that did not end leaves files of the other forms.
+        # An interrupted hand-over leaves files of the other forms.
         rf"{PAGE_DB}/({_ROCKSDB})|[^/]+{_JOURNAL}|[^/]+{_IMAGES}|[^/]+\.db",
         _UNFINISHED_PAGES,
     ),
@@ -85,9 +83,7 @@ _NEW_LOG: Final = "To begin without its state, give the shard another log."
 
 
 def form_of(paths: Iterable[str], accepted: Collection[StateForm] = ()) -> StateForm:
-    """Return the form of the files with these paths, by the files that each commit leaves. Prefer an
-    accepted one.
-    """
+    """Return the form of these files, by the files that each commit leaves. Prefer an accepted form."""
     names = _names(paths)
     found = [
         form
@@ -101,9 +97,9 @@ def form_of(paths: Iterable[str], accepted: Collection[StateForm] = ()) -> State
 
 
 def require_form(paths: Iterable[str], store: str, *accepted: StateForm) -> StateForm:
-    """Return the form of a log's files, which ``store`` can open, or NOTHING for a new state.
+    """Return the form of a log's files, or NOTHING for a new state.
 
-    Raise ``Invalid`` for another form, and for a file that the store does not explain.
+    Raise ``Invalid`` for a form that ``store`` cannot open, and for a file that it does not know.
     """
     names = _names(paths)
     form = form_of(names, accepted)
@@ -138,10 +134,10 @@ def _is_before_commit(names: Collection[str], form: StateForm) -> bool:
 
 
 def require_whole(paths: Iterable[str]) -> None:
-    """Refuse WALs, journals and images whose SQLite database is not there. Raise ``Invalid``."""
+    """Raise ``Invalid`` for WALs, journals and images without their SQLite database."""
     names = _names(paths)
     if form_of(names) is StateForm.PAGES:
-        return  # Pages of the databases are in the RocksDB.
+        return  # The RocksDB has the pages of the databases.
     whole = names | {found[1] for name in names if (found := _REDO.fullmatch(name))}
     orphans = {
         name for name in names if (found := _OF_DATABASE.fullmatch(name)) and found[1] not in whole

@@ -1,12 +1,12 @@
 """A shard's state as of a past commit, from its recovery log.
 
-The log has every commit since it was last pruned. To restore one, play the log up to its end, and
-no further. The first operation of every append marks such an end (`group_time`). Logs of the
-original append single operations, so there a write may begin anywhere.
+The log has every commit since it was last pruned. To restore a commit, play the log exactly to the commit's
+end. A first operation with `group_time` marks where an append begins. The original appends single
+operations: in its logs, any operation may be the first one of a commit.
 
-Hints bound the commits that can be reached. They name the files that lived when they were taken,
-not those deleted before. So of several hints, the newest that are older than the moment are played.
-Pruned bytes are gone. To keep more history, keep more backups of hints (``hint_backups``).
+Hints name the files that lived when they were taken, not files deleted before. So a commit can be restored
+only by hints that are older. Of several hints, play the newest ones that are older than the moment. To keep
+more history, keep more backups of hints (``hint_backups``).
 """
 
 from __future__ import annotations
@@ -39,12 +39,10 @@ _PROBE: Final = "probe"
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Selects the commit whose state is wanted: the last one that is not later. Without a field:
-    the last.
+    """Selects the last commit that meets the one field that is set. Without a field: the last commit.
 
     ``time``: recorded then or before. ``offset``: ends at this offset of the log or before.
-    ``read_through``: has read each of these sources up to its offset or less. Other sources do not
-    matter.
+    ``read_through``: has read none of these sources beyond its offset. Other sources do not matter.
     """
 
     time: datetime | None = None
@@ -103,9 +101,9 @@ NOW: Final = Moment()
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place of the log between two commits. ``time`` is the time of the commit before it.
+    """A place of the log between two commits.
 
-    It is in Unix milliseconds, or 0 if the log has no times.
+    ``time`` is that of the commit before it, in Unix milliseconds; 0 if the log has no times.
     """
 
     offset: Offset
@@ -114,7 +112,7 @@ class Position:
 
 @dataclass(slots=True)
 class _Scan:
-    """Finds the positions of a log that hints lead to. It observes every operation."""
+    """Finds the positions of a log that can be played with some hints. It observes every operation."""
 
     positions: list[Position] = field(default_factory=list)
     _playback: Playback | None = None
@@ -143,7 +141,7 @@ class _Scan:
             self.positions.append(Position(op.first_offset, self._time))
         if op.group_time:
             self._time, self._groups = op.group_time, True
-        # An operation begins a commit that counts only if the hinted range had ended before it.
+        # A position counts only after the hinted range: within it, deleted files are missing.
         self._hinted = self._playback.fsm.has_hints
 
 
@@ -158,15 +156,15 @@ def open_at(
     """Open a shard's state, read-only, as it was at some moment. Blocks.
 
     ``hints`` are all hints of the shard, the newest first. If none of them fit, the log is played
-    from its first byte, if it still has that. ``prepare_connection`` is that of `ShardState`. Logs
-    are only read.
+    from its first byte, if it still has that byte. ``prepare_connection`` is that of `ShardState`.
+    Logs are only read.
 
-    ``directory`` must be missing or empty, and only this user may enter it. It holds the files
-    afterwards, or nothing if this fails. The call takes as long as the recovery of a shard, and
-    about ten times that for a checkpoint.
+    ``directory`` must be missing or empty, and only this user may enter it. Afterwards it has the
+    files; after an error it is removed. The call takes as long as the recovery of a shard, and about
+    ten times that if ``at`` is a checkpoint.
 
-    A source such as a fragment store does not know the ends of its logs. It is read as far as it
-    has them. Then hints that name later bytes are skipped.
+    Blob stores do not know the ends of logs: they are read as far as they have them, and hints of
+    later bytes are skipped.
 
     Raise ``NotFound`` if no hints reach back to the moment: its message has the oldest moment.
     Raise ``PrunedLog``, ``Corrupt``, and what ``source`` and `ShardState` raise.
@@ -190,6 +188,10 @@ def open_at(
 def _choose(
     source: LogSource, hints: Sequence[FSMHints], directory: Path, at: Moment
 ) -> tuple[FSMHints, Position]:
+    """Return the newest hints that reach back to a moment, and the position to play to.
+
+    Try hints without files last: they play the log from its first byte. Raise as `open_at` does.
+    """
     candidates = [one for one in hints if one.live_nodes]
     candidates.append(FSMHints(log=hints[0].log))
     earliest: Position | None = None
@@ -231,7 +233,7 @@ def _choose(
 def _last_not_after(
     positions: Sequence[Position], at: Moment, checkpoint_of: Callable[[Position], Checkpoint]
 ) -> Position | None:
-    """Return the last position that the moment allows, or None if it allows none."""
+    """Return the last position that the moment allows; None if it allows no position."""
     if at.time is not None:
         wanted = at.time.timestamp() * 1000
         if not any(position.time for position in positions):
@@ -240,7 +242,7 @@ def _last_not_after(
                 hint="The Go original, or a recorder without a clock, wrote it. Give an"
                 " offset of the log, or a checkpoint.",
             )
-        # Clocks of owners differ. The first position with a later time is the bound.
+        # Times may go back where the owner changed, since clocks differ. Stop at the first later time.
         return _last(positions, lambda position: position.time <= wanted)
     if at.offset is not None:
         offset = at.offset
@@ -256,7 +258,7 @@ def _last_not_after(
             for journal, limit in limits.items()
         )
 
-    # Sources are only read forward, so the answer changes once: bisect.
+    # Offsets of sources never go back, so `allowed` changes once: bisect.
     low, high = 0, len(positions)
     while low < high:
         middle = (low + high) // 2

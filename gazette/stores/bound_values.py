@@ -1,4 +1,5 @@
-"""Values that SQL is given as parameters: those that a database would change, or refuse without a name. Pure.
+"""Parameters of SQL that a database would change, or refuse without naming the parameter. Pure.
+
 
 SQLite stores NaN as NULL, and numbers of NumPy as the bytes of their memory.
 """
@@ -17,16 +18,16 @@ from gazette.message.value_parts import key_step, shown
 Parameters: TypeAlias = Sequence[Any] | Mapping[str, Any]
 
 KEPT: Final = frozenset({int, str, bytes, bool, type(None)})
-"""Classes of which SQLite changes no value: it keeps them, or its driver raises one of `REFUSALS`."""
+"""Classes whose values SQLite keeps exactly, or whose refusal is one of `REFUSALS`."""
 REFUSALS: Final = (BufferError, OverflowError, TypeError, UnicodeEncodeError)
-"""Errors of drivers that refuse a value. Functions of an application raise them too."""
+"""Errors by which drivers refuse a value. Functions of an application may raise them too."""
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _BOUND: Final = 1 << 63
 _SQL_CHARS: Final = 200
 
 
 class Objection(NamedTuple):
-    """Why a database does not keep a value, and what to do."""
+    """The reason why a database does not keep a value, and what to do."""
 
     reason: str
     advice: str
@@ -39,7 +40,7 @@ Converts: TypeAlias = Callable[[Any], bool]
 def sqlite_objection(value: Any, converts: Converts) -> Objection | None:
     """Return why SQLite does not keep a value; None if it does.
 
-    ``converts`` returns True for a value that the application, or the driver, converts itself.
+    ``converts`` returns True for a value that the application or the driver converts.
     """
     if isinstance(value, float):
         return (
@@ -56,7 +57,7 @@ def sqlite_objection(value: Any, converts: Converts) -> Objection | None:
 
 
 def text_objection(value: Any) -> Objection | None:
-    """Return why no database keeps a text; None if it does, or for another value."""
+    """Return why no database keeps a text; None if they keep it, and for a value that is no text."""
     if isinstance(value, str) and not value.isascii() and _SURROGATE.search(value):
         return Objection(
             "is no Unicode text: it has half of a surrogate pair", "Store it as bytes."
@@ -65,7 +66,7 @@ def text_objection(value: Any) -> Objection | None:
 
 
 def postgresql_objection(value: Any) -> Objection | None:
-    """Return why PostgreSQL does not keep a text; None if it does, or for another value."""
+    """Return why PostgreSQL does not keep a text; None if it keeps it, and for a value that is no text."""
     if isinstance(value, str) and "\0" in value:
         return Objection("holds a zero character, which PostgreSQL has not", "Store it as bytes.")
     return text_objection(value)
@@ -112,7 +113,7 @@ def shown_sql(sql: str) -> str:
 
 
 def are_rows_kept(rows: Any) -> bool:
-    """Return True for tuples in a list, of the classes of `KEPT` alone: without a step of Python for each."""
+    """Return True for a list of tuples whose values all have classes of `KEPT`. Fast: no loop in Python."""
     if not isinstance(rows, list | tuple) or not {tuple}.issuperset(map(type, rows)):
         return False
     return KEPT.issuperset(map(type, chain.from_iterable(rows)))

@@ -1,16 +1,16 @@
 """Claims of a backfill on states in a shared database: the values, and the store's part.
 
-A store with a recovery log is built away from its shard. One in a database is built in place. So
-the database has to tell a late attempt from one that may write:
+A store with a recovery log is built away from its shard. A store in a database is built in place. So
+the database must refuse a late attempt:
 
 - While the shard is idle, the run's driver *looks*: it reads the fence of the shard's row, and changes
-  nothing. Then it makes sure that the shard is still idle.
-- Each attempt *claims* the state with that fence. The transaction in which it writes begins by
-  locking the row, and requires the same fence. It ends by incrementing the fence. A live owner
-  increments it as well, before it reads anything. So a shard that has been opened since is safe.
-- The same transaction leaves a *mark* with the run's token. By it another attempt, and a resumed
-  run, knows that the state is theirs. A checkpoint would not prove that: a shard that has consumed
-  all of the history has the same one.
+  nothing. Then it checks that the shard is still idle.
+- Each attempt *claims* the state with that fence. Its transaction first locks the row and requires the
+  same fence, and at the end increments the fence. A live owner increments it too, before it reads
+  anything. So an attempt cannot change a state that a shard has opened since.
+- The same transaction leaves a *mark* with the run's token. By the mark, another attempt or a resumed
+  run recognizes its own state. A checkpoint would not prove that: a shard that has consumed the whole
+  history has the same checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gazette.protocol.checkpoint import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class BackfillClaim:
-    """Permission for a run's attempts to write the state of one shard. ``token`` identifies the run."""
+    """Permission for a run's attempts to write the state of a shard. ``token`` identifies the run."""
 
     fence: int
     """Fence of the shard's row, read while the shard was idle; zero if there was no row."""
@@ -33,14 +33,14 @@ class BackfillClaim:
 
 @dataclass(frozen=True, slots=True)
 class HeldState:
-    """Content of a database that concerns one shard."""
+    """What a database holds of one shard."""
 
     fence: int = 0
     checkpoint: Checkpoint = Checkpoint()
     mark: str = ""
-    """Token of the backfill whose state was last committed here; empty if there was none."""
+    """Token of the last backfill that committed a state here; empty without one."""
     mark_fence: int = 0
-    """The fence that the backfill left behind."""
+    """The fence after the commit of that backfill."""
 
     def is_of(self, token: str) -> bool:
         """Return True if a run with this token wrote the state, and no owner has opened the state since."""
@@ -53,7 +53,7 @@ class HeldState:
 
 @runtime_checkable
 class Claimable(Protocol):
-    """Part of a store in a database that backfills call. Both methods block."""
+    """The methods of a store in a database that backfills call. Both block."""
 
     def held(self, shard: Shard) -> HeldState:
         """Return what the database holds. Leave the fence unchanged. Raise ``Unavailable``."""
@@ -62,10 +62,10 @@ class Claimable(Protocol):
     def claim(self, shard: Shard, claim: BackfillClaim) -> HeldState:
         """Make the next transaction that of a backfill. Call it instead of ``restore_checkpoint``.
 
-        Return what the database holds already. If that is of the claim's run, write nothing. The
+        Return what the database holds. If this run has written it (`HeldState.is_of`), write nothing. The
         commit adds the ``ack_intents`` of the replaced checkpoint to those of the new one.
 
-        Raise ``Fenced`` when another owner has opened the state since the claim's fence was read. The
-        first statement of the transaction, and its commit, raise it too; then nothing has changed.
+        Raise ``Fenced`` if another owner has opened the state since the claim's fence was read. The
+        first statement of the transaction, and its commit, raise it too: then nothing has changed.
         """
         ...

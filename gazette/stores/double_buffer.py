@@ -1,7 +1,7 @@
-"""The state of a shard on a hot standby, as two copies that take turns: the base of a `StateView`.
+"""A shard's state on a hot standby, as two copies that take turns: the base of a `StateView`.
 
-Queries read one copy while the other is brought up to date with the log. A copy that is read never
-changes, so queries need no locks and see one commit.
+Queries read one copy while the other one follows the log. A copy does not change while queries read it,
+so they need no locks and see one commit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gazette.recoverylog.playback.staged_files import PlayedFiles
 
 
 class Reader(Protocol):
-    """Reader that queries are served with."""
+    """What queries get in place of the primary's store."""
 
     def close_reading(self) -> None: ...
 
@@ -24,11 +24,9 @@ class Copy(Protocol):
     """A private copy of the state. Used by one thread at a time."""
 
     def follow(self, files: PlayedFiles) -> None:
-        """Bring this copy to the last commit in ``files``. The work is in proportion to what
-        changed.
+        """Bring this copy to the last commit in ``files``. The work is in proportion to the changes.
 
-        Raise ``Corrupt`` or another ``GazetteError``. The copy is then built from nothing the next
-        time.
+        Raise ``Corrupt`` or another ``GazetteError``: the next call then builds the copy from nothing.
         """
         ...
 
@@ -39,7 +37,7 @@ CopyT = TypeVar("CopyT", bound=Copy)
 
 
 class DoubleBuffer(StateView, Generic[CopyT]):
-    """Two copies, and the readers of each."""
+    """Two copies and their readers."""
 
     def __init__(self, copies: Sequence[CopyT], open_reader: Callable[[CopyT], Reader]) -> None:
         self._open_reader = open_reader
@@ -50,13 +48,13 @@ class DoubleBuffer(StateView, Generic[CopyT]):
     def refresh(self, files: PlayedFiles) -> Any:
         if not self._free:
             raise Bug("both copies of a view are in use")
-        # The copy that was used last is closest to the present, so it lacks least.
+        # The copy that was used last is the newest one, so it needs the fewest changes.
         copy = self._free.pop()
         try:
             try:
                 copy.follow(files)
             except Corrupt:
-                copy.follow(files)  # Begin again: our own copy may be the damaged part.
+                copy.follow(files)  # Build it from nothing: the copy may be the damaged part.
             reader = self._open_reader(copy)
         except BaseException:
             self._free.insert(0, copy)

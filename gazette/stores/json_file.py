@@ -1,9 +1,10 @@
 """Stage 14 of the byte path: a shard's state as one JSON file, written whole at every commit.
 
-The reference store: small, readable with any tool, and of the same form as the Go original's.
-``state.json`` has the read-through offsets, the state and the checkpoint, one JSON document a line.
-A state with timers has a fourth one.
-Its log grows by the size of the state per transaction, but a recovery reads one transaction only.
+The reference store: small, readable with any tool, and in the form of the Go original's store.
+``state.json`` has one JSON document a line: the read-through offsets, the state, the checkpoint and, if
+there are timers, the timers.
+
+The log grows by the size of the state per transaction, but a recovery reads only one transaction.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ NEXT_PATH = "/next.json"
 
 
 class JSONFileStore(Store, Generic[StateT]):
-    """A store with its state in one object, of a declared type, that is written as JSON.
+    """A store whose state is one object of a declared type, written as JSON.
 
-    ``state_type`` says what the JSON reads back as: ``dict[int, int]``, a Struct, a dataclass. A plain
-    ``dict`` or ``list`` holds only what JSON has. A commit raises ``Invalid`` for a value that would not
-    read back equal, with its path, such as ``state["sales"][7]``.
+    The JSON reads back as ``state_type``: ``dict[int, int]``, a Struct, a dataclass. A plain ``dict`` or
+    ``list`` has only values of JSON. A commit raises ``Invalid`` for a value that would not read back
+    equal, with its path, such as ``state["sales"][7]``.
 
-    The shard's thread changes ``state`` freely. Other threads read it through ``read`` only.
+    The shard's thread changes ``state`` freely. Other threads call ``read``.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class JSONFileStore(Store, Generic[StateT]):
         state_type: type[StateT],
         new_state: Callable[[], StateT] | None = None,
     ) -> None:
-        """Open the played-back state; without one, ``new_state()`` (default: ``state_type()``).
+        """Open the played-back state, or make ``new_state()`` (default: ``state_type()``).
 
         Raise ``Invalid`` for a state that would not read back equal. Raise ``Corrupt`` for a file that does
         not decode.
@@ -82,9 +83,9 @@ class JSONFileStore(Store, Generic[StateT]):
 
     @classmethod
     def view(cls, state_type: type[Any], new_state: Callable[[], Any] | None = None) -> StateView:
-        """Return the view that `Application.new_view` returns for shards with this store.
+        """Return a view for `Application.new_view`.
 
-        Queries then get an object of this class without a call of ``__init__``. Methods that use
+        Queries on a standby get an object of this class that was made without ``__init__``. Methods that use
         only ``read`` work as on the primary.
         """
 
@@ -109,13 +110,13 @@ class JSONFileStore(Store, Generic[StateT]):
         return _JSONFileView(open_reader)
 
     def _encode(self) -> bytes:
-        """Return the state as JSON. Raise ``Invalid`` unless it reads back equal: it is committed."""
+        """Return the state as JSON, to commit it. Raise ``Invalid`` unless it reads back equal."""
         return self._encoding.encode(self.state, "state")
 
     def _load(self, data: bytes) -> StateT:
         *lines, rest = data.split(b"\n")
         if rest:
-            lines = []  # The file was cut off.
+            lines = []  # The file lost its end.
         if len(lines) < 2:
             raise Corrupt("state.json does not hold offsets and state", lines=len(lines))
         try:
@@ -130,7 +131,7 @@ class JSONFileStore(Store, Generic[StateT]):
             raise Corrupt(f"the checkpoint of state.json does not decode: {error}") from error
         if len(lines) > 3:
             self._timers = MemoryTimers(lines[3])
-        # The offsets of the first document count: older writers kept them only there.
+        # The offsets of the first document take precedence: older writers have them only there.
         sources = dict(checkpoint.sources)
         for journal, offset in offsets.items():
             source = sources.get(journal, SourceCheckpoint())
@@ -141,8 +142,8 @@ class JSONFileStore(Store, Generic[StateT]):
     def read(self) -> StateT:
         """Return a copy of the state. Any thread.
 
-        On the shard's thread it is the state of the running transaction, elsewhere that of the last
-        commit. Raise ``Invalid`` for a running state that would not read back equal.
+        On the shard's thread, return the state of the running transaction; on others, that of the last
+        commit. Raise ``Invalid`` if the running state would not read back equal.
         """
         if threading.get_ident() == self._thread:
             return self._encoding.decode(self._encode(), "state")
@@ -151,7 +152,7 @@ class JSONFileStore(Store, Generic[StateT]):
         return self._encoding.decode(committed, "state")
 
     def plain(self) -> Any:
-        """Return the state of the running transaction, as plain values of JSON."""
+        """Return the state of the running transaction, as dicts, lists and other plain values of JSON."""
         return msgspec.json.decode(self._encode())
 
     def start_commit(
@@ -185,7 +186,7 @@ class JSONFileStore(Store, Generic[StateT]):
         return self._checkpoint
 
     def timer_table(self, shard: Shard) -> TimerTable:
-        """Return the timers. All are in memory, and each commit writes them whole."""
+        """Return the timers. All of them are in memory, and each commit writes all of them."""
         if self._timers is None:
             self._timers = MemoryTimers()
         return self._timers
@@ -211,7 +212,7 @@ def _maker_of(state_type: Any, new_state: Any) -> Callable[[], Any]:
 
 
 class _JSONFileView(StateView):
-    """A view that reads the state whole each time: each commit writes it whole too."""
+    """A view that reads the whole state each time, as each commit writes it."""
 
     def __init__(self, open_reader: Callable[[PlayedFiles], Any]) -> None:
         self._open_reader = open_reader

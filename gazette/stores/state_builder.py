@@ -1,13 +1,12 @@
 """Stage 14 of the byte path, away from the shard: builds a store's state as a branch of its recovery log.
 
-A `StateBuilder` opens the store that the application's ``new_store`` makes, over a recorder whose
-log is a local file. What is written to it and committed becomes a file of operations, and hints for
-it: a `BuiltState`. The checkpoint in it says where the live shard continues. SQLite records its
-database as images when all is done, and RocksDB takes whole tables (`RocksDBStore.ingest`). So a
-build costs little more than the plain database would.
+A `StateBuilder` opens the store of the application's ``new_store``, over a recorder whose log is a local
+file. The commits become a file of operations, and hints for it: a `BuiltState`. Its checkpoint says where
+the live shard continues. SQLite records its database as images at the end, and RocksDB takes whole tables
+(`RocksDBStore.ingest`). So a build costs little more than the plain database would.
 
-A store without a recovery log (`SQLStore`) is built in place: its transaction is the publication.
-It has to be `Claimable`, so that a late attempt cannot change what a live shard has written since.
+A store without a recovery log (`SQLStore`) is built in place: its commit publishes the state. It must be
+`Claimable`, so that a late attempt cannot change a state that a live shard has opened since.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from gazette.runtime.tasks import OpFuture
 from gazette.stores.claims import BackfillClaim, Claimable, HeldState
 
 PIECE_BYTES: Final = 4 << 20
-"""Approximate bytes of an appended piece. Each piece ends where an append of the store ended."""
+"""Approximate bytes of an appended piece. Each piece ends at the end of one of the store's appends."""
 _COMMIT_TIMEOUT_S: Final = 600.0
 
 
@@ -53,7 +52,7 @@ _COMMIT_TIMEOUT_S: Final = 600.0
 class BuiltState:
     """A state that was built: a branch of ``log``, in a file of ``size`` bytes.
 
-    ``hints`` and ``ends`` count from the file's beginning. With an empty ``log`` the state is in
+    Offsets in ``hints`` and ``ends`` count from the file's begin. With an empty ``log``, the state is in
     its database already, and there is no file.
     """
 
@@ -66,7 +65,7 @@ class BuiltState:
     sha256: str
     checkpoint: Checkpoint
     messages: int = 0
-    """Number of messages that it was built from, or of rows of a fold, if only that is known."""
+    """Number of messages that it was built from; of rows of a fold, if only these are known."""
     facts: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
@@ -88,7 +87,7 @@ class BuiltState:
 
     @classmethod
     def from_json(cls, data: bytes) -> BuiltState:
-        """Read the result of `to_json`. Raise ``Invalid``."""
+        """Decode the result of `to_json`. Raise ``Invalid``."""
         try:
             value = msgspec.json.decode(data, type=_Encoded)
         except msgspec.MsgspecError as error:
@@ -122,7 +121,7 @@ class _Encoded(msgspec.Struct):
 
 
 class _MessageTime(SystemClock):
-    """A clock that stands at the greatest time of the messages so far."""
+    """A clock whose time is the greatest time of the messages so far."""
 
     __slots__ = ("seconds",)
 
@@ -185,8 +184,8 @@ class OfflineShard(WithTimers):
         """Let the application set timers, if it defines ``on_timer``. Raise as `open_timers` does."""
         assert self._application is not None
         self._clock = _MessageTime()
-        # Messages come in the order of their publication. If that is their time, no source has to be waited
-        # for. The others wait for each other, as on a shard.
+        # Messages come in the order of publication. If that is their time, do not wait for any source.
+        # Sources with declared times wait for each other, as on a shard.
         sources = None if declared_times(self._application, self) else ()
         self.timers = open_timers(self._application, self, store, self._clock, sources)
         if self.timers is not None:
@@ -194,7 +193,7 @@ class OfflineShard(WithTimers):
 
     @property
     def now(self) -> datetime:
-        """Processing time: the greatest time of the messages that were read so far, in UTC."""
+        """Processing time: the greatest time of the messages so far, in UTC."""
         if not self._clock.seconds:
             raise NotAllowed(
                 "the processing time of a build is that of its messages, and none was read",
@@ -204,12 +203,12 @@ class OfflineShard(WithTimers):
         return super().now
 
     def advance(self, envelope: Envelope[Any]) -> None:
-        """Let processing time reach that of a message."""
+        """Advance processing time to that of a message."""
         if envelope.clock:
             self._clock.seconds = max(self._clock.seconds, clock_unix_ns(envelope.clock) / 1e9)
 
     def observe(self, batch: Sequence[Envelope[Any]]) -> None:
-        """Note that messages were consumed: the watermark follows them."""
+        """Note consumed messages: the watermark follows them."""
         timers = self.timers
         for envelope in batch if timers is not None else ():
             self.advance(envelope)
@@ -225,8 +224,7 @@ class OfflineShard(WithTimers):
         return bool(self._spec.recovery_log)
 
     def commit(self) -> OpFuture[Any]:
-        """Commit what was written to the store so far. Block, and return a future that has
-        succeeded.
+        """Commit the writes to the store so far. Block, and return a future that has succeeded.
 
         Call it for states that do not fit into memory. No reader sees the commit before the state
         is finished.
@@ -235,9 +233,7 @@ class OfflineShard(WithTimers):
 
 
 def claimable(store: Store, shard: str) -> Claimable:
-    """Return ``store`` if a backfill can claim its state, as it must without a recovery log.
-    Otherwise raise ``Invalid``.
-    """
+    """Return ``store``, without a recovery log. Raise ``Invalid`` if a backfill cannot claim its state."""
     if not isinstance(store, Claimable):
         raise Invalid(
             f"the state of a {type(store).__name__} without a recovery log cannot be backfilled",
@@ -270,7 +266,7 @@ class StateBuilder:
     ) -> None:
         """Open the store. Raise what the application's ``new_store`` raises, or ``Invalid``.
 
-        ``claim`` is for a store without a recovery log. Raise ``Fenced`` when it is not in force any more.
+        ``claim`` is for a store without a recovery log. Raise ``Fenced`` if it is not in force any more.
         """
         self.shard = OfflineShard(spec, fqn, self.commit, application)
         self.directory = directory.absolute()
@@ -296,7 +292,7 @@ class StateBuilder:
             store = checked_store(application.new_store(self.shard, self._recorder))
             self._opened = store
             self.held = self._open(store)
-            """The content of the store when it was opened: nothing, unless its state is in a database."""
+            """The content of a store in a database when it was opened; empty for others."""
             self.shard.open_timers(store)
         except BaseException:
             self.close()
@@ -316,14 +312,14 @@ class StateBuilder:
 
     @property
     def is_done(self) -> bool:
-        """True if the database holds what an attempt with the same claim has committed. Blocks."""
+        """True if an attempt of the same run has committed the state in the database. Blocks."""
         if self._claim is None or self._opened is None:
             return False
         store = claimable(self._opened, self.shard.id)
         return store.held(self.shard).is_of(self._claim.token)
 
     def in_place(self, checkpoint: Checkpoint, facts: dict[str, Any]) -> BuiltState:
-        """Return the state that is in the database already (`is_done`), and write nothing."""
+        """Return the state that is already in the database (`is_done`). Write nothing."""
         hints = FSMHints(log="none")
         return BuiltState(
             self.shard.id,
@@ -339,8 +335,9 @@ class StateBuilder:
         )
 
     def commit(self, checkpoint: Checkpoint | None = None) -> OpFuture[Any]:
-        """Commit what was written so far. Without ``checkpoint``, it is not the last commit. In a
-        store without a recovery log every commit takes effect: give a checkpoint there.
+        """Commit the writes so far. Without ``checkpoint``, further commits must follow.
+
+        In a store without a recovery log every commit takes effect: give a checkpoint there.
         """
         if self._built is not None or self._opened is None:
             raise Bug("a commit of a state that is finished", shard=self.shard.id)
@@ -360,7 +357,7 @@ class StateBuilder:
     def finish(
         self, checkpoint: Checkpoint, *, messages: int = 0, facts: dict[str, Any] | None = None
     ) -> BuiltState:
-        """Commit with the checkpoint at which the live shard continues. Nothing may be written after."""
+        """Commit with the checkpoint at which the live shard continues. Write nothing after this."""
         self.commit(checkpoint)
         recorder, file = self._recorder, self._file
         spec = self.shard.spec
@@ -411,7 +408,7 @@ class StateBuilder:
 
 
 def pieces(ends: list[int]) -> tuple[int, ...]:
-    """Return the ends of appends, thinned out: each piece but the last has at least `PIECE_BYTES`."""
+    """Return some of the ends of appends: each piece but the last has at least `PIECE_BYTES`."""
     kept: list[int] = []
     begin = 0
     for end in ends:

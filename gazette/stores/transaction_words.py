@@ -1,7 +1,7 @@
 """Statements that end a transaction, found in the text of SQL. Pure.
 
-The text is cut into statements as the database cuts it: semicolons in strings, quoted names, comments
-and bodies of functions cut nothing. Only the first words of a statement matter.
+The text is divided into statements as the database does: not at semicolons in strings, quoted names,
+comments and bodies of functions. Only the first words of a statement matter.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _ESCAPES: Final = frozenset({"mysql", "mariadb"})
 
 
 def ending_words(sql: str, dialect: str) -> str | None:
-    """Return the words of the first statement that ends the transaction. Return None without one.
+    """Return the words of the first statement that ends the transaction; None without one.
 
-    ``dialect`` is SQLAlchemy's name of it. Returning to a savepoint ends nothing.
+    ``dialect`` is SQLAlchemy's name. A rollback to a savepoint does not end the transaction.
     """
     if _SUSPECT.search(sql) is None:
         return None
@@ -88,13 +88,13 @@ def _tokens(sql: str, dialect: str) -> Iterator[tuple[str, str]]:
 
 
 def _end_of_escaped(sql: str, start: int) -> int:
-    """Return the position behind a string in which a backslash escapes."""
+    """Return the position after a string in which a backslash escapes."""
     end = _ESCAPED.match(sql, start)
     return len(sql) if end is None else end.end()
 
 
 def _end_of_comment(sql: str, at: int, *, nests: bool) -> int:
-    """Return the position behind a comment, which may hold others."""
+    """Return the position after a comment, which may contain others if ``nests``."""
     if not nests:
         end = sql.find("*/", at)
         return len(sql) if end < 0 else end + 2

@@ -1,6 +1,4 @@
-"""Recovery logs as brokers serve them, for code that runs in a thread beside the client's event
-loop.
-"""
+"""Recovery logs read through brokers, for code in another thread than the client's event loop."""
 
 from __future__ import annotations
 
@@ -28,8 +26,8 @@ READ_BYTES: Final = 1 << 20
 async def write_head(client: Client, log: JournalName) -> Offset:
     """Return the offset at which a log ends.
 
-    Only the primary knows the head, so ask by an empty append. The append asks that a suspended log
-    stays suspended. A plain append would resume it.
+    Only the primary knows the head: ask it by an empty append. The append keeps a suspended log suspended;
+    a plain append would resume the log.
     """
     try:
         result = await client.append(AppendParams(log, suspend=SuspendControl.KEEP), b"")
@@ -46,8 +44,8 @@ async def write_head(client: Client, log: JournalName) -> Offset:
 class BrokerLogs:
     """A `LogSource` of a client whose event loop runs in another thread.
 
-    ``stall_timeout_s`` bounds every single wait (``Unavailable``). Reads block until bytes arrive.
-    A broker that has just taken a log over may learn of stored fragments only at its next listing.
+    Reads block until bytes arrive. A wait of ``stall_timeout_s`` raises ``Unavailable``. A broker that has
+    just taken a log over may learn of stored fragments only at its next listing.
     """
 
     def __init__(
@@ -117,7 +115,7 @@ class BrokerLogs:
                     continue
                 return reader.offset - len(data), data
 
-        # Fetch the next piece while the caller works on this one.
+        # Fetch the next piece while the caller uses this one.
         following = self._start(piece())
         try:
             while True:

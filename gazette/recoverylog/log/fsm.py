@@ -1,12 +1,11 @@
-"""The recovery FSM: decides which operations of a log apply, and which files live.
+"""The recovery FSM: decides which operations of a log apply, and which files live. Pure.
 
-Pure. It is fed every operation of a log in order, by any author, and returns whether each applies.
-Two readers of the same bytes agree, which fences an old author. After a hand-off took sequence
-number n, the old author's operation n belongs to the past.
+It gets every operation of a log, by any author, in order. Two readers of the same bytes decide the same,
+which fences an old author: once a hand-off has sequence number n, the old author's operation n does not
+apply.
 
-With hints, the FSM follows the branch that they describe. Only operations of the hinted authors
-apply. Gaps between their segments are jumped. Only files are tracked that lived when the hints were
-taken.
+With hints, the FSM follows the branch that they describe. Only operations of the hinted authors apply.
+The FSM jumps gaps between their segments. It tracks only files that lived when the hints were taken.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Outcome(enum.Enum):
 
 @dataclass(slots=True)
 class Fnode:
-    """A live file: its paths, and the segments of operations that made it.
+    """A live file: its paths, and the segments of the operations that made it.
 
     Invariant: neither is empty. ``segments`` has one entry per contiguous (author, log).
     """
@@ -62,23 +61,20 @@ class Fnode:
 class RecoveryFSM:
     """State machine that sequences operations: see the module.
 
-    Invariants: ``links`` maps each path to its node, and the nodes name the same paths. A path is
+    Invariants: ``links`` maps each path to its node, and the nodes have the same paths. A path is
     never both a link and a property (except for properties of the hints). A node's id is the
     sequence number of the operation that created it. ``nodes`` is in the order of ids.
     """
 
     def __init__(self, hints: FSMHints) -> None:
-        """Start from hints, which may hold only the name of their log. Raise ``Invalid`` if they
-        contradict themselves.
-        """
+        """Start from hints, which may have only the log's name. Raise ``Invalid`` for contradictory ones."""
         hints.validate()
         self.next_seq_no = 1
         self.next_checksum = 0
         self.last_log = hints.log
         self.properties: dict[str, str] = {item.path: item.content for item in hints.properties}
-        # Hints hold the properties of the time when they were taken. The operation that sets a
-        # property may come behind the last segment. Until it is read, the path may still belong to
-        # a file.
+        # Hints have the properties as of the time when they were taken. The operation that sets a
+        # property may come after the last segment. Until then, the path may still belong to a file.
         self._properties_of_hints = set(self.properties)
         self.nodes: dict[int, Fnode] = {}
         self.links: dict[str, int] = {}
@@ -162,8 +158,8 @@ class RecoveryFSM:
     def _create(self, op: RecordedOp, action: Create) -> Outcome:
         hinted = bool(self.hinted_fnodes) and self.hinted_fnodes[0] == op.seq_no
         # Hints name every file of their range that lived when they were taken. Any other file was
-        # deleted by then, and its unlink may be in a gap that is jumped. Tracking it would bring a
-        # deleted file back, and would wedge the log when its path is created again.
+        # deleted by then, and its unlink may be in a gap that is jumped. To track it would bring a
+        # deleted file back: a later create of the same path could not apply.
         if self.hinted_segments and not hinted:
             return Outcome.NOT_TRACKED
         if (conflict := self._path_in_use(action.path)) is not None:
@@ -212,7 +208,7 @@ class RecoveryFSM:
     def _property(self, action: SetProperty) -> Outcome:
         if action.path in self.links:
             return Outcome.LINK_EXISTS
-        # Within their range, the hints hold the last value of every property. The operation that set
+        # Within their range, the hints have the last value of every property. The operation that set
         # it may be in a gap that is jumped.
         if not self.hinted_segments:
             self.properties[action.path] = action.content
@@ -243,11 +239,11 @@ class RecoveryFSM:
         )
 
     def oldest_offset(self) -> int | None:
-        """Return the offset of the oldest segment of any live file, or None without files.
+        """Return the offset of the oldest segment of a live file in ``last_log``, or None without one.
 
-        Offsets of different logs cannot be compared, so only segments of ``last_log`` count.
+        Offsets of different logs cannot be compared.
         """
-        # Nodes are in the order of creation, in which offsets grow. So the first match is the oldest.
+        # Nodes are in the order of creation, and their offsets grow. So the first match is the oldest.
         for node in self.nodes.values():
             if node.segments[0].log == self.last_log:
                 return node.segments[0].first_offset
@@ -255,7 +251,7 @@ class RecoveryFSM:
 
 
 def _extend(node: Fnode, op: RecordedOp) -> None:
-    """Record that ``op`` is part of the history of ``node``."""
+    """Add ``op`` to the segments of ``node``."""
     if node.segments:
         last = node.segments[-1]
         if last.author == op.author and last.log == op.log:

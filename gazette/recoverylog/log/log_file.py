@@ -1,11 +1,10 @@
 """A recovery log that is recorded into a local file, and appended to its journal later.
 
-This builds a shard's state away from the shard. The store runs as always, over a recorder whose
-appends go to a file. The result is a *branch*: operations of a new author, with sequence numbers
-that no other branch of the log has. A player that uses the earlier hints skips the branch, like
-operations of any other author. A player that uses the branch's hints reads nothing else. So a
-branch may be appended, completely or in part, without taking effect. It takes effect when its hints
-are stored.
+So a shard's state is built away from the shard: the store runs as always, and its recorder appends to a
+file. The result is a *branch*: operations of a new author, with sequence numbers that no other branch of
+the log has. A player with earlier hints skips the branch, like operations of any other author. A player
+with the branch's hints reads nothing else. So a branch that is appended, completely or in part, has no
+effect until its hints are stored.
 """
 
 from __future__ import annotations
@@ -57,12 +56,11 @@ class Branch:
         return fsm
 
     def opening(self, rng: random.Random, *, empty: bool) -> bytes:
-        """Return the content to append before the branch, to carry its fence into the log's
-        registers.
+        """Return the content to append before the branch. Its append writes the branch's fence.
 
-        Its operations take effect for no reader. If the log is ``empty``, another author makes the
-        first operation. A reader without hints follows the first author it sees, so this author
-        must not be the branch's.
+        The content's operations apply for no reader. If the log is ``empty``, the first operation has
+        another author. A reader without hints follows the first author of a log, and that must not be
+        the branch's.
         """
         frames = b""
         if empty:
@@ -79,7 +77,7 @@ class Branch:
 class LogFile:
     """Local file of a log, with the append methods that recorders use. For one thread.
 
-    ``ends`` are the offsets at which appends ended. A log may be cut only there.
+    ``ends`` are the offsets at which appends ended. A reader may cut a log only there.
     """
 
     def __init__(self, path: Path) -> None:
@@ -99,7 +97,7 @@ class LogFile:
     def start_append(
         self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
     ) -> FileTxn:
-        """Begin an append. Its dependencies must have succeeded already."""
+        """Begin an append. The futures of ``dependencies`` must have succeeded."""
         if not all(future.done() for future in dependencies):
             raise Bug("an append to a log file cannot wait for dependencies", log=params.journal)
         if (error := first_failure(dependencies)) is not None:
@@ -140,14 +138,12 @@ class FileTxn:
 
 
 def offline_recorder(log: str, branch: Branch, directory: Path, file: LogFile) -> Recorder:
-    """Return a recorder of a branch of ``log`` into a file. ``directory`` exists, and is empty."""
+    """Return a recorder of a branch of ``log`` into a file. ``directory`` must exist and be empty."""
     return Recorder(branch.fsm(log), branch.author, directory, file, log, 0, offline=True)
 
 
 def moved_hints(hints: FSMHints, base: int) -> FSMHints:
-    """Return the hints of a branch that was recorded from offset 0, and stands in its journal from
-    ``base`` on.
-    """
+    """Return the hints of a branch whose file was appended to its journal at offset ``base``."""
     return replace(
         hints,
         live_nodes=tuple(

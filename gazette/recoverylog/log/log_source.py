@@ -1,6 +1,6 @@
 """Sources of the bytes of recovery logs, for code without an event loop: blob stores, or a copy.
 
-`broker_logs` has the source that reads through brokers.
+The source that reads through brokers is in `broker_logs`.
 """
 
 from __future__ import annotations
@@ -38,20 +38,15 @@ class LogSource(Protocol):
 
     @property
     def knows_heads(self) -> bool:
-        """True if no bytes exist behind ``bounds``. Then hints that name later bytes prove a loss
-        of data.
-        """
+        """True if no bytes exist behind ``bounds``. Then hints of later bytes prove a loss of data."""
         ...
 
     def bounds(self, log: JournalName) -> tuple[Offset, Offset]:
-        """Return the offset of the log's first remaining byte, and the offset at which the log
-        ends.
-        """
+        """Return the offsets of the log's first remaining byte, and of its end."""
         ...
 
     def read(self, log: JournalName, begin: Offset, end: Offset) -> Iterator[tuple[Offset, bytes]]:
-        """Yield pieces of ``[begin, end)`` in order, each with its offset. Leave out bytes that no
-        longer exist.
+        """Yield pieces of ``[begin, end)`` in order, each with its offset. Skip bytes that were deleted.
 
         Close the iterator to end reading.
         """
@@ -59,11 +54,11 @@ class LogSource(Protocol):
 
 
 class StoredLogs:
-    """Logs as far as they are in blob stores. Brokers store fragments there when these are closed.
+    """Logs as far as blob stores have them: brokers store closed fragments only. Calls no broker.
 
-    No broker is called. ``stores`` are those of the journals' specifications. A fragment in several
-    of them is read once. ``threads`` threads fetch and decode fragments ahead, with at most 16 MiB
-    each in memory. Use this as a context manager, or ``close`` it.
+    ``stores`` are those of the journals' specifications. A fragment in several stores is read once.
+    ``threads`` threads fetch and decode fragments ahead, with at most 16 MiB each in memory. Use this as
+    a context manager, or ``close`` it.
     """
 
     def __init__(
@@ -74,8 +69,9 @@ class StoredLogs:
         nested: Collection[JournalName] = (),
         threads: int = 4,
     ) -> None:
-        """Open logs with the given ``path_postfix_template``. ``nested`` are journals below the
-        logs. Raise ``Invalid`` for a template that is not supported.
+        """Open logs. ``nested`` are journals whose names begin with that of a log and a slash.
+
+        ``path_postfix_template`` is that of the specifications. Raise ``Invalid`` for an unsupported one.
         """
         postfix_template.parse(path_postfix_template)
         self._stores = tuple(stores)
@@ -85,7 +81,7 @@ class StoredLogs:
         self._pool = BlockingPool("log-fragments", threads)
         self._covers: dict[JournalName, tuple[CoverSet[Fragment], dict[Fragment, BlobStore]]] = {}
 
-    knows_heads = False  # Brokers have later bytes that are not stored yet.
+    knows_heads = False  # Brokers may have later bytes that are not stored yet.
 
     def __enter__(self) -> Self:
         return self
@@ -98,14 +94,12 @@ class StoredLogs:
         self._pool.close()
 
     def bounds(self, log: JournalName) -> tuple[Offset, Offset]:
-        """Return the bounds as of the first listing of the log. Raise ``NotFound`` if the stores
-        have no fragment.
-        """
+        """Return the bounds as of the first listing of the log. Raise ``NotFound`` without a fragment."""
         cover, _ = self._cover(log)
         return cover.begin, cover.end
 
     def refresh(self) -> None:
-        """Forget the listings, so that logs are listed again when they are needed."""
+        """Forget the listings: the next call lists a log again."""
         self._covers.clear()
 
     def _cover(self, log: JournalName) -> tuple[CoverSet[Fragment], dict[Fragment, BlobStore]]:

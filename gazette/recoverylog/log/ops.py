@@ -1,10 +1,11 @@
 """Recorded operations and their frames, byte for byte as they stand in a recovery log.
 
-A frame is the magic word, the payload's length (little-endian), and the payload, a protobuf
-message. Raw bytes follow the frame of a write. They are not framed, and not part of the checksum.
-The checksum of an operation is the CRC-32C of all payloads before it. So only an author that has
-read the whole log can continue it. Payloads are digested as they were read or written, never
-encoded again.
+A frame is the magic word, the payload's length (little-endian), and the payload, a protobuf message. The
+raw bytes of a write follow its frame. They are not part of the checksum.
+
+The checksum of an operation is the CRC-32C of all payloads before it. So only an author that has read the
+whole log can continue it. Compute it over payloads as they were read or written: another encoding of the
+same message may differ.
 """
 
 from __future__ import annotations
@@ -61,15 +62,14 @@ class SetProperty:
 
 
 Action = Create | Link | Unlink | Write | SetProperty | None
-"""Action of an operation. None is a no-op, whose only effect is to use its sequence number."""
+"""Action of an operation. None is a no-op: it only uses its sequence number."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedOp:
-    """One operation. ``log`` and offsets are never encoded.
+    """One operation. ``log`` and the offsets are not encoded: they say where it was read.
 
-    They tell where it was read. For an operation to be written, the first offset is a lower bound,
-    and ``last_offset`` is 0.
+    For an operation to be written, the first offset is a lower bound, and ``last_offset`` is 0.
     """
 
     seq_no: int
@@ -80,8 +80,7 @@ class RecordedOp:
     last_offset: int = 0
     log: str = ""
     group_time: int = 0
-    """Time of the append, in Unix milliseconds, on its first operation. 0 on other operations, and on all
-    operations of a recorder without a clock."""
+    """Time of the append in Unix milliseconds, on its first operation; 0 on others, and without a clock."""
 
 
 def encode_op(op: RecordedOp) -> tuple[bytes, bytes]:
@@ -95,7 +94,7 @@ def encode_op(op: RecordedOp) -> tuple[bytes, bytes]:
         case Unlink(fnode=fnode, path=path):
             message.unlink.fnode, message.unlink.path = fnode, path
         case Write(fnode=fnode, offset=offset, length=length):
-            # Set the field, even if its values are zero: a write to node 0 at offset 0 is a write.
+            # Set the field even if all its values are zero: else this would not be a write.
             message.write.SetInParent()
             message.write.fnode, message.write.offset, message.write.length = fnode, offset, length
         case SetProperty(path=path, content=content):
@@ -109,9 +108,7 @@ def encode_op(op: RecordedOp) -> tuple[bytes, bytes]:
 
 
 def frame_length(data: bytes | bytearray | memoryview, at: int = 0) -> int | None:
-    """Return the payload's length in a frame header of 8 bytes. Return None if the header is
-    invalid.
-    """
+    """Return the payload's length by the frame header of 8 bytes at ``at``; None for an invalid header."""
     magic, length = _HEADER.unpack_from(data, at)
     if magic != MAGIC or length > OP_LENGTH_MAX:
         return None
@@ -121,8 +118,7 @@ def frame_length(data: bytes | bytearray | memoryview, at: int = 0) -> int | Non
 def decode_op(payload: bytes, *, log: str, first_offset: int, frame_end: int) -> RecordedOp:
     """Decode a payload that was read from ``log`` at [first_offset, frame_end).
 
-    ``last_offset`` of the result includes the raw bytes of a write. Raise ``Corrupt`` if it is
-    invalid.
+    ``last_offset`` of the result includes the raw bytes of a write. Raise ``Corrupt`` for an invalid payload.
     """
     try:
         message = pb.RecordedOp.FromString(payload)
@@ -132,7 +128,7 @@ def decode_op(payload: bytes, *, log: str, first_offset: int, frame_end: int) ->
         ) from error
     action: Action = None
     last_offset = frame_end
-    # If several fields are set, the first one in this order counts.
+    # If several fields are set, take the first one in this order.
     if message.HasField("create"):
         action = Create(message.create.path)
     elif message.HasField("link"):
@@ -160,14 +156,12 @@ def decode_op(payload: bytes, *, log: str, first_offset: int, frame_end: int) ->
 
 
 def next_checksum(checksum: int, payload: bytes) -> int:
-    """Return the CRC-32C through ``payload``, given that of everything before it."""
+    """Return the CRC-32C including ``payload``. ``checksum`` is that of all payloads before it."""
     return int(google_crc32c.extend(checksum, payload))
 
 
 def fence_value(author: int) -> str:
-    """Return the value of the register ``author`` that admits only this author: base 32, lower
-    case.
-    """
+    """Return the value of the register ``author`` for an author: base 32, lower case."""
     if not 0 < author < 1 << 32:
         raise Corrupt("an author must be a positive 32-bit number", author=author)
     digits = ""

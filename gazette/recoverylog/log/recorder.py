@@ -1,10 +1,9 @@
-"""Stage 15 of the byte path: takes file operations from `stores/*`, gives appends to
-`client/append/service`.
+"""Stage 15 of the byte path: takes file operations of `stores/*`, gives appends to `client/append/service`.
+
 
 A recorder turns a store's changes to its files into operations of the recovery log. All operations
-of a *group* go into one append, which the broker applies completely or not at all. This makes a
-store's commit atomic in the log. (When a commit was split, a few percent of cuts opened wrong: see
-docs/consistency.md.)
+of a *group* go into one append, which the broker applies completely or not at all. So a store's commit is
+atomic in the log. (With split commits, a few percent of cuts opened wrong: see docs/consistency.md.)
 """
 
 from __future__ import annotations
@@ -51,9 +50,7 @@ class LogTxn(Protocol):
 
 
 class LogAppends(Protocol):
-    """Target of a recorder's appends: an append service, or a
-    `gazette.recoverylog.log.log_file.LogFile`.
-    """
+    """Target of a recorder's appends: an append service, or a `LogFile`."""
 
     def start_append(
         self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
@@ -66,16 +63,14 @@ def fence(author: int) -> LabelSet:
 
 
 def fence_check(author: int) -> LabelSelector:
-    """Return the selector that every append of ``author`` requires: no other author has taken the
-    log over.
-    """
+    """Return the selector that appends of ``author`` require: no other author has taken the log over."""
     return LabelSelector(
         include=LabelSet((Label(FENCE_LABEL, fence_value(author)),)), exclude=EMPTY_LABELS
     )
 
 
 def no_op(fsm: RecoveryFSM, author: int) -> bytes:
-    """Return the frame of an operation that only takes the next sequence number."""
+    """Return the frame of an operation that only uses the next sequence number."""
     frame, _ = encode_op(
         RecordedOp(seq_no=fsm.next_seq_no, checksum=fsm.next_checksum, author=author, action=None)
     )
@@ -83,9 +78,7 @@ def no_op(fsm: RecoveryFSM, author: int) -> bytes:
 
 
 class Group:
-    """Operations that become one append. Made by `Recorder.group`. Paths are absolute in the
-    log.
-    """
+    """Operations that become one append. `Recorder.group` makes it. Paths are absolute in the log."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -115,15 +108,15 @@ class Group:
         return self._recorder.fsm.links.get(clean_path(path))
 
     def create(self, path: str) -> int:
-        """Create an empty file at ``path``, and return its fnode. Unlink an existing file first."""
+        """Create an empty file at ``path``. Return its fnode. Unlink an existing file first."""
         path = clean_path(path)
         self.unlink(path, missing_ok=True)
         return self._record(Create(path))
 
     def write(self, fnode: int, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write bytes at an offset of a file. Empty data records nothing.
+        """Write bytes at an offset of a file. Do not change ``data`` until the group ends.
 
-        ``data`` is kept until the group ends. Do not change it before.
+        Empty data records no operation.
         """
         if fnode not in self._recorder.fsm.nodes:
             raise Bug("cannot write to a file that is not recorded", fnode=fnode)
@@ -133,7 +126,7 @@ class Group:
             self._record(Write(fnode, offset, len(data)), data)
 
     def unlink(self, path: str, *, missing_ok: bool = False) -> None:
-        """Remove a path. Its file goes with its last path."""
+        """Remove a path. A file without a path is deleted."""
         path = clean_path(path)
         fnode = self.fnode_of(path)
         if fnode is None:
@@ -151,8 +144,7 @@ class Group:
         self._record(Link(fnode, target))
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file over ``target``, as ``os.replace`` does. The local file has been moved
-        already.
+        """Record that the local file ``source`` was moved over ``target``, as by ``os.replace``.
 
         A file that moves to a property's path becomes a property, and must be UTF-8 text.
         """
@@ -174,10 +166,10 @@ class Group:
 
 
 class Recorder:
-    """Records the files of one directory. Use it in one thread, that of the shard.
+    """Records the files of one directory. Use it only on the shard's thread.
 
-    After its first error, a recorder is broken: every later call raises that error. The log then
-    holds the earlier appends. The next owner recovers exactly these.
+    After its first error, a recorder is broken: every later call raises that error. The log then has
+    the earlier appends, and the next owner recovers exactly these.
     """
 
     def __init__(
@@ -193,9 +185,7 @@ class Recorder:
         clock: Clock | None = None,
         wait: Waiter = wait_done,
     ) -> None:
-        """Make a recorder. Most callers want `open`. Without a clock, groups have no times in the
-        log.
-        """
+        """Make a recorder. Most callers use `open`. Without a clock, groups have no times in the log."""
         if not directory.is_absolute():
             raise Invalid("the directory of a recorder must be absolute", directory=str(directory))
         self.fsm = fsm
@@ -203,8 +193,7 @@ class Recorder:
         self.directory = directory
         self.log = log
         self.offline = offline
-        """True if the log is read only after all of it is published (see `log_file`). Then commits may be
-        recorded later, in one step: see `at_end`."""
+        """True if readers see only the complete log (see `log_file`): `at_end` may postpone records."""
         self._at_end: list[Callable[[], None]] = []
         self._appends = appends
         self._clock = clock
@@ -230,12 +219,11 @@ class Recorder:
         deadline_s: float = 60.0,
         wait: Waiter = wait_done,
     ) -> Recorder:
-        """Continue a log at the end of ``fsm``, which is at ``write_head``. ``wait`` blocks its
-        thread.
+        """Continue a log that was played into ``fsm`` up to ``write_head``.
 
-        Without ``write_head``, or for a log that ``fsm`` was not played from, block for one append
-        to learn it. ``clock`` gives the times by which `open_at` finds a state. If the log is not
-        the one that ``fsm`` was played from (a fork), a first operation fences it.
+        Without ``write_head``, or if ``fsm`` was played from another log (a fork), block for one append
+        to learn the head. In a fork, that append also sets the fence. ``wait`` blocks the thread until a
+        future is done. By the times of ``clock``, `open_at` finds a state.
 
         Raise ``Unavailable`` if the log does not answer within ``deadline_s`` seconds.
         """
@@ -250,8 +238,8 @@ class Recorder:
 
     def _fence_fork(self) -> None:
         _, frame = self._sequence(None)
-        # Registers change only with content, so the no-op carries the fence. There is no check, since
-        # the registers of the new log are unknown.
+        # A broker changes registers only with content, so a no-op carries the fence. It checks no
+        # registers, since those of the new log are unknown.
         txn = self._appends.start_append(
             AppendParams(journal=self.log, union_registers=fence(self.author))
         )
@@ -309,8 +297,7 @@ class Recorder:
 
     @contextmanager
     def group(self, wait_for: Collection[OpFuture[Any]] = ()) -> Iterator[Group]:
-        """Record operations that take effect together, after every future of ``wait_for`` has
-        succeeded.
+        """Record operations that take effect together, once every future of ``wait_for`` has succeeded.
 
         If the body raises, append nothing. The recorder is then broken, because the files may
         differ from the log. This does not block: wait for ``group.future``.
@@ -351,28 +338,22 @@ class Recorder:
         return future
 
     def barrier(self, wait_for: Collection[OpFuture[Any]] = ()) -> OpFuture[AppendResult]:
-        """Return a future of everything recorded so far, and of ``wait_for``."""
+        """Return a future that succeeds once all records so far are in the log, after ``wait_for``."""
         self._check()
         return self._append((), wait_for)
 
     def flush(self, deadline_s: float = 60.0) -> None:
-        """Block until everything recorded so far is in the log. Raise ``Unavailable`` or
-        ``Fenced``.
-        """
+        """Block until everything recorded so far is in the log. Raise ``Unavailable`` or ``Fenced``."""
         _await(self.barrier(), deadline_s, self.log, self._wait)
 
     def at_end(self, record: Callable[[], None]) -> None:
-        """Call ``record`` in `end`, to record changes that were left for later. Only for an offline
-        log.
-        """
+        """Call ``record`` in `end`, to record changes that were postponed. Only for an offline log."""
         if not self.offline:
             raise Bug("only an offline recorder may record commits later", log=self.log)
         self._at_end.append(record)
 
     def end(self) -> FSMHints:
-        """Record the changes that were left for later. Return the hints of the complete offline
-        log.
-        """
+        """Record the postponed changes. Return the hints of the complete offline log."""
         for record in self._at_end:
             record()
         return self.build_hints()
@@ -380,7 +361,7 @@ class Recorder:
     def snapshot_hints(self) -> tuple[FSMHints, OpFuture[AppendResult]]:
         """Return hints of the present files, and the future after which they may be stored.
 
-        If they were stored earlier, they could name operations that never reach the log.
+        Hints that are stored earlier could name operations that never reach the log.
         """
         flushed = self.barrier()
         return self.fsm.build_hints(self.log), flushed
@@ -398,13 +379,13 @@ class Recorder:
 
     @property
     def horizon_bytes(self) -> int:
-        """Bytes of log that a recovery from new hints reads."""
+        """Bytes of the log that a recovery with hints of now reads."""
         oldest = self.fsm.oldest_offset()
         return 0 if oldest is None else max(0, self._write_head - oldest)
 
     @property
     def known_horizon_bytes(self) -> int:
-        """`horizon_bytes` as of the last append that is known to be in the log. For any thread."""
+        """`horizon_bytes` as of the last append that is known to be in the log. Any thread."""
         oldest, recent, end = self._oldest, self._recent, self._write_head
         if recent is not None and recent.done() and first_failure((recent,)) is None:
             end = max(end, recent.result().commit.end)
@@ -415,9 +396,7 @@ class Recorder:
 
 
 def clean_path(path: str) -> str:
-    """Return a path in the form of logs: absolute with respect to the directory, without double
-    slashes.
-    """
+    """Return a path in the form of logs: ``/`` is the directory, and slashes are single."""
     relative = posixpath.normpath(path.lstrip("/"))
     if relative in (".", "") or relative == ".." or relative.startswith("../"):
         raise Invalid("the path leaves the recorded directory, or is the directory", path=path)

@@ -1,8 +1,7 @@
 """Sets of segments: the parts of logs that must be read to rebuild the live files.
 
-A `Segment` is a run of operations of one author in one log. A recorder does not know the offset at
-which its operations end (``last_offset`` 0), and has only a lower bound of their begin. A player
-knows both.
+A `Segment` is a run of operations of one author in one log. A player knows its offsets. A recorder knows
+only a lower bound of the first offset, and sets ``last_offset`` to 0.
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ def _refuse(reason: str, first: Segment, second: Segment) -> Invalid:
 
 
 def _check(first: Segment, second: Segment) -> None:
-    """Raise ``Invalid`` if two segments, ordered by ``first_seq_no``, cannot belong to one
-    history.
-    """
+    """Raise ``Invalid`` if two segments, in order of ``first_seq_no``, cannot belong to one history."""
     same_log = first.log == second.log
     overlap = second.first_seq_no <= first.last_seq_no
     if overlap and first.author != second.author:
@@ -62,10 +59,10 @@ def _adjacent(first: Segment, second: Segment) -> bool:
 
 
 def _merge(first: Segment, second: Segment) -> Segment:
-    """Return one segment for two that overlap or touch."""
+    """Return the union of two segments that overlap or touch."""
     merged = first
     if first.first_seq_no == second.first_seq_no and second.first_offset > first.first_offset:
-        # Both are lower bounds of one operation's offset. The larger one is tighter.
+        # Both are lower bounds of the same operation's offset: keep the greater one.
         merged = replace(merged, first_offset=second.first_offset)
     if second.last_seq_no > first.last_seq_no:
         merged = replace(merged, last_seq_no=second.last_seq_no, last_offset=second.last_offset)
@@ -75,7 +72,7 @@ def _merge(first: Segment, second: Segment) -> Segment:
 
 
 def _fold(segments: Iterable[Segment]) -> list[Segment]:
-    """Return segments ordered, checked against each other, and merged if they touch."""
+    """Return segments in order, merged if they touch. Raise ``Invalid`` if they contradict each other."""
     ordered = sorted(segments, key=lambda item: (item.first_seq_no, item.last_seq_no))
     folded: list[Segment] = []
     for item in ordered:
@@ -93,9 +90,7 @@ class SegmentSet:
     """Segments of one history: ordered, disjoint, and merged if they touch."""
 
     def __init__(self, segments: Iterable[Segment] = ()) -> None:
-        """Make a set of ``segments``, in any order. Raise ``Invalid`` if they contradict each
-        other.
-        """
+        """Make a set of ``segments``, in any order. Raise ``Invalid`` if they contradict each other."""
         self._segments = _fold(segments)
 
     def add(self, segment: Segment) -> None:
@@ -113,9 +108,7 @@ class SegmentSet:
 
 
 def fold_hinted_segments(nodes: Iterable[Iterable[Segment]], default_log: str) -> SegmentSet:
-    """Return all segments of all nodes as one set. A segment without a log is of the hints' own
-    log.
-    """
+    """Return all segments of all nodes as one set. Segments without a log belong to ``default_log``."""
     return SegmentSet(
         segment if segment.log else replace(segment, log=default_log)
         for segments in nodes

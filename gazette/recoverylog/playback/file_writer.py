@@ -1,4 +1,4 @@
-"""Writer of files that works while more of their log is read."""
+"""Writer of a play-back's files: it writes while the player reads more of the log."""
 
 from __future__ import annotations
 
@@ -10,28 +10,25 @@ from gazette.recoverylog.playback.staged_files import StagedFiles
 from gazette.runtime.tasks import Pool, TaskScope
 
 AHEAD_BYTES: Final = 4 << 20
-"""Bytes of the log that are read ahead of the writer, before reading waits."""
+"""Bytes of the log that may be read ahead of the writer."""
 
 
 class FileWriter:
     """Performs the file actions of play-back, in order, in ``pool``. Loop-bound.
 
-    Tasks that write belong to the scope that is passed in. An error ends the scope, and the next
-    wait raises it.
+    Tasks that write belong to the scope of the call. An error ends the scope, and the next wait raises it.
     """
 
     def __init__(self, files: StagedFiles, pool: Pool) -> None:
         self._files = files
         self._pool = pool
         self._gathered: list[FileAction] = []
-        """Actions that are not begun yet, from ``_bytes`` bytes of the log."""
+        """Actions that have not begun, from ``_bytes`` bytes of the log."""
         self._bytes = 0
         self._writing: asyncio.Task[None] | None = None
 
     async def add(self, scope: TaskScope, actions: list[FileAction], length: int) -> None:
-        """Add actions of ``length`` bytes of the log. If the writer is too far behind, wait for
-        earlier actions.
-        """
+        """Add actions of ``length`` bytes of the log. Wait for earlier actions if too many bytes wait."""
         self._gathered += actions
         self._bytes += length
         busy = self._writing is not None and not self._writing.done()
@@ -39,7 +36,7 @@ class FileWriter:
             await self.begin(scope)
 
     async def begin(self, scope: TaskScope) -> None:
-        """Begin to write the gathered actions, after those being written."""
+        """Begin to perform the gathered actions, once the running ones are done."""
         if not self._gathered:
             return
         if self._writing is not None:
@@ -49,14 +46,14 @@ class FileWriter:
         self._writing = scope.spawn(writing, name="write")
 
     async def settle(self, scope: TaskScope) -> None:
-        """Wait until all added actions are written."""
+        """Wait until all added actions are done."""
         await self.begin(scope)
         if self._writing is not None:
             await self._writing
             self._writing = None
 
     async def give_up(self) -> None:
-        """Drop the gathered actions, and wait for those being written."""
+        """Drop the gathered actions, and wait for the running ones."""
         self._gathered, self._bytes = [], 0
         if self._writing is not None:
             await self._writing

@@ -20,8 +20,8 @@ class PlayerState(enum.Enum):
 class RecoveredState:
     """Result of a player: the directory holds the files of ``fsm``.
 
-    ``author`` is the author that the log was handed to, or None after a read-only recovery.
-    ``write_head`` is the offset at which ``log`` ended then, in bytes.
+    ``author`` is the new author of the log, or None after a read-only recovery. ``write_head`` is the
+    offset at which ``log`` ended then, in bytes.
     """
 
     log: str

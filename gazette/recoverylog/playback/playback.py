@@ -1,7 +1,6 @@
 """Stage 16 of the byte path: takes log bytes from `client/read/retry_reader`, gives actions on files.
 
-Pure: bytes in, file actions out. `player` performs the actions, and owns reading, waiting and the
-hand-off append.
+Pure: bytes in, file actions out. `player` reads, waits, performs the actions, and appends the hand-off.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class OpenNode:
 
 @dataclass(frozen=True, slots=True)
 class DropNode:
-    """Close and remove the staged file of a node that no path names any more."""
+    """Close and remove the staged file of a node without a path."""
 
     fnode: int
 
@@ -53,11 +52,9 @@ FileAction = OpenNode | DropNode | WriteNode
 
 
 def local_path(path: str) -> str:
-    """Return a path of the log relative to the directory. Raise ``Corrupt`` if it leaves the
-    directory.
+    """Return a path of the log relative to the directory. Raise ``Corrupt`` if it leaves the directory.
 
-    Paths in a log are absolute with respect to the directory. A log is data, and must not be able
-    to write elsewhere.
+    In a log, ``/`` is the directory. A log is data: it must not be able to write elsewhere.
     """
     relative = path.lstrip("/")
     if (
@@ -72,7 +69,7 @@ def local_path(path: str) -> str:
 
 @dataclass(slots=True)
 class _RawBytes:
-    """The bytes of a write that are still to come. Without a ``fnode`` they are discarded."""
+    """The bytes of a write that are not read yet. Without a ``fnode`` they are dropped."""
 
     fnode: int | None
     offset: int
@@ -89,11 +86,11 @@ _CONTRADICTIONS: Final = frozenset(
 )
 
 JUNK_MAX: Final = 64 << 20
-"""Bytes without a frame after which a journal does not count as a recovery log."""
+"""Bytes without a frame after which a journal is not a recovery log."""
 
 
 class PrunedLog(Corrupt):
-    """The log no longer holds operations that the hints need. Older hints may need others."""
+    """The log has lost operations that the hints need. Older hints may not need them."""
 
     default_hint = (
         "Fragments were removed too early. Recover from another backup of the hints, or restore the"
@@ -108,18 +105,16 @@ class BeyondTheEnd(Corrupt):
 
 
 class Playback:
-    """Decoder of a log from some offset on, which drives the recovery FSM.
+    """Decoder of a log from some offset on. It drives the recovery FSM.
 
-    Invariants: ``offset`` is the offset of the first byte that is not decoded. Bytes that were fed
+    Invariants: ``offset`` is that of the first byte that is not decoded. Bytes that were fed
     but not decoded are an incomplete frame, or junk shorter than a header.
     """
 
     def __init__(
         self, hints: FSMHints, *, observer: Callable[[RecordedOp, Outcome], None] | None = None
     ) -> None:
-        """Begin with hints. ``observer`` is called with every operation and its outcome, before its
-        actions are returned.
-        """
+        """Begin with hints. Call ``observer`` with each operation and its outcome, before `feed` returns."""
         self.fsm = RecoveryFSM(hints)
         self.log = hints.log
         self._observer = observer
@@ -127,7 +122,7 @@ class Playback:
         self.op_count = 0
         self.junk_bytes = 0
         self.last_author: int | None = None
-        """Author of the last operation that applied: the owner of the log, as far as it was read."""
+        """Author of the last operation that applied: the log's owner as of the bytes read so far."""
         self._handoff: int | None = None
         self._handoff_outcome: bool | None = None
         self._buffer = b""
@@ -144,14 +139,11 @@ class Playback:
         return self.offset + len(self._buffer)
 
     def wanted(self) -> tuple[str, int] | None:
-        """Log and offset to read next, or None for the next byte.
-
-        Hinted segments may lie in another log, or behind a gap.
-        """
+        """Log and offset to read next, in another log or after a gap; None for the next byte."""
         if not self.fsm.hinted_segments:
             return None
         if self._raw is not None and self._raw.fnode is not None:
-            return None  # Read the raw bytes of a write first, before the next segment.
+            return None  # First read the raw bytes of a write.
         segment = self.fsm.hinted_segments[0]
         if segment.log != self.log or self.read_offset < segment.first_offset:
             return segment.log, segment.first_offset
@@ -159,13 +151,11 @@ class Playback:
 
     @property
     def logs(self) -> set[str]:
-        """Names of the logs that remain to be read."""
+        """Names of the logs from which bytes remain to be read."""
         return {self.log, *(segment.log for segment in self.fsm.hinted_segments)}
 
     def require_heads(self, heads: Mapping[str, int]) -> None:
-        """Raise ``BeyondTheEnd`` if the hints reach beyond the end of any log. ``heads`` must hold
-        all logs.
-        """
+        """Raise ``BeyondTheEnd`` if the hints reach beyond the end of a log. ``heads`` has all `logs`."""
         for segment in self.fsm.hinted_segments:
             head = heads[segment.log]
             if segment.first_offset >= head or segment.last_offset > head:
@@ -177,9 +167,7 @@ class Playback:
                 )
 
     def seek(self, log: str, offset: int) -> None:
-        """Continue at another log and offset. Drop bytes that are not decoded, and the rest of a
-        write.
-        """
+        """Continue at another log and offset. Drop undecoded bytes, and the rest of a write."""
         self.log = log
         self.offset = offset
         self._buffer = b""
@@ -187,19 +175,15 @@ class Playback:
 
     @property
     def incomplete(self) -> bool:
-        """True if the fed bytes end within an operation. At the end of an append, a log never
-        does.
-        """
+        """True if the fed bytes end within an operation. This is never so at the end of an append."""
         return self._raw is not None or len(self._buffer) >= HEADER_LENGTH
 
     def jump(self, offset: int) -> None:
-        """Skip the log's bytes up to ``offset``, which no longer exist. Raise ``PrunedLog`` if they
-        are needed.
-        """
+        """Skip bytes up to ``offset``, which were deleted. Raise ``PrunedLog`` if the hints need them."""
         if self._lost is None:
             self._lost = self.read_offset, offset
         if not self.fsm.has_hints and self.fsm.next_seq_no == 1:
-            # To continue would look like a shard without any state.
+            # To continue would begin with an empty state.
             raise PrunedLog(
                 "the shard has no hints, and its recovery log was pruned",
                 log=self.log,
@@ -232,7 +216,7 @@ class Playback:
         self._jumped = True
 
     def expect_handoff(self, author: int) -> None:
-        """Watch for the operation of a new author: see ``handoff_applied``."""
+        """Watch for the hand-off operation of ``author``: see ``handoff_applied``."""
         self._handoff = author
         self._handoff_outcome = None
 
@@ -240,7 +224,7 @@ class Playback:
     def handoff_applied(self) -> bool | None:
         """True if the hand-off operation was read and applied. None if it was not read yet.
 
-        It is False if another author's operation took its sequence number. Then inject it again.
+        False if another author's operation has its sequence number. Then append a hand-off again.
         """
         return self._handoff_outcome
 
@@ -258,7 +242,7 @@ class Playback:
             following = at if self._raw is not None else self._take_frame(data, at, actions)
             self.offset = begin + following
             if following == at or self._handoff_outcome:
-                break  # No complete frame is left, or the hand-off applied: the rest is not ours.
+                break  # No complete frame is left, or the hand-off applied: stop there.
             at = following
         self._buffer = data[following:]
         return actions
@@ -277,9 +261,7 @@ class Playback:
         return len(taken)
 
     def _take_frame(self, data: bytes, at: int, actions: list[FileAction]) -> int:
-        """Apply the frame at ``at``, or skip junk. Return where to continue, or ``at`` if bytes are
-        missing.
-        """
+        """Apply the frame at ``at``, or skip junk. Return the next position; ``at`` if bytes are missing."""
         if len(data) - at < HEADER_LENGTH:
             return at
         length = frame_length(data, at)
@@ -304,7 +286,7 @@ class Playback:
         return end
 
     def _skip_junk(self, data: bytes, at: int) -> int:
-        """Return the next position after ``at`` at which a frame may begin."""
+        """Return the first position after ``at`` at which a frame may begin."""
         found = data.find(MAGIC, at + 1)
         # Without a magic word, the last three bytes may be the start of one.
         following = found if found >= 0 else max(at + 1, len(data) - len(MAGIC) + 1)
@@ -355,9 +337,9 @@ class Playback:
     def _is_wedged(self, op: RecordedOp, outcome: Outcome, had_hints: bool) -> bool:
         """Return True if an operation that did not apply should have applied.
 
-        Operations of other authors are ignored, and those with past sequence numbers are
-        repetitions. But the next operation of the log's owner must apply. Otherwise all later
-        operations would be dropped in silence.
+        Operations of other authors are ignored, and those with past sequence numbers are repetitions.
+        But the next operation of the log's owner must apply. If it does not, all later operations would
+        be dropped in silence.
         """
         if outcome in _CONTRADICTIONS:
             return (

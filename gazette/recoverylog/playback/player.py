@@ -1,15 +1,15 @@
 """Stage 16 of the byte path: takes a recovery log from `client/read/retry_reader`, gives a directory.
 
-A player rebuilds the files of a log in a directory. Then it tails the log (a hot standby), or ends.
-It ends at the write head (a read-only recovery), or by a *hand-off*. A hand-off is an operation.
-It makes a new author the owner of the log, exactly at the point that was played to.
+A player rebuilds the files of a log in a directory. Then it tails the log (a hot standby), or ends: at the
+write head (a read-only recovery), or by a *hand-off*. The hand-off is an operation that makes a new author
+the owner of the log, exactly at the offset that was played.
 
     BACKFILL ── at the head ──► TAILING ── hand_off(author) ──► INJECTED ── read, applied ──► LIVE
         │                          │                               │ read, lost the race
         └── finish() ──────────────┴── at the head ──► LIVE        └──► read on, inject again
 
-The append of a hand-off also carries the new author's fence into the journal's registers. So the
-old author is refused from then on, even if the operation loses the race.
+The append of a hand-off also sets the new author's fence. So brokers refuse the old author from then on,
+even if the hand-off operation loses the race.
 """
 
 from __future__ import annotations
@@ -48,16 +48,18 @@ T = TypeVar("T")
 READ_BYTES = 1 << 20
 
 SUSPENDED_POLL_S = 2.0
-"""Seconds between checks of a standby for a resume of a fully suspended log."""
+"""Seconds between a standby's checks if a fully suspended log was resumed."""
 
 CATCH_UPS_MAX = 3
-"""Number of times that the end of a play waits for new appends. After that, a hand-off goes ahead
-against an owner that never pauses. It loses that race, but its fence stops the owner. The next
-hand-off succeeds."""
+"""Most waits for new appends before a hand-off, if the owner never pauses.
+
+Then the hand-off is appended anyway. It loses the race, but its fence stops the owner: the next hand-off
+succeeds.
+"""
 
 
 class _View(Generic[T]):
-    """A request to read the files."""
+    """A request to call a function with the files."""
 
     def __init__(self, call: Callable[[PlayedFiles], T], result: asyncio.Future[T]) -> None:
         self.call = call
@@ -73,9 +75,9 @@ class _View(Generic[T]):
 
 
 class Player:
-    """Plays one log into one directory. Loop-bound. File work runs in ``pool``.
+    """Plays one log into one directory. Loop-bound. Files are written in ``pool``.
 
-    ``directory`` is wiped first. On failure and on cancellation it is removed.
+    ``directory`` is wiped first. A failure or a cancellation removes it.
     """
 
     def __init__(
@@ -89,13 +91,12 @@ class Player:
         older_hints: Sequence[FSMHints] = (),
         stall_timeout_s: float = 60.0,
     ) -> None:
-        """Make a player. If the log was pruned of operations that ``hints`` need, play
-        ``older_hints`` in turn.
+        """Make a player. If the log has lost operations that ``hints`` need, play ``older_hints`` in turn.
 
-        ``stall_timeout_s`` bounds the wait for bytes that the log must hold.
+        ``stall_timeout_s`` bounds the wait for bytes that the log must have.
         """
         self.hints = hints
-        """Hints that are being played."""
+        """Hints of the present attempt."""
         self.directory = directory
         self.tailing = asyncio.Event()
         """Set when the player has reached the head for the first time."""
@@ -115,7 +116,7 @@ class Player:
         """Set when the loop of `play` should check for new requests."""
         self._views: list[_View[Any]] = []
         self._cut: int | None = None
-        """Offset at which views are taken: the end of an append, so that views hold whole transactions."""
+        """Offset at which views are taken: the end of an append, so that views have whole transactions."""
         self._rest = b""
         """Bytes that were read beyond the cut."""
         self._read_through = 0
@@ -123,7 +124,7 @@ class Player:
         self._tailed = False
         """True if the hand-off was requested after the head had been reached."""
         self._fenced = False
-        """True if the log's registers have our fence, which stops its former owner."""
+        """True if the log's registers have the new author's fence."""
         self._bytes_read = 0
         self._started = clock.monotonic()
         self._writer = FileWriter(self._files, pool)
@@ -133,7 +134,7 @@ class Player:
     @property
     def progress(self) -> PlayProgress:
         offset = self._playback.read_offset
-        # While a standby tails, the broker reports the head of the log to its reader.
+        # While a standby tails, its reader learns the head of the log from the broker.
         head = 0 if self._reader is None else self._reader.write_head
         return PlayProgress(
             state=self.state,
@@ -145,10 +146,10 @@ class Player:
         )
 
     def hand_off(self, author: int, *, permit: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Ask ``play`` to take the log over as ``author`` and end.
+        """Ask ``play`` to take the log over as ``author``, and to end.
 
-        ``permit`` is awaited each time before the log is fenced, which may be long after this call.
-        The fence stops the log's owner at that time. An error of ``permit`` ends ``play``.
+        ``play`` awaits ``permit`` each time before it fences the log, which may be long after this call:
+        the fence stops the log's owner of that time. An error of ``permit`` ends ``play``.
         """
         if self._finish or self._author is not None:
             raise Bug("a player is ended once", log=self.hints.log)
@@ -166,20 +167,17 @@ class Player:
         self._woken.set()
 
     def note_head(self, head: int) -> None:
-        """Record that the log reaches to ``head``. If play-back does not get there, it has
-        stalled.
-        """
+        """Note that the log ends at ``head``. Play-back has stalled if it does not get there."""
         if self.tailing.is_set() and self._author is None and head > self._read_through:
             self._read_through = head
             self._woken.set()
 
     async def view(self, call: Callable[[PlayedFiles], T]) -> T:
-        """Call ``call`` with the files as they are at the end of an append that is no older than
-        this call.
+        """Call ``call`` with the files as of the end of an append, at the time of this call or later.
 
-        The call waits until the log was played once. It runs on a thread of the pool, and play-back
-        waits for it. Raise what it raises, and ``Closed`` if play-back ends first. After
-        cancellation it may still run.
+        Wait until the player has reached the head once. ``call`` runs on a thread of the pool, and
+        play-back waits for it. Raise what ``call`` raises, and ``Closed`` if play-back ends first.
+        After a cancellation ``call`` may still run.
         """
         view = _View(call, asyncio.get_running_loop().create_future())
         if self.state in (PlayerState.LIVE, PlayerState.FAILED):
@@ -193,10 +191,9 @@ class Player:
         """Play until a requested `hand_off` or `finish` is done.
 
         Raise ``Corrupt`` if the log lacks operations that the hints name. Raise ``Unavailable`` if
-        no bytes arrive for ``stall_timeout_s`` seconds although the log must hold more.
-
-        Cancellation removes the directory. A hand-off may or may not have been appended. That is
-        harmless, since the next recovery hands off again.
+        no bytes arrive for ``stall_timeout_s`` seconds although the log must have more.
+        Cancellation removes the directory. A hand-off may or may not have been appended: the next
+        recovery hands off again.
         """
         done = False
         try:
@@ -211,14 +208,14 @@ class Player:
             self._end_views()
             if not done:
                 self.state = PlayerState.FAILED
-                # Start the removal without an await, since a cancelled task must not await.
+                # Start the removal without an await: a cancelled task must not await.
                 try:
                     self._pool.submit(self._files.abandon)
                 except RuntimeError:  # The pool is closed: the process is about to end.
                     self._files.abandon()
 
     async def _play_some_hints(self, scope: TaskScope) -> RecoveredState:
-        """Play by the first hints whose operations the log still has."""
+        """Play with the first hints whose operations the log still has."""
         while True:
             await self._pool.run(self._files.prepare)
             try:
@@ -228,7 +225,7 @@ class Player:
                     raise
                 log.warning("%(error)s; trying older hints", {"error": error})
             self._close_reader()
-            await self._writer.give_up()  # The next attempt wipes what it writes.
+            await self._writer.give_up()  # The next attempt wipes the directory.
             self.hints = self._older_hints.pop(0)
             self._playback = Playback(self.hints)
 
@@ -247,7 +244,7 @@ class Player:
             if at_head and playback.fsm.has_hints:
                 raise playback.missing()
             if at_head and injected:
-                # The player has passed its own operation, which neither applied nor lost a race.
+                # The player has read its own hand-off, which neither applied nor lost a race.
                 raise self._torn()
             if at_head and not self.tailing.is_set():
                 self.state = PlayerState.TAILING
@@ -258,14 +255,14 @@ class Player:
                 await self._inject()
                 injected = True
             if self._requested.is_set():
-                self._cut = None  # No more views are taken: do not stop at their cut any more.
+                self._cut = None  # No more views are taken: do not stop at a cut.
             elif self._views and self.tailing.is_set():
                 await self._writer.settle(scope)
                 await self._take_views()
             if at_head:
                 await self._writer.begin(scope)
             at_head = playback.read_offset >= self._read_through
-            # A request may have arrived since the check above. It must not wait for more bytes.
+            # Do not wait for bytes: a request may have arrived since the check above.
             await self._read_some(scope, at_head=at_head, may_return=not injected)
             if playback.handoff_applied:
                 break
@@ -284,7 +281,7 @@ class Player:
         )
 
     async def _take_views(self) -> None:
-        """Serve the requests for views, or set the cut up to which the log must be read first."""
+        """Serve the requests for views, or set the offset up to which to read first."""
         playback = self._playback
         if self._cut is None:
             self._cut = await self._write_head(playback.log)
@@ -312,7 +309,7 @@ class Player:
             view.fail(Closed("play-back has ended", log=self.hints.log))
 
     async def _must_catch_up(self) -> bool:
-        """Return True if more must be read before the log is ended or taken over."""
+        """Return True if the player must read more before it ends or takes the log over."""
         playback = self._playback
         if self._at_end:
             return False
@@ -324,17 +321,17 @@ class Player:
             self._read_through = head
             return True
         if playback.incomplete and self._finish:
-            # The bytes read so far end within an operation. The log holds its rest.
+            # The bytes read so far end within an operation. The log has the rest.
             self._read_through = max(head, playback.read_offset + 1)
             return True
         return False
 
     @property
     def _at_end(self) -> bool:
-        """True if the log can be taken over without asking a broker for its head.
+        """Return True if the log can be taken over without asking a broker for its head.
 
-        This holds for a standby whose reader waits for bytes, and once our fence is in the log. If
-        the log grew meanwhile, the hand-off loses its race and is injected again.
+        This is so for a standby whose reader waits for bytes, and once the new author's fence is set. If
+        the log grew meanwhile, the hand-off loses its race and is appended again.
         """
         if self._author is None or self._playback.incomplete:
             return False
@@ -351,9 +348,7 @@ class Player:
         )
 
     async def _check_heads(self) -> dict[str, int]:
-        """Return the write head of every log to be read. Raise ``Corrupt`` if hints reach beyond
-        one.
-        """
+        """Return the write head of every log to read. Raise ``Corrupt`` if hints reach beyond a head."""
         heads = {name: await self._write_head(name) for name in sorted(self._playback.logs)}
         self._playback.require_heads(heads)
         return heads
@@ -362,7 +357,7 @@ class Player:
         return await write_head(self._client, name)
 
     async def _inject(self) -> None:
-        """Append the operation of the hand-off. Reading must then pass it."""
+        """Append the hand-off. The player must then read it."""
         playback = self._playback
         author = self._author
         assert author is not None
@@ -378,7 +373,7 @@ class Player:
         self._read_through = result.commit.end
 
     async def _read(self, reader: RetryReader) -> bytes | OffsetJump:
-        # Return a jump, since an error of this task would end the whole scope.
+        # Return a jump, and do not raise it: an error of this task would end the whole scope.
         while True:
             try:
                 return await reader.read(READ_BYTES)
@@ -387,14 +382,14 @@ class Player:
             except NotAllowed as error:
                 if status_of(error) != Status.SUSPENDED.name:
                     raise
-            # The log is suspended, without fragments. The next append resumes it.
+            # The log is suspended and has no fragments. The next append resumes it.
             head = await self._write_head(self._playback.log)
             if head > self._playback.read_offset:
                 return OffsetJump(self._playback.log, self._playback.read_offset, head)
             await self._clock.sleep(SUSPENDED_POLL_S)
 
     async def _read_some(self, scope: TaskScope, *, at_head: bool, may_return: bool) -> None:
-        """Feed one chunk. If ``may_return``, return without a chunk when a request arrives."""
+        """Read and feed one chunk. If ``may_return``, return without a chunk when a request arrives."""
         if self._rest:
             rest, self._rest = self._rest, b""
             await self._writer.add(scope, self._playback.feed(self._up_to_cut(rest)), len(rest))
@@ -459,7 +454,7 @@ class Player:
         RECOVERED_BYTES.inc(len(data))
         actions = self._playback.feed(self._up_to_cut(data))
         if self._playback.wanted() is None and not self._playback.handoff_applied:
-            # Read on while files are written.
+            # Read the next chunk while files are written.
             self._pending = scope.spawn(self._read(reader), name="read")
         await self._writer.add(scope, actions, len(data))
 

@@ -1,4 +1,4 @@
-"""Files of a directory during play-back: numbered by fnode until they get their paths."""
+"""Files of a directory during play-back: their names are fnodes until they get their paths."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DESCRIPTORS_MAX: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class PlayedFiles:
-    """Files of a log as of one moment, readable until the caller of `view` returns.
+    """Files of a log as of one moment, readable until the function that got them returns.
 
     ``paths`` are relative to the directory of the shard. Do not change the files behind them.
     """
@@ -48,8 +48,8 @@ class PlayedFiles:
     def copy_to(self, directory: Path) -> None:
         """Copy the files to their paths below ``directory``, which is wiped first.
 
-        The result equals a recovery that ends here. Raise ``Corrupt`` for paths that cannot coexist
-        in one directory.
+        The result equals a recovery up to here. Raise ``Corrupt`` for paths that cannot coexist in one
+        directory.
         """
         empty_private(directory)
         for path, source in self.paths.items():
@@ -59,9 +59,7 @@ class PlayedFiles:
 
 
 def target_of(directory: Path, path: str) -> Path:
-    """Return the location of a relative path below a directory, and make its parents. Raise
-    ``Corrupt``.
-    """
+    """Return the location of a relative path below a directory, and make its parents. Raise ``Corrupt``."""
     target = directory / path
     try:
         for parent in reversed(target.relative_to(directory).parents):
@@ -78,7 +76,7 @@ def target_of(directory: Path, path: str) -> Path:
 class StagedFiles:
     """Files of a directory during play-back. Blocking. A lock admits one thread at a time.
 
-    A cancelled play leaves a running call behind. Cleaning up must come after it. Otherwise a
+    A cancelled play may leave a running call behind, and `abandon` must wait for it. Otherwise a
     descriptor could be closed, and reused for another file, while the call writes to it. A call
     that begins later finds the files abandoned, and does nothing.
     """
@@ -87,7 +85,7 @@ class StagedFiles:
         self.directory = directory
         self._files: dict[int, int] = {}
         self._lengths: dict[int, int] = {}
-        """By fnode, how far writes reached, in bytes."""
+        """By fnode, the greatest end of a write, in bytes."""
         self._lock = threading.Lock()
         self._abandoned = False
 
@@ -107,11 +105,9 @@ class StagedFiles:
                 ) from error
 
     def prepare(self) -> None:
-        """Begin with an empty directory that only this user may enter. Its former content is
-        removed.
+        """Begin with an empty directory that only this user may enter. Raise what `empty_private` raises.
 
-        An existing directory is emptied, and stays, with its lock. Raise what `empty_private`
-        raises.
+        An existing directory is emptied. It stays the same directory, with its lock.
         """
         with self._guarded("prepare the directory of a play-back"):
             self._close()
@@ -142,8 +138,7 @@ class StagedFiles:
     def _open(self, fnode: int, flags: int = 0) -> int:
         """Return the descriptor of a staged file.
 
-        Only recently written files are open. A database of a hundred gigabytes has more files than
-        a process may open.
+        Only recently written files stay open: a database of 100 GB has more files than a process may open.
         """
         descriptor = self._files.pop(fnode, None)
         if descriptor is None:
@@ -155,10 +150,9 @@ class StagedFiles:
         return descriptor
 
     def _require_whole(self, fsm: RecoveryFSM) -> None:
-        """Check that files have all bytes that were written to them, since a standby keeps them for
-        days.
+        """Raise ``Corrupt`` for a file that is shorter than its writes: a standby keeps files for days.
 
-        A file that lost its end may be valid, and then holds an older state. Raise ``Corrupt``.
+        A file that lost its end may look valid, with an older state.
         """
         for fnode, node in fsm.nodes.items():
             expected, length = self._lengths.get(fnode, 0), self._staged(fnode).stat().st_size
@@ -175,8 +169,8 @@ class StagedFiles:
     def make_live(self, fsm: RecoveryFSM) -> None:
         """Give every file its paths.
 
-        Raise ``Corrupt`` for a path that leaves the directory, or for a file and a directory of one
-        name. Raise it also for a file that was changed.
+        Raise ``Corrupt`` for a path that leaves the directory, for a file and a directory of one name, and
+        for a file that was changed.
         """
         with self._guarded("put played-back files in place"):
             self._close()
@@ -207,9 +201,7 @@ class StagedFiles:
             return call(PlayedFiles(paths, properties))
 
     def copy_live(self, fsm: RecoveryFSM, directory: Path) -> None:
-        """Copy the files as they are now to their paths below ``directory``, which is wiped
-        first.
-        """
+        """Copy the present files to their paths below ``directory``, which is wiped first."""
         self.view(fsm, lambda files: files.copy_to(directory))
 
     def _target(self, path: str) -> Path:

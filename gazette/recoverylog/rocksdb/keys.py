@@ -1,8 +1,8 @@
 """Reserved keys of a RocksDB store, in the form of the Go original.
 
-The checkpoint is one, and a mark for each source with its offset, which older Go binaries read. Timers
-are not a part of the original's form: it ignores them. All other keys are the application's, also those
-that begin with a zero byte. Pure.
+These are the checkpoint, and for each source a mark with its offset, which older Go binaries read. The
+original ignores keys of timers. All other keys belong to the application, also those that begin with a zero
+byte. Pure.
 """
 
 from __future__ import annotations
@@ -15,28 +15,24 @@ from gazette.errors import Corrupt, Invalid
 CHECKPOINT_KEY: Final = b"\x00\x12checkpoint\x00\x01"
 MARK_PREFIX: Final = b"\x00\x12mark\x00\x01"
 TIMER_AT_PREFIX: Final = b"\x00\x12timer-at\x00\x01"
-"""Before the domain of a timer (a byte), its time (8 bytes that sort as numbers do), and its key."""
+"""Prefix of: the domain of a timer (1 byte), its time (8 bytes that sort as numbers do), its key."""
 TIMER_KEY_PREFIX: Final = b"\x00\x12timer-key\x00\x01"
-"""Before the domain of a timer (a byte), and its key."""
+"""Prefix of: the domain of a timer (1 byte), its key."""
 EVENT_TIME_KEY: Final = b"\x00\x12timer-event-time\x00\x01"
 
 _BYTES_MARKER: Final = b"\x12"
 _TERMINATOR: Final = b"\x00\x01"
 _ZERO: Final = 0x88
-"""First byte of zero. Small numbers add their value to it, and larger ones `_SMALL_MAX` and their
-length in bytes.
-"""
+"""First byte of 0. A small number adds its value; a larger one `_SMALL_MAX` and its length in bytes."""
 _SMALL_MAX: Final = 109
 _LENGTH_BASE: Final = _ZERO + _SMALL_MAX
 
 Span = tuple[bytes, bytes | None]
-"""The first key, and the key behind the last. None stands for the end of all keys."""
+"""Range of keys, [first, end). None as the end: all later keys."""
 
 
 def after(prefix: bytes) -> bytes | None:
-    """Return the least key that is greater than every key with a prefix, or None without such a
-    key.
-    """
+    """Return the least key that is greater than all keys with a prefix; None if there is no such key."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes((stem[-1] + 1,)) if stem else None
 
@@ -48,18 +44,18 @@ _RESERVED: Final[Mapping[bytes, str]] = {
     EVENT_TIME_KEY: "the event time of timers",
     TIMER_KEY_PREFIX: "a timer by its key",
 }
-"""Contents of the keys with each prefix, in the order of keys."""
+"""Meaning of the keys with each prefix, in the order of keys."""
 RESERVED_END: Final = b"\x00\x13"
-"""All reserved keys are before this one."""
+"""Least key behind all reserved keys."""
 
 
 def reserved_for(key: bytes) -> str | None:
-    """Return what a key of the default column family is reserved for, or None for an application's."""
+    """Return the meaning of a reserved key of the default column family; None for an application's key."""
     return next((what for prefix, what in _RESERVED.items() if key.startswith(prefix)), None)
 
 
 def application_spans(low: bytes, high: bytes | None) -> Iterator[Span]:
-    """Yield the parts of a span of the default column family that have no reserved keys, in order."""
+    """Yield the parts of a span of the default column family without reserved keys, in order."""
     for prefix in _RESERVED:
         end = after(prefix)
         assert end is not None
@@ -75,7 +71,7 @@ def application_spans(low: bytes, high: bytes | None) -> Iterator[Span]:
 
 
 def require_bytes(**given: object) -> None:
-    """Raise ``Invalid`` for the first argument that is not bytes, with its name."""
+    """Raise ``Invalid``, with its name, for the first argument that is not bytes."""
     for name, value in given.items():
         if type(value) is not bytes:
             raise Invalid(
@@ -86,7 +82,7 @@ def require_bytes(**given: object) -> None:
 
 
 def require_writable(key: bytes, value: bytes, is_default: bool) -> None:
-    """Raise ``Invalid`` for what is not bytes, and for a reserved key of the default column family."""
+    """Raise ``Invalid`` unless both are bytes, and for a reserved key of the default column family."""
     if type(key) is not bytes or type(value) is not bytes:
         require_bytes(key=key, value=value)
     if key < RESERVED_END and is_default and (what := reserved_for(key)) is not None:

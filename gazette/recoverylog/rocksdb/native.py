@@ -1,6 +1,6 @@
-"""RocksDB's binding, which is an extra of the package, and its errors as ours.
+"""RocksDB's binding, which is an extra of the package, and the conversion of its errors.
 
-The binding raises only plain ``Exception`` with RocksDB's own text.
+The binding raises only plain ``Exception`` with RocksDB's text.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ CONFIG_FILE: Final = "rocksdict-config.json"
 
 
 def load_rocksdict(what: str) -> Any:
-    """Return the binding. ``what`` needs it, and is the subject of the error. Raise ``Invalid`` if
-    it is missing.
-    """
+    """Return the binding. Raise ``Invalid`` if it is not installed: ``what`` is what needs it."""
     try:
         import rocksdict
     except ImportError as error:
@@ -44,10 +42,10 @@ def native_errors(what: str, path: str) -> Iterator[None]:
 
 
 def map_errors(error: Exception, what: str, path: str) -> Exception:
-    """Return an error of RocksDB as one of ours, and any other error unchanged.
+    """Return the `GazetteError` for an error of RocksDB, and any other error unchanged.
 
-    ``Corrupt`` for damaged files, ``Unavailable`` for a full disk, ``Closed`` if the database is
-    closed, ``Invalid`` for invalid values, else ``Broken``. ``what`` is the action that failed.
+    It is ``Corrupt`` for damaged files, ``Unavailable`` for a full disk, ``Closed`` for a closed
+    database, ``Invalid`` for invalid values, else ``Broken``. ``what`` is the action that failed.
     """
     if isinstance(error, OverflowError):
         return Invalid(

@@ -1,7 +1,6 @@
-"""Keys and values of a RocksDB column family between two bounds, in their order.
+"""Keys and values of a RocksDB column family between two bounds, in order.
 
-While an iterator exists, RocksDB keeps its lock and all overwritten values. Closing ends an
-iterator, from any thread.
+While an iterator exists, RocksDB keeps its lock and all overwritten values. Any thread may close one.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Items: TypeAlias = Iterator[tuple[bytes, bytes]]
 
 
 def spans(prefix: bytes, begin: bytes | None, end: bytes | None, column_family: str) -> list[Span]:
-    """Return the spans of an application's keys with a prefix between two bounds, in order: mostly one.
+    """Return the spans of an application's keys with a prefix between two bounds, in order.
 
     Raise ``Invalid`` for a bound that is not bytes.
     """
@@ -45,7 +44,7 @@ def spans(prefix: bytes, begin: bytes | None, end: bytes | None, column_family: 
 def joined(
     found: list[Span], scan: Callable[[bytes, bytes | None], Items], *, reverse: bool
 ) -> Items:
-    """Return the items of several spans, scanned one behind the other. All scans are made now."""
+    """Return the items of several spans, one after the other. Open all scans now."""
     if len(found) == 1:
         return scan(*found[0])
     ordered = reversed(found) if reverse else found
@@ -61,12 +60,12 @@ def no_family(name: object) -> Invalid:
 
 
 class Pinned:
-    """An iterator over the state at the time when it was made, and the scan that moved it last."""
+    """An iterator over the state as of its creation, and the scan that moved it last."""
 
     def __init__(self, native: Any, family: Any, path: str) -> None:
         options = native.ReadOptions()
-        # Order by whole keys, even if the application configured a prefix extractor. Do not use the
-        # bounds of these options: rocksdict encodes them as if keys were not raw.
+        # Order by whole keys, even if the application configured a prefix extractor. Do not set bounds
+        # in these options: rocksdict encodes them as if keys were not raw.
         options.set_total_order_seek(True)
         self.path = path
         self.owner: Scan | None = None
@@ -82,7 +81,7 @@ class Pinned:
 
 
 class Scan(Iterator[tuple[bytes, bytes]]):
-    """Scan of an iterator between two bounds. Several scans of one iterator may be interleaved."""
+    """Scan of an iterator between two bounds. Several scans may take turns with one iterator."""
 
     def __init__(self, pinned: Pinned, low: bytes, high: bytes | None, *, reverse: bool) -> None:
         self._pinned: Pinned | None = pinned
@@ -117,9 +116,7 @@ class Scan(Iterator[tuple[bytes, bytes]]):
         raise StopIteration
 
     def _advance(self, iterator: Any, *, moved: bool) -> None:
-        """Move to the next key: from the iterator's position, or by a new seek if another scan
-        moved it.
-        """
+        """Move to the next key. Seek first if another scan has moved the iterator."""
         last = self._last
         if last is None:
             self._seek_first(iterator)

@@ -1,13 +1,13 @@
 """SQLite databases of the Go original, whose pages are values of a RocksDB: `take_out`.
 
-The original's SQLite writes through a VFS of its own. A log has then
+The original's SQLite writes through a VFS of the original. So a log has these files:
 
     /pageDB/…                         a RocksDB, with a column family for each database
     /primary.db-wal, …-journal        the WALs and journals that go with these databases
 
-A family has the name of its database behind a slash. A key is the offset of a page (8 bytes, big-endian),
-and the value is the page. A journal of a transaction over several databases names them as SQLite knew
-them, relative to the directory. So recovery needs a VFS with the same names.
+The name of a family is a slash and the name of its database. A key is the offset of a page (8 bytes,
+big-endian), and the value is the page. A journal of a transaction over several databases has their names
+relative to the directory. So recovery needs a VFS with the same names.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from gazette.recoverylog.store_files import PAGE_DB
 
 _KEY: Final = struct.Struct(">Q")
 _HEADER: Final = struct.Struct(">16xH10xI")
-"""Fields of a database's first bytes: its page size, where 1 stands for 65536, and its number of pages."""
+"""Fields of a database's first bytes: its page size (1 means 65536), and its number of pages."""
 HEADER_BYTES: Final = _HEADER.size
 _JOURNAL: Final = re.compile(r".+-(wal|shm|journal|mj[0-9A-F]+)")
 _LEFT_BEHIND: Final = re.compile(r".+\.(redo|image)-[0-9-]+")
 _LOCK_BYTE: Final = 1 << 30
-"""SQLite never writes the page with this byte."""
+"""Offset of a byte whose page SQLite never writes."""
 _serial = itertools.count(1)
 
 
 def take_out(directory: Path) -> tuple[str, ...]:
     """Turn the original's files into databases that stock SQLite opens. Return their names. Blocks.
 
-    Commits in WALs are part of them, and unfinished transactions are rolled back, as by the original.
-    The files of the original are removed from ``directory``. Raise ``Corrupt`` for pages that are no
-    database, ``Invalid`` without rocksdict, and what RocksDB and SQLite raise.
+    Apply the commits of WALs, and roll unfinished transactions back, as the original does. Remove the
+    original's files from ``directory``. Raise ``Corrupt`` for pages that are no database, ``Invalid``
+    without rocksdict, and what RocksDB and SQLite raise.
     """
     missing = {name: _write_pages(directory / name, pages) for name, pages in _databases(directory)}
     vfs = _RootedVFS(directory)
@@ -61,7 +61,7 @@ def take_out(directory: Path) -> tuple[str, ...]:
 
 
 def _databases(directory: Path) -> Iterator[tuple[str, Iterator[tuple[bytes, bytes]]]]:
-    """Yield each database's name and its pages, by the keys of their offsets."""
+    """Yield each database's name and its pages, as pairs of the offset's key and the page."""
     native = load_rocksdict("A SQLite database of the Go original")
     path = str(directory / PAGE_DB)
     with native_errors("open the pages of a SQLite database", path):
@@ -97,7 +97,7 @@ def _items(iterator: Any) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _write_pages(path: Path, pages: Iterator[tuple[bytes, bytes]]) -> bool:
-    """Write a database's pages to its file. Return True if some are missing, as free pages may be."""
+    """Write a database's pages to its file. Return True if pages are missing: free pages may be."""
     written = end = size = 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -117,7 +117,7 @@ def _write_pages(path: Path, pages: Iterator[tuple[bytes, bytes]]) -> bool:
 
 
 def _shape(path: Path, offset: int, first: bytes) -> tuple[int, int]:
-    """Return the size of pages, and of the database, in bytes, by its first page."""
+    """Return the sizes of a page and of the database, in bytes, by its first page."""
     size, count = page_header(first) if len(first) >= _HEADER.size else (0, 0)
     if offset or not size or size != len(first):
         raise _no_page(path, _KEY.pack(max(0, offset)), first)
@@ -125,7 +125,7 @@ def _shape(path: Path, offset: int, first: bytes) -> tuple[int, int]:
 
 
 def page_header(first: bytes) -> tuple[int, int]:
-    """Return the size of a database's pages, and their number, by its first bytes."""
+    """Return the size of a database's pages in bytes, and their number, by its first bytes."""
     size, count = _HEADER.unpack_from(first)
     return (65536 if size == 1 else size), count
 
@@ -159,7 +159,7 @@ _WHOLE: Final = [("ok",)]
 
 
 class _RootedVFS(apsw.VFS):
-    """A VFS whose names of files are relative to a directory."""
+    """A VFS for names that are relative to a directory."""
 
     def __init__(self, directory: Path) -> None:
         self.name = f"gazette-rooted-{os.getpid()}-{next(_serial)}"

@@ -1,32 +1,31 @@
 """Files that represent a SQLite database in a recovery log: images and redo.
 
-To ship whole pages for every transaction would write 27 to 82 times the changed bytes. Instead, the
-log has these files for a database ``primary.db``:
+Whole pages for every transaction would be 27 to 82 times the changed bytes. Instead, the log has these
+files for a database ``primary.db``:
 
     /primary.db.image-<group>-<serial>   images of groups: their pages, each as of one commit
-    /primary.db.redo-<index>             one frame for each commit since: byte ranges that changed
+    /primary.db.redo-<index>             a frame for each later commit: byte ranges that changed
 
 A *group* is a run of consecutive pages. Groups are re-imaged one at a time, the oldest first. A
 redo file is obsolete once every group has a later image. That bounds the bytes of log that a
-recovery reads, without ever copying the database in one step.
+recovery reads, and the database is never copied in one step.
 
-An image file is named after its first image. It may hold further images, each at an offset of its
-own. The larger the database, the more images it holds: hints name every file, and must not outgrow
-etcd (ADR 9). The file is removed once all its groups have later images, which come in the same
-order.
+An image file is named after its first image. It may have further images, at other offsets. The larger
+the database, the more images in a file: hints name every file, and must fit into etcd (ADR 9). The file
+is removed once all its groups have later images, which come in the same order.
 
-Redo files are read in the order of their index. They hold frames of three kinds. A commit has the
+Redo files are read in the order of their index. They have frames of three kinds. A commit has the
 size of the database, and for each page the ranges that changed. The second kind announces a new
-image of a group, which begins a file. The third kind announces an image within a file. It was added
-later: versions that do not know it refuse the log. Small databases do not use it.
+image of a group at the begin of a file. The third kind announces an image within a file. It is newer:
+older versions refuse a log that has it. Small databases do not use it.
 
 A frame is either complete or absent: a commit is one append, and the log is played back to the
-end of an append. So a file that ends within a frame is damaged, at any position. Its length may
-be wrong, with commits behind it. Every file's header holds the end of its predecessor. So bytes
-that a later owner replaced are never read as data.
+end of an append. So a file that ends within a frame is damaged: the frame's length may be wrong, with
+commits behind it. A file's header has the end of its predecessor. So bytes that a later owner replaced
+are never read as data.
 
 This module works only on files; `redo_format` has their bytes. `stores/sqlite/redo_recording` owns
-the connection. The form is our own: the Go original records RocksDB files in its place.
+the connection. The form is ours: the Go original records RocksDB files in its place.
 """
 
 from __future__ import annotations
@@ -59,9 +58,7 @@ from gazette.recoverylog.sqlite.redo_format import (
 
 
 class LaterImages:
-    """Pages whose image is later than the present position of redo. Their image has the changes up
-    to there already.
-    """
+    """Pages whose image is later than the present position of redo, and so has the changes up to there."""
 
     def __init__(self, groups: dict[int, GroupImage]) -> None:
         self._images = sorted((image.first, image.count, group) for group, image in groups.items())
@@ -69,7 +66,7 @@ class LaterImages:
         self._waiting = set(groups)
 
     def announce(self, group: int) -> None:
-        """Record that the image of ``group`` was taken here."""
+        """Note that the image of ``group`` was taken at the present position."""
         self._waiting.discard(group)
 
     def have(self, page: int) -> bool:
@@ -84,7 +81,7 @@ class LaterImages:
 
 @dataclass(frozen=True, slots=True)
 class GroupImage:
-    """The image that a group starts from, and the redo file that announced it."""
+    """The last image of a group, and the redo file that announced it."""
 
     serial: int
     first: int
@@ -97,14 +94,12 @@ class GroupImage:
 
 @dataclass(slots=True)
 class RedoState:
-    """Facts that a new owner needs to continue recording. Sizes are in bytes, positions are redo
-    indices.
-    """
+    """What a new owner needs to continue recording. Sizes are in bytes, positions are redo indices."""
 
     page_size: int
     pages: int
     groups: dict[int, GroupImage] = field(default_factory=dict)
-    """Images by number of their group, the oldest first."""
+    """The last image of each group, by its number; the oldest image first."""
     redo: dict[int, int] = field(default_factory=dict)
     """Valid length in bytes of each redo file, by index."""
 
@@ -143,9 +138,7 @@ class RedoFile:
 
 
 def redo_files(paths: Mapping[str, Path], database: str) -> list[RedoFile]:
-    """Return the redo files of a database, in order, from files by name. Raise ``Corrupt`` if one
-    is missing.
-    """
+    """Return the redo files of a database among ``paths``, in order. Raise ``Corrupt`` if one is missing."""
     pattern = re.compile(re.escape(database) + r"\.redo-([0-9]{8,})$")
     found: list[tuple[int, Path, tuple[int, int, int]]] = []
     for name, path in paths.items():
@@ -176,16 +169,16 @@ def files_of(directory: Path) -> dict[str, Path]:
 
 
 def is_recorded(directory: Path, database: str) -> bool:
-    """Return True if a played-back directory has this database in the form of images and redo."""
+    """Return True if a played-back directory has images and redo of this database."""
     return bool(redo_files(files_of(directory), database))
 
 
 def materialize(directory: Path, database: str) -> RedoState:
     """Turn images and redo into ``directory/database``, a file that stock SQLite opens.
 
-    The result is exactly the database as of the last commit in the log. Images and redo files are
-    removed from ``directory``, never from the log. Raise ``Corrupt`` if they contradict each other.
-    The directory is then left as it was.
+    The result is exactly the database as of the last commit in the log. Remove images and redo files from
+    ``directory``, never from the log. Raise ``Corrupt`` if they contradict each other: the directory is
+    then as before.
     """
     paths = files_of(directory)
     target = directory / (database + ".materialize")
@@ -199,10 +192,9 @@ def materialize(directory: Path, database: str) -> RedoState:
 
 
 def build(paths: Mapping[str, Path], database: str, target: Path) -> RedoState:
-    """Write the database to ``target``, as of the last commit of the images and redo among
-    ``paths``.
+    """Write the database to ``target``, as of the last commit of the images and redo in ``paths``.
 
-    The files stay as they are. Raise what ``materialize`` raises. Then ``target`` does not exist.
+    Change no other file. Raise what ``materialize`` raises: ``target`` then does not exist.
     """
     files = redo_files(paths, database)
     if not files:
@@ -233,12 +225,10 @@ def build(paths: Mapping[str, Path], database: str, target: Path) -> RedoState:
 
 
 def apply_redo(descriptor: int, file: RedoFile, begin: int, pages: int) -> tuple[int, int]:
-    """Apply the frames of a redo file from offset ``begin`` on to a database that has all earlier
-    frames.
+    """Apply the frames of a redo file from offset ``begin`` on to a database with all earlier frames.
 
-    ``pages`` is the present size of the database. Return (size in pages, offset behind the last
-    complete frame). Images need not be read, since such a database already has their content. Raise
-    ``Corrupt`` or ``OSError``.
+    ``pages`` is the present size of the database. Return (size in pages, offset after the last frame).
+    Ignore images: the database has their content already. Raise ``Corrupt`` or ``OSError``.
     """
     at = max(begin, HEADER_LENGTH)
     for kind, payload in file.frames(at):
@@ -252,9 +242,7 @@ def apply_redo(descriptor: int, file: RedoFile, begin: int, pages: int) -> tuple
 
 
 def _read_state(files: list[RedoFile]) -> RedoState:
-    """Do the first pass: find the last image of each group, the database's size, and the ends of
-    files.
-    """
+    """Find the last image of each group, the database's size, and the ends of files: the first pass."""
     state = RedoState(page_size=files[0].page_size, pages=0)
     for file in files:
         at = HEADER_LENGTH
@@ -302,12 +290,12 @@ def _write_images(
 
 
 def _replay(descriptor: int, files: list[RedoFile], state: RedoState) -> None:
-    """Do the second pass: apply every change that is later than its page's image."""
+    """Apply every change that is later than its page's image: the second pass."""
     page_size, pages = state.page_size, state.pages
     if not pages:
         return
-    # The file is written through mapped memory. Allocate it now, so that a full disk raises an error
-    # here, and not a signal later.
+    # The file is written through mapped memory. Allocate it now: a full disk raises an error here, and a
+    # signal later.
     os.posix_fallocate(descriptor, 0, pages * page_size)
     later = LaterImages(state.groups)
     with mmap.mmap(descriptor, pages * page_size) as target:

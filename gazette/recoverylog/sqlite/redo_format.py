@@ -1,6 +1,6 @@
 """The bytes of images and redo: frames, headers, and what a commit changed in a page. Pure.
 
-`redo` says which files a database has, and why. A frame holds a commit, or announces an image:
+`redo` says which files a database has, and why.
 
 - A redo file: a header, then frames until the end of the file.
 - A frame: length and checksum of its payload, its kind, the payload.
@@ -41,7 +41,7 @@ KIND_IMAGE_WITHIN: Final = 3
 _KINDS: Final = (KIND_COMMIT, KIND_IMAGE, KIND_IMAGE_WITHIN)
 WHOLE: Final = 0xFFFF
 PAYLOAD_BYTES_MAX: Final = 0xFFFF_0000 - (1 << 17)
-"""Most bytes of a frame before its last page: its length has 32 bits, and a page at most 64 KiB."""
+"""Most bytes of a frame before its last page: a length has 32 bits, and a page at most 64 KiB."""
 
 _DAMAGED: Final = (
     "The file was changed since it was played back, or the log is cut within an append, which brokers never"
@@ -49,14 +49,12 @@ _DAMAGED: Final = (
 )
 
 RANGE_GAP: Final = _RANGE.size + 4
-"""Gap in bytes below which two ranges become one: a second range costs four bytes and some time."""
+"""Gap in bytes below which two ranges are joined: a second range costs four bytes and some time."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageChange:
-    """Change of a page by a commit: ranges of (offset, bytes), or the whole page as one range
-    at 0.
-    """
+    """Change of a page by a commit: ranges of (offset, bytes), or the whole page as one range at 0."""
 
     page: int
     ranges: tuple[tuple[int, bytes], ...]
@@ -75,11 +73,10 @@ class ImageFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ImageFrame:
-    """Announcement that the pages [first, first + count) of ``group`` now start from image
-    ``serial``.
+    """Announcement of image ``serial`` of the pages [first, first + count) of ``group``.
 
-    ``pages`` is the size of the database. It is repeated here because redo from before the oldest
-    image is dropped, maybe with every commit frame. The image stands at ``offset`` of ``file``.
+    The image stands at ``offset`` of ``file``. ``pages`` is the size of the database: redo before the oldest
+    image is dropped, which may be every commit frame.
     """
 
     group: int
@@ -121,9 +118,9 @@ def _crc(kind: int, payload: bytes | memoryview) -> int:
 def encode_commit(
     pages: int, changes: Iterable[PageChange], *, bytes_max: int = PAYLOAD_BYTES_MAX
 ) -> bytearray:
-    """Return one commit frame, with pages in the order given. Each page appears at most once.
+    """Return one commit frame, with pages in the order of ``changes``. Each page appears at most once.
 
-    Memory holds the frame once, and one change at a time: a commit may change each page of a database.
+    Memory has the frame once, and one change at a time: a commit may change all pages of a database.
     Raise ``TooLarge`` for more than about ``bytes_max``.
     """
     begin = _FRAME.size
@@ -222,7 +219,7 @@ def diff_page(
 ) -> PageChange | None:
     """Return the change that turns ``old`` into ``new``, or None if they are equal.
 
-    Without ``old``, return the whole page. Ranges are at most 64 KiB each, as pages are.
+    Without ``old``, return the whole page. A range has at most 64 KiB, like a page.
     """
     if old is None or len(old) != len(new):
         return PageChange(page, ((0, bytes(new)),), whole=True)
@@ -246,10 +243,9 @@ def read_frames(
 ) -> Iterator[tuple[int, memoryview]]:
     """Yield (kind, payload) of a redo file's frames. A payload ends where its frame does.
 
-    ``data`` is the file from offset ``base`` on, which is 0 or the end of a frame. ``end`` is the
-    end of this file according to its successor. Bytes behind it were replaced. Without a successor,
-    ``end`` is the file's own end. The last frame ends exactly there. Raise ``Corrupt`` if it does
-    not.
+    ``data`` is the file from offset ``base`` on, which is 0 or the end of a frame. ``end`` is the end of
+    this file according to its successor: later bytes were replaced. None, without a successor: the end of
+    ``data``. Raise ``Corrupt`` if the last frame does not end exactly there.
     """
     at = max(base, HEADER_LENGTH)
     length_known = base + len(data)

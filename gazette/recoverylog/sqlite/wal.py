@@ -1,13 +1,12 @@
-"""State of a WAL according to SQLite: its end, and a check that SQLite accepts all of a recovered
-WAL.
+"""State of a WAL according to SQLite: its end, and a check that SQLite accepts a whole recovered WAL.
 
-After a crash, SQLite reads a WAL up to the first frame with a wrong checksum. It takes the frames
-behind as the rest of an unfinished transaction. If a WAL was damaged after play-back, that drops
-commits in silence. The shard would then continue from an older state than its log has.
+After a crash, SQLite reads a WAL up to the first frame with a wrong checksum, and drops the frames after
+it as an unfinished transaction. If a WAL was damaged after play-back, this drops commits in silence: the
+shard would continue from an older state than its log has.
 
-The two cases can be distinguished. A log holds whole commits, and each generation of a WAL has a file
-of its own. So only frames of rolled-back transactions may follow the last commit. None of these
-frames ends a transaction.
+The two cases can be distinguished. A log has whole commits, and each generation of a WAL has its own file.
+So after the last commit, only frames of rolled-back transactions may follow, and none of them ends a
+transaction.
 """
 
 from __future__ import annotations
@@ -30,8 +29,10 @@ _MAGIC: Final = 0x377F0682
 _FRAME: Final = struct.Struct(">4I")
 """Fields: page, pages of the database after the commit that ends here (or 0), two salts."""
 _INDEX: Final = struct.Struct("=III4xII8x8s8x")
-"""Fields of SQLite's index of a WAL, in native byte order: version, unused, transactions, frames, pages,
-salts. They stand there twice, so that a reader can detect a write in progress."""
+"""Fields of SQLite's index of a WAL: version, unused, transactions, frames, pages, salts.
+
+The byte order is native. The fields stand there twice, so that a reader detects a write in progress.
+"""
 _INDEX_VERSION: Final = 3_007_000
 _BACKFILLED: Final = struct.Struct("=I")
 
@@ -54,8 +55,7 @@ class WalIndex:
     """Index of a WAL, read beside the connection that writes it."""
 
     def __init__(self, database: Path) -> None:
-        """Open the index. Do this after a connection has read ``database``, and close it after that
-        connection.
+        """Open the index, once a connection has read ``database``. Close it after that connection.
 
         POSIX drops SQLite's locks when any descriptor of the file is closed. Raise ``OSError``.
         """
@@ -91,7 +91,7 @@ class WalIndex:
 
 
 def used_elsewhere(path: Path, what: str) -> Broken:
-    """Return the error of a store whose database another copy of SQLite has used. ``what`` it did."""
+    """Return the error of a store whose database another copy of SQLite has used. ``what``: what it did."""
     return Broken(
         f"another copy of SQLite has used the shard's database: {what}",
         path=str(path),
@@ -103,8 +103,7 @@ def used_elsewhere(path: Path, what: str) -> Broken:
 
 
 def require_whole_wal(connection: apsw.Connection, path: Path, schema: str = "main") -> None:
-    """Check that ``connection`` accepts every commit of the WAL of the recovered database at
-    ``path``.
+    """Check that ``connection`` accepts every commit in the WAL of the recovered database at ``path``.
 
     The connection has just opened the database as ``schema``, and has not written to it. Read the
     headers of frames that it does not accept. Raise ``Corrupt``, and errors of SQLite.
@@ -112,10 +111,10 @@ def require_whole_wal(connection: apsw.Connection, path: Path, schema: str = "ma
     wal = path.with_name(path.name + "-wal")
     if not wal.exists():
         return
-    # This statement makes the index, which SQLite removes with the last connection.
+    # This statement makes the index. SQLite removes the index with the last connection.
     connection.execute(f'PRAGMA "{schema}".schema_version').fetchall()
     if not wal.exists():
-        return  # The database is empty, or does not use a WAL any more: SQLite removes the WAL.
+        return  # The database is empty or uses no WAL any more: SQLite has removed it.
     fd = os.open(wal, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _require_whole(fd, wal, _valid_frames(path.with_name(path.name + "-shm")))

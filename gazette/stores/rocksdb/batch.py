@@ -1,7 +1,7 @@
-"""Content of a RocksDB WAL as a map, which hot standbys read instead of RocksDB's memory. Pure.
+"""Content of a RocksDB WAL as a map: hot standbys read it instead of RocksDB's memory. Pure.
 
-A record of a WAL is a batch of writes. It has a sequence number (8 bytes), a count (4), and the writes.
-Each write is a tag, then, for families other than the default one, their number, then key and value.
+A record of a WAL is a batch of writes: a sequence number (8 bytes), a count (4), and the writes. A write is
+a tag, the family's number (not for the default family), key and value.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from gazette.stores.rocksdb.write_buffer import Pending
 
 _DELETION, _VALUE, _LOG_DATA, _SINGLE_DELETION, _NOOP, _RANGE_DELETION = 0, 1, 3, 7, 13, 15
 _OF_FAMILY: Final = {4: _DELETION, 5: _VALUE, 8: _SINGLE_DELETION, 14: _RANGE_DELETION}
-"""Tags of writes to families other than the default one, and their meaning there."""
+"""Tags of writes to families other than the default one, with the tag of the same write to that one."""
 
 
 class Layer:
-    """Writes to one column family that one WAL holds."""
+    """Writes to one column family in one WAL."""
 
     __slots__ = ("_order", "pending")
 
@@ -30,12 +30,12 @@ class Layer:
         self._order: list[bytes] | None = None
 
     def changed(self) -> Pending:
-        """Return the writes to a caller that will change them."""
+        """Return the writes. The caller will change them."""
         self._order = None
         return self.pending
 
     def between(self, low: bytes, high: bytes | None) -> list[bytes]:
-        """Return the written keys, in order."""
+        """Return the written keys from ``low`` up to ``high``, in order."""
         order = self._order
         if order is None:
             order = self._order = sorted(self.pending.values)
@@ -51,7 +51,7 @@ class WrittenAhead:
         self.layers: dict[int, Layer] = {}
 
     def apply(self, batch: bytes) -> None:
-        """Add a batch of writes. Raise ``Corrupt``, or ``NotAllowed`` for writes that no store makes."""
+        """Add a batch of writes. Raise ``Corrupt``. Raise ``NotAllowed`` for writes that no store makes."""
         reader = RecordReader(batch, BATCH_HEADER)
         while reader.left:
             tag = reader.byte()
@@ -81,10 +81,7 @@ class WrittenAhead:
 
 
 def lookup(layers: Sequence[Layer], key: bytes) -> tuple[bool, bytes | None]:
-    """Return True if any layer holds a write of the key, and the value (None if deleted).
-
-    ``layers`` begin with the oldest.
-    """
+    """Return True if a layer has a write of the key, and its value (None: deleted). Oldest layer first."""
     for layer in reversed(layers):
         values = layer.pending.values
         if key in values:
@@ -95,7 +92,7 @@ def lookup(layers: Sequence[Layer], key: bytes) -> tuple[bool, bytes | None]:
 
 
 def folded(layers: Sequence[Layer], low: bytes, high: bytes | None) -> Pending:
-    """Return one layer with the writes of all layers, for keys from ``low`` up to ``high``."""
+    """Return the writes of all layers to keys from ``low`` up to ``high``, as one layer."""
     one = Pending()
     for layer in layers:
         for begin, end in layer.pending.ranges:

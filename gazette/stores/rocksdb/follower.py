@@ -1,14 +1,15 @@
-"""The RocksDB database of a shard, following its recovery log, for queries on a hot standby.
+"""The RocksDB database of a shard on a hot standby, following its recovery log, for queries.
 
-A copy has two parts. The first is the tables, and the manifest that names them. They are opened
-read-only, again whenever the manifest has changed. That costs little, since tables are not copied:
-they never change once the manifest refers to them. So the copy has further links of the played-back
-files. These stay for as long as it needs them, whatever the log unlinks. The second part is what was
-written since, in WALs. The copy reads their new bytes and keeps them in memory, over the tables.
+A copy has two parts:
 
-RocksDB could do both alone, with two faults. Opening reads all WALs again and holds the
-interpreter's lock meanwhile (seconds, for tens of megabytes). A *secondary* instance reads only what
-is new, but answers with overwritten values after flushes (facebook/rocksdb issues 14444 and 15051).
+- The tables, and the manifest that names them. They are opened read-only, and again whenever the
+  manifest has changed. That is cheap, since tables are linked, not copied: a table never changes once
+  the manifest refers to it. A link stays while the copy needs it, even if the log unlinks the file.
+- The later writes, in WALs. The copy reads their new bytes and keeps them in memory, over the tables.
+
+RocksDB could do both, with two faults. Opening reads all WALs again and holds the interpreter's lock
+meanwhile (seconds, for tens of megabytes). A *secondary* instance reads only new bytes, but answers with
+overwritten values after flushes (facebook/rocksdb issues 14444 and 15051).
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ _CANNOT_LINK: Final = frozenset(
 
 @dataclass(slots=True)
 class _FollowedWal:
-    """A WAL of the log, read up to ``offset``."""
+    """A WAL of the log that was read up to ``offset``."""
 
     source: Path
     offset: int = 0
     written: WrittenAhead = field(default_factory=WrittenAhead)
 
     def read(self) -> None:
-        """Return what was appended. Raise ``OSError``, ``Corrupt`` or ``NotAllowed``."""
+        """Read the appended bytes. Raise ``OSError``, ``Corrupt`` or ``NotAllowed``."""
         with self.source.open("rb") as file:
             file.seek(self.offset)
             data = file.read()
@@ -59,7 +60,7 @@ class _FollowedWal:
 
 @dataclass(frozen=True, slots=True)
 class FollowedFamily:
-    """A column family: its tables, and what was written over them, oldest first."""
+    """A column family: its tables, and the writes over them, oldest first."""
 
     tables: Any
     layers: tuple[Layer, ...]
@@ -75,29 +76,27 @@ class FollowedRocksDB:
         self._database: Any = None
         self._tables: dict[str, Any] = {}
         self._opened: tuple[Path, int] | None = None
-        """The manifest that is open: its played-back file, and the number of its bytes that were read."""
+        """The open manifest: its played-back file, and how many of its bytes were read."""
         self._manifest = Manifest()
         self._copied: dict[str, tuple[Path, int]] = {}
-        """Tables that could not be linked: the played-back file of each, and the number of bytes
-        that were copied.
-        """
+        """Tables that could not be linked: the played-back file of each, and how many bytes were copied."""
         self._wals: dict[str, _FollowedWal] = {}
         self.families: dict[str, FollowedFamily] = {}
-        """The column families by name, at the last call of ``follow``."""
+        """The column families by name, as of the last call of ``follow``."""
         self.openings = 0
-        """Number of times that tables were opened again."""
+        """How often tables were opened."""
 
     @property
     def path(self) -> str:
         return str(self._path)
 
     def follow(self, files: PlayedFiles) -> None:
-        """Bring the copy to the last commit among ``files``.
+        """Bring the copy to the last commit in ``files``.
 
-        The cost is the new bytes of WALs, and an opening of the tables if the manifest has changed.
+        This reads the new bytes of WALs, and opens the tables again if the manifest has changed.
         Raise ``NotYet`` before the first commit. Raise ``Corrupt``, ``NotAllowed`` for writes that
-        no store makes, or ``GazetteError`` (a full disk). After an error the copy is built from
-        nothing next time.
+        no store makes, or ``GazetteError`` (a full disk). After an error, the next call builds the copy
+        from nothing.
         """
         if require_form(files.paths, "RocksDBStore", StateForm.ROCKSDB) is StateForm.NOTHING:
             raise NotYet("the shard's database has not been made yet")
@@ -141,11 +140,11 @@ class FollowedRocksDB:
         self._opened = at
 
     def _take(self, files: PlayedFiles) -> None:
-        """Bring the directory up to date: it gets the present tables and manifest, and loses all others."""
+        """Link or copy the present tables and manifest into the directory, and remove all other files."""
         make_private(self._path)
         wanted = {name for name in files.paths if _is_taken(name)}
         for path in self._path.iterdir():
-            # Remove a table of another inode: it was recorded again since, or nothing refers to it.
+            # Remove a table with another inode: it was recorded again, or no file refers to it.
             if path.name in wanted and TABLE.fullmatch(path.name):
                 source = files.paths[path.name]
                 linked = os.path.samestat(path.stat(), source.stat())
@@ -208,7 +207,7 @@ class FollowedRocksDB:
         )
 
     def close(self) -> None:
-        """Close everything. A later ``follow`` begins from nothing."""
+        """Close everything. A later ``follow`` builds the copy from nothing."""
         self.families = {}
         self._wals = {}
         self._copied.clear()

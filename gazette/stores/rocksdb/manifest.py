@@ -1,7 +1,7 @@
-"""RocksDB's manifest as far as hot standbys follow it: column families, and WALs that still count.
+"""The parts of RocksDB's manifest that hot standbys need: column families, and WALs to read. Pure.
 
-Pure. A manifest is a sequence of records, in the form of WALs. Each is an edit: tags with their
-values. Numbers are varints; texts have their length before them.
+A manifest is a sequence of records, in the form of WALs. Each record is an edit: tags with their values.
+Numbers are varints; a text comes after its length.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _COMPARATOR, _LOG_NUMBER, _COMPACT_CURSOR, _DELETED_FILE, _NEW_FILE = 1, 2, 5, 6
 _FAMILY, _FAMILY_ADD, _FAMILY_DROP = 200, 201, 202
 _BLOB_FILE, _BLOB_GARBAGE = 400, 401
 _NUMBERS: Final = frozenset({3, 4, 9, 10, 203, 300})
-"""Tags with one number that does not matter here."""
+"""Tags with one number, which standbys do not need."""
 _IGNORABLE: Final = 1 << 13
-"""Tags with this bit have a text behind them, so that a reader can skip unknown ones."""
+"""Bit of tags that are followed by one text, so that a reader can skip unknown tags."""
 _NEW_FILE_END, _BLOB_END = 1, 0
 _VARINT_BITS_MAX: Final = 70
-"""Ten bytes of seven bits: what RocksDB needs for the largest number."""
+"""Bits of the longest varint that RocksDB writes: ten bytes of seven bits."""
 
 
 class RecordReader:
@@ -73,15 +73,15 @@ class RecordReader:
 
 @dataclass(slots=True)
 class Manifest:
-    """The result of the edits of a manifest."""
+    """The result of a manifest's edits."""
 
     families: dict[int, str] = field(default_factory=lambda: {0: DEFAULT})
-    """Names, by the numbers under which WALs have them."""
+    """Names of column families, by their numbers in WALs."""
     first_wals: dict[int, int] = field(default_factory=dict)
-    """For each family, the first WAL with writes that its tables may lack.
+    """For each family, the number of the first WAL with writes that its tables may lack.
 
-    Older WALs must not be read. They may still exist when younger ones, with later writes to the
-    same keys, are gone.
+    Do not read older WALs. They may still exist after newer ones, with later writes to the same
+    keys, are gone.
     """
 
     @classmethod
@@ -122,7 +122,7 @@ def _name(text: bytes) -> str:
 
 
 def _skip(reader: RecordReader, tag: int) -> None:
-    """Skip the values of a tag that does not matter."""
+    """Skip the values of a tag that standbys do not need."""
     if tag in _NUMBERS:
         reader.number()
     elif tag == _COMPARATOR or tag & _IGNORABLE:

@@ -1,7 +1,7 @@
-"""Options of a RocksDB store's column families: given, recorded, and required ones.
+"""Options of a RocksDB store's column families.
 
-Given options go first. A family without given options gets those of the last opening. RocksDB
-writes them beside its files, so they are in the recovery log.
+Options that the application gives take precedence. A family without them gets the options of the last
+opening: RocksDB writes these beside its files, so they are in the recovery log.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Compression = Literal["none", "snappy", "lz4", "lz4hc", "zlib", "zstd"]
 
 MANIFEST_BYTES: Final = 128 << 10
 WAL_BYTES: Final = 64 << 20
-"""Limit of all WALs: it bounds what a new owner replays, beside the log's horizon."""
+"""Limit of all WALs in bytes: a new owner replays at most these."""
 
 FORMAT_VERSION: Final = 5
-"""Form of new tables. Debian's RocksDB 7.8 reads it. It does not read form 6, the binding's default."""
+"""Form of new tables. Debian's RocksDB 7.8 reads it, but not form 6, the binding's default."""
 
 _OPTIONS_FILE: Final = re.compile(r"OPTIONS-\d+")
 _BLOOM_FILTER: Final = re.compile(r"filter_policy=bloomfilter\b.*")
@@ -40,24 +40,24 @@ _RECORDABLE: Final = {
     "use_direct_io_for_flush_and_compaction": "false",
     "wal_compression": "kNoCompression",
 }
-"""Options that recording relies on, as RocksDB writes them."""
+"""Options on which recording relies, as RocksDB writes them."""
 
 
 _UNRECORDABLE: Final = frozenset({"set_cf_paths", "set_db_paths"})
-"""Calls that change something outside the options that RocksDB writes."""
+"""Calls whose effect is not in the options that RocksDB writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RocksDBOptions:
     """Options of a column family. They may differ at each opening.
 
-    ``tune`` is called with the ``rocksdict.Options``, for options that have no name here. Options
-    that recording relies on are set after it, or refused (``Invalid``). New tables have the
-    form `FORMAT_VERSION`. Raise ``Invalid`` for values out of range.
+    ``tune`` is called with the ``rocksdict.Options``, to set other options. Options on which recording
+    relies are set after it, or refused (``Invalid``). New tables have the form `FORMAT_VERSION`. Raises
+    ``Invalid`` for values out of range.
     """
 
     write_buffer_bytes: int = 16 << 20
-    """A memtable is flushed when it is this large."""
+    """Size in bytes at which a memtable is flushed."""
     table_bytes: int = 16 << 20
     """Approximate bytes of a table."""
     cache_bytes: int = 64 << 20
@@ -66,9 +66,9 @@ class RocksDBOptions:
     bloom_bits_per_key: float = 10.0
     """Bits of the bloom filter for each key; 0 for no filters."""
     min_blob_bytes: int | None = None
-    """Least bytes of a value that is kept in a blob file. None: all are kept in tables."""
+    """Least size in bytes of a value that goes into a blob file. None: all values are in tables."""
     background_jobs: int = 2
-    """Threads for flushes and compactions. Only that of the default column family counts."""
+    """Threads for flushes and compactions. Only the default column family's value has an effect."""
     tune: Callable[[Any], None] | None = None
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ Families = Mapping[str, RocksDBOptions | None]
 
 def named_families(given: Mapping[str, RocksDBOptions] | Iterable[str]) -> Families:
     """Return the families given as ``column_families``. Raise ``Invalid``."""
-    # Text would be a family for each of its characters.
+    # A text would name a family for each of its characters.
     if isinstance(given, str | bytes | bytearray) or not isinstance(given, Iterable):
         raise _no_families(given)
     names: Any = list(given)
@@ -119,7 +119,7 @@ def _no_families(given: object) -> Invalid:
 
 
 def require_options(path: str, given: object) -> None:
-    """Raise ``Invalid`` unless an argument holds options of a column family, or None."""
+    """Raise ``Invalid`` unless an argument is `RocksDBOptions` or None."""
     if given is not None and not isinstance(given, RocksDBOptions):
         raise Invalid(
             f"not options of a column family ({type(given).__name__})",
@@ -140,9 +140,7 @@ def require_count(path: str, given: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenedWith:
-    """The options with which a database is opened, as rocksdict's objects: its own,
-    and those of each column family.
-    """
+    """rocksdict's options with which a database is opened: its own, and those of each column family."""
 
     database: Any
     families: dict[str, Any]
@@ -151,9 +149,9 @@ class OpenedWith:
 def recorded_options(native: Any, path: str, cache: Any) -> OpenedWith | None:
     """Return the options of the last opening of a database.
 
-    Two are missing: the cache of blocks, and the bits of bloom filters, of which RocksDB only
-    writes that they exist. Return None for a database that the binding did not make, whose RocksDB
-    may have other options.
+    RocksDB does not write the cache of blocks, nor the bits of bloom filters: use ``cache`` and the
+    default bits. Return None for a database that the binding did not make: its RocksDB may have other
+    options.
     """
     config = Path(path, CONFIG_FILE)
     texts = [one for one in Path(path).iterdir() if _OPTIONS_FILE.fullmatch(one.name)]
@@ -162,9 +160,9 @@ def recorded_options(native: Any, path: str, cache: Any) -> OpenedWith | None:
     newest = max(texts, key=lambda one: int(one.name.partition("-")[2]))
     bits = RocksDBOptions().bloom_bits_per_key
     with tempfile.TemporaryDirectory(prefix="options-", dir=Path(path).parent) as scratch:
-        # RocksDB reads its own text of a filter as no filter: write the default bits instead.
+        # RocksDB reads its own text of a filter as "no filter": write the default bits instead.
         text = _BLOOM_FILTER.sub(f"filter_policy=bloomfilter:{bits:g}:false", newest.read_text())
-        # Former versions left the form of tables at the binding's default.
+        # Former versions used the binding's default form of tables.
         text = _DEFAULT_FORMAT.sub(f"format_version={FORMAT_VERSION}", text)
         Path(scratch, newest.name).write_text(text)
         shutil.copyfile(config, Path(scratch, CONFIG_FILE))
@@ -174,7 +172,7 @@ def recorded_options(native: Any, path: str, cache: Any) -> OpenedWith | None:
 def options_to_open(
     native: Any, path: str, options: RocksDBOptions | None, named: Families, *, exists: bool
 ) -> OpenedWith:
-    """Return the options to open a database with: ``named`` families, and others that it has.
+    """Return the options for opening a database: those of ``named`` families, and of all others in it.
 
     Raise RocksDB's errors, and what ``tune`` raises.
     """
@@ -193,7 +191,7 @@ def options_to_open(
     if options is None and recorded is not None:
         database = recorded.database
     else:
-        # RocksDB takes the options of the database as a whole from these.
+        # The options of the whole database are those of the default family.
         database = native_options(native, options or defaults)
         database.set_max_background_jobs((options or defaults).background_jobs)
     _make_recordable(native, database)
@@ -204,8 +202,8 @@ def native_options(native: Any, options: RocksDBOptions) -> Any:
     """Return the options of one column family for rocksdict."""
     result = native.Options(raw_mode=True)
     result.set_write_buffer_size(options.write_buffer_bytes)
-    # A write that RocksDB delays holds up the whole process: make that rare. While memtables wait
-    # for their flush, writes fail instead (see `RocksDBStore._write`).
+    # A write that RocksDB delays stops the whole process: make that rare. While memtables wait for
+    # their flush, writes fail instead (see `RocksDBStore._write`).
     result.set_max_write_buffer_number(6)
     result.set_level_zero_slowdown_writes_trigger(1 << 30)
     result.set_level_zero_stop_writes_trigger(128)
@@ -230,7 +228,7 @@ def native_options(native: Any, options: RocksDBOptions) -> Any:
 
 
 class _Tuned:
-    """Options that ``tune`` is called with. RocksDB cannot report some of them afterwards."""
+    """The options that ``tune`` gets. It notes calls whose effect RocksDB cannot report."""
 
     def __init__(self, options: Any) -> None:
         self._options = options
@@ -260,7 +258,7 @@ def _make_recordable(native: Any, database: Any) -> None:
 
 
 def check_recordable(text: str, *, has_wal: bool) -> None:
-    """Refuse options, as RocksDB wrote them, under which files are not written as recording expects."""
+    """Refuse options, as RocksDB wrote them, with which it would not write files as recording expects."""
     actual = dict(line.strip().split("=", 1) for line in text.splitlines() if "=" in line)
     for name, value in _RECORDABLE.items():
         if actual.get(name, value) != value:

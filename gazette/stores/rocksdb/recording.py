@@ -1,26 +1,27 @@
 """Recording of a RocksDB database's commits in the recovery log, by the changes of its directory.
 
-RocksDB flushes and compacts in its own threads, and reports nothing of it. Recording relies on how,
-and in which order, RocksDB treats its files:
+RocksDB flushes and compacts in its own threads, and does not report it. Recording relies on how RocksDB
+treats its files:
 
 - Tables (``.sst``) and blob files are appended to until they are complete, and never change again.
 - WALs (``.log``) and ``MANIFEST-…`` are only appended to; ``CURRENT`` is replaced by renaming.
 - A file is complete before the manifest refers to it. It is deleted after the manifest has ceased
   to refer to it.
 
-So if the manifest is the same at two moments, every file that it refers to was there and complete
-between them. A commit reads the manifest's name and size, gathers what is new, and looks again. If
-nothing changed, the gathered files are consistent, and go to the log as one append. Tables go
-before it, since nothing refers to them yet. If the manifest has not changed since the last commit,
-only the WALs have new bytes. Sequence numbers prove that those bytes hold every write.
+So if the manifest is the same at two moments, every file that it refers to was complete between them. A
+commit reads the manifest's name and size, gathers what is new, and reads both again. If they did not
+change, the gathered files are consistent, and go to the log as one append. Tables go to the log before,
+since no file refers to them yet. If the manifest has not changed since the last commit, only the WALs
+have new bytes. Sequence numbers prove that these bytes have every write.
+
 
 Rules that keep this exact, each found by cutting logs:
 
 - Nothing writes to the database while a commit is recorded.
-- WALs and the manifest are opened *before* the second look at the manifest: they may be gone later.
+- Open WALs and the manifest *before* the second look at the manifest: they may be gone later.
 - The log unlinks a file only after the manifest that makes it obsolete, and in the same append.
-- Files that were played back are held open until the first commit. Then new files cannot take their
-  inodes, so name and inode tell a recorded file from a new one of the same name.
+- Hold played-back files open until the first commit. Then no new file gets their inodes, and name and
+  inode distinguish a recorded file from a new file of the same name.
 """
 
 from __future__ import annotations
@@ -48,18 +49,18 @@ SMALL: Final = re.compile(r"CURRENT|OPTIONS-\d+|rocksdict-config\.json")
 PIECE: Final = 4 << 20
 """Bytes of a table in one append."""
 SYNC_ATTEMPTS: Final = 10_000
-"""Number of looks for a moment at which the manifest does not change. Heavy load needs a few."""
+"""Most attempts to gather files while the manifest does not change. Heavy load needs a few."""
 HORIZON_SLACK: Final = 32 << 20
-"""Files are recorded again once a recovery would read half as much again as the live files, and these bytes.
+"""Files are recorded again once a recovery would read 1.5 times the live files and these bytes.
 
-The log of a recovery still grows meanwhile, by five quarters of each file that is recorded again.
+While a file is recorded again, the log that a recovery reads grows by 5/4 of the file.
 """
 COPY_RATIO: Final = 4
 COPY_MIN: Final = 256 << 10
-"""Bounds of what a commit records again while a recovery would read too much of the log.
+"""Bound of what a commit records again while a recovery would read too much of the log, in bytes.
 
-The larger one counts: `COPY_RATIO` times the bytes that the commit itself recorded, or `COPY_MIN`
-bytes. With such a ratio the horizon shrinks faster than commits extend it.
+The bound is `COPY_RATIO` times the bytes of the commit, at least `COPY_MIN`. With this ratio the
+horizon shrinks faster than commits extend it.
 """
 
 _COPY_SUFFIX: Final = ".rebase"
@@ -67,9 +68,7 @@ _COPY_SUFFIX: Final = ".rebase"
 
 @dataclass(slots=True)
 class _Tracked:
-    """A file in the log. ``recorded`` counts its bytes in the log. ``fd`` is an open descriptor, or
-    negative.
-    """
+    """A file in the log. ``recorded``: its bytes in the log. ``fd``: an open descriptor, or negative."""
 
     name: str
     inode: int
@@ -84,7 +83,7 @@ class _Tracked:
 
 @dataclass(slots=True)
 class _Copy:
-    """A file that is being recorded again, at another path until it is complete."""
+    """A file that is recorded again, at another path until it is complete."""
 
     source: _Tracked
     fnode: int
@@ -101,7 +100,7 @@ _Sample = tuple[bytes, int]
 
 
 class RocksDBRecording:
-    """Recorder of the database in a recorder's directory. Used from the shard's thread only."""
+    """Recorder of the database in a recorder's directory. Only for the shard's thread."""
 
     def __init__(self, recorder: Recorder, *, horizon_slack: int = HORIZON_SLACK) -> None:
         self._recorder = recorder
@@ -119,15 +118,15 @@ class RocksDBRecording:
         self._is_gone = False
         """True if RocksDB has removed a file that the log still has."""
         self._private: set[str] = set()
-        """Files of the directory that only this user may read."""
+        """Files of the directory that were made private."""
         self.syncs = 0
         """Number of commits that had to look at all files."""
 
     def adopt(self) -> None:
-        """Take over what was played back. Call it before the database is opened.
+        """Take the played-back files over. Call it before the database is opened.
 
-        Raise ``Invalid`` when the log holds another kind of store. Raise ``Corrupt`` for files of
-        another length than it records.
+        Raise ``Invalid`` when the log has another kind of store. Raise ``Corrupt`` for files of
+        another length than in the log.
         """
         links = self._recorder.fsm.links
         # A log without the file CURRENT ends before the first commit of its first owner.
@@ -146,10 +145,9 @@ class RocksDBRecording:
                 os.unlink(self._local(name))
 
     def start(self, latest: Callable[[], int], live: Callable[[], Iterable[str]]) -> None:
-        """Record the database as it was opened.
+        """Record the database as it was opened. Raise as ``ship`` does.
 
-        ``latest`` returns its latest sequence number, ``live`` the names of the tables that it
-        reads. Raise as ``ship`` does.
+        ``latest`` returns its latest sequence number, ``live`` the names of the tables that it reads.
         """
         self._latest = latest
         self._live = live
@@ -160,11 +158,11 @@ class RocksDBRecording:
 
     @property
     def is_recorded(self) -> bool:
-        """True if there was a database to adopt."""
+        """True if the log had a database."""
         return "CURRENT" in self._small or self._sample is not None
 
     def options_text(self) -> str:
-        """Return the options that the database was opened with, as RocksDB wrote them."""
+        """Return the options of the opened database, as RocksDB wrote them."""
         names = [name for name in os.listdir(self._directory) if name.startswith("OPTIONS-")]
         newest = max(names, key=lambda name: int(name.partition("-")[2]))
         with open(self._local(newest), encoding="utf-8") as file:
@@ -177,10 +175,9 @@ class RocksDBRecording:
         return f"{self._directory}/{name}"
 
     def ship(self, wait_for: Collection[OpFuture[Any]] = ()) -> OpFuture[Any]:
-        """Record what was written since the last call, as one append after ``wait_for``.
+        """Record the writes since the last call, as one append after ``wait_for``. Do not block.
 
-        Block neither on the append nor on RocksDB. Raise what the recorder raises, and ``Broken``
-        for tables that RocksDB keeps elsewhere.
+        Raise what the recorder raises. Raise ``Broken`` for tables that RocksDB has elsewhere.
         """
         self._logged = 0
         if self._sample is not None and not self._is_gone and self._look() == self._sample:
@@ -202,11 +199,11 @@ class RocksDBRecording:
             return None  # RocksDB is replacing it right now.
 
     def _tails(self) -> list[tuple[_Tracked, bytes]] | None:
-        """Return the new bytes of the WALs, if nothing else is new."""
+        """Return the new bytes of the WALs; None if anything else is new."""
         latest = self._latest()
         for listed in (False, True):
             if listed:
-                # List the files only now: a directory may have many, and WALs are few.
+                # List the files only here: a directory may have many files, and few WALs.
                 with contextlib.suppress(FileNotFoundError):
                     self._hold_wals(os.listdir(self._directory))
             tails = [(wal, _unrecorded(wal)) for wal in self._wals]
@@ -226,7 +223,7 @@ class RocksDBRecording:
         return group.future
 
     def _append(self, group: Group, tracked: _Tracked, data: bytes) -> None:
-        """Record bytes at a file's end. Record the file itself first if it is new."""
+        """Record bytes at a file's end. Record the creation of a new file first."""
         if tracked.fnode == 0:
             tracked.fnode = group.create(tracked.path)
         group.write(tracked.fnode, tracked.recorded, data)
@@ -235,7 +232,7 @@ class RocksDBRecording:
     def _sync(
         self, wait_for: Collection[OpFuture[Any]], *, everything: bool = False
     ) -> OpFuture[Any]:
-        """Record all files as they are at one moment."""
+        """Record all files as of one moment."""
         self.syncs += 1
         self._is_gone = False
         for _ in range(SYNC_ATTEMPTS):
@@ -285,9 +282,9 @@ class RocksDBRecording:
         return group.future
 
     def _make_private(self, names: Collection[str]) -> None:
-        """Restrict new files to their owner: RocksDB creates them by the process's umask."""
+        """Restrict new files to their owner: RocksDB creates them with the process's umask."""
         for name in names:
-            # RocksDB replaces small files by new ones of the same name.
+            # RocksDB replaces small files by new files of the same name.
             if name not in self._private or SMALL.fullmatch(name):
                 with contextlib.suppress(FileNotFoundError):
                     os.chmod(self._local(name), FILE_MODE)
@@ -318,7 +315,7 @@ class RocksDBRecording:
         self._wals = sorted(wals.values(), key=lambda wal: int(wal.name.partition(".")[0]))
 
     def _record_tables(self) -> None:
-        """Record the new bytes of tables. Safe at any time: nothing refers to them."""
+        """Record the new bytes of tables. Safe at any time: no recorded file refers to them yet."""
         names = [name for name in os.listdir(self._directory) if TABLE.fullmatch(name)]
         for name in names:
             tracked = self._tracked.get(name)
@@ -372,7 +369,7 @@ class RocksDBRecording:
         del self._tracked[tracked.name]
 
     def _unlink_unknown(self, group: Group) -> None:
-        """Unlink what former owners recorded and we do not: unfinished copies, RocksDB's own log."""
+        """Unlink files of former owners that are not recorded: unfinished copies, RocksDB's own log."""
         for path in self._recorder.live_paths():
             if path[1:] not in self._tracked and path[1:] not in self._small:
                 group.unlink(path)
@@ -388,9 +385,9 @@ class RocksDBRecording:
         return sum(tracked.recorded for tracked in self._tracked.values())
 
     def _bound_horizon(self) -> None:
-        """Record the oldest file again, in pieces, while the log that a recovery reads is too long.
+        """Record the oldest file again, in pieces, while a recovery would read too much of the log.
 
-        RocksDB may leave a table as it is for years. Nothing changes locally.
+        RocksDB may keep a table for years. The local file does not change.
         """
         recorder = self._recorder
         if recorder.horizon_bytes <= self._horizon_slack:
@@ -404,7 +401,7 @@ class RocksDBRecording:
             room -= max(done, 4096)
 
     def _copy_some(self, limit: int) -> int:
-        """Return how many bytes of the oldest file were recorded again; 0 when that has to wait."""
+        """Record a part of the oldest file again. Return its bytes; 0 if that must wait."""
         copy = self._copy
         if copy is None:
             nodes = self._recorder.fsm.nodes
@@ -439,7 +436,7 @@ class RocksDBRecording:
         try:
             fd = os.open(self._local(source.name), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            # It became obsolete by a manifest that is recorded, and was removed afterwards.
+            # RocksDB removed it, after a recorded manifest had made it obsolete.
             self._is_gone = True
             return None
         if os.fstat(fd).st_ino != source.inode:
@@ -464,7 +461,7 @@ def _is_recorded(name: str) -> bool:
 
 
 def _unrecorded(tracked: _Tracked, size: int | None = None) -> bytes:
-    """Return the file's bytes up to ``size`` that the log does not have."""
+    """Return the file's bytes up to ``size`` that are not in the log."""
     end = os.fstat(tracked.fd).st_size if size is None else size
     data = os.pread(tracked.fd, max(0, end - tracked.recorded), tracked.recorded)
     if len(data) != max(0, end - tracked.recorded):

@@ -1,6 +1,6 @@
 """Stage 14 of the byte path: keys and values of a shard in RocksDB, replicated to its recovery log.
 
-Needs the extra ``pygazette[rocksdb]``. Flushes and compactions go on in the background. Each commit,
+Needs the extra ``pygazette[rocksdb]``. Flushes and compactions run in the background. Each commit,
 with its checkpoint, reaches the recovery log as one append.
 """
 
@@ -70,15 +70,15 @@ _INGESTED_TABLE_BYTES: Final = 64 << 20
 class RocksDBStore(Store):
     """A store with its state in a RocksDB database: ordered keys and values, both bytes.
 
-    ``column_families`` names those beside the default one. A family that the application does not
-    name any more is kept, and opened with its former options.
+    ``column_families`` names the families beside the default one. A family that the application does
+    not name any more stays, and is opened with its former options.
 
     ``get``, ``put``, ``delete``, ``delete_range`` and ``iterate`` belong to the shard's thread and
-    to its running transaction. The transaction sees its own writes, which are held in memory until
+    to its running transaction. The transaction sees its own writes, which stay in memory until
     the commit. Other threads read by ``view``, which shows the last local commit.
 
-    In the default column family a few keys are Gazette's: see `recoverylog/rocksdb/keys`. To write
-    them is refused (``Invalid``), iterations leave them out, and ``delete_range`` passes over them.
+    In the default column family a few keys are reserved: see `recoverylog/rocksdb/keys`. To write
+    them raises ``Invalid``. Iterations leave them out, and ``delete_range`` keeps them.
     """
 
     def __init__(
@@ -91,13 +91,11 @@ class RocksDBStore(Store):
     ) -> None:
         """Open the played-back database, or a new one.
 
-        A family without options here gets those of the last opening, or else the defaults. So
-        ``options`` may be left out, and so may the options of a named family.
-
+        ``options`` are those of the default family. A family without options gets those of the last
+        opening, or else the defaults.
         ``batch_bytes``: write a commit to RocksDB in batches of about this size. No other thread of
         the process runs while a batch is written.
-
-        Raise ``Invalid``, also when the package is missing or the log holds another store.
+        Raise ``Invalid``, also when the package is missing or the log has another store.
         """
         if recorder is None:
             raise Invalid(
@@ -111,7 +109,7 @@ class RocksDBStore(Store):
         self._batch_bytes = batch_bytes
         self._lock = threading.Lock()
         self._thread = threading.get_ident()
-        """The shard's thread: its views hold the writes of the running transaction."""
+        """The shard's thread: its views have the writes of the running transaction."""
         self._closed = False
         self._copy: FollowedRocksDB | None = None
         """The copy that a hot standby reads."""
@@ -153,12 +151,12 @@ class RocksDBStore(Store):
 
     @classmethod
     def standby_view(cls, directory: Path, *, cache_bytes: int = 64 << 20) -> StateView:
-        """Return the view that `Application.new_view` returns for shards with this store.
+        """Return a view for `Application.new_view`.
 
-        Queries then get an object of this class without a call of ``__init__``. Methods that use
-        only ``view`` work as on the primary; everything else raises ``NotAllowed``. ``cache_bytes``
-        are for uncompressed blocks of all column families. The content of WALs, at most 64 MiB, is
-        in memory twice. Raise ``Invalid``.
+        Queries on a standby get an object of this class that was made without ``__init__``. Methods that
+        use only ``view`` work as on the primary; everything else raises ``NotAllowed``. ``cache_bytes``
+        bounds the cache of uncompressed blocks of all column families. Memory has the content of WALs, at
+        most 64 MiB, twice. Raise ``Invalid``.
         """
         native = load_rocksdict("RocksDBStore")
         require_count("cache_bytes", cache_bytes)
@@ -181,7 +179,7 @@ class RocksDBStore(Store):
         return store
 
     def get(self, key: bytes, *, column_family: str = DEFAULT) -> bytes | None:
-        """Return the value of a key in the running transaction, or None if it has none."""
+        """Return the value of a key in the running transaction; None without one."""
         if type(key) is not bytes:
             require_bytes(key=key)
         pending = self._pending_of(column_family)
@@ -229,8 +227,8 @@ class RocksDBStore(Store):
     ) -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) in key order, of keys with ``prefix`` from ``begin`` up to ``end``.
 
-        It shows the running transaction at the time of this call, without later writes. It ends
-        with the transaction: after a commit, the rest of it is undefined.
+        The items are those of the running transaction at the time of this call, without later writes.
+        Do not use the iterator after the commit: the rest of it is undefined.
         """
         pending = self._pending_of(column_family)
         pinned = Pinned(self._native, self._families[column_family], self._path)
@@ -255,7 +253,7 @@ class RocksDBStore(Store):
         return next(self._scan_reserved(TIMER_AT_PREFIX, end), None) is not None
 
     def _scan_reserved(self, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield reserved keys from ``low`` up to ``high``, as the running transaction has them."""
+        """Yield reserved keys from ``low`` up to ``high`` with their values in the running transaction."""
         pending = self._pending_of(DEFAULT)
         scan = Scan(Pinned(self._native, self._database, self._path), low, high, reverse=False)
         self._scans.add(scan)
@@ -268,9 +266,7 @@ class RocksDBStore(Store):
         return PendingSavepoint(self._pending.values())
 
     def classify_error(self, error: Exception) -> ErrorCause:
-        """Return ``MESSAGE`` always: the store raises its own errors as
-        ``GazetteError``, which are not classified.
-        """
+        """Return ``MESSAGE``: the store's own errors are `GazetteError`, which are not classified."""
         return ErrorCause.MESSAGE
 
     def _pending_of(self, column_family: str) -> Pending:
@@ -278,19 +274,19 @@ class RocksDBStore(Store):
             raise self._closed_error()
         try:
             return self._pending[column_family]
-        except (KeyError, TypeError):  # TypeError: of a value that cannot be a key of a dict.
+        except (KeyError, TypeError):  # TypeError: the value cannot be a key of a dict.
             raise no_family(column_family) from None
 
     @property
     def column_families(self) -> tuple[str, ...]:
-        """Names of all column families, including those that only former versions named."""
+        """Names of all column families, including those that the application does not name any more."""
         return tuple(self._families)
 
     def ingest(self, items: Iterable[tuple[bytes, bytes]], *, column_family: str = DEFAULT) -> int:
-        """Take over keys in ascending order, each once, as finished tables. Return their number.
+        """Write keys in ascending order, each once, as finished tables. Return their number.
 
-        Several times faster than ``put``, and only for a store that a backfill builds. Tables take
-        effect at once, outside any transaction (``NotAllowed`` for a live store). Raise ``Invalid``
+        This is several times faster than ``put``. The tables take effect at once, outside any
+        transaction: only a backfill may call it (``NotAllowed`` for a live store). Raise ``Invalid``
         for reserved keys, and for keys that are not in ascending order.
         """
         self._pending_of(column_family)
@@ -337,9 +333,9 @@ class RocksDBStore(Store):
     def view(self) -> RocksDBView:
         """Return a consistent view, for any thread. Use it as a context manager.
 
-        Opened on the shard's thread, it holds the writes of the running transaction so far. Opened
-        elsewhere, it holds the last local commit. Later writes do not change it. Wait while a
-        commit is being written. Raise ``Closed`` when the store was destroyed.
+        On the shard's thread, the view has the writes of the running transaction so far. On another
+        thread, it has the last local commit. Later writes do not change it. Wait while a
+        commit is written. Raise ``Closed`` when the store was destroyed.
         """
         with self._lock:
             if self._closed:
@@ -391,7 +387,7 @@ class RocksDBStore(Store):
         size = 0
         for family, pending in self._pending.items():
             handle = self._handles.get(family)
-            # Ranges first: a key that was set after its range was deleted stands only among the values.
+            # Write ranges first: `values` has only keys that were set after the ranges were deleted.
             batch += [_Write(handle, begin, end, True) for begin, end in pending.ranges]
             for key, value in pending.values.items():
                 batch.append(_Write(handle, key, value, False))
@@ -405,7 +401,7 @@ class RocksDBStore(Store):
     def _write(self, writes: list[_Write]) -> None:
         """Write one batch. If RocksDB would delay it, flush first and try again.
 
-        A delayed write holds up all threads of the process.
+        A delayed write stops all threads of the process.
         """
         impatient = self._native.WriteOptions()
         impatient.no_slowdown = True
@@ -445,14 +441,14 @@ class RocksDBStore(Store):
         return Checkpoint({journal: SourceCheckpoint(offset) for journal, offset in marks.items()})
 
     def close_reading(self) -> None:
-        """End views and iterations (``Closed``) of a store that a hot standby reads with."""
+        """End the views and iterations of a standby's store: they raise ``Closed``."""
         with self._lock:
             self._closed = True
             for view in list(self._views):
                 view.close()
 
     def destroy(self) -> None:
-        """End views, iterations (``Closed``) and compactions. Do not wait for the log."""
+        """End compactions, views and iterations, which raise ``Closed``. Do not wait for the log."""
         with self._lock:
             self._closed = True
             for scan in list(self._scans):
@@ -469,7 +465,7 @@ class RocksDBStore(Store):
             try:
                 database.close()
             except Exception as error:
-                # Closing would flush first. That is needless: the log has everything.
+                # Closing would flush first. That is not needed: the log has everything.
                 if "Shutdown in progress" not in str(error):
                     raise
 
@@ -484,7 +480,7 @@ class _Write:
 
 
 class _OnlyReads:
-    """Stands for the parts that a hot standby's store lacks."""
+    """Takes the place of the parts that a standby's store lacks: their use raises ``NotAllowed``."""
 
     def __getattr__(self, name: str) -> Any:
         raise _refused()

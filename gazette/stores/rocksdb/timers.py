@@ -30,16 +30,14 @@ _KEY_BEGIN: Final = _AT_BEGIN + _AT.size
 
 
 class RocksDBTimers(TimerTable):
-    """Timers by reserved keys. ``scan`` yields keys from one up to another, in order."""
+    """Timers as reserved keys. ``scan`` yields keys from one up to another, in order."""
 
     def __init__(self, get: Get, set_key: Set, scan: Scan) -> None:
         self._get = get
         self._set = set_key
         self._scan = scan
         self._floor = dict.fromkeys(TimeDomain, BEFORE_ALL)
-        """Positions up to which there are no timers. RocksDB passes over deleted keys one by one, so
-        scans begin here.
-        """
+        """Positions before the first timers. Scans begin here: RocksDB skips deleted keys one by one."""
 
     def put(self, domain: TimeDomain, row: TimerRow) -> None:
         self.remove(domain, row.key)
@@ -72,7 +70,7 @@ class RocksDBTimers(TimerTable):
     def _rows(self, domain: TimeDomain, after: Position, until_us: int) -> Iterator[TimerRow]:
         low = _at_key(domain, max(after, self._floor[domain])) + b"\x00"
         prefix = TIMER_AT_PREFIX + bytes((domain.value,))
-        # Keys of the last moment end before `high`, and so does the domain.
+        # All keys up to `until_us` in the domain are before `high`.
         high = prefix + _at(until_us + 1) if until_us < _BIAS - 1 else prefix + b"\xff" * 9
         for found, payload in self._scan(low, high):
             at_us = _at_us(found[_AT_BEGIN:_KEY_BEGIN])

@@ -1,6 +1,6 @@
 """The content of a RocksDB store at one commit, for queries.
 
-On the primary it is a snapshot; on a hot standby it is tables and what was written over them.
+On the primary it is a snapshot; on a hot standby it is tables and the writes over them.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class FamilyView(Protocol):
 
 
 class _Pins:
-    """An iterator that stays at one place, and the scans that share it."""
+    """One iterator, and the scans that share it."""
 
     def __init__(self, native: Any, family: Any, path: str) -> None:
-        # Iterators of rocksdict's snapshots show the present state, not the snapshot's. So scans
-        # share an iterator that was made when the view was made.
+        # An iterator of a rocksdict snapshot shows the present state, not the snapshot's. So scans share
+        # an iterator that was made together with the view.
         self._pinned = Pinned(native, family, path)
         self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
 
@@ -55,10 +55,10 @@ class _Pins:
 
 
 class FamilySnapshot:
-    """A column family of a database that goes on changing."""
+    """A column family of a database, as of one moment."""
 
     def __init__(self, native: Any, family: Any, path: str) -> None:
-        """Create the snapshot. Raise RocksDB's errors as ours."""
+        """Create the snapshot. Raise a `GazetteError` for RocksDB's errors."""
         self._path = path
         try:
             self._snapshot = family.snapshot()
@@ -83,10 +83,10 @@ class FamilySnapshot:
 
 
 class FamilyCopy:
-    """A column family of a copy that does not change while it is read."""
+    """A column family of a standby's copy, which does not change while it is read."""
 
     def __init__(self, native: Any, family: FollowedFamily, path: str) -> None:
-        """Create the view. Raise RocksDB's errors as ours."""
+        """Create the view. Raise a `GazetteError` for RocksDB's errors."""
         self._family = family
         self._path = path
         self._pins = _Pins(native, family.tables, path)
@@ -121,7 +121,7 @@ class FamilyCopy:
 
 
 class FamilyTransaction:
-    """A snapshot, and what a running transaction wrote over it."""
+    """A snapshot, and the writes of a running transaction over it."""
 
     def __init__(self, below: FamilyView, written: Pending) -> None:
         self._below = below
@@ -143,9 +143,9 @@ class FamilyTransaction:
 
 
 class RocksDBView:
-    """The content of a store at one commit. One thread at a time uses it; threads may pass it on.
+    """The content of a store at one commit. One thread at a time may use it.
 
-    Close it soon: RocksDB keeps overwritten values for as long as a view needs them.
+    Close it soon: RocksDB keeps overwritten values while a view needs them.
     """
 
     def __init__(self, families: Mapping[str, FamilyView], path: str) -> None:
@@ -155,7 +155,7 @@ class RocksDBView:
         self._lock = threading.Lock()
 
     def _family(self, name: object) -> FamilyView:
-        # A value of another type may not be a key of a dict at all.
+        # A value of another type may be unhashable.
         family = self._families.get(name) if isinstance(name, str) else None
         if family is None:
             if self._families:
@@ -164,7 +164,7 @@ class RocksDBView:
         return family
 
     def get(self, key: bytes, *, column_family: str = DEFAULT) -> bytes | None:
-        """Return the value of a key, or None if it has none. Raise ``Invalid``, ``Closed`` or ``Corrupt``."""
+        """Return the value of a key; None without one. Raise ``Invalid``, ``Closed`` or ``Corrupt``."""
         if type(key) is not bytes:
             require_bytes(key=key)
         return self._family(column_family).get(key)

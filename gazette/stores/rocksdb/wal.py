@@ -25,7 +25,7 @@ _BATCH: Final = struct.Struct("<QI")
 def _fragments(data: bytes, offset: int) -> Iterator[tuple[int, int, int] | None]:
     """Yield (type, begin, end) of each fragment in ``data``, which stands at ``offset`` of a file.
 
-    Yield None at the end for an incomplete fragment, and ``_INVALID`` for one that crosses blocks.
+    Yield None at the end for an incomplete fragment, and the type ``_INVALID`` for one that crosses blocks.
     """
     at, length = 0, len(data)
     while at < length:
@@ -51,7 +51,7 @@ def _fragments(data: bytes, offset: int) -> Iterator[tuple[int, int, int] | None
 def batches(data: bytes, offset: int) -> list[tuple[int, int]] | None:
     """Return (first sequence number, count) of each batch in ``data``, at ``offset`` of a WAL.
 
-    ``data`` must begin and end between records. Return None if it does not, or holds anything else.
+    Return None unless ``data`` has only whole records.
     """
     found: list[tuple[int, int]] = []
     head: bytearray | None = None
@@ -76,11 +76,11 @@ def batches(data: bytes, offset: int) -> list[tuple[int, int]] | None:
 def records(data: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
     """Yield (record, its end in the file) of each complete record in ``data``, which stands at ``offset``.
 
-    End, as RocksDB does, at a record that was cut off, or at zeros, which were not written yet.
-    Manifests have the same form. Raise ``Corrupt`` at anything else: a reader that ended there
-    silently would stay there for ever, and take old content for the present.
+    End, as RocksDB does, at a record without its end, or at zeros, which RocksDB has not written yet.
+    Manifests have the same form. Raise ``Corrupt`` at anything else: a reader that ended there in
+    silence would never get past it, and would show old content as the present one.
     """
-    # None between records. A first fragment may be empty: its block had room for the header only.
+    # None between records. A first fragment may be empty: its block had only room for the header.
     record: bytearray | None = None
     for fragment in _fragments(data, offset):
         if fragment is None:
@@ -103,11 +103,10 @@ def records(data: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
 
 
 def continues(tails: Iterable[tuple[bytes, int]], last: int, latest: int) -> bool:
-    """Return True if tails of WALs (data, offset), in order, hold exactly the writes
-    (``last``, ``latest``].
+    """Return True if the tails of WALs (data, offset), in order, have exactly the writes (last, latest].
 
-    If not, a write went past the known WALs. It is in a table already, or in a WAL that came
-    and went unseen.
+    If not, a write is missing: it is in a table already, or in a WAL that was removed before a commit
+    has seen it.
     """
     following = last + 1
     for data, offset in tails:

@@ -1,4 +1,4 @@
-"""Writes of the running transaction of a RocksDB store, held in memory until it commits. Pure."""
+"""Writes of a RocksDB store's running transaction, in memory until it commits. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 class Pending:
     """Writes of the running transaction to one column family.
 
-    Invariant: ``ranges`` come first, then ``values``, of which None deletes.
+    Delete ``ranges`` first, then set ``values``: None deletes a key.
     """
 
     __slots__ = ("ranges", "undo", "values")
@@ -23,7 +23,7 @@ class Pending:
         self.values = {} if values is None else values
         self.ranges = [] if ranges is None else ranges
         self.undo: list[Callable[[], object]] | None = None
-        """While there is a savepoint: the functions that return to it. Call the last one first."""
+        """With a savepoint: functions that undo the changes since. Call the last one first."""
 
     def set(self, key: bytes, value: bytes | None) -> None:
         if self.undo is not None:
@@ -68,7 +68,7 @@ class Pending:
 
 
 class PendingSavepoint:
-    """A savepoint of `RocksDBStore.savepoint`. Savepoints may be nested: the last one ends first."""
+    """A savepoint of `RocksDBStore.savepoint`. Savepoints nest: the last one ends first."""
 
     def __init__(self, pending: Iterable[Pending]) -> None:
         self._marks: list[tuple[Pending, list[Callable[[], object]] | None, int]] = []
@@ -95,7 +95,7 @@ def merged(
     pending: Pending,
     reverse: bool,
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the database's entries, changed by the transaction's deletions and writes."""
+    """Yield the database's entries with the transaction's deletions and writes applied."""
     values, ranges = pending.values, pending.ranges
     kept = (
         item

@@ -1,4 +1,4 @@
-"""State of shards in a SQL database that they share: `SQLStore`."""
+"""State of shards in a shared SQL database: `SQLStore`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Stage 14 of the byte path: keeps a backfill's transaction apart from a live shard's, in SQL.
+"""Stage 14 of the byte path: claims of a backfill in a SQL database.
 
-See `gazette.stores.claims` for what is claimed, and why. The mark is a row of the same table, with
-a key that no shard has. So databases need no other table and no migration.
+`gazette.stores.claims` says what a claim is for. The mark is a row of the table of checkpoints, with a
+key that no shard has. So databases need no other table and no migration.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MARK: Final = "#backfill"
 
 
 def held_in(connection: sa.Connection, table: sa.Table, fqn: str) -> HeldState:
-    """Return what the table of checkpoints holds of a shard."""
+    """Return the rows of a shard and of its mark in the table of checkpoints."""
     keys = (fqn, fqn + MARK)
     rows = connection.execute(
         sa.select(table.c.shard_fqn, table.c.fence, table.c.checkpoint).where(
@@ -48,7 +48,7 @@ def taken_over(fqn: str) -> Fenced:
 
 
 class ClaimedRow:
-    """The row of a shard's checkpoint, for the one transaction of an attempt."""
+    """The row of a shard's checkpoint, for the only transaction of an attempt."""
 
     def __init__(self, table: sa.Table, fqn: str, claim: BackfillClaim) -> None:
         self._table = table
@@ -58,14 +58,14 @@ class ClaimedRow:
 
     @property
     def next_fence(self) -> int:
-        """The fence that the transaction leaves: it stops former owners and other attempts."""
+        """The fence after the transaction: it stops former owners and other attempts."""
         return self._claim.fence + 1
 
     def lock(self, connection: sa.Connection) -> None:
         """Lock the row until the transaction ends, and leave the mark. Raise ``Fenced``.
 
-        Wait for a transaction that holds the lock. The acknowledgements that the row's checkpoint
-        owes are final after this.
+        Wait for a transaction that holds the lock. After this, the owed acknowledgements of the row's
+        checkpoint do not change.
         """
         table = self._table
         if self._claim.fence:
@@ -83,10 +83,7 @@ class ClaimedRow:
         self._insert(connection, key, self.next_fence, self._claim.token.encode())
 
     def carrying(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Return the checkpoint, which then also owes what the replaced one still owes.
-
-        Call it once the row is locked.
-        """
+        """Return the checkpoint with the owed acknowledgements of the replaced one. Call `lock` first."""
         return replace(checkpoint, ack_intents={**self._owed, **checkpoint.ack_intents})
 
     def _insert(self, connection: sa.Connection, key: str, fence: int, value: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A transaction in a SQL database that only the store may end, and its commit behind futures."""
+"""A transaction in a SQL database that only the store may end, and its commit, which waits for futures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gazette.stores.transaction_words import ending_words
 
 
 class Translating(Protocol):
-    """Function that returns the context in which errors of a shard's transactions become ours."""
+    """Function that returns a context which turns the database's errors into a `GazetteError`."""
 
     def __call__(
         self, what: str, hint: str | None = None
@@ -48,19 +48,19 @@ _POSTGRES_BEGUN: Final = sa.text(
     " coalesce(nullif(:name, ''), current_setting('application_name')), true)"
 )
 _MARK: Final = "gazette_transaction"
-"""Savepoint that is there for as long as the transaction."""
+"""Name of a savepoint that exists as long as the transaction does."""
 
 
 class RunningTransaction:
     """A connection with a transaction that only the store may end.
 
-    A statement that would end it is refused. What its text does not show, such as a procedure that
-    commits, is noticed at the commit: PostgreSQL numbers transactions, and for other databases a
-    savepoint is gone.
+    A statement that would end it is refused by its text. An end that the text does not show, such as a
+    procedure that commits, is noticed at the commit: PostgreSQL's number of the transaction has changed,
+    or in other databases a savepoint is gone.
     """
 
     def __init__(self, connection: sa.Connection, session_name: str = "") -> None:
-        """Begin a transaction. PostgreSQL calls its session ``session_name`` for as long as it runs."""
+        """Begin a transaction. PostgreSQL's session has the name ``session_name`` while it runs."""
         self.connection = connection
         self._ours = False
         self._number: int | None = None
@@ -85,7 +85,7 @@ class RunningTransaction:
         self, connection: sa.Connection, _cursor: object, statement: str, *_: object
     ) -> None:
         words = ending_words(statement, connection.dialect.name)
-        # After a rollback SQLAlchemy begins a transaction itself. The commit refuses it.
+        # After a rollback, SQLAlchemy begins a transaction of its own, which the commit refuses.
         if words is not None and not self.rolled_back:
             raise NotAllowed(
                 f"only the runtime ends a store's transaction: {words} is refused",
@@ -93,9 +93,9 @@ class RunningTransaction:
             )
 
     def execute_last(self, statement: sa.Update) -> int:
-        """Execute the statement before the commit. Return the number of rows that it changed.
+        """Execute the last statement before the commit. Return the number of rows that it changed.
 
-        Raise ``Broken``, and change nothing, if this is not the transaction that was begun. Raise
+        Raise ``Broken``, and change nothing, if the transaction that was begun has ended. Raise
         ``GazetteError`` if the application rolled back: its earlier changes are lost.
         """
         self._require_whole()
@@ -135,16 +135,16 @@ class RunningTransaction:
             )
 
     def give_up(self) -> None:
-        """Roll back, and give the connection back."""
+        """Roll back, and return the connection to the pool."""
         self._ours = True
-        # After a refused commit SQLAlchemy takes it for ended, and would not roll back.
+        # After a refused commit, SQLAlchemy assumes that it has ended, and would not roll back.
         if self.transaction.is_active:
             self.connection.close()
         else:
             self.drop()
 
     def drop(self) -> None:
-        """Close the connection without a message to the database, which may not answer any more."""
+        """Close the connection without a message to the database, which may not answer."""
         self._ours = True
         if not self.connection.closed and not self.connection.invalidated:
             self.connection.invalidate()
@@ -159,11 +159,11 @@ def _keep_rows(
     context: Any,
     _executemany: bool,
 ) -> None:
-    """Fetch the rows of a statement, as PostgreSQL's driver does: they can be read after the commit, too.
+    """Fetch all rows of a statement, as PostgreSQL's driver does, so that they are readable after the commit.
 
-    SQLite ends no savepoint while a statement has rows that were not fetched.
+    SQLite cannot end a savepoint while a statement has rows that were not fetched.
     """
-    # Of an INSERT in several parts, SQLAlchemy fetches the rows itself.
+    # SQLAlchemy fetches the rows of an INSERT in several parts.
     if cursor.description is not None and context.execute_style.name != "INSERTMANYVALUES":
         rows = cursor.fetchall()
         context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(cursor, None, rows)
@@ -184,7 +184,7 @@ class _Step(enum.Enum):
 
 
 class SQLCommit:
-    """One commit: it waits for futures without a thread, and then commits on one.
+    """One commit: it waits for futures without a thread, and then commits on a thread of the pool.
 
     The thread that moves ``_step`` away from WAITING owns the connection.
     """
@@ -210,7 +210,7 @@ class SQLCommit:
         self._on_done(None, pool)
 
     def _on_done(self, error: BaseException | None, pool: BlockingPool) -> None:
-        """Count one future as done, on the thread that set it. A failure ends the wait."""
+        """Count a future as done, on the thread that has set it. A failure ends the wait."""
         with self._lock:
             self._remaining -= 1
             if self._submitted or self._step is not _Step.WAITING:
@@ -218,7 +218,7 @@ class SQLCommit:
             if error is None and self._remaining:
                 return
             self._submitted = True
-            # Hold the lock: the pool is closed after `abandon`, which takes it too.
+            # Hold the lock here: the pool is closed after `abandon`, which also holds it.
             pool.submit(self._run, error)
 
     def _take(self, step: _Step) -> bool:
@@ -236,19 +236,19 @@ class SQLCommit:
             self._perform(dependency)
         except BaseException as raised:  # noqa: BLE001 - it belongs to the caller that waits for the commit
             error = raised
-            # Roll back at once, in the database: locks of an abandoned transaction block others.
+            # Roll back now: the locks of an abandoned transaction would block others.
             lost = isinstance(raised, Unavailable)
             self._end(self._running.drop if lost else self._running.give_up)
         else:
             self._end(self._running.connection.close)
-        # Set the future only now: its waiters may need this connection, or its locks.
+        # Set the future last: its waiters may need this connection, or its locks.
         if error is None:
             self.future.set_result(None)
         else:
             self.future.set_exception(error)
 
     def _end(self, end: Callable[[], None]) -> None:
-        """Give the connection back. Ignore errors: the connection is not used any more."""
+        """Call ``end`` to release the connection. Ignore errors: the connection is not used any more."""
         try:
             end()
         except exc.SQLAlchemyError:
@@ -272,9 +272,9 @@ class SQLCommit:
         hit("sql.committed", self._fqn)
 
     def _why_none(self) -> GazetteError:
-        """Return the error for a row that does not have our fence.
+        """Return the error for a row without this owner's fence.
 
-        A deleted row differs from a newer fence: an owner that starts without a row starts from nothing.
+        A deleted row has another error than a newer fence: without a row, a shard starts from nothing.
         """
         table = self._statement.table
         row = self._running.connection.execute(
@@ -292,7 +292,7 @@ class SQLCommit:
         )
 
     def abandon(self) -> None:
-        """End the commit if it still waits. Do not wait for one that is being made."""
+        """End the commit if it still waits for futures. Do not wait for a commit that has begun."""
         if self._take(_Step.ENDED):
             self._running.drop()
             self.future.set_exception(Closed("the store was destroyed", shard=self._fqn))

@@ -15,7 +15,7 @@ except ImportError as error:
 
 TABLE: Final = "gazette_checkpoints"
 READING: Final = "gazette_reading"
-"""An execution option: the transaction does not write, and waits for no writer of a SQLite file."""
+"""Execution option of a transaction that does not write: it waits for no writer of a SQLite file."""
 _CREATE_ATTEMPTS: Final = 5
 
 _shared: dict[tuple[str, int], sa.Engine] = {}
@@ -23,7 +23,7 @@ _sharing = threading.Lock()
 
 
 def checkpoint_table(metadata: sa.MetaData, name: str = TABLE) -> sa.Table:
-    """Return the table of checkpoints, for the application's own metadata (and so its migrations)."""
+    """Return the table of checkpoints, for the application's metadata and its migrations."""
     return sa.Table(
         name,
         metadata,
@@ -44,13 +44,13 @@ def create_tables(engine: sa.Engine, metadata: sa.MetaData) -> None:
     """Create the tables that are missing. Members and shards may do so at the same time.
 
     ``metadata`` has tables of the application beside that of checkpoints (`checkpoint_table`).
-    Existing tables are not compared. Raise SQLAlchemy's errors.
+    Existing tables are not checked. Raise SQLAlchemy's errors.
     """
     for attempt in range(1, _CREATE_ATTEMPTS + 1):
         try:
             metadata.create_all(engine, checkfirst=True)
         except (exc.IntegrityError, exc.ProgrammingError, exc.OperationalError):
-            # Another process may have created a table since this one looked. The next attempt finds it.
+            # Another process may have created a table at the same time. The next attempt finds it.
             if attempt == _CREATE_ATTEMPTS:
                 raise
         else:
@@ -58,17 +58,17 @@ def create_tables(engine: sa.Engine, metadata: sa.MetaData) -> None:
 
 
 def create_engine(url: str, **options: Any) -> sa.Engine:
-    """Return an engine of SQLAlchemy with the settings that stores need. One is enough for all shards.
+    """Return an engine of SQLAlchemy with the settings that stores need. All shards may share it.
 
-    Connections are tested when they leave the pool, so a restart of the database breaks none. SQLite
-    uses WAL mode, locks for writing when a transaction begins, and waits for other writers up to 30 s.
+    Each connection is tested when it leaves the pool, so that a restart of the database breaks none.
+    SQLite uses WAL mode, takes the write lock when a transaction begins, and waits up to 30 s for it.
     """
     try:
         backend = sa.make_url(url).get_backend_name()
         if backend != "sqlite":
             return sa.create_engine(url, **{"pool_pre_ping": True, **options})
     except (exc.ArgumentError, exc.NoSuchModuleError, ImportError) as error:
-        # Leave the URL out: it may hold a password.
+        # Leave the URL out: it may have a password.
         raise Invalid(
             f"no database can be reached by this URL: {type(error).__name__}",
             hint="Write postgresql+psycopg://user@host/name, or sqlite:////a/file; and install "
@@ -77,9 +77,9 @@ def create_engine(url: str, **options: Any) -> sa.Engine:
     engine = sa.create_engine(url, **{"connect_args": {"timeout": 30}, **options})
 
     def connected(connection: Any, _record: object) -> None:
-        # The driver would otherwise begin transactions by its own rules.
+        # Otherwise the driver would begin transactions by its own rules.
         connection.isolation_level = None
-        # Queries can run while a shard writes.
+        # In WAL mode, queries can run while a shard writes.
         connection.execute("PRAGMA journal_mode=WAL").close()
 
     def begin(connection: sa.Connection) -> None:
@@ -92,10 +92,10 @@ def create_engine(url: str, **options: Any) -> sa.Engine:
 
 
 def shared_engine(url: str, metadata: sa.MetaData) -> sa.Engine:
-    """Return one engine for all shards of the process that use this URL, with the tables they need.
+    """Return the process's only engine for a URL, and create missing tables of ``metadata``.
 
     Any thread; the first call blocks until the tables are created. ``metadata`` is the
-    application's, with `checkpoint_table`; keep it for as long as the process runs. Raise as
+    application's, with `checkpoint_table`; keep it while the process runs. Raise as
     `create_engine` and `create_tables` do.
     """
     key = (url, id(metadata))

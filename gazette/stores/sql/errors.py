@@ -1,4 +1,4 @@
-"""Errors of a SQL database as ours: those of the connection, and those of the statement."""
+"""Errors of a SQL database: their cause, and the `GazetteError` of those of the connection."""
 
 from __future__ import annotations
 
@@ -14,31 +14,30 @@ from gazette.errors import Aborted, Fenced, GazetteError, Invalid, Unavailable
 from gazette.stores.sql.parameters import unadapted, unadapted_class
 
 _OF_THE_MESSAGE: Final = frozenset({"21", "22", "23", "44", "P0"})
-"""Classes of SQLSTATE that concern the message: cardinality, data, constraints, checks of views.
+"""Classes of SQLSTATE that the message causes.
 
-Also what SQL code of the application raises.
+They are cardinality, data, constraints, checks of views, and errors of the application's SQL code.
 """
 _VALUE_TOO_LARGE: Final = "54000"
-"""A value is too large, for example for a key of an index."""
+"""SQLSTATE of a value that is too large, for example for a key of an index."""
 _TRANSIENT: Final = frozenset({"08", "40", "53", "55", "57"})
-"""Classes of connection, rolled back transactions, resources, locks, and shutdown or time-out."""
+"""Classes of SQLSTATE: connection, rolled back transactions, resources, locks, shutdown or time-out."""
 _TRANSIENT_STATES: Final = frozenset({"25006", "25P03", "25P04"})
-"""A server that is read-only since a fail-over, and transactions that took too long."""
+"""SQLSTATEs of a server that is read-only since a fail-over, and of transactions that took too long."""
 _MESSAGE_KINDS: Final = frozenset({"IntegrityError", "DataError"})
 _TRANSIENT_KINDS: Final = frozenset({"OperationalError", "InterfaceError"})
 _DRIVER_KINDS: Final = frozenset({"DatabaseError", "InterfaceError"})
-"""Names that PEP 249 gives to the errors of every driver."""
+"""Names of the error classes that PEP 249 demands of every driver."""
 _ABORTED: Final = frozenset({"40001", "40P01"})
-"""A transaction that cannot be serialized with another one, and a deadlock."""
+"""SQLSTATEs of a transaction that cannot be serialized with another one, and of a deadlock."""
 _TERMINATED: Final = "57P01"
-"""A session was ended: by an operator, by a shutdown, or by a new owner of its shard."""
+"""SQLSTATE of a session that an operator, a shutdown, or a new owner of its shard has ended."""
 
 
 def classify(error: Exception) -> ErrorCause:
-    """Return the cause of an error. For errors of SQLAlchemy or a driver, their SQLSTATE or class
-    decides. The message causes all others.
+    """Return the cause of an error. See `gazette.consumer.application.Store.classify_error`.
 
-    See `gazette.consumer.application.Store.classify_error`.
+    The SQLSTATE or the class of an error of SQLAlchemy or a driver decides. The message causes all others.
     """
     if isinstance(error, exc.DBAPIError):
         if error.connection_invalidated:
@@ -84,9 +83,10 @@ def translating(
     hint: str | None = None,
     is_fenced: Callable[[], bool] | None = None,
 ) -> Iterator[None]:
-    """Turn errors of the connection, and no others, into ours. With ``table``, also turn the errors
-    of a restore. ``is_fenced`` is called when the session was ended. A new owner ends it so, and
-    then the error is ``Fenced``. An error of ``is_fenced`` counts as False.
+    """Raise a `GazetteError` for an error of the connection. With ``table``, also for errors of a restore.
+
+    Let other errors pass. If the session was ended, call ``is_fenced``: a new owner ends the session of
+    the former one, and then the error is ``Fenced``. An error of ``is_fenced`` counts as False.
     """
     try:
         yield
@@ -138,7 +138,7 @@ def _agrees(is_fenced: Callable[[], bool]) -> bool:
     try:
         return is_fenced()
     except (GazetteError, exc.SQLAlchemyError):
-        return False  # A server that shuts down does not answer. The session's error is enough.
+        return False  # A server that shuts down does not answer. Report the session's error only.
 
 
 def _sqlstate(error: exc.DBAPIError) -> str | None:
@@ -146,6 +146,6 @@ def _sqlstate(error: exc.DBAPIError) -> str | None:
 
 
 def _state_of(error: object) -> str | None:
-    # psycopg2 uses another name for it.
+    # psycopg2 has another name for the SQLSTATE.
     state: str | None = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     return state

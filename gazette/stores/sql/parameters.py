@@ -1,4 +1,4 @@
-"""Parameters of statements on their way to a driver: refused by name if the database would not keep them."""
+"""Checks of statements' parameters: one that the database would not keep is refused by its name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gazette.stores.bound_values import (
 )
 
 _UNADAPTED: Final = re.compile(r"can(?:no|')t adapt type '([^']+)'")
-"""Messages of psycopg and psycopg2 for a class without an adapter. Such errors have no SQLSTATE."""
+"""Pattern of messages of psycopg and psycopg2 for a class without an adapter. They have no SQLSTATE."""
 
 
 def require_kept(
@@ -35,9 +35,9 @@ def require_kept(
     context: Any,
     executemany: bool,
 ) -> None:
-    """Raise ``InvalidValue`` for a parameter that the database would change in silence, or refuse unnamed.
+    """Raise ``InvalidValue`` for a parameter that the database would change, or refuse without its name.
 
-    A listener of ``before_cursor_execute``: it sees what SQLAlchemy's types have made of values.
+    This is a listener of ``before_cursor_execute``: SQLAlchemy's types have converted the values.
     """
     objection_to = _objection_to(connection.dialect.name)
     rows = parameters if executemany else [parameters]
@@ -47,14 +47,14 @@ def require_kept(
 
 
 def unadapted_class(error: object) -> str:
-    """Return the name of a class that the driver has refused. Empty for another error of it."""
+    """Return the name of the class that the driver has refused; empty for another error."""
     may_be = any(kind.__name__ == "ProgrammingError" for kind in type(error).__mro__)
     found = _UNADAPTED.search(str(error)) if may_be else None
     return found[1] if found is not None else ""
 
 
 def unadapted(error: exc.DBAPIError) -> InvalidValue | None:
-    """Return the error of a parameter whose class the driver does not know; None for another error."""
+    """Return the error for a parameter whose class the driver does not know; None for another error."""
     kind = unadapted_class(error.orig)
     if not kind:
         return None
@@ -68,7 +68,7 @@ def unadapted(error: exc.DBAPIError) -> InvalidValue | None:
 
 
 def _places_within(value: Any, kind: str, rows: int) -> Iterator[str]:
-    """Yield the places of values of a class. The outermost ``rows`` containers are no values themselves."""
+    """Yield the places of values of a class. The outermost ``rows`` containers are not values."""
     if rows <= 0 and type(value).__name__ == kind:
         yield ""
     steps: Any = value.items() if isinstance(value, Mapping) else ()
@@ -90,7 +90,7 @@ def _sqlite_objection(value: Any) -> Objection | None:
 
 
 def _is_adapted(value: Any) -> bool:
-    """Return True if the application has registered an adapter. Python's own ones make texts of times."""
+    """Return True if the application has registered an adapter. Python's adapters turn times into texts."""
     adapter = sqlite3.adapters.get((type(value), sqlite3.PrepareProtocol))
     if adapter is None:
         return hasattr(value, "__conform__")
@@ -98,7 +98,7 @@ def _is_adapted(value: Any) -> bool:
 
 
 def _named(row: Any, context: Any) -> Parameters:
-    """Return parameters with their names, if SQLAlchemy numbers those of the statement."""
+    """Return parameters by name, also if SQLAlchemy passes them by position."""
     named: Parameters = row if isinstance(row, Mapping | Sequence) else ()
     names = getattr(getattr(context, "compiled", None), "positiontup", None)
     if names is None or isinstance(row, Mapping) or len(set(names)) != len(named):

@@ -1,8 +1,8 @@
-"""Stage 14 of the byte path: state of shards in a SQL database that they share.
+"""Stage 14 of the byte path: state of shards in a shared SQL database.
 
 Needs the extra ``pygazette[postgres]`` (SQLAlchemy, and a driver). There is no recovery log: the
-shard's checkpoint is a row of the same database. It commits in the transaction of the application's
-changes. Every new owner increments a *fence* in that row, which keeps former owners from committing.
+shard's checkpoint is a row of the same database, and commits together with the application's
+changes. Every new owner increments a *fence* in that row: then former owners cannot commit.
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 class SQLStore(Store):
-    """A store with its state in a database that SQLAlchemy supports, PostgreSQL above all.
+    """A store with its state in a database that SQLAlchemy supports, mainly PostgreSQL.
 
-    The shards' specification names no recovery log (``recovery_log_prefix`` is empty). The table of
+    The specifications of shards name no recovery log (``recovery_log_prefix`` is empty). The table of
     checkpoints must exist: call `create_checkpoint_table`, or create it by hand:
+
 
         CREATE TABLE gazette_checkpoints (shard_fqn TEXT PRIMARY KEY, fence INTEGER NOT NULL,
             checkpoint BYTEA NOT NULL)
@@ -65,16 +66,16 @@ class SQLStore(Store):
     **Exactness.** Only statements by ``execute`` or on ``transaction()`` commit with the checkpoint
     and obey its fence.
 
-    **Isolation.** The next transaction begins, on any connection of the pool, when the previous
-    commit is done; until then ``transaction()`` waits. So an application reads its own writes, at
-    every isolation level. Two transactions that change a row in turn do not conflict.
+    **Isolation.** ``transaction()`` waits until the previous commit is done. Then the next transaction
+    begins, on any connection of the pool. So an application reads its own writes, at every isolation
+    level. Two transactions that change a row in turn do not conflict.
 
-    With ``overlap`` it does not wait. The next transaction begins on a second connection, while the
-    former one waits for its messages to be published. It then does **not** see the former one's
-    changes. That is exact only if each statement itself finds the row that it changes. Examples are
+    With ``overlap`` it does not wait: the next transaction begins on a second connection, while the
+    previous one waits for its messages to be published. It does **not** see the previous one's
+    changes. That is exact only if each statement finds and changes its row in one step. Examples are
     ``UPDATE … SET n = n + 1`` and ``INSERT … ON CONFLICT``, which wait for a row's lock under READ
-    COMMITTED. It is never exact if a value that was read is written back. Under REPEATABLE READ or
-    above such transactions fail. SQLite, which has one writer, just waits.
+    COMMITTED. It is never exact to read a value and write it back. Under REPEATABLE READ or
+    above such transactions fail. SQLite, which has one writer, waits.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class SQLStore(Store):
     ) -> None:
         """Create a store; it opens no connection yet. ``table`` and ``timers`` are names of tables.
 
-        ``engine`` is shared with other stores, and stays open. For a URL, the store makes its own.
+        An ``engine`` is shared with other stores, and stays open. For a URL, the store makes its own engine.
         """
         self._owns_engine = isinstance(engine, str)
         self.engine = create_engine(engine) if isinstance(engine, str) else engine
@@ -109,9 +110,9 @@ class SQLStore(Store):
     def transaction(self) -> sa.Connection:
         """Return the connection of the running transaction; the first call begins it.
 
-        Only the runtime may commit it: a commit raises ``NotAllowed``, and the transaction is lost.
-        ``begin_nested`` is a savepoint. Wait for the previous commit (see the class), and raise its
-        failure. Raise ``Unavailable``.
+        Only the runtime may commit it: a commit by the application raises ``NotAllowed``, and the
+        transaction is lost. ``begin_nested`` is a savepoint. Wait for the previous commit (see the
+        class), and raise its failure. Raise ``Unavailable`` if the database does not answer.
         """
         if self._running is None:
             if self._closed:
@@ -129,10 +130,7 @@ class SQLStore(Store):
             self._commit.future.result()
 
     def _require_claimed(self, claimed: ClaimedRow) -> None:
-        """Lock the shard's row before all else in a backfill's transaction.
-
-        Raise ``Fenced``; the transaction is then over.
-        """
+        """Lock the shard's row first in a backfill's transaction. Raise ``Fenced``: it has then ended."""
         assert self._running is not None
         try:
             with self._translating("lock the shard's row"):
@@ -147,8 +145,8 @@ class SQLStore(Store):
     ) -> sa.CursorResult[Any]:
         """Run a statement in the running transaction; a string is SQL with ``:name`` parameters.
 
-        Raise ``NotAllowed`` for one that ends the transaction, such as COMMIT. Raise ``InvalidValue`` for a
-        parameter that the database would change in silence, such as NaN in SQLite. Raise
+        Raise ``NotAllowed`` for a statement that ends the transaction, such as COMMIT. Raise
+        ``InvalidValue`` for a parameter that the database would change, such as NaN in SQLite. Raise
         ``Unavailable`` when the database is lost, and SQLAlchemy's errors for faults of the statement.
         """
         connection = self.transaction()
@@ -167,23 +165,23 @@ class SQLStore(Store):
     def _translating(
         self, what: str, hint: str | None = None
     ) -> contextlib.AbstractContextManager[None]:
-        """Return the context that turns errors of the shard's own transactions into ours."""
+        """Return the context that raises a `GazetteError` for errors of the shard's transactions."""
         return translating(self.engine, what, hint=hint, is_fenced=self._is_fenced)
 
     def _is_fenced(self) -> bool:
-        """Return True if another owner has restored the checkpoint since. Blocks, on its own connection."""
+        """Return True if another owner has restored the checkpoint. Blocks, on a connection of its own."""
         if self._fence is None or self._claimed is not None:
             return False
         with self.engine.connect().execution_options(**{READING: True}) as connection:
             return held_in(connection, self._table, self._fqn).fence != self._fence
 
     def query(self, statement: Statement, parameters: Parameters | None = None) -> list[Any]:
-        """Return all rows of a reading statement. Any thread; the rows stay valid for ever.
+        """Return all rows of a reading statement. Any thread; the rows stay valid.
 
         On the shard's thread the query sees the writes of the running transaction. Before its first
         statement, the query waits for the previous commit and sees it (not with ``overlap``). On
         another thread it sees everything committed, by this shard and others. Raise as ``execute``
-        does. A failed statement ends a transaction of PostgreSQL.
+        does. In PostgreSQL a failed statement ends the transaction.
         """
         if isinstance(statement, str):
             statement = sa.text(statement)
@@ -225,8 +223,8 @@ class SQLStore(Store):
     def restore_checkpoint(self, shard: Shard) -> Checkpoint:
         """Restore the checkpoint, and increment the fence. Blocks.
 
-        Commits of former owners then fail with ``Fenced``. Raise ``Invalid`` when the table is
-        missing, or ``Unavailable``.
+        Commits of former owners then fail with ``Fenced``. Raise ``Invalid`` if the table is
+        missing. Raise ``Unavailable``.
         """
         for attempt in range(_RESTORE_ATTEMPTS):
             try:
@@ -243,7 +241,7 @@ class SQLStore(Store):
     def timer_table(self, shard: Shard) -> TimerTable:
         """Return the table of the shard's timers, which must exist: see `create_timer_table`. Blocks.
 
-        Raise ``Invalid`` if it does not, or for a store with ``overlap``.
+        Raise ``Invalid`` if it does not exist, or for a store with ``overlap``.
         """
         if self._overlap:
             raise Invalid(
@@ -266,7 +264,7 @@ class SQLStore(Store):
         return SQLTimers(self._timers, shard.fqn, dialect, self.execute, self.query)
 
     def held(self, shard: Shard) -> HeldState:
-        """Return what the database holds of the shard. Leave the fence unchanged. Blocks. See `Claimable`."""
+        """Return what the database holds of the shard: see `Claimable`. Leave the fence unchanged. Blocks."""
         with (
             translating(self.engine, "look at the checkpoint", table=self._table.name),
             self.engine.connect().execution_options(**{READING: True}) as connection,
@@ -274,7 +272,7 @@ class SQLStore(Store):
             return held_in(connection, self._table, shard.fqn)
 
     def claim(self, shard: Shard, claim: BackfillClaim) -> HeldState:
-        """Claim the state for a backfill, instead of ``restore_checkpoint``. Blocks. See `Claimable`."""
+        """Claim the state for a backfill, instead of ``restore_checkpoint``: see `Claimable`. Blocks."""
         held = self.held(shard)
         if not held.is_of(claim.token):
             if held.fence != claim.fence or held.is_followed(claim.token):
@@ -282,21 +280,21 @@ class SQLStore(Store):
             self._fence = claim.fence
             self._claimed = ClaimedRow(self._table, shard.fqn, claim)
             if self.engine.dialect.name == "postgresql":
-                # The shard's next owner must not wait for an attempt that has stopped.
+                # By this name the shard's next owner ends the session of an attempt that hangs.
                 self._session_name = _session_name(self._table.name, shard.fqn)
         return held
 
     def _take_over(self, fqn: str) -> tuple[int, bytes]:
-        """Increment the fence in its own transaction. Return our new fence and the checkpoint."""
+        """Increment the fence in a transaction of its own. Return the new fence and the checkpoint."""
         table = self._table
         if self.engine.dialect.name == "postgresql":
             self._session_name = _session_name(table.name, fqn)
-            # A former owner that is stopped (SIGSTOP) or cut off would hold its locks for that time.
+            # End the session of a former owner: if it is stopped (SIGSTOP) or cut off, it holds its locks.
             with self.engine.begin() as connection:
                 connection.execute(_END_FORMER, {"name": self._session_name})
         with self.engine.begin() as connection:
             mine = table.c.shard_fqn == fqn
-            # Lock the row first: a commit under way is then waited for, and seen.
+            # Lock the row first: this waits for a running commit, and then sees it.
             counted = connection.execute(
                 table.update().where(mine).values(fence=table.c.fence + 1)
             ).rowcount
@@ -307,7 +305,7 @@ class SQLStore(Store):
             return int(row.fence), bytes(row.checkpoint)
 
     def destroy(self) -> None:
-        """Drop the connections of what is not committed; the database rolls it back."""
+        """Drop the connections of uncommitted transactions: the database rolls them back."""
         self._closed = True
         running, self._running = self._running, None
         if running is not None:
@@ -320,7 +318,7 @@ class SQLStore(Store):
 
 
 def _session_name(table: str, fqn: str) -> str:
-    """Return the ``application_name`` of a shard's transactions, by which its next owner finds them."""
+    """Return the ``application_name`` of a shard's sessions, by which its next owner finds them."""
     digest = hashlib.sha256(f"{table} {fqn}".encode()).hexdigest()[:12]
     return f"gazette {digest} {fqn[-40:].encode('ascii', 'replace').decode()}"
 

@@ -1,4 +1,4 @@
-"""Timers of shards as rows of a table in their SQL database, in each shard's running transaction."""
+"""Timers of shards as rows of a table in their SQL database, in the shard's running transaction."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from gazette.consumer.timers.timer import (
 
 TIMERS: Final = "gazette_timers"
 _EVENT_TIME: Final = 2
-"""Domain of the row that holds the state of the watermark. Its key is empty."""
+"""Domain of the row with the state of the watermark. Its key is empty."""
 
 Execute: TypeAlias = Callable[[sa.Executable], Any]
 Query: TypeAlias = Callable[[sa.Executable], list[Any]]
 
 
 def timer_table(metadata: sa.MetaData, name: str = TIMERS) -> sa.Table:
-    """Return the table of timers, for the application's own metadata (and so its migrations).
+    """Return the table of timers, for the application's metadata and its migrations.
 
-    Keys are bytes, so that databases of every collation order them alike.
+    Keys are bytes, so that their order does not depend on the database's collation.
     """
     table = sa.Table(
         name,
@@ -55,7 +55,7 @@ def create_timer_table(engine: sa.Engine, name: str = TIMERS) -> None:
 class SQLTimers(TimerTable):
     """Timers of one shard.
 
-    ``execute`` runs in the running transaction. ``query`` sees it, and begins none.
+    ``execute`` runs in the running transaction. ``query`` sees that transaction, and does not begin one.
     """
 
     def __init__(

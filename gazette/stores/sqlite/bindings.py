@@ -1,4 +1,4 @@
-"""Bindings of SQL on their way to SQLite: refused by name if SQLite would store something else."""
+"""Checks of SQL's bindings: one that SQLite would store as something else is refused by its name."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ Bindings: TypeAlias = Sequence[Any] | dict[str, Any]
 
 
 def checked(bindings: Any, sql: str, connection: apsw.Connection) -> Bindings:
-    """Return bindings as they are bound; they may be an iterator. Raise ``InvalidValue`` for one that SQLite
-    would change in silence.
+    """Return bindings in the form for SQLite, from an iterator too.
+
+    Raise ``InvalidValue`` for one that SQLite would change.
     """
     kept = _listed(bindings)
     if not are_kept(kept.values() if isinstance(kept, dict) else kept):
@@ -36,7 +37,7 @@ def _listed(bindings: Any) -> Bindings:
 
 
 def are_kept(values: Iterable[Any]) -> bool:
-    """Return True if SQLite changes none of some values in silence; False if it may."""
+    """Return True if SQLite keeps all of these values exactly; False if it may change one."""
     for value in values:
         kind = type(value)
         if kind not in KEPT and (kind is not float or isnan(value)):
@@ -45,7 +46,7 @@ def are_kept(values: Iterable[Any]) -> bool:
 
 
 class ManyBindings:
-    """Rows of bindings on their way to SQLite. Raises ``InvalidValue`` at a row, as `checked` does."""
+    """Rows of bindings for SQLite. Raises ``InvalidValue`` at a row, as `checked` does."""
 
     def __init__(self, rows: Iterable[Any], sql: str, connection: apsw.Connection) -> None:
         self._rows = rows
@@ -54,7 +55,7 @@ class ManyBindings:
         self._number = 0
         self._row: Bindings = ()
         self.bound: Iterable[Any] = rows if are_rows_kept(rows) else self._each()
-        """The bindings that SQLite is given."""
+        """The bindings that SQLite gets."""
 
     def _each(self) -> Iterator[Bindings]:
         for number, row in enumerate(self._rows):
@@ -68,7 +69,7 @@ class ManyBindings:
         require_storable(self._row, self._sql, self._connection, f"rows[{self._number}]")
 
     def require_storable(self) -> None:
-        """Raise ``InvalidValue`` for the value that SQLite has refused. Return if it is no value."""
+        """Raise ``InvalidValue`` for the value that SQLite has refused. Return if no value is the reason."""
         if self.bound is self._rows:
             for number, row in enumerate(self._rows):
                 self._number, self._row = number, row
@@ -79,11 +80,11 @@ class ManyBindings:
 def require_storable(
     bindings: Bindings, sql: str, connection: apsw.Connection, path: str = "bindings"
 ) -> None:
-    """Raise ``InvalidValue`` for the first of the bindings that SQLite does not keep as it is."""
+    """Raise ``InvalidValue`` for the first binding that SQLite does not keep exactly."""
     converts_others = connection.convert_binding is not None
 
     def converts(value: Any) -> bool:
-        # The memory of an object is bound before any conversion.
+        # SQLite binds an object's memory before any conversion.
         return type(value).__module__ == "apsw" or (converts_others and not has_memory(value))
 
     if isinstance(bindings, Mapping):
@@ -92,5 +93,5 @@ def require_storable(
 
 
 def _is_named(name: object, sql: str) -> bool:
-    """Return True if SQL may have a parameter of a name. Others of a dict are not bound."""
+    """Return True if SQL may have a parameter of this name. Other keys of a dict are not bound."""
     return any(f"{sign}{name}" in sql for sign in ":@$")

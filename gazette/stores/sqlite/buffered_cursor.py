@@ -1,4 +1,4 @@
-"""Rows of SQL that has run to its end."""
+"""A cursor of SQL that has run to its end: `BufferedCursor`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import apsw
 class BufferedCursor(apsw.Cursor):
     """A cursor of SQL that has run to its end, with the rows that it returned.
 
-    SQLite runs a further statement, or a further row of bindings, only when the rows of the one before
-    have been fetched. A cursor that is left unread would leave them out.
+    SQLite runs the next statement, or the next row of bindings, only when all rows of the one before are
+    fetched. With a cursor that is not read, they would not run.
     """
 
     _columns: tuple[tuple[str, str], ...] = ()
@@ -20,7 +20,7 @@ class BufferedCursor(apsw.Cursor):
 
     @classmethod
     def of(cls, cursor: apsw.Cursor) -> apsw.Cursor:
-        """Run the SQL of a cursor to its end. Return a cursor with the rows that are left."""
+        """Run the SQL of a cursor to its end. Return a cursor with the remaining rows."""
         try:
             columns = cursor.get_description()
         except apsw.ExecutionCompleteError:
@@ -43,7 +43,7 @@ class BufferedCursor(apsw.Cursor):
 
     @property
     def get(self) -> Any:
-        """The rows that are left, with the least structure: as ``apsw.Cursor.get``."""
+        """The remaining rows, with the least structure, as by ``apsw.Cursor.get``."""
         rows = [row[0] if len(row) == 1 else row for row in self._rows]
         return None if not rows else rows[0] if len(rows) == 1 else rows
 

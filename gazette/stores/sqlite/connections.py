@@ -1,8 +1,8 @@
-"""Settings of all connections to a SQLite state, and the one place of each PRAGMA.
+"""Settings of all connections to a SQLite state, and the one place at which each PRAGMA is permitted.
 
-SQLite keeps most settings, all functions and all collations per connection. Queries would not have
-a setting made only on the writing connection. Within a transaction SQLite silently ignores some. So
-each PRAGMA has one place, and is refused by name elsewhere.
+SQLite has most settings, all functions and all collations per connection: queries would not have a setting
+of the writing connection. Within a transaction SQLite ignores some settings in silence. So each PRAGMA is
+permitted at one place, and refused by name elsewhere.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ READING: Final = frozenset(
 _SETTABLE: Final = frozenset(
     {"application_id", "encoding", "page_size", "schema_version", "user_version"}
 )
-"""PRAGMAs of `READING` that read without an argument, and write with one."""
+"""PRAGMAs of `READING` that write if they have an argument."""
 TRANSACTIONAL: Final = frozenset(
     {
         "analysis_limit",
@@ -63,9 +63,9 @@ TRANSACTIONAL: Final = frozenset(
         "user_version",
     }
 )
-"""PRAGMAs that take effect within a transaction: as recorded changes, or while it runs."""
+"""PRAGMAs that take effect within a transaction: they change the database, or last while it runs."""
 _TUNING: Final = frozenset({"automatic_index", "cache_size", "cache_spill", "mmap_size", "threads"})
-"""Settings of one connection that change no result: they may be made anywhere."""
+"""Settings of one connection that change no result: permitted anywhere."""
 _SWITCHES: Final = frozenset(
     {
         "automatic_index",
@@ -80,7 +80,7 @@ _SWITCHES: Final = frozenset(
     }
 )
 CONNECTION: Final = _SWITCHES | _TUNING | {"max_page_count", "secure_delete", "temp_store"}
-"""Settings of one connection: ``connection_pragmas`` sets them on all."""
+"""Settings of one connection: ``connection_pragmas`` sets them on all connections."""
 _RECORDING: Final = "recording depends on it"
 _PROCESS: Final = "it applies to the whole process"
 _NO_DISK: Final = "the recovery log makes commits durable, and nothing waits for a disk"
@@ -111,7 +111,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "wal_checkpoint": "only the store makes checkpoints, once they are recorded",
     "writable_schema": "a schema that was written by hand may not open on the next owner",
 }
-"""By name, why setting it is refused. ``wal_checkpoint`` is refused even without a value."""
+"""By name, why the PRAGMA must not be set. ``wal_checkpoint`` is refused even without a value."""
 
 _WORD: Final = re.compile(r"[A-Za-z_]+")
 _ON: Final = frozenset({"1", "on", "yes", "true"})
@@ -119,10 +119,7 @@ _OFF: Final = frozenset({"0", "off", "no", "false"})
 
 
 def check_pragma(name: str, value: str | None) -> None:
-    """Refuse a PRAGMA of the application's own SQL that would break recording, or have no effect.
-
-    Raise ``NotAllowed``.
-    """
+    """Raise ``NotAllowed`` for a PRAGMA in an application's SQL that breaks recording, or has no effect."""
     name = name.lower()
     if name in TRANSACTIONAL or (name in READING and (value is None or name not in _SETTABLE)):
         return
@@ -161,7 +158,7 @@ class _Setting:
     name: str
     value: str
     expected: int | None
-    """The value that reading it must return; None if that cannot be known."""
+    """The value that SQLite must report afterwards; None if it reports none."""
 
 
 class ConnectionSetup:
@@ -177,10 +174,7 @@ class ConnectionSetup:
         self._prepare = prepare
 
     def set_pragmas(self, connection: apsw.Connection) -> None:
-        """Make the settings. Call it outside a transaction.
-
-        Raise ``Invalid`` for one that SQLite does not accept.
-        """
+        """Make the settings, outside a transaction. Raise ``Invalid`` for one that SQLite does not accept."""
         for one in self._settings:
             connection.execute(f"PRAGMA {one.name}={one.value}").fetchall()
             if one.expected is None:
@@ -194,14 +188,14 @@ class ConnectionSetup:
                 )
 
     def call_prepare(self, connection: apsw.Connection) -> None:
-        """Have the application add its functions and collations. Raise what it raises."""
+        """Call the application's ``prepare_connection``. Raise what it raises."""
         if self._prepare is None:
             return
         result: object = self._prepare(connection)
         if result is not None:
             close = getattr(result, "close", None)
             if callable(close):
-                close()  # Python would warn of a coroutine that is never awaited.
+                close()  # Otherwise Python would warn of a coroutine that is never awaited.
             raise Invalid(
                 f"prepare_connection returned {type(result).__name__}; expected None",
                 hint="Use a plain function, neither a coroutine function nor a generator.",

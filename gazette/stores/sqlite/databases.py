@@ -1,7 +1,7 @@
 """The databases of one SQLite store, which commit together: the redo mode.
 
 A transaction may change several attached databases. SQLite commits them one after the other, each in its
-own WAL. The commit is atomic because one append records all of them, and nothing is recorded before.
+own WAL. The commit is atomic in the log, because a single append records all of them after that.
 """
 
 from __future__ import annotations
@@ -21,17 +21,13 @@ from gazette.stores.sqlite.hand_over import NO_FORMER, NOTE_PATH, Former, record
 from gazette.stores.sqlite.redo_recording import RedoRecording
 
 REIMAGE_MAX: Final = 4
-"""Largest number of groups imaged per commit: it bounds what a commit waits for."""
+"""Most groups that one commit images: it bounds the time of a commit."""
 IMAGE_FILES: Final = 1024
-"""Approximate number of files of images of a large store: each holds this fraction of it."""
+"""Approximate number of files of images of a large store: each has 1/1024 of the store."""
 FILES_PER_IMAGE_FILE: Final = 2
-"""Above this multiple of that number of files, images are made again, even if the bound of
-a recovery does not require it.
-"""
+"""Multiple of `IMAGE_FILES` above which images are made again, even if the horizon is short enough."""
 MERGE_EVERY: Final = 8
-"""Number of commits between two images that are made only to reduce the number of files. Such images then
-add little to the recorded bytes.
-"""
+"""Commits between two images that only reduce the number of files: so they add few recorded bytes."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED: Final = frozenset({"main", "temp", "primary"})
@@ -39,7 +35,7 @@ _DATABASE_FILE: Final = re.compile(r"/([A-Za-z_][A-Za-z0-9_]*)\.db(?:\.(?:redo|i
 
 
 def no_frames(path: Path) -> Broken:
-    """Return the error of a commit that changed the database, but left nothing to record."""
+    """Return the error of a commit that changed the database, but left no frames in the WAL."""
     return Broken(
         "a commit left nothing to record: SQLite did not write it to the shard's database",
         path=str(path),
@@ -51,8 +47,8 @@ def no_frames(path: Path) -> Broken:
 def database_names(given: Iterable[str], links: Iterable[str]) -> list[str]:
     """Return the databases of a store beside its primary: the given ones, and those in the log.
 
-    A database that only a former version of the application attached stays attached. Otherwise it
-    would stay in the log for ever, and no owner would record it again. Raise ``Invalid``.
+    A database that only a former version of the application attached stays attached. Otherwise its
+    files would keep the log from being pruned, since no owner would record it again. Raise ``Invalid``.
     """
     names = list(dict.fromkeys(given))
     for name in names:
@@ -66,7 +62,7 @@ def database_names(given: Iterable[str], links: Iterable[str]) -> list[str]:
 
 
 class RedoDatabases:
-    """Recorder of all databases of a store. Used from the shard's thread only."""
+    """Recorder of all databases of a store. Only for the shard's thread."""
 
     def __init__(
         self,
@@ -108,7 +104,7 @@ class RedoDatabases:
         return {one.schema: one.path for one in self._all[1:]}
 
     def open(self) -> apsw.Connection:
-        """Open the databases as they were recorded, or new ones. Blocks. Raise ``Corrupt`` or ``Invalid``."""
+        """Open the recorded databases, or new ones. Blocks. Raise ``Corrupt`` or ``Invalid``."""
         connection = self._connection = self._primary.open()
         limit = connection.limit(apsw.SQLITE_LIMIT_ATTACHED)
         if len(self._all) - 1 > limit:
@@ -139,12 +135,11 @@ class RedoDatabases:
     def ship(
         self, wait_for: Collection[OpFuture[Any]] = (), *, changed: bool = True
     ) -> OpFuture[Any]:
-        """Record what was committed since the last call, as one append after ``wait_for``.
+        """Record the commits since the last call, as one append after ``wait_for``. Do not wait for it.
 
-        ``changed``: the commit changed the primary database. Do not block on the append. An offline
-        log (see `Recorder.offline`) gets nothing here, and everything at its end.
-
-        Raise ``Broken`` for a change that left no frame, and as `WalChanges.collect` does.
+        ``changed``: the commit changed the primary database. In an offline log (see `Recorder.offline`),
+        record nothing now, and everything at its end. Raise ``Broken`` for a change that left no frame,
+        and as `WalChanges.collect` does.
         """
         if self._recorder.offline:
             shortened = [one.wal.shorten() for one in self._all]
@@ -155,7 +150,7 @@ class RedoDatabases:
         if changed and collected[0][1] is None:
             raise no_frames(self.path)
         if all(changes is None for _, changes in collected):
-            # The store was just opened. An owner that never commits must not only add a file of redo.
+            # The store was just opened. An owner that never commits must not only add a redo file.
             for _ in range(REIMAGE_MAX):
                 if self._many_files:
                     self._merge_files()
@@ -184,8 +179,8 @@ class RedoDatabases:
         return self.live_bytes // self._image_files
 
     def _bound_horizon(self) -> None:
-        # A cycle of images logs the live state once, and the rest of the horizon is redo. The more
-        # redo, the less is copied per byte of redo (here at most 4/3 of one).
+        # A cycle of images records the live state once; the rest of the horizon is redo. The more redo the
+        # horizon has, the fewer bytes of images for each byte of redo (here at most 4/3).
         recorder = self._recorder
         bound = self._bound
         for one in self._all:
@@ -200,11 +195,10 @@ class RedoDatabases:
                 return
 
     def _bound_files(self) -> None:
-        """Merge files when there are many: from a version with smaller ones, or from many
-        short-lived owners.
+        """Merge files if there are too many, from an older version or from many short-lived owners.
 
-        Images and redo go in the order of their age. So making the oldest image again removes the
-        smallest files first. A whole cycle of images replaces each file.
+        Images and redo are replaced in the order of their age. So making the oldest image again removes
+        the smallest files first. A whole cycle of images replaces each file.
         """
         if not self._many_files:
             self._until_merge = 0
@@ -222,7 +216,7 @@ class RedoDatabases:
         max(self._all, key=lambda one: one.files).renew(self._bound, self._file_bytes)
 
     def _of_oldest_file(self) -> RedoRecording | None:
-        """Return the recorder of the oldest file of the log; None if no database here has it."""
+        """Return the recorder of the log's oldest file; None if it belongs to no database."""
         nodes = self._recorder.fsm.nodes
         for path in nodes[next(iter(nodes))].links:
             if match := _DATABASE_FILE.fullmatch(path):
@@ -231,7 +225,7 @@ class RedoDatabases:
         return None
 
     def _renew_note(self) -> bool:
-        """Record the note again if it is the oldest file of the log. Return True if it was."""
+        """Record the note file again if it is the log's oldest file. Return True if it was."""
         nodes = self._recorder.fsm.nodes
         if NOTE_PATH not in nodes[next(iter(nodes))].links:
             return False
@@ -240,7 +234,7 @@ class RedoDatabases:
         return True
 
     def close(self) -> None:
-        """Close the connection, then descriptors. Record nothing."""
+        """Close the connection, and then descriptors. Record nothing."""
         if self._connection is not None:
             self._connection.set_wal_hook(None)
             for one in self._all:

@@ -1,7 +1,7 @@
-"""Definitions of what is declared in a SQLite state, such as windows and joins: each beside its tables.
+"""Definitions of declared parts of a SQLite state, such as windows and joins, stored beside their tables.
 
-The SQL of a schema writes them, in the transaction that opens the store. A state without one adopts what is
-declared. One with another is refused: rows that were made by one rule would be read by another.
+The SQL of a schema writes them, in the transaction that opens the store. A state without a definition adopts
+the declared one. A state with another definition is refused: rows of one rule would be read by another.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ALL: Final = "SELECT name, definition FROM gazette_definition ORDER BY rowid"
 
 
 def define(name: str, **parts: Any) -> str:
-    """Return SQL that writes a definition, for a schema or a migration. JSON has its parts."""
+    """Return SQL that writes a definition, for a schema or a migration. ``parts`` are stored as JSON."""
     definition = msgspec.json.encode(parts).decode()
     return f"{_CREATE}{_INSERT}({_quoted(name)}, {_quoted(definition)});\n"
 
@@ -37,22 +37,22 @@ def _quoted(text: str) -> str:
 
 
 def definitions_of(sql: str) -> str:
-    """Return the part of SQL that `define` returned."""
+    """Return the parts of SQL that `define` has made."""
     return "".join(_STATEMENTS.findall(sql))
 
 
 def without_definitions(sql: str) -> str:
-    """Return SQL without what `define` returned."""
+    """Return SQL without the parts that `define` has made."""
     return _STATEMENTS.sub("", sql)
 
 
 @contextlib.contextmanager
 def unchanged_definitions(connection: apsw.Connection) -> Iterator[None]:
-    """Run SQL of schemas. Raise ``Invalid`` if a definition that it wrote differs from the one before."""
+    """Run SQL of schemas in the block. Raise ``Invalid`` if it has changed a definition."""
     try:
         yield
     except apsw.Error:
-        # Such as an index of a column that the table of before does not have.
+        # For example: an index of a column that the former table does not have.
         _check(connection)
         raise
     _check(connection)

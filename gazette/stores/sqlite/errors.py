@@ -1,4 +1,4 @@
-"""Errors of SQLite as ours: those of the disk, of the message, and of statements that end a transaction."""
+"""Errors of SQLite: of the disk, of the message, and of statements that end a transaction."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OF_THE_MESSAGE: Final = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigE
 
 
 def of_the_disk(what: str, directory: Path, error: apsw.Error | OSError) -> GazetteError:
-    """Return our error for one of `OF_THE_DISK`. ``what`` could not be done."""
+    """Return the `GazetteError` for one of `OF_THE_DISK`. ``what`` is the action that failed."""
     if isinstance(error, OSError):
         return disk_error(what, directory, error)
     message = f"SQLite could not {what}: {error}"
@@ -44,10 +44,10 @@ def of_the_disk(what: str, directory: Path, error: apsw.Error | OSError) -> Gaze
 
 
 def cause_of_error(error: Exception) -> ErrorCause:
-    """Return the cause of an error. SQLite's errors of values and constraints are caused by the message."""
+    """Return the cause of an error: the message for SQLite's errors of values and constraints."""
     if not isinstance(error, apsw.Error) or isinstance(error, _OF_THE_MESSAGE):
         return ErrorCause.MESSAGE
-    # SQLite knows the place of an error in the SQL. Without a place, a value did not fit.
+    # SQLite gives the place of an error in the SQL. An error without a place is about a value.
     of_value = getattr(error, "error_offset", -1) < 0 and not str(error).startswith("no such ")
     if isinstance(error, apsw.SQLError) and of_value:
         return ErrorCause.MESSAGE
@@ -65,6 +65,6 @@ class EndsTransaction(NotAllowed):
         )
 
     def as_written(self, sql: str) -> NotAllowed:
-        """Return the error with the words of the SQL: SQLite calls END a COMMIT."""
+        """Return the error with the word of the SQL: SQLite reports END as COMMIT."""
         words = ending_words(sql, "sqlite")
         return self if words is None else EndsTransaction(words)

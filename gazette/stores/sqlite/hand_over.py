@@ -1,11 +1,11 @@
 """Hand-over of SQLite databases between this store and that of the Go original: `Former`, `record_note`.
 
-The original's store does not know how ours records databases. It would find no ``/pageDB/`` in our log,
-and begin without a state. So each of our logs has a file of that name. The original fails at it, with its
-name in the error. The file says why.
+The original's store cannot read our records. It would find no directory ``/pageDB/`` in our log, and begin
+without a state. So each of our logs has a file of that name. The original fails at it, with the name in
+the error, and the file's text says why.
 
-Ours takes the original's databases over at promotion: it records them whole, and then unlinks the
-original's files in one append. Until that append they are the state, for every owner.
+Our store takes the original's databases over at promotion: it records them whole, and then unlinks the
+original's files in one append. Until that append, the original's files are the state for every owner.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.db")
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """Files in the log that end with the hand-over, and the databases that they were."""
+    """Files of the original in the log, which the hand-over unlinks, and the databases made from them."""
 
     databases: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
 
     @property
     def links(self) -> list[str]:
-        """Paths that the databases have in logs of ours."""
+        """Paths of the databases in our logs."""
         return [f"/{name}" for name in self.databases]
 
     @classmethod
@@ -65,18 +65,18 @@ class Former:
         before |= {path for path in links if path.endswith(("-wal", "-journal")) or "-mj" in path}
         with recorder.group() as group:
             for path in set(links) - before:
-                group.unlink(path)  # A hand-over that did not end left it.
+                group.unlink(path)  # An interrupted hand-over left it.
         return cls(databases, tuple(sorted(before)))
 
     def leave(self, recorder: Recorder) -> None:
-        """Call `end` in an append of its own, unless there is nothing to do."""
+        """Call `end` in an append of its own, if there are files to unlink."""
         if not self.paths and NOTE_PATH in recorder.fsm.links:
             return
         with recorder.group() as group:
             self.end(group)
 
     def end(self, group: Group) -> None:
-        """Unlink the files: with this append the databases are those that were recorded since."""
+        """Unlink the files: from this append on, the recorded databases are the state."""
         for path in self.paths:
             group.unlink(path)
         record_note(group)
@@ -86,5 +86,5 @@ NO_FORMER: Final = Former()
 
 
 def record_note(group: Group) -> None:
-    """Record the note, or record it again at the end of the log."""
+    """Record the note file, or record it again at the end of the log."""
     group.write(group.create(NOTE_PATH), 0, NOTE)

@@ -6,9 +6,9 @@
         fill_seen,                                  # or a function of the connection
     ])
 
-All new ones are one transaction, together with the record that they were applied, and one append. A
-recovery of the log finds all of them, or none. An applied migration is known by its position and a
-digest of its SQL. So a change of it afterwards is an error. It would otherwise affect only new shards.
+All new migrations, and the record of them, are one transaction and one append: a recovery finds all of
+them or none. An applied migration is known by its position and a digest of its SQL. To change it later is
+an error: the change would affect only new shards.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ from gazette.errors import Invalid
 from gazette.stores.sqlite.definitions import definitions_of, without_definitions
 
 Migration = str | Callable[[apsw.Connection], None]
-"""SQL of one or more statements, or a function that runs it.
-
-It may read the state, and must not end the transaction.
-"""
+"""SQL of one or more statements, or a function that runs SQL. It must not end the transaction."""
 
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS gazette_migration (version INTEGER PRIMARY KEY, digest TEXT NOT NULL)
@@ -36,8 +33,8 @@ CREATE TABLE IF NOT EXISTS gazette_migration (version INTEGER PRIMARY KEY, diges
 def apply_migrations(connection: apsw.Connection, migrations: Sequence[Migration]) -> int:
     """Apply new migrations in the running transaction. Return their number.
 
-    Raise ``Invalid`` when a migration fails, and when the state has other migrations than these. It has
-    more of them if a later version of the application wrote it. Then nothing of this call is committed.
+    Raise ``Invalid`` when a migration fails, and when the state has other migrations than these, or more of
+    them (from a later version of the application). Then this call commits nothing.
     """
     applied = _applied(connection)
     if len(applied) > len(migrations):
@@ -87,9 +84,9 @@ def _applied(connection: apsw.Connection) -> list[str]:
 
 
 def _digest(migration: Migration) -> str:
-    """Return the digest of a migration's SQL, in which white space and definitions do not count.
+    """Return the digest of a migration's SQL without white space and definitions.
 
-    A function is known by its name only, since its SQL cannot be seen.
+    For a function, return the digest of its name: its SQL is not known.
     """
     if isinstance(migration, str):
         return hashlib.sha256(

@@ -1,13 +1,13 @@
 """Locks by which other copies of SQLite in this process see that a database is open.
 
-POSIX locks belong to a process, and those of one process do not conflict. Python's module ``sqlite3`` has a
-copy of SQLite of its own, which therefore sees no lock of the store's copy, and takes the database for
-closed. When it opens the database, it makes the index of the WAL again. When it closes the database, it
-moves the WAL into it, and deletes the WAL. Its close also drops the store's own locks, so that another
-process does the same.
+POSIX locks belong to a process, and locks of one process do not conflict. Python's module ``sqlite3`` has
+its own copy of SQLite. That copy sees no lock of the store's copy, and assumes that the database is closed.
+When it opens the database, it makes the index of the WAL again. When it closes the database, it moves the
+WAL into it, and deletes the WAL. Its close also drops the store's locks, so that another process may do the
+same.
 
-Locks of an open file description conflict with those of any copy, and nothing else drops them. A shared
-lock on two bytes is what a reader in another process would hold. SQLite then does neither.
+Locks of an open file description conflict with those of any copy, and no other close drops them. The store
+holds a shared lock on two bytes, as a reader in another process would. Then SQLite does none of these.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import sys
 from typing import Final
 
 _SHARED_BYTE: Final = 0x4000_0002
-"""First byte of the range of a database that readers lock, and that a last connection locks alone."""
+"""First byte of the range of a database that readers lock shared, and the last connection exclusively."""
 _INDEX_BYTE: Final = 128
 """Byte of a WAL's index that each process locks while it uses the index."""
 _FLOCK: Final = struct.Struct("hhqqi4x")
 _IS_KNOWN: Final = sys.platform == "linux" and sys.maxsize > 1 << 32
-"""True if the structure of a lock is known here. Otherwise the store's next commit finds what happened."""
+"""True if the structure of a lock is known here. Otherwise the store's next commit detects the damage."""
 
 
 class OpenLocks:
@@ -44,6 +44,6 @@ class OpenLocks:
             return
         for descriptor, byte in self._places:
             lock = _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)
-            # A file system may have no such locks.
+            # A file system may lack such locks.
             with contextlib.suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, lock)

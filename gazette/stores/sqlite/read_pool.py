@@ -1,4 +1,4 @@
-"""Read-only connections to a SQLite database, for queries beside the shard's transactions."""
+"""Read-only connections to a SQLite database, for queries while the shard's transactions run."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ _READING: Final = frozenset(
 _PREPARED_BY_VIRTUAL_TABLES: Final = frozenset(
     {apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE, apsw.SQLITE_DELETE}
 )
-"""Statements that some virtual tables prepare at the first look at them. ``query_only`` keeps them
-from taking effect."""
+"""Statements that some virtual tables prepare at their first use. ``query_only`` makes them fail."""
 _PROGRESS_STEPS = 100_000
-"""Steps of SQLite's virtual machine between two checks for a destroyed store: some milliseconds."""
+"""Steps of SQLite's virtual machine between two checks if the store was destroyed: some milliseconds."""
 
 
 class ReadPool:
     """Read-only connections, at most ``limit`` at once, made when needed.
 
-    ``immutable``: nothing changes the database while the pool exists. So SQLite needs neither locks
-    nor a WAL.
+    ``immutable``: the database does not change while the pool exists, so SQLite needs neither locks nor a
+    WAL.
     """
 
     def __init__(
@@ -110,8 +109,8 @@ class ReadPool:
         connection.authorizer = authorize_reading
         self._setup.call_prepare(connection)
         connection.authorizer = authorize_reading
-        # An interrupt ends a running statement, but not one that is about to begin. Without this, a
-        # query that begins at the moment of `close` would run to its end.
+        # An interrupt ends a running statement, but not one that begins just after it. Without this handler,
+        # a query that begins during `close` would run to its end.
         connection.set_progress_handler(lambda: self._closed, _PROGRESS_STEPS)
 
     def _open(self) -> apsw.Connection:
@@ -136,7 +135,7 @@ class ReadPool:
 
 
 def authorize_reading(action: int, first: str | None, second: str | None, *_: str | None) -> int:
-    """Allow what only reads, when SQLite asks. Raise ``NotAllowed``."""
+    """Allow an action that only reads, as SQLite's authorizer. Raise ``NotAllowed`` for others."""
     if action in _READING or action in _PREPARED_BY_VIRTUAL_TABLES:
         return apsw.SQLITE_OK
     if action == apsw.SQLITE_PRAGMA and is_reading_pragma(first or "", second):

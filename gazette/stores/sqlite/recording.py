@@ -1,4 +1,4 @@
-"""Ways in which commits of a SQLite store reach its recovery log: `recording_of`."""
+"""The modes in which a SQLite store records commits: `recording_of`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Mode = Literal["redo", "vfs"]
 
 
 class Recording(Protocol):
-    """Way in which commits of the database reach the log."""
+    """Recorder of a store's commits in its log."""
 
     @property
     def path(self) -> Path: ...
@@ -43,9 +43,9 @@ class Recording(Protocol):
 def recording_of(
     recorder: Recorder, mode: Mode, databases: Iterable[str], page_size: int
 ) -> Recording:
-    """Return the recording of a store in ``mode``, which is not open yet. Blocks.
+    """Return the recording of a store in ``mode``, before it is opened. Blocks.
 
-    Take over what the Go original recorded. Raise ``Invalid`` for an unknown mode, and for the log of
+    Take databases of the Go original over. Raise ``Invalid`` for an unknown mode, and for the log of
     another store or mode. Raise ``Corrupt`` for damaged files.
     """
     if mode == "redo":

@@ -1,8 +1,8 @@
 """Recording of a native SQLite database's commits in the recovery log: the redo mode.
 
 SQLite runs on its own VFS, in WAL mode, and never waits for a disk: the recovery log makes a commit
-durable. After each commit, the frames that it added to the WAL are compared with the former content
-of their pages (`wal_changes`). Only the difference is recorded (the form is `recoverylog/sqlite/redo`'s).
+durable. After each commit, its frames in the WAL are compared with the former content of their pages
+(`wal_changes`). Only the difference is recorded, in the form of `recoverylog/sqlite/redo`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ from gazette.stores.sqlite.wal_changes import BUSY_MS, WalChanges
 
 GROUP_PAGES: Final = 1024
 HORIZON_SLACK: Final = 32 << 20
-"""A recovery reads at most the live state twice and 64 MiB; re-imaging starts well before that."""
+"""A recovery reads at most twice the live state and 64 MiB. Re-imaging starts well before that."""
 
 
 class RedoRecording:
     """Recorder of one database of a recorder's directory, named ``schema`` in its connection.
 
-    Used from the shard's thread only. `stores/sqlite/databases` has all of a store, and
-    calls these in turn.
+    Only for the shard's thread. `stores/sqlite/databases` calls those of all databases of a store.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class RedoRecording:
         horizon_slack: int = HORIZON_SLACK,
         is_taken_over: bool = False,
     ) -> None:
-        """Make a recorder. ``is_taken_over``: the log has the database of the directory in another form."""
+        """Make a recorder. ``is_taken_over``: the log has the directory's database in another form."""
         self.recorder = recorder
         self.database = database
         self.schema = schema
@@ -71,32 +70,30 @@ class RedoRecording:
         self._redo_end = 0
         self._old_redo: list[int] = []
         self._first_redo: dict[int, int] = {}
-        """Groups without an image, the oldest first. The value is the index of the redo file from
-        which on all changes of the group are recorded.
-        """
+        """By group without an image, oldest first: index of the first redo file that has all its changes."""
         self._dropped: range = range(0)
-        """Groups that are gone from the database, since it shrank with the commits collected last."""
+        """Groups that the database has lost: it shrank with the commits that were collected last."""
         self._image_files: Counter[ImageFile] = Counter()
-        """By file of images: the number of groups whose latest image it holds."""
+        """By file of images: the number of groups whose latest image it has."""
         self._image_file: ImageFile | None = None
         """The file that gets the next image, if it has room."""
         self._image_end = 0
 
     def open(self) -> apsw.Connection:
-        """Open the database as it was recorded, or a new one. Blocks. Raise ``Corrupt``."""
+        """Open the recorded database, or a new one. Blocks. Raise ``Corrupt``."""
         recorded = self._recover()
         connection = apsw.Connection(str(self.path))
         self._begin(connection, recorded=recorded)
         return connection
 
     def attach(self, connection: apsw.Connection) -> None:
-        """Attach the database to a connection under its name. Blocks. Raise as ``open`` does."""
+        """Attach the database to a connection as ``schema``. Blocks. Raise as ``open`` does."""
         recorded = self._recover()
         connection.execute(f'ATTACH ? AS "{self.schema}"', (str(self.path),)).fetchall()
         self._begin(connection, recorded=recorded)
 
     def _recover(self) -> bool:
-        """Prepare the file. Return False for a new database, which has to be recorded whole."""
+        """Prepare the file. Return False for a new database, which must be recorded whole."""
         recorded = is_recorded(self.recorder.directory, self.database)
         known = recorded or self._is_taken_over
         if recorded:
@@ -133,7 +130,7 @@ class RedoRecording:
     def _begin(self, connection: apsw.Connection, *, recorded: bool) -> None:
         connection.set_busy_timeout(BUSY_MS)
         self._configure(connection)
-        # This read makes SQLite create the index of the WAL, which is empty.
+        # This read makes SQLite create the index of the empty WAL.
         connection.execute(f"PRAGMA {self.schema}.schema_version").fetchall()
         self.wal.follow(connection)
         self._begin_redo()
@@ -143,7 +140,7 @@ class RedoRecording:
 
     def _configure(self, connection: apsw.Connection) -> None:
         def pragma(text: str) -> Any:
-            # Fetch every row: a pragma that returns rows does nothing until it is stepped through.
+            # Fetch every row: a pragma that returns rows runs only as its rows are fetched.
             return connection.execute(f"PRAGMA {self.schema}.{text}").fetchall()
 
         pragma(f"page_size={self._state.page_size}")
@@ -157,7 +154,7 @@ class RedoRecording:
             raise Corrupt("page size differs from the recorded one", actual=actual)
 
     def _begin_redo(self) -> None:
-        """Begin the owner's own redo file. Its header says where the former owner's file ends."""
+        """Begin this owner's redo file. Its header says where the former owner's file ends."""
         previous_end = self._state.redo.get(self._state.last_index, 0)
         self._redo_index = self._state.last_index + 1
         with self.recorder.group() as group:
@@ -178,7 +175,7 @@ class RedoRecording:
                 self._first_redo[number] = oldest
 
     def _record_all(self) -> None:
-        """Record the first commit of a new database: the switch to WAL mode writes it."""
+        """Record a new database: the switch to WAL mode has written its first page."""
         pages = self.wal.file_pages
         changes = [
             PageChange(page, ((0, self.wal.read_file(page)),), whole=True)
@@ -189,20 +186,19 @@ class RedoRecording:
             self.record(group, changes)
 
     def settle(self) -> None:
-        """Take the final size of the database, at the end of an offline log (see
-        `Recorder.offline`).
+        """Note the final size of the database, at the end of an offline log (see `Recorder.offline`).
 
-        Raise as `WalChanges.settle`.
+        Raise as `WalChanges.settle` does.
         """
         self._resize(self.wal.settle())
 
     def record_images(self, file_bytes: int) -> None:
-        """Record the database as images of all its groups. Call after `settle`."""
+        """Record images of all groups of the database. Call `settle` first."""
         for number in range(self._group_count()):
             self._reimage(number, file_bytes)
 
     def collect(self) -> Iterator[PageChange] | None:
-        """Return what was committed since the last call, or None. Raise as `WalChanges.collect`."""
+        """Return the changes since the last call, or None. Raise as `WalChanges.collect` does."""
         found = self.wal.collect(self._state.pages)
         if found is None:
             return None
@@ -217,7 +213,7 @@ class RedoRecording:
         self._dropped = range(after, before)
 
     def record(self, group: Group, changes: Iterable[PageChange]) -> None:
-        """Record what `collect` returned."""
+        """Record the changes of `collect`."""
         self._append_redo(group, encode_commit(self._state.pages, changes))
         self._drop_groups(group)
 
@@ -257,12 +253,12 @@ class RedoRecording:
         return len(self._image_files) + len(self._old_redo)
 
     def rotate_if_long(self, bound: int) -> None:
-        """Begin a new redo file when the present one is long, for a horizon of at most ``bound`` bytes."""
+        """Begin a new redo file if the present one is too long for a horizon of ``bound`` bytes."""
         if self._redo_end > max(bound // 32, 64 << 10):
             self._rotate()
 
     def renew(self, bound: int, file_bytes: int) -> bool:
-        """Record again the oldest part that a recovery needs. Return False if there is nothing to do.
+        """Record the oldest part that a recovery needs again. Return False if nothing is recorded.
 
         ``file_bytes``: add an image to the last file if the file then has at most this many bytes.
         """
@@ -270,7 +266,7 @@ class RedoRecording:
             return False
         redo = self.recorder.fsm.nodes[self._redo_fnode].segments[0]
         if self.recorder.write_head - redo.first_offset > bound // 2:
-            # In a database with few writes, the redo file itself is old.
+            # In a database with few writes, the present redo file is old too.
             self._rotate()
         self._reimage(self._oldest_group(), file_bytes)
         return True
@@ -282,7 +278,7 @@ class RedoRecording:
             self._create_redo(group, previous_end)
 
     def _oldest_group(self) -> int:
-        """Return the oldest group. Both kinds are ordered by age, so a large database costs no more."""
+        """Return the oldest group, with an image or without. Both are in order of age: this is a look-up."""
         imaged = next(iter(self._state.groups), None)
         bare = next(iter(self._first_redo), None)
         if imaged is None or bare is None:
@@ -290,7 +286,7 @@ class RedoRecording:
         return bare if self._first_redo[bare] <= self._state.groups[imaged].redo_index else imaged
 
     def _reimage(self, number: int, file_bytes: int) -> None:
-        """Record all pages of one group, so that the group needs no redo before this point."""
+        """Record all pages of one group: then it needs no earlier redo."""
         first = number * self._group_pages + 1
         count = min(self._group_pages, self._state.pages - first + 1)
         data = self.wal.read(first, count)
@@ -311,11 +307,11 @@ class RedoRecording:
             self._drop_redo(group)
 
     def _file_for_image(self, group: Group, number: int, file_bytes: int) -> tuple[ImageFile, int]:
-        """Return the file to add an image of a group to, and its fnode. Each owner begins its own files.
+        """Return the file that gets the image of a group, and its fnode. Each owner begins its own files.
 
-        If one whole group is the most that a file holds, it gets one image, as earlier versions can
-        read. A file never gets a second image of a group: it would not lose its first bytes, which
-        are the oldest.
+        If a file has room for one whole group only, it gets one image, which earlier versions can read. A
+        file never gets a second image of the same group: else the file, with its oldest bytes, would
+        still be needed for that group.
         """
         whole = self._group_pages * self._state.page_size
         file, former = self._image_file, self._state.groups.get(number)

@@ -1,8 +1,8 @@
 """Stage 14 of the byte path: SQL state of a shard, in SQLite, replicated to its recovery log.
 
-The database is a plain SQLite database in the shard's directory: full SQL, transactions of the
-shard, and read connections beside it for queries. The application's changes and the checkpoint
-commit in one transaction, which reaches the recovery log as one append.
+The state is a plain SQLite database in the shard's directory: full SQL, and further connections for
+queries. The application's changes and the checkpoint commit in one transaction, which reaches the
+recovery log as one append.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ CREATE TABLE IF NOT EXISTS gazette_checkpoint (
 
 
 def _count_unshared() -> int:
-    # As `SQLiteStore.execute` counts.
+    # Hold the object as `SQLiteStore.execute` does.
     holder = SimpleNamespace(held=object())
     held = holder.held
     return getrefcount(held)
 
 
 _UNSHARED: Final = _count_unshared()
-"""References to an object that an attribute and a local variable hold, as this version of Python counts."""
+"""Count of references to an object that one attribute and one local variable hold, in this Python."""
 _TEXTS_KEPT: Final = 256
 _NOT_BEGUN: Final[Mapping[str, bool]] = MappingProxyType({})
 _HAS_SCHEMA: Final = "SELECT 1 FROM sqlite_master WHERE name = 'gazette_checkpoint'"
@@ -79,24 +79,24 @@ _HAS_SCHEMA: Final = "SELECT 1 FROM sqlite_master WHERE name = 'gazette_checkpoi
 class SQLiteStore(Store):
     """A store with its state in a SQLite database.
 
-    ``schema`` is SQL that runs at every start, so it says ``IF NOT EXISTS``. ``migrations`` run once,
-    each a version of the schema: see `stores/sqlite/migrations`. ``databases`` names further
-    databases, attached under these names (``archive``: tables are ``archive.…``). They commit
-    together with the main one, ``primary.db``. A database of the log that is not named any more stays
-    attached. ``mode`` is how commits are recorded. ``"redo"`` ships the bytes that changed. ``"vfs"``
-    records every write through our own VFS; it is slower, and the plain specification of the other.
+    ``schema`` is SQL that runs at every start: write ``IF NOT EXISTS``. Each of ``migrations`` runs
+    once: see `stores/sqlite/migrations`. ``databases`` names further databases, attached under these
+    names (``archive``: tables are ``archive.…``). They commit together with the main one,
+    ``primary.db``. A database of the log that is not named any more stays attached. ``mode`` says how
+    commits are recorded: ``"redo"`` records the bytes that changed. ``"vfs"`` records every write
+    through our own VFS; it is slower, and the plain specification of the other.
 
     ``execute`` and ``executemany`` belong to the shard's thread and to its running transaction. The
-    first statement begins it and the runtime commits it. An application never says BEGIN, COMMIT or
-    ROLLBACK (``NotAllowed``), and uses SAVEPOINT for what it may want to undo. ATTACH and DETACH
-    are refused too: recording would miss the attached database. ``query`` may be called from any
-    thread. On the thread that opened the store, which is the shard's, it sees the running
+    first statement begins the transaction and the runtime commits it. BEGIN, COMMIT and ROLLBACK raise
+    ``NotAllowed``; use SAVEPOINT for changes that you may undo. ATTACH and DETACH raise it too:
+    recording would miss the attached database.
+
+    Any thread may call ``query``. On the shard's thread, which opened the store, it sees the running
     transaction; on others, the last local commit.
 
     ``connection_pragmas`` are settings such as ``{"foreign_keys": True}``. ``prepare_connection``
-    adds functions and collations to the ``apsw.Connection`` that it is called with. Both are
-    applied to each connection, the writing one and those of queries, before the schema. Give the
-    same ones to `view`.
+    gets an ``apsw.Connection``, and adds functions and collations to it. Both apply to each
+    connection, for writing and for queries, before the schema. Give the same ones to `view`.
     """
 
     _destroyed = True  # Until `__init__` opens the databases.
@@ -117,9 +117,9 @@ class SQLiteStore(Store):
     ) -> None:
         """Open the played-back database, or a new one with pages of ``page_size`` bytes.
 
-        ``prepare_connection`` is called on the thread that needs the connection. It registers
-        functions and collations, and must neither write nor replace the connection's authorizer.
-        Raise ``Invalid``, also when the log was recorded in another mode, or ``Corrupt``.
+        ``prepare_connection`` is called on the thread that needs the connection. It must neither
+        write nor replace the connection's authorizer.
+        Raise ``Invalid``, also when the log was recorded in another mode. Raise ``Corrupt``.
         """
         if recorder is None:
             raise Invalid(
@@ -139,9 +139,9 @@ class SQLiteStore(Store):
         self._querying = False
         self._rolled_back = False
         self._returns_none: dict[str, bool] = {}
-        """By SQL of one statement: True if it never returns rows, False if it reads."""
+        """By the SQL of one statement: True if it never returns rows, False if it reads."""
         self._begun: Mapping[str, bool] = _NOT_BEGUN
-        """`_returns_none` while a transaction runs that `_begin` has begun, or else nothing."""
+        """`_returns_none` while a transaction runs that `_begin` has begun; else empty."""
         setup = ConnectionSetup(connection_pragmas, prepare_connection)
         self._readers = ReadPool(
             self._recording.path, readers, setup, attached=self._recording.attached
@@ -150,13 +150,13 @@ class SQLiteStore(Store):
         try:
             with self._disk_errors("open the database"):
                 self.connection = self._recording.open()
-            """The writing connection, for what this class does not offer (tracing, blobs …)."""
+            """The writing connection, for features that this class does not offer (tracing, blobs …)."""
             self._cursor = self.connection.cursor()
             """Cursor of the last call of ``execute`` whose SQL never returns rows."""
             self.connection.execute(f"PRAGMA cache_size=-{cache_bytes >> 10}").fetchall()
             setup.set_pragmas(self.connection)
             self.connection.authorizer = self._authorize
-            # Give it our own name: the application may set an authorizer too.
+            # Give the hook an id of ours: the application may set a hook too.
             self.connection.set_rollback_hook(self._on_rollback, id=self)
             setup.call_prepare(self.connection)
             self._begin()
@@ -182,11 +182,11 @@ class SQLiteStore(Store):
         connection_pragmas: Mapping[str, PragmaValue] | None = None,
         prepare_connection: PrepareConnection | None = None,
     ) -> StateView:
-        """Return the view that `Application.new_view` returns for shards with this store.
+        """Return a view for `Application.new_view`.
 
-        Queries then get an object of this class without a call of ``__init__``. Methods that use
-        only ``query`` work as on the primary, and writing raises ``NotAllowed``. It has all
-        databases, including those that the primary has attached. Raise ``Invalid``.
+        Queries on a standby get an object of this class that was made without ``__init__``. Methods
+        that use only ``query`` work as on the primary, and writing raises ``NotAllowed``. The view has
+        all databases, including those that the primary has attached. Raise ``Invalid``.
         """
         _check_readers(readers)
         setup = ConnectionSetup(connection_pragmas, prepare_connection)
@@ -207,7 +207,7 @@ class SQLiteStore(Store):
         return store
 
     def _transaction(self, statement: str) -> None:
-        # Do not cache it: an application's own COMMIT would find the statement and pass unchecked.
+        # Do not cache it: an application's COMMIT would find the cached statement and pass unchecked.
         self._ours = True
         self._begun = _NOT_BEGUN
         try:
@@ -218,7 +218,7 @@ class SQLiteStore(Store):
 
     @contextlib.contextmanager
     def _disk_errors(self, what: str) -> Iterator[None]:
-        """Turn SQLite's errors of the disk into ours."""
+        """Raise a `GazetteError` for SQLite's errors of the disk."""
         try:
             yield
         except OF_THE_DISK as error:
@@ -230,7 +230,7 @@ class SQLiteStore(Store):
         self._begun = self._returns_none
 
     def _require_transaction(self) -> None:
-        """Require that the changes of the running transaction are still there."""
+        """Raise an error if the changes of the running transaction were rolled back."""
         if self._rolled_back:
             raise GazetteError(
                 "an error rolled the transaction back, and its earlier changes are lost",
@@ -247,7 +247,7 @@ class SQLiteStore(Store):
         self._rolled_back = self._rolled_back or not self._ours
 
     def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
-        """Allow or refuse an action of a statement; SQLite asks before it runs the statement."""
+        """Allow or refuse an action of a statement: SQLite's authorizer, before the statement runs."""
         if self._ours:
             return apsw.SQLITE_OK
         if self._querying:
@@ -265,16 +265,16 @@ class SQLiteStore(Store):
         return apsw.SQLITE_OK
 
     def execute(self, sql: str, bindings: Bindings = ()) -> apsw.Cursor:
-        """Run SQL in the running transaction. Rows are read from the returned cursor.
+        """Run SQL in the running transaction. Read rows from the returned cursor.
 
-        SQL that writes runs to its end, all its statements, before this returns; its rows are kept in
-        memory. The rows of a single statement that only reads are read as they are fetched. Raise
-        ``NotAllowed`` for SQL that the class refuses, and ``InvalidValue`` for a binding that SQLite does
-        not keep as it is. Raise ``Unavailable`` for a full disk, ``Corrupt`` for a damaged file, or
-        ``apsw.Error`` for faults of the SQL.
+        SQL that writes runs all its statements to their end before this returns; its rows stay in memory.
+        A single statement that only reads runs as its rows are fetched. Raise ``NotAllowed`` for SQL that
+        the class refuses, and ``InvalidValue`` for a binding that SQLite does not keep exactly. Raise
+        ``Unavailable`` for a full disk, ``Corrupt`` for a damaged file, or ``apsw.Error`` for faults of the
+        SQL.
         """
         if type(bindings) is tuple:
-            for value in bindings:  # As `are_kept`, whose call would cost as much again.
+            for value in bindings:  # `are_kept` inlined: its call would double the cost.
                 kind = type(value)
                 if kind not in KEPT and (kind is not float or isnan(value)):
                     bindings = checked(bindings, sql, self.connection)
@@ -283,8 +283,8 @@ class SQLiteStore(Store):
             bindings = checked(bindings, sql, self.connection)
         try:
             if self._begun.get(sql):
-                # A new cursor costs a third of a small statement. So take that of the last call, unless
-                # its caller kept it, or this call is within that one, by a function of SQL.
+                # A new cursor costs a third of a small statement. So use the cursor of the last call, unless
+                # its caller kept it, or a function of SQL within that call makes this call.
                 cursor = self._cursor
                 if getrefcount(cursor) > _UNSHARED:
                     self._cursor = cursor = self.connection.cursor()
@@ -298,7 +298,7 @@ class SQLiteStore(Store):
         except apsw.CursorClosedError:
             if not _is_closed(self._cursor):
                 raise
-            # The caller of the last call has closed what it got.
+            # The last caller has closed its cursor.
             self._cursor = self.connection.cursor()
             return self.execute(sql, bindings)
         except REFUSALS:
@@ -312,8 +312,8 @@ class SQLiteStore(Store):
     def _run_to_end(self, sql: str, bindings: Bindings) -> apsw.Cursor:
         """Run SQL to its end, unless it is one statement that reads.
 
-        Note the SQL if it is one statement that reads, or that returns no rows. All other SQL comes
-        here at each call.
+        Note the SQL of one statement that reads, or that returns no rows: its next call is fast. All other
+        SQL comes here at each call.
         """
         connection = self.connection
         if connection.exec_trace is not None:
@@ -338,9 +338,9 @@ class SQLiteStore(Store):
         return cursor
 
     def executemany(self, sql: str, rows: Collection[Bindings] | Iterator[Bindings]) -> apsw.Cursor:
-        """Run SQL once for each row of bindings, in the running transaction. Raise as ``execute``.
+        """Run SQL once for each row of bindings, in the running transaction. Raise as ``execute`` does.
 
-        All rows are written before this returns. What they return is kept in memory.
+        All rows are written before this returns. Returned rows stay in memory.
         """
         connection = self.connection
         if not connection.in_transaction:
@@ -363,9 +363,7 @@ class SQLiteStore(Store):
         return _Savepoint(self)
 
     def classify_error(self, error: Exception) -> ErrorCause:
-        """Return the cause of an error. SQLite's errors of values and constraints are caused by the
-        message.
-        """
+        """Return the cause of an error: the message for SQLite's errors of values and constraints."""
         return cause_of_error(error)
 
     def timer_table(self, shard: Shard) -> TimerTable:
@@ -382,19 +380,17 @@ class SQLiteStore(Store):
         return bool(self._read(EXISTS)) and bool(self._read(ANY))
 
     def _read(self, sql: str, bindings: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return rows of the running transaction, or of the last commit. Begin no transaction."""
+        """Return rows as of the running transaction, or of the last commit. Begin no transaction."""
         with self._disk_errors("read timers"):
             return self.connection.execute(sql, bindings).fetchall()
 
     def vacuum(self, database: str = "main", *, limit_bytes: int = VACUUM_BYTES_MAX) -> None:
-        """Give free pages of a database back. Rewrites it, and blocks; the next commit records it.
+        """Rewrite a database without its free pages. Blocks; the next commit records it.
 
-        SQLite makes the new database in memory. Then the commit is one append of about its size, and memory
-        holds that twice. Raise ``TooLarge`` with these sizes, before anything happens, for more than
-        ``limit_bytes``.
-
-        Only before the first statement of a transaction: in ``new_store``, or
-        ``begin_transaction``. Raise ``NotAllowed`` later.
+        SQLite makes the new database in memory. The commit is one append of about its size, which memory
+        has twice. Raise ``TooLarge`` with these sizes, and change nothing, for more than ``limit_bytes``.
+        Call it before the first statement of a transaction, in ``new_store`` or ``begin_transaction``.
+        Raise ``NotAllowed`` later.
         """
         if self.connection.in_transaction:
             raise NotAllowed(
@@ -407,13 +403,13 @@ class SQLiteStore(Store):
         self._transaction(f'VACUUM "{database}"')
 
     def query(self, sql: str, bindings: Bindings = ()) -> list[tuple[Any, ...]]:
-        """Return all rows of a reading statement. Any thread; the rows stay valid for ever.
+        """Return all rows of a reading statement. Any thread; the rows stay valid.
 
         On the shard's thread it sees the writes of the running transaction. On another thread it
-        sees every transaction that was committed here, even if its append is still on its way.
-        There it waits while all ``readers`` are in use. Raise ``NotAllowed`` for SQL that writes, or
-        ``Closed`` when the store is or was destroyed. Raise ``apsw.Error`` for faults of the SQL.
-        The transaction goes on.
+        sees every transaction that was committed locally, even if its append is not done. There it
+        waits while all ``readers`` are in use. Raise ``NotAllowed`` for SQL that writes. Raise
+        ``Closed`` when the store is destroyed, also during the query. Raise ``apsw.Error`` for faults
+        of the SQL: the transaction continues.
         """
         if threading.get_ident() == self._thread:
             return self._query_transaction(sql, bindings)
@@ -433,12 +429,12 @@ class SQLiteStore(Store):
         self._require_transaction()
         bindings = checked(bindings, sql, self.connection)
         cursor = self.connection.cursor()
-        # Virtual tables prepare statements that write, so the authorizer lets these pass.
+        # Virtual tables prepare statements that write, so the authorizer permits these.
         cursor.exec_trace = _only_if_reading
-        # A function of the application may make a query itself.
+        # A function of the application within this query may make a query too.
         before, self._querying = self._querying, True
         try:
-            # Do not cache it: a statement of execute() would be found, and pass unchecked.
+            # Do not use the cache: a cached statement of `execute` would pass unchecked.
             return cursor.execute(sql, bindings, can_cache=False).fetchall()
         except REFUSALS:
             require_storable(bindings, sql, self.connection)
@@ -456,7 +452,7 @@ class SQLiteStore(Store):
     def start_commit(
         self, shard: Shard, checkpoint: Checkpoint, wait_for: Collection[OpFuture[Any]]
     ) -> OpFuture[Any]:
-        # Compare by equality: each access makes another bound method.
+        # Compare by equality: each access makes a new bound method.
         if self.connection.authorizer != self._authorize:
             raise Broken(
                 "the authorizer of the store's connection was replaced",
@@ -471,7 +467,7 @@ class SQLiteStore(Store):
             (data,),
         )
         self._commit()
-        # SQLite writes nothing for an unchanged row.
+        # SQLite writes no frame for an unchanged row.
         changed, self._committed = data != self._committed, data
         with self._disk_errors("record a commit"):
             return self._recording.ship(wait_for, changed=changed)
@@ -489,11 +485,11 @@ class SQLiteStore(Store):
         return cast("bytes", row[0][0]) if row else None
 
     def close_reading(self) -> None:
-        """End the queries of a store that a hot standby reads with."""
+        """End the queries of a standby's store."""
         self._readers.close()
 
     def destroy(self) -> None:
-        """End running queries (``Closed``); do not wait for them."""
+        """End running queries, which raise ``Closed``. Do not wait for them."""
         self._destroyed = True
         self._begun = _NOT_BEGUN
         self._readers.close()
@@ -501,10 +497,10 @@ class SQLiteStore(Store):
         self._recording.close()
 
     def __del__(self) -> None:
-        # A transaction that nothing ended is rolled back as its connection closes, and SQLite calls the
-        # hook. Close it while the hook is whole: after the collector has cleared it, the process would crash.
+        # Closing the connection rolls an open transaction back, and SQLite then calls the hook. Close it now,
+        # while the hook is whole: after the collector has cleared the hook, the process would crash.
         if not self._destroyed:
-            SQLiteStore.destroy(self)  # Without those of subclasses, which may be broken.
+            SQLiteStore.destroy(self)  # Skip the methods of subclasses: they may be broken.
 
 
 def _is_closed(cursor: apsw.Cursor) -> bool:
@@ -548,7 +544,7 @@ class _Savepoint:
 
 
 class _NoConnection:
-    """Stands for the writing connection of a store that only reads."""
+    """Takes the place of the writing connection in a store that only reads: its use raises ``NotAllowed``."""
 
     def __getattr__(self, name: str) -> Any:
         raise NotAllowed(

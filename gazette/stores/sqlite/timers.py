@@ -1,4 +1,4 @@
-"""Timers of a shard as a table of its SQLite database, in the running transaction."""
+"""Timers of a shard as rows of a table in its SQLite database, in the running transaction."""
 
 from __future__ import annotations
 

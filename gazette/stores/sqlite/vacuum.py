@@ -1,4 +1,4 @@
-"""The cost of VACUUM, which is known before it begins: `require_small` (ADR 31)."""
+"""The cost of VACUUM, computed before it begins: `require_small` (ADR 31)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import apsw
 from gazette.errors import TooLarge
 
 VACUUM_BYTES_MAX: Final = 512 << 20
-"""Largest database in bytes that `SQLiteStore.vacuum` makes, unless it is given another limit."""
+"""Default of the largest database, in bytes, that `SQLiteStore.vacuum` makes."""
 
 
 def require_small(connection: apsw.Connection, database: str, limit_bytes: int) -> None:
-    """Raise ``TooLarge`` with the cost if VACUUM would make a database of more than ``limit_bytes``."""
+    """Raise ``TooLarge``, with the cost, if VACUUM would make a database of more than ``limit_bytes``."""
     size = _size_after(connection, database)
     if size <= limit_bytes:
         return
@@ -31,7 +31,7 @@ def require_small(connection: apsw.Connection, database: str, limit_bytes: int) 
 
 
 def _size_after(connection: apsw.Connection, database: str) -> int:
-    """Return the bytes of all pages in use."""
+    """Return the size of the database after a VACUUM: the bytes of all pages in use."""
 
     def pragma(name: str) -> int:
         ((value,),) = connection.execute(f'PRAGMA "{database}".{name}').fetchall()

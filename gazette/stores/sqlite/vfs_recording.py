@@ -1,10 +1,10 @@
 """Recording of a SQLite database's commits in the recovery log: the VFS mode.
 
 A VFS performs and notes every write of SQLite to the database, its journal or its WAL. At the
-commit, all of them become one append. This is the plain specification of recording: the log holds
-the very files that SQLite wrote. Stock SQLite opens them after play-back, rolling back a hot
-journal or reading a WAL as after a crash. The cost is whole pages per transaction, and every page
-that SQLite touches passes through Python. So shards use `stores/sqlite/redo_recording` by default.
+commit, all of them become one append. This is the plain specification of recording: the log has exactly
+the files that SQLite wrote. After play-back, stock SQLite opens them as after a crash: it rolls a hot
+journal back, or reads a WAL. The cost is whole pages per transaction, and each page that SQLite reads or
+writes passes through Python. So shards use `stores/sqlite/redo_recording` by default.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ RECORDED_KINDS: Final = (
     | apsw.SQLITE_OPEN_SUPER_JOURNAL
     | apsw.SQLITE_OPEN_WAL
 )
-"""Kinds of files that are recorded. All others are temporary: a later owner does not need them."""
+"""Kinds of files that are recorded. Others are temporary: a later owner does not need them."""
 
 _RESTART_MAGICS: Final = (b"\0\0\0\0", b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 """First bytes of a write at offset 0 that invalidates a journal, or restarts a WAL.
 
-The former content is obsolete. So the file becomes a new fnode, and the old one can be pruned.
+The former content is then obsolete: the file becomes a new fnode, so that the old one can be pruned.
 """
 
 COALESCE_BYTES: Final = 1 << 20
@@ -76,8 +76,8 @@ _Noted = _Opened | _Emptied | _Deleted | _Written
 class _WriteNotes:
     """The writes of SQLite that are not recorded yet.
 
-    SQLite keeps the VFS and its files alive, which have these notes. So they know no store and no connection:
-    a store that is dropped would stay for good.
+    They must not refer to the store or a connection. SQLite keeps the VFS and its files, which refer to
+    these notes, alive: a dropped store would never be freed.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -86,7 +86,7 @@ class _WriteNotes:
         self.is_closed = False
 
     def log_path(self, name: str) -> str:
-        """Return the name in the log of a file of the directory."""
+        """Return the path in the log of a file of the directory."""
         return "/" + os.path.relpath(name, self._directory)
 
     def take(self) -> list[_Noted]:
@@ -113,7 +113,7 @@ class _WriteNotes:
 
 
 class _RecordedFile(apsw.VFSFile):
-    """A file whose writes are noted. The base VFS does everything else."""
+    """A file that notes its writes. The base VFS does everything else."""
 
     def __init__(
         self, notes: _WriteNotes, name: str | apsw.URIFilename | None, flags: list[int]
@@ -137,8 +137,8 @@ class _RecordedFile(apsw.VFSFile):
 
     def xTruncate(self, newsize: int) -> None:
         super().xTruncate(newsize)
-        # A log cannot record a shorter file. Truncation to nothing is a new file. A database that
-        # shrank in part is read by the size in its header.
+        # A log cannot record that a file became shorter. A file of length 0 is recorded as a new file. For a
+        # database that became shorter, the size in its header counts.
         if self._path is not None and newsize == 0:
             self._notes.note(_Emptied(self._path))
 
@@ -157,7 +157,7 @@ class _RecordedVFS(apsw.VFS):
 
 
 class VfsRecording:
-    """Recorder of the databases of a recorder's directory. Used from the shard's thread only."""
+    """Recorder of the databases of a recorder's directory. Only for the shard's thread."""
 
     def __init__(
         self,
@@ -189,15 +189,15 @@ class VfsRecording:
         self._indexes: dict[str, WalIndex] = {}
         self._locks: list[OpenLocks] = []
         self._versions: dict[str, int] = {}
-        """By schema: SQLite's number that changes with each commit of another connection."""
+        """By schema: SQLite's ``data_version``, which changes with each commit of another connection."""
 
     def open(self) -> apsw.Connection:
-        """Open the database as it was recorded, or a new one. Blocks."""
+        """Open the recorded database, or a new one. Blocks."""
         paths = (self.path, *self.attached.values())
         name = f"gazette-{os.getpid()}-{next(_serial)}"
         self._vfs = _RecordedVFS(name, self._notes)
         for path in paths:
-            # Open the descriptor before the connection, and close it after: see the redo mode for why.
+            # Open the descriptor before the connection, and close it after: `wal_changes` says why.
             self._fds[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         connection = apsw.Connection(str(self.path), vfs=name)
         self._connection = connection
@@ -226,7 +226,7 @@ class VfsRecording:
         return connection
 
     def _guard(self, connection: apsw.Connection) -> None:
-        """Keep other copies of SQLite from taking the databases for closed."""
+        """Take locks by which other copies of SQLite see that the databases are open."""
         for schema, path in {"main": self.path, **self.attached}.items():
             self._versions[schema] = _data_version(connection, schema)
             if self._journal_mode.upper() == "WAL":
@@ -245,9 +245,9 @@ class VfsRecording:
     def ship(
         self, wait_for: Collection[OpFuture[Any]] = (), *, changed: bool = True
     ) -> OpFuture[Any]:
-        """Record everything that SQLite wrote since the last call, as one append after ``wait_for``.
+        """Record SQLite's writes since the last call, as one append after ``wait_for``.
 
-        ``changed``: the commit changed the primary database. Raise ``Broken`` if nothing was written.
+        ``changed``: the commit changed the primary database. Raise ``Broken`` if SQLite wrote nothing then.
         """
         noted = self._notes.take()
         assert self._connection is not None
@@ -278,18 +278,18 @@ class VfsRecording:
         return sum(os.fstat(fd).st_size for fd in self._fds.values())
 
     def _rebase(self) -> bool:
-        """Record the databases whole, as new fnodes. The shard stalls meanwhile.
+        """Record the whole databases as new fnodes. The shard stalls meanwhile.
 
-        Return False, and record nothing, while a reader holds a WAL.
+        Return False, and record nothing, while a reader uses a WAL.
         """
         assert self._connection is not None
         if self._journal_mode.upper() == "WAL" and not all(
             checkpoint(self._connection, 0, schema) for schema in ("main", *self.attached)
         ):
-            return False  # A reader holds a WAL: a later commit tries again.
+            return False  # A reader uses a WAL: a later commit tries again.
         mains = {self._notes.log_path(str(path)): fd for path, fd in self._fds.items()}
         with self.recorder.group() as group:
-            # In the same append: our files may have the names of the former ones.
+            # Unlink in the same append: our files may have the names of the original's files.
             self._former.end(group)
             for event in self._notes.take():
                 if isinstance(event, _Emptied | _Opened) and event.path not in mains:
@@ -302,10 +302,10 @@ class VfsRecording:
         return True
 
     def close(self) -> None:
-        """Close the connection. Record nothing that SQLite does meanwhile."""
+        """Close the connection. Do not record what SQLite writes meanwhile."""
         self._notes.is_closed = True
         if self._connection is not None:
-            # Closing would move the WAL into the database, for which the disk may have no room.
+            # Closing would move the WAL into the database, and the disk may be full.
             self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             for one in self._locks:
                 one.release()

@@ -1,4 +1,4 @@
-"""The SQLite databases of a shard, following its recovery log, for queries on a hot standby."""
+"""The SQLite databases of a shard on a hot standby, following its recovery log, for queries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gazette.stores.sqlite.databases import database_names
 
 
 class FollowedDatabase:
-    """One database: a plain file, and how far redo was applied to it."""
+    """One database: a plain file, and the position up to which redo was applied to it."""
 
     def __init__(self, directory: Path, database: str = PRIMARY_DATABASE) -> None:
         self._directory = directory
@@ -28,14 +28,14 @@ class FollowedDatabase:
         self.rebuilds = 0
         self._pages = 0
         self._redo: tuple[int, int] | None = None
-        """The (index, offset) of the first redo that was not applied yet."""
+        """The (index, offset) of the first redo that is not applied yet."""
 
     def follow(self, files: PlayedFiles) -> None:
         """Bring this copy to the last commit in ``files``.
 
-        The work is in proportion to what changed since the last call. The first call copies the
-        whole database, and so does a call after needed redo was removed. Raise ``Corrupt``,
-        ``apsw.Error`` or ``OSError``. The copy is then built from nothing the next time.
+        The work is in proportion to the changes since the last call. The first call copies the
+        whole database, and so does a call after the log has lost needed redo. Raise ``Corrupt``,
+        ``apsw.Error`` or ``OSError``: the next call then builds the copy from nothing.
         """
         before, self._redo = self._redo, None
         after = None if before is None else self._apply(files.paths, *before)
@@ -49,16 +49,16 @@ class FollowedDatabase:
         return state.last_index, state.redo[state.last_index]
 
     def _apply(self, paths: Mapping[str, Path], index: int, offset: int) -> tuple[int, int] | None:
-        """Apply the redo from (``index``, ``offset``) on. Return where it ends.
+        """Apply the redo from (``index``, ``offset``) on. Return its end.
 
-        Return None if the redo among ``paths`` does not continue there.
+        Return None if the redo in ``paths`` does not continue there.
         """
         files = [file for file in redo_files(paths, self._database) if file.index >= index]
         if not files or files[0].index != index:
             return None
         end = files[0].end
         if offset > (files[0].path.stat().st_size if end is None else end):
-            return None  # A later owner has cut the file off before our position.
+            return None  # A later owner has cut the file before this position.
         descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             pages = self._pages
@@ -73,13 +73,13 @@ class FollowedDatabase:
 
 
 class FollowedDatabases:
-    """One copy of all databases of a store, as of one commit of them all."""
+    """One copy of all databases of a store, as of one commit."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._followed: dict[str, FollowedDatabase] = {}
         self.rebuilds = 0
-        """Number of times that a database was built from nothing, without the first."""
+        """How often a database was built from nothing, after the first time."""
 
     @property
     def path(self) -> Path:
@@ -88,7 +88,7 @@ class FollowedDatabases:
 
     @property
     def attached(self) -> dict[str, Path]:
-        """The other databases, by the names under which stores attach them."""
+        """The other databases, by the names under which they are attached."""
         return {
             name.removesuffix(".db"): self._directory / name
             for name in self._followed
@@ -96,7 +96,7 @@ class FollowedDatabases:
         }
 
     def follow(self, files: PlayedFiles) -> None:
-        """Bring all databases to the last commit; see `FollowedDatabase.follow`.
+        """Bring all databases to the last commit: see `FollowedDatabase.follow`.
 
         Raise ``Corrupt``, or ``GazetteError`` (a full disk).
         """
@@ -137,7 +137,7 @@ class FollowedDatabases:
     def _recover(
         self, names: list[str], files: PlayedFiles, form: StateForm
     ) -> dict[str, FollowedDatabase]:
-        """Recover databases that were recorded as files, with the journals or WALs of their owner."""
+        """Copy databases that were recorded as files, and let SQLite apply their journals or WALs."""
         self.rebuilds += 1
         files.copy_to(self._directory)
         if form is StateForm.PAGES:

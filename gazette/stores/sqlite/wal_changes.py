@@ -1,17 +1,18 @@
-"""Changes that commits make to a SQLite database, as its WAL has them: `WalChanges`.
+"""Changes that commits make to a SQLite database, read from its WAL: `WalChanges`.
 
 Rules that keep this exact, each found by cutting logs at every byte:
 
+
 - Frames are read only up to the end in SQLite's own index of the WAL. A transaction that spilled its
   cache and was rolled back leaves frames behind that were never committed.
-- Nothing is assumed. The index counts the committed transactions. Each commit must find as many among
-  the new frames, none of them moved by a checkpoint, and the WAL hook called for the last one. So
-  no commit passes without being recorded whole, whatever the application does to the connection.
-- The old content of a page is the newest frame collected before, else the database file. Beyond the
-  recorded size of the database it is unknown: a shrunk database may have left bytes there.
+- The index counts the committed transactions. The new frames must have exactly as many, no checkpoint may
+  have moved them, and SQLite must have called the WAL hook for the last one. So every commit is recorded
+  whole, or refused, whatever the application does to the connection.
+- The old content of a page is its newest frame that was collected before, or else the database file. It is
+  unknown beyond the recorded size of the database: a shrunk database may have left bytes there.
 - Only we checkpoint the database, and only when all its frames are recorded.
-- Nothing opens and closes the database file while a connection is open: POSIX would drop SQLite's
-  locks with it. The one descriptor for reading it is opened before and closed after the connection.
+- Do not open and close the database file while a connection is open: POSIX would drop SQLite's locks at
+  the close. The one descriptor for reading is opened before the connection, and closed after it.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ FRAME_HEADER: Final = 24
 READ_BYTES: Final = 8 << 20
 
 _COMMITS_MAX: Final = 1 << 31
-"""Most commits between two calls: more mean that the count went back."""
+"""Most commits between two calls: a greater difference means that the count went back."""
 BUSY_MS: Final = 10_000
 """Milliseconds that a statement of the writer waits for a reader that opens or recovers the WAL."""
 CHECKPOINT_OVERDUE: Final = 4
 CHECKPOINT_WAIT_MS: Final = 100
-"""Bounds of the time for which checkpoints yield to readers that hold them up.
+"""Bounds of the time for which a checkpoint yields to readers.
 
-A checkpoint is postponed until the WAL is this many times as long as it should be. From then on
-each commit waits this long for readers. Otherwise readers that follow one another without a pause
-would let the WAL grow for ever.
+It is postponed until the WAL has `CHECKPOINT_OVERDUE` times its intended length. From then on each commit
+waits `CHECKPOINT_WAIT_MS` for readers. Otherwise readers without a pause between them would let the
+WAL grow for ever.
 """
 
 
@@ -51,12 +52,12 @@ class Collected(NamedTuple):
     """Changes of commits, and the size of the database in pages after them."""
 
     changes: Iterator[PageChange]
-    """Read all of them before the next commit."""
+    """The changes. Read all of them before the next commit."""
     pages: int
 
 
 class WalChanges:
-    """Reader of the changes of one database, named ``schema`` in its connection. On the shard's thread."""
+    """Changes of one database, which its connection names ``schema``. On the shard's thread."""
 
     def __init__(self, path: Path, schema: str, checkpoint_frames: int) -> None:
         self._path = path
@@ -69,17 +70,15 @@ class WalChanges:
         self._index: WalIndex | None = None
         self._locks: OpenLocks | None = None
         self._hooks = 0
-        """Number of calls of the hook since the commits collected last."""
+        """Number of calls of the hook since the last `collect`."""
         self._hook_frames = -1
-        """Number of frames in the WAL when SQLite last called the hook. It is -1 if the hook was
-        not called since the commits collected last.
-        """
+        """Frames in the WAL when SQLite last called the hook; -1 without a call since the last `collect`."""
         self._commits = 0
         self._collected_frames = 0
         """Number of frames of the WAL that were collected."""
         self._salt = b""
         self._wal_pages: dict[int, int] = {}
-        """Offset in the WAL of each page's newest frame that was collected."""
+        """By page: the offset in the WAL of its newest collected frame."""
 
     def open_file(self, page_size: int) -> None:
         """Open the database file. Call before the connection is opened."""
@@ -88,7 +87,7 @@ class WalChanges:
         self._main_fd = os.open(self._path, flags, 0o600)
 
     def follow(self, connection: apsw.Connection) -> None:
-        """Collect the commits from now on. ``connection`` is in WAL mode, and has read the database."""
+        """Begin to collect commits. ``connection`` is in WAL mode, and has read the database."""
         self._connection = connection
         self._index = WalIndex(self._path)
         self._commits = self._index.read().commits
@@ -100,7 +99,7 @@ class WalChanges:
         return os.fstat(self._main_fd).st_size // self._page_size
 
     def read(self, first: int, count: int) -> bytearray:
-        """Return pages from ``first`` on, as they were collected last."""
+        """Return ``count`` pages from ``first`` on, as of the last `collect`."""
         size = self._page_size
         data = bytearray(self.read_file(first, count))
         for page in range(first, first + count):
@@ -132,8 +131,7 @@ class WalChanges:
     def shorten(self) -> bool:
         """Keep the WAL short while an offline log (see `Recorder.offline`) is made.
 
-        Return True if anything was committed since the last call. Raise ``Broken`` as `collect`
-        does.
+        Return True if there was a commit since the last call. Raise ``Broken`` as `collect` does.
         """
         assert self._connection is not None
         check_file(self._connection, self._schema, self._path)
@@ -145,13 +143,12 @@ class WalChanges:
         return changed
 
     def collect(self, recorded: int) -> Collected | None:
-        """Return what was committed since the last call, or None if nothing was.
+        """Return the changes that were committed since the last call; None without a commit.
 
-        The log has ``recorded`` pages of the database: the former content of pages beyond is unknown.
-
+        The log has ``recorded`` pages of the database: the former content of later pages is unknown.
         Raise ``Broken`` when the application keeps SQLite from reporting commits, or another copy of SQLite
-        has used the database. Raise ``Corrupt`` when
-        the WAL contradicts SQLite's index, or a checkpoint has moved changes that were not recorded.
+        has used the database. Raise ``Corrupt`` when the WAL contradicts SQLite's index, or a checkpoint has
+        moved changes that were not recorded.
         """
         assert self._connection is not None
         check_file(self._connection, self._schema, self._path)
@@ -162,7 +159,7 @@ class WalChanges:
         if commits > _COMMITS_MAX:
             raise used_elsewhere(self._path, "it made the index of the WAL again")
         if position.salt != self._salt:
-            # The WAL began again. SQLite does that only when all of it is in the database file.
+            # The WAL was restarted. SQLite does that only when all of it is in the database file.
             self._salt = position.salt
             self._collected_frames = 0
             self._wal_pages.clear()
@@ -189,9 +186,9 @@ class WalChanges:
         return Collected(self._changes(newest, min(recorded, pages), pages), pages)
 
     def _changes(self, newest: dict[int, int], known: int, pages: int) -> Iterator[PageChange]:
-        """Yield the changes of the pages up to ``pages``. The former content is known up to ``known``.
+        """Yield the changes of pages up to ``pages``. The former content is known up to page ``known``.
 
-        One page is in memory at a time, since VACUUM changes each page of a database.
+        Memory has one page at a time, since VACUUM changes each page of a database.
         """
         for page in sorted(newest):
             if page > pages:
@@ -219,7 +216,7 @@ class WalChanges:
             self._wal_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def _scan_frames(self, begin: int, end: int) -> tuple[dict[int, int], int, int]:
-        """Return each page's newest frame (its offset in the WAL), the pages after them, and the commits."""
+        """Return the offset of each page's newest frame, the size in pages after them, and the commits."""
         stride = self._page_size + FRAME_HEADER
         newest: dict[int, int] = {}
         pages = commits = 0
@@ -240,13 +237,13 @@ class WalChanges:
         return newest, pages, commits
 
     def read_file(self, page: int, count: int = 1) -> bytes:
-        """Return pages as they stand in the database file. Zeros stand for pages behind its end."""
+        """Return pages of the database file. Pages behind its end are zeros."""
         size = self._page_size
         data = os.pread(self._main_fd, count * size, (page - 1) * size)
         return data.ljust(count * size, b"\0")
 
     def _old_page(self, page: int) -> bytes:
-        """Return a page as it was collected last."""
+        """Return a page as of the last `collect`."""
         offset = self._wal_pages.get(page)
         if offset is not None:
             return os.pread(self._wal_fd, self._page_size, offset)
@@ -258,7 +255,7 @@ class WalChanges:
             self._checkpoint()
 
     def _checkpoint(self) -> None:
-        """Move recorded frames into the database file. If readers hold it up, a later commit tries again."""
+        """Move recorded frames into the database file. If readers prevent it, a later commit tries again."""
         assert self._connection is not None
         overdue = self._collected_frames >= CHECKPOINT_OVERDUE * self._checkpoint_frames
         if not checkpoint(self._connection, CHECKPOINT_WAIT_MS if overdue else 0, self._schema):
@@ -300,8 +297,7 @@ def check_file(connection: apsw.Connection, schema: str, path: Path) -> None:
 def checkpoint(connection: apsw.Connection, wait_ms: int, schema: str = "main") -> bool:
     """Move the WAL into the database. Return True if all of it was moved.
 
-    Wait at most ``wait_ms`` for readers. An open cursor of ``connection`` itself holds it up
-    like any reader.
+    Wait at most ``wait_ms`` for readers. An open cursor of ``connection`` is a reader too.
     """
     connection.set_busy_timeout(wait_ms)
     try:
