@@ -34,14 +34,12 @@ CLIENT = {
 COMMANDS = CLIENT | {"pyyaml", "rich", "pygments", "markdown-it-py", "mdurl"}
 SERVER = CLIENT | {
     "anyio",
-    "click",
     "h11",
     "hpack",
     "idna",
     "msgspec",
     "pyyaml",
     "starlette",
-    "uvicorn",
 }
 HEAVY = {
     "adlfs",

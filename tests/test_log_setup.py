@@ -29,7 +29,7 @@ _METHODS = {"debug", "info", "warning", "error", "critical", "exception", "log"}
 def stream() -> Iterator[io.StringIO]:
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    chatty = {name: logging.getLogger(name).level for name in ("uvicorn", "asyncio")}
+    chatty = {name: logging.getLogger(name).level for name in ("urllib3", "asyncio")}
     yield io.StringIO()
     root.handlers[:] = handlers
     root.setLevel(level)
@@ -173,11 +173,11 @@ def test_log_calls_name_what_they_are_about() -> None:
 
 def test_libraries_that_speak_of_every_request_are_kept_to_warnings(stream: io.StringIO) -> None:
     setup("debug", "text", stream=stream)
-    logging.getLogger("uvicorn.error").info("started")
+    logging.getLogger("urllib3.connectionpool").info("started")
     logging.getLogger("asyncio").debug("selector")
     assert stream.getvalue() == ""
     setup("error", "text", stream=stream)
-    logging.getLogger("uvicorn.error").warning("slow")
+    logging.getLogger("urllib3.connectionpool").warning("slow")
     assert stream.getvalue() == ""
 
 
@@ -257,8 +257,8 @@ def test_without_a_timer_the_next_line_says_how_many_were_left_out() -> None:
 def test_what_libraries_repeat_is_one_line() -> None:
     lines = Repeated()
     for index in range(5):
-        lines.log(float(index), "Invalid HTTP request received.", "", "uvicorn.error")
-    assert lines.take() == [("Invalid HTTP request received.", 0)]
+        lines.log(float(index), "socket.send() raised exception.", "", "asyncio")
+    assert lines.take() == [("socket.send() raised exception.", 0)]
 
 
 def test_causes_do_not_pile_up() -> None:

@@ -13,9 +13,8 @@ import httpx
 import pytest
 
 from gazette.http2 import frames as fr
-from gazette.net import graceful_http
 from gazette.net.grpc import server_connection
-from gazette.net.http_server import TlsFiles
+from gazette.net.http_server import HttpServer, TlsFiles
 from gazette.protocol.route import grpc_target
 from gazette.runtime.file_limit import ConnectionLimits
 from gazette.runtime.tasks import TaskScope
@@ -106,7 +105,7 @@ async def test_http_has_its_own_limit_on_the_port_of_both(monkeypatch: pytest.Mo
         await second.readuntil(b"/some/path")
         assert await first.read() == b""
         # Case: the HTTP server has none to give up.
-        monkeypatch.setattr(graceful_http.GracefulServer, "_make_room", lambda self: False)
+        monkeypatch.setattr(HttpServer, "_make_room", lambda self: False)
         third, excess = await connect(running)
         excess.write(REQUEST)
         refusal = await third.read()

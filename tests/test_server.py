@@ -26,10 +26,9 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gazette.errors import Broken, Invalid, Unavailable
-from gazette.net import graceful_http as http_stopping
-from gazette.net import http_accept
+from gazette.net import http_accept, http_connection, http_server
 from gazette.net.diagnostics import diagnostic_routes
-from gazette.net.http_server import TlsFiles, bind_debug, bind_tcp
+from gazette.net.http_server import HttpServer, TlsFiles, bind_debug, bind_tcp
 from gazette.net.server import Server, ServerSettings, advertised_host, warn_of_open_server
 from gazette.net.streaming_body import StreamedBody
 from gazette.protocol.route import grpc_target
@@ -421,7 +420,7 @@ async def refused(server: Server) -> None:
 async def test_a_connection_that_has_asked_nothing_yet_is_answered_while_stopping(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_stopping, "FIRST_REQUEST_S", 30.0)
+    monkeypatch.setattr(http_server, "FIRST_REQUEST_S", 30.0)
     async with Running(bound()) as running:
         reader, writer = await connected(running.server)
         idle_reader, idle_writer = await connected(running.server)
@@ -442,8 +441,8 @@ async def test_a_connection_that_has_asked_nothing_yet_is_answered_while_stoppin
 async def test_an_idle_connection_that_goes_on_asking_learns_that_it_was_the_last_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_stopping, "NEXT_REQUEST_S", 30.0)
-    monkeypatch.setattr(http_stopping, "FIRST_REQUEST_S", 60.0)
+    monkeypatch.setattr(http_server, "NEXT_REQUEST_S", 30.0)
+    monkeypatch.setattr(http_server, "FIRST_REQUEST_S", 60.0)
     async with Running(bound()) as running:
         reader, writer = await connected(running.server)
         ask(writer, "/one")
@@ -458,32 +457,23 @@ async def test_an_idle_connection_that_goes_on_asking_learns_that_it_was_the_las
 
 
 async def test_connections_that_are_not_accepted_yet_are_answered_while_stopping() -> None:
-    server = bound()
-    port = int(server.http_endpoint.rpartition(":")[2])
-    scope = TaskScope("test")
-    server.start_http(scope, app())
-    assert server._http is not None
-    uvicorn: Any = server._http._server
-    clients: list[socket.socket] = []
-    connected_all = asyncio.Event()
-
-    async def connect_at_the_last_moment() -> None:
-        await uvicorn.stopping.wait()
+    listener = bind_tcp("127.0.0.1", 0)
+    http = HttpServer(listener, app(), tls=None, limit=100)
+    async with TaskScope("test") as scope:
+        http.start(scope)
         # No turn of the loop until the server stops: the kernel has established them, it knows of none.
-        clients.extend(socket.create_connection(("127.0.0.1", port)) for _ in range(50))
-        connected_all.set()
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(50)]
 
-    uvicorn.main_loop = connect_at_the_last_moment
-    async with TaskScope("stop") as stop:
-        stopping = stop.spawn(server.stop(30.0), name="stop")
-        await connected_all.wait()
-        for number, client in enumerate(clients):
-            reader, writer = await asyncio.open_connection(sock=client)
-            ask(writer, f"/{number}")
-            await answer(reader, f"/{number}".encode())
-            writer.close()
-        await stopping
-    await scope.stop()
+        async def ask_all() -> None:
+            for number, client in enumerate(clients):
+                reader, writer = await asyncio.open_connection(sock=client)
+                ask(writer, f"/{number}")
+                await answer(reader, f"/{number}".encode())
+                writer.close()
+
+        asking = scope.spawn(ask_all(), name="ask")
+        await http.stop(30.0)
+        await asking
 
 
 async def test_a_connection_that_asks_nothing_delays_the_end_for_a_bounded_time() -> None:
@@ -596,8 +586,6 @@ async def test_connections_in_excess_of_the_limit_of_grpc_are_closed_at_once() -
 @pytest.mark.parametrize("part", [b"", b"GET / HTTP/1.1\r\nHost: te"])
 async def test_a_head_that_does_not_come_in_time_is_given_up(used: bool, part: bytes) -> None:
     async with Running(bound()) as running:
-        assert running.server._http is not None
-        running.server._http._config.timeout_keep_alive = 0 if not part else 60
         reader, writer = await connected(running.server)
         if used:
             ask(writer, "/used")
@@ -605,7 +593,7 @@ async def test_a_head_that_does_not_come_in_time_is_given_up(used: bool, part: b
         writer.write(part)
         time = LoopTime()
         await turns()
-        time.advance(http_stopping.HEAD_S)
+        time.advance(http_connection.HEAD_S)
         answered = await reader.read()
         assert answered.startswith(TOO_LATE) if part else not answered
         writer.close()
@@ -633,7 +621,7 @@ async def test_a_body_that_does_not_come_is_given_up() -> None:
     reader, writer = await connected(server)
     writer.write(POST)
     await asked.wait()
-    time.advance(http_stopping.BODY_S)
+    time.advance(http_connection.BODY_S)
     assert (await reader.read()).startswith(TOO_LATE)
     await gone.wait()
     writer.close()
@@ -642,7 +630,7 @@ async def test_a_body_that_does_not_come_is_given_up() -> None:
     writer.write(POST)
     for _ in range(96):
         await turns()
-        time.advance(0.9 * http_stopping.BODY_S)
+        time.advance(0.9 * http_connection.BODY_S)
         await turns()
         writer.write(b"x")
     await answer(reader, b"some" + b"x" * 96)
@@ -661,17 +649,17 @@ async def test_a_client_that_is_answered_before_its_body_ended_is_closed_a_littl
     writer.write(POST)
     await answer(reader, b"/body")
     writer.write(b"x")
-    time.advance(http_stopping.LINGER_S)
+    time.advance(http_connection.LINGER_S)
     assert await reader.read() == b""
     writer.close()
     # Case: the body ends in time, and the connection is used again.
     reader, writer = await connected(server)
     writer.write(POST)
     await answer(reader, b"/body")
-    time.advance(0.9 * http_stopping.LINGER_S)
+    time.advance(0.9 * http_connection.LINGER_S)
     writer.write(b"x" * 96 + POST)
     await answer(reader, b"/body")
-    time.advance(0.9 * http_stopping.LINGER_S)
+    time.advance(0.9 * http_connection.LINGER_S)
     await turns()
     assert not reader.at_eof()
     writer.close()
@@ -698,7 +686,7 @@ async def test_a_client_that_takes_nothing_is_cut_off() -> None:
     server.start_http(scope, Starlette(routes=[Route("/endless", endless)]))
     sock = socket.create_connection(("127.0.0.1", int(server.http_endpoint.rpartition(":")[2])))
     sock.send(b"GET /endless HTTP/1.1\r\nHost: test\r\n\r\n")
-    await time.pass_until(ended.is_set, http_stopping.STALL_S / 10)
+    await time.pass_until(ended.is_set, http_connection.STALL_S / 10)
     sock.close()
     await server.stop(5.0)
     await scope.stop()
@@ -864,18 +852,15 @@ async def test_an_unknown_method_is_unimplemented() -> None:
 
 
 async def test_an_http_server_that_dies_fails_its_scope() -> None:
-    failures: list[BaseException] = []
-    server = bound()
-    scope = TaskScope("test", on_failure=failures.append)
-    server.start_http(scope, app())
-    http = server._http
-    assert http is not None
-    served: Any = http._server
-    served.main_loop = asyncio.Event().set
-    with pytest.raises(TypeError):
-        await scope.wait()
-    assert failures
-    await server.stop(0)
+    listener = bind_tcp("127.0.0.1", 0)
+    http = HttpServer(listener, app(), tls=None, limit=100)
+    scope = TaskScope("test")
+    http.start(scope)
+    listener.shutdown(socket.SHUT_RDWR)
+    while scope.failure is None:
+        await turns()
+    assert isinstance(scope.failure, OSError)
+    await http.stop(0)
 
 
 async def test_diagnostics_tell_whether_and_what() -> None:

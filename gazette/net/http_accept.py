@@ -136,9 +136,11 @@ class Acceptor:
             except ConnectionAbortedError:
                 continue
             except OSError as error:
-                if error.errno not in _OUT_OF_RESOURCES:
-                    raise
-                self._wait_for_resources(error)
+                if error.errno in _OUT_OF_RESOURCES:
+                    self._wait_for_resources(error)
+                else:
+                    self._pause()
+                    self._scope.fail(error)
                 return False
             self._admit(connection)
         return True

@@ -1,4 +1,4 @@
-"""One listening socket that serves one ASGI application."""
+"""An HTTP/1.1 server that bounds its connections, and answers all requests before it ends."""
 
 from __future__ import annotations
 
@@ -10,20 +10,27 @@ import os
 import re
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import uvicorn
 from starlette.types import ASGIApp
 
-from gazette.errors import Broken, Invalid, Unavailable
-from gazette.net.graceful_http import Connection, GracefulServer
+from gazette.errors import Invalid, Unavailable
+from gazette.net.http_accept import REFUSAL, STOPPED, Acceptor
+from gazette.net.http_connection import HttpConnection, Serving
+from gazette.runtime.metrics import HTTP_CONNECTIONS_REFUSED
 from gazette.runtime.tasks import TaskScope
+from gazette.runtime.timeouts import timeout
 
 log = logging.getLogger(__name__)
 
 UNIX_PREFIX: Final = "unix://"
+FIRST_REQUEST_S: Final = 2.0
+NEXT_REQUEST_S: Final = 0.25
+_CUT_OFF_S: Final = 1.0
+"""Seconds that cancelled requests may take to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,55 +194,118 @@ class ReloadedTls:
 
 
 class HttpServer:
-    """Serves ``app`` on ``sock`` to at most ``limit`` connections. It owns ``sock`` from now on."""
+    """Serves ``app`` on ``sock`` to at most ``limit`` connections. It owns ``sock`` from now on.
+
+    A client that could connect expects an answer. If its connection is closed without one, it cannot know
+    if its request took effect. So ``stop`` goes these steps:
+
+    1. Connections that the kernel has established are accepted, and only then the listener is closed.
+       Later ones are refused. (The two steps are not one. A connection that is established between them,
+       within some microseconds, is reset.)
+    2. Answers from now on say, by ``Connection: close``, that there is no next one.
+    3. A connection that was never used gets `FIRST_REQUEST_S` for its request. One that was used and is
+       idle gets `NEXT_REQUEST_S`. By the rules of HTTP/1.1 it may be closed at any time, which clients
+       know (RFC 9112, 9.3.1 and 9.5).
+    4. All this, and all running answers, end after the grace.
+    """
 
     def __init__(
         self, sock: socket.socket, app: ASGIApp, *, tls: TlsFiles | None, limit: int
     ) -> None:
-        config = uvicorn.Config(
-            app,
-            http=Connection,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            lifespan="off",
-            ws="none",
-        )
-        if tls is not None:
-            config.load()
-            config.ssl = ReloadedTls(tls).context()
-        self._config = config
-        self._server: GracefulServer | None = None
         self._sock = sock
+        self._app = app
+        self._tls = None if tls is None else ReloadedTls(tls).context()
         self._limit = limit
-        self._task: asyncio.Task[None] | None = None
+        self._serving: Serving | None = None
+        self._acceptor: Acceptor | None = None
 
     def start(self, scope: TaskScope) -> None:
-        """Serve in a task of ``scope``. If the server ends without ``stop``, the scope fails."""
-        self._server = GracefulServer(self._config, scope=scope, limit=self._limit)
-        self._task = scope.spawn(self._serve(self._server), name="http")
-
-    async def _serve(self, server: GracefulServer) -> None:
-        try:
-            await server.serve(sockets=[self._sock])
-        finally:
-            server.close()
-        if not server.stopping.is_set():
-            raise Broken("the HTTP server ended without a stop")
+        """Serve in tasks of ``scope``."""
+        self._serving = serving = Serving(self._app, scope)
+        self._acceptor = Acceptor(
+            self._sock,
+            scope,
+            lambda made: HttpConnection(serving, made),
+            limit=self._limit,
+            count=lambda: len(serving.connections),
+            make_room=self._make_room,
+            tls=self._tls,
+        )
+        self._acceptor.start()
 
     def take(self, transport: asyncio.Transport, first: bytes) -> None:
-        """Serve a connection that another listener accepted, and that began with ``first``."""
-        assert self._server is not None, "start() comes first"
-        self._server.take(transport, first)
+        """Serve a connection that another listener accepted, and that began with ``first``.
+
+        It counts like the others. Answer 503 if there is no room for it, or this server has stopped.
+        """
+        serving = self._serving
+        if serving is None or self._has_no_room(serving):
+            HTTP_CONNECTIONS_REFUSED.labels("stopped" if serving is None else "limit").inc()
+            transport.write(STOPPED if serving is None else REFUSAL)
+            transport.close()
+            return
+        connection = HttpConnection(serving)
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+        connection.data_received(first)
+
+    def _has_no_room(self, serving: Serving) -> bool:
+        return len(serving.connections) >= self._limit and not self._make_room()
+
+    def _make_room(self) -> bool:
+        """Close the connection that has waited longest for a request; unused connections first."""
+        assert self._serving is not None
+        ones = self._serving.connections
+        waiting = [one for one in ones if not one.busy and not one.transport.is_closing()]
+        if not waiting:
+            return False
+        min(waiting, key=lambda one: (one.heard, one.since)).close()
+        return True
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new connections, answer present ones, and cut off those that take longer than ``grace_s``.
-
-        See `gazette.net.graceful_http` for the steps.
-        """
-        if self._server is not None and self._task is not None:
-            self._server.grace_s = grace_s
-            self._server.stopping.set()
-            await asyncio.wait({self._task})
+        """Refuse new connections, answer present ones, and cut off what takes longer than ``grace_s``."""
+        if self._serving is not None and self._acceptor is not None:
+            try:
+                async with timeout(grace_s):
+                    await self._acceptor.stop()
+                    await _let_end(self._serving)
+            except TimeoutError:
+                await _cut_off(self._serving)
+            finally:
+                self._serving = None
+                self._acceptor.close()
         self._sock.close()
+
+
+async def _let_end(serving: Serving) -> None:
+    serving.ends = True
+    # A connection at rest may be about to send its next request, and a new one its first.
+    for wait_s, used in ((NEXT_REQUEST_S, True), (FIRST_REQUEST_S - NEXT_REQUEST_S, False)):
+        await _wait(serving, wait_s, lambda: all(one.busy for one in serving.connections))
+        for connection in serving.connections:
+            if not connection.busy and (connection.heard or not used):
+                connection.close()
+    await _wait(serving, None, lambda: not serving.connections)
+    if serving.requests:  # Their clients are gone.
+        await asyncio.wait(set(serving.requests))
+
+
+async def _wait(serving: Serving, timeout_s: float | None, done: Callable[[], bool]) -> None:
+    # The caller closes the connections without a request in time.
+    with contextlib.suppress(TimeoutError):
+        async with timeout(timeout_s):
+            while not done():
+                serving.moved.clear()
+                await serving.moved.wait()
+
+
+async def _cut_off(serving: Serving) -> None:
+    if serving.requests:
+        log.error("%(count)d HTTP requests did not end in time", {"count": len(serving.requests)})
+    for task in serving.requests:
+        task.cancel("the HTTP server has stopped")
+    if serving.requests:
+        await asyncio.wait(set(serving.requests), timeout=_CUT_OFF_S)
+    for connection in serving.connections:
+        connection.transport.abort()
+    await _wait(serving, None, lambda: not serving.connections)

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 INTERVAL_S: Final = 60.0
 _CAUSES_MAX: Final = 1_000
-_REPETITIVE: Final = ("uvicorn", "asyncio", "grpc", "concurrent")
+_REPETITIVE: Final = ("asyncio", "grpc", "concurrent")
 """Libraries that log each action of many clients and peers."""
 
 

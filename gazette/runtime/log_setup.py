@@ -31,7 +31,6 @@ LEVELS: Final = {
 _NAMES: Final = {5: "trace", 10: "debug", 20: "info", 30: "warning", 40: "error", 50: "fatal"}
 _COLORS: Final = {5: "2", 10: "2", 20: "36", 30: "33", 40: "31", 50: "1;31"}
 _GONE: Final = "ExecuteBatchError"
-_CUT_OFF: Final = "ASGI callable returned without completing response."
 _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     *("message", "asctime", "color_message", "cause"),
 }
@@ -52,19 +51,16 @@ def setup(level: str, log_format: str, *, stream: TextIO | None = None) -> None:
     root.addHandler(handler)
     root.setLevel(LEVELS[level])
     # These libraries log each request. Only their warnings are useful.
-    for chatty in ("uvicorn", "asyncio", "botocore", "urllib3"):
+    for chatty in ("asyncio", "botocore", "urllib3"):
         logging.getLogger(chatty).setLevel(max(LEVELS[level], logging.WARNING))
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return False for lines that this program logs itself, or that need no attention.
+    """Return False for lines that need no attention.
 
-    gRPC logs, with a traceback, that a caller was gone when its call was answered. uvicorn logs that a body
-    was cut off. `gazette.net.streaming_body` cuts bodies off to report a failure that it has logged.
+    gRPC logs, with a traceback, that a caller was gone when its call was answered.
     """
     error = record.exc_info[0] if record.exc_info else None
-    if record.name == "uvicorn.error" and record.msg == _CUT_OFF:
-        return False
     return not (record.name.startswith("grpc.") and getattr(error, "__name__", "") == _GONE)
 
 

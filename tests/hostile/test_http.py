@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from gazette.auth import Claims
 from gazette.broker.http.gateway import _write_body
-from gazette.net import graceful_http as http_stopping
+from gazette.net import http_connection
 from gazette.net.streaming_body import StreamedBody
 from gazette.protocol.pb import broker_pb2
 from gazette.testing.broker import BrokerFixture
@@ -358,9 +358,9 @@ async def test_connections_that_never_end(
     log_lines: Callable[[], list[str]],
 ) -> None:
     """They are closed in time, and others are served meanwhile."""
-    monkeypatch.setattr(http_stopping, "HEAD_S", 0.2)
-    monkeypatch.setattr(http_stopping, "BODY_S", 0.2)
-    monkeypatch.setattr(http_stopping, "LINGER_S", 0.2)
+    monkeypatch.setattr(http_connection, "HEAD_S", 0.2)
+    monkeypatch.setattr(http_connection, "BODY_S", 0.2)
+    monkeypatch.setattr(http_connection, "LINGER_S", 0.2)
     results = matrix(f"connections that never end x {kind}")
     count = 20 + 2 * scale  # In one loop with the broker: more would measure this machine.
     drop = {

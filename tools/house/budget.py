@@ -54,7 +54,7 @@ ROOMS: Final[dict[str, int]] = {
     "http2/": 3116,
     "keyspace/": 539,
     "message/": 8940,
-    "net/": 3997,
+    "net/": 4137,
     "process/": 385,
     "protocol/": 5689,
     "recoverylog/": 5442,

@@ -1,0 +1,421 @@
+"""One connection of HTTP/1.1: its requests are answered one after the other, by an ASGI application.
+
+h11 knows the protocol. This module moves its bytes, and bounds what a client may cost: each wait for the
+client has a limit of time, and a body is read no further than the application takes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Final, cast
+from urllib.parse import unquote
+
+import h11
+from starlette.types import ASGIApp, Message, Scope
+
+from gazette.net.strict_lines import refuse_bare_lf
+from gazette.runtime.tasks import TaskScope
+
+log = logging.getLogger(__name__)
+
+HEAD_S: Final = 10.0
+"""Seconds from the connection, or the first byte of a later request, to the end of the request's head."""
+IDLE_S: Final = 5.0
+"""Seconds from an answer to the first byte of the next request."""
+BODY_S: Final = 30.0
+"""Seconds without a byte of a request's body, after which the client is given up."""
+LINGER_S: Final = 2.0
+"""Seconds for which the rest of a body is read after the answer. Then the connection is closed."""
+STALL_S: Final = 60.0
+"""Seconds in which a client must take at least 48 KiB of an answer; otherwise it is cut off."""
+_HEAD_MAX: Final = 65_536
+"""Bytes of a request's head, or of the trailers of a body."""
+_UNREAD_MAX: Final = 65_536
+"""Bytes of a body that wait for the application, before no more are read."""
+_TOO_LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+_CLOSE: Final = (b"connection", b"close")
+_TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
+
+
+@dataclass(slots=True)
+class Serving:
+    """What the connections of one server share."""
+
+    app: ASGIApp
+    scope: TaskScope
+    """The owner of the tasks that answer requests."""
+    connections: set[HttpConnection] = field(default_factory=set)
+    requests: set[asyncio.Task[None]] = field(default_factory=set)
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a connection was used, or lost."""
+    ends: bool = False
+    """True once each answer says that there is no next one on its connection."""
+
+
+class _Alarm:
+    """Calls a function once, unless it is unset before."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+        self._handle: asyncio.TimerHandle | None = None
+
+    def set(self, delay_s: float) -> None:
+        """Call after ``delay_s``. Without effect while it is set."""
+        if self._handle is None:
+            self._handle = asyncio.get_running_loop().call_later(delay_s, self._ring)
+
+    def unset(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _ring(self) -> None:
+        self._handle = None
+        self._call()
+
+
+class HttpConnection(asyncio.Protocol):
+    """A connection that ``serving`` counts from ``connection_made`` on. It calls ``made`` then.
+
+    ``since`` is the time of the loop at which it began to wait for a request. It has no meaning
+    while ``busy``.
+    """
+
+    def __init__(self, serving: Serving, made: Callable[[], None] = lambda: None) -> None:
+        self._serving = serving
+        self._made = made
+        self._loop = asyncio.get_running_loop()
+        self.protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_MAX)
+        refuse_bare_lf(self.protocol)
+        self.transport: asyncio.Transport
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self.since = self._heard_at = self._loop.time()
+        self._exchange: Exchange | None = None
+        self._request_alarm = _Alarm(self._request_late)
+        self._body_alarm = _Alarm(self._body_late)
+        self._stall_alarm = _Alarm(self._stalled)
+
+    @property
+    def heard(self) -> bool:
+        """True once the whole head of a request has arrived."""
+        return self._exchange is not None
+
+    @property
+    def busy(self) -> bool:
+        """True while a request is being answered."""
+        return self._exchange is not None and not self._exchange.complete
+
+    @property
+    def idle(self) -> bool:
+        """True if the connection was used before, and waits for the next request."""
+        return self._exchange is not None and self._exchange.complete
+
+    def close(self) -> None:
+        """Close the connection behind what was written. Without effect on one that closes already."""
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._serving.connections.add(self)
+        self._made()
+        self._request_alarm.set(HEAD_S)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = self._loop.time()
+        if self.idle and not self.protocol.trailing_data[0]:  # The next request begins.
+            self._request_alarm.unset()
+        self.protocol.receive_data(data)
+        self._advance()
+
+    def pause_writing(self) -> None:
+        self.writable.clear()
+        self._stall_alarm.set(STALL_S)
+
+    def resume_writing(self) -> None:
+        self.writable.set()
+        self._stall_alarm.unset()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._serving.connections.discard(self)
+        for alarm in (self._request_alarm, self._body_alarm, self._stall_alarm):
+            alarm.unset()
+        if self._exchange is not None:
+            self._exchange.lose()
+        self.writable.set()
+        self._serving.moved.set()
+
+    # What the client sends.
+
+    def _advance(self) -> None:
+        """Take what h11 makes of the bytes that have arrived."""
+        while not self.transport.is_closing():
+            try:
+                event = self.protocol.next_event()
+            except h11.RemoteProtocolError as error:
+                self._refuse(error)
+                break
+            if event is h11.PAUSED:
+                self.transport.pause_reading()  # The next request waits for this answer.
+                break
+            if not isinstance(event, h11.Request | h11.Data | h11.EndOfMessage):
+                break
+            self._take(event)
+        if not self.transport.is_closing():
+            self._watch()
+
+    def _take(self, event: h11.Request | h11.Data | h11.EndOfMessage) -> None:
+        exchange = self._exchange
+        if isinstance(event, h11.Request):
+            self._begin(event)
+            return
+        assert exchange is not None, "a body follows its head"
+        if isinstance(event, h11.Data):
+            exchange.feed(event.data)
+        elif exchange.complete:
+            self._next_cycle()
+        else:
+            exchange.end()
+
+    def _begin(self, request: h11.Request) -> None:
+        serving, self._exchange = self._serving, Exchange(self, request)
+        task = serving.scope.spawn(self._exchange.run(serving.app), name="http request")
+        serving.requests.add(task)
+        task.add_done_callback(serving.requests.discard)
+        serving.moved.set()
+
+    def _refuse(self, error: h11.RemoteProtocolError) -> None:
+        """Refuse bytes that are not HTTP. In the middle of an answer there is no place for another one."""
+        log.warning(
+            "a client sent what is not HTTP/1.1: %(error)s",
+            {"error": error},
+            extra={"cause": "not HTTP/1.1"},
+        )
+        if self._exchange is not None:
+            self._exchange.lose()
+        if self.protocol.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.answer(error.error_status_hint, f"{error}\n")
+        self.close()
+
+    def _watch(self) -> None:
+        """Limit the time in which the client must send what is still missing of its request.
+
+        The rest of a body has `BODY_S` from each byte to the next. Once it is answered, it has `LINGER_S` in
+        all.
+        """
+        exchange = self._exchange
+        if self.busy:
+            self._request_alarm.unset()
+        elif exchange is None or self.protocol.trailing_data[0]:
+            self._request_alarm.set(HEAD_S)
+        elif self.protocol.their_state is h11.IDLE:
+            self._request_alarm.set(IDLE_S)
+        if self.protocol.their_state is not h11.SEND_BODY:
+            self._body_alarm.unset()
+        else:
+            self._body_alarm.set(BODY_S if self.busy else LINGER_S)
+
+    def _request_late(self) -> None:
+        if self.protocol.trailing_data[0] and not self.transport.is_closing():
+            self.transport.write(_TOO_LATE)
+        self.close()
+
+    def _body_late(self) -> None:
+        exchange = self._exchange
+        assert exchange is not None
+        if exchange.complete:
+            self.close()
+            return
+        late_s = self._loop.time() - self._heard_at
+        if late_s < BODY_S:
+            self._body_alarm.set(BODY_S - late_s)
+        elif exchange.holds_up_client:
+            self._body_alarm.set(BODY_S)
+        else:
+            if not exchange.started:
+                self.transport.write(_TOO_LATE)
+            self.close()
+
+    def _stalled(self) -> None:
+        log.debug("a client reads nothing of its answer: its connection is cut off")
+        self.transport.abort()
+
+    # What the application answers.
+
+    def send(self, *events: h11.Event) -> None:
+        """Write events of an answer. Without effect once the connection closes."""
+        parts = [part for event in events if (part := self.protocol.send(event))]
+        if parts and not self.transport.is_closing():
+            self.transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> h11.Response:
+        """Return the head of an answer. It says if there is no next one."""
+        last = (_CLOSE,) if self._serving.ends else ()
+        try:
+            reason = HTTPStatus(status).phrase.encode()
+        except ValueError:
+            reason = b""
+        return h11.Response(status_code=status, headers=[*last, *headers], reason=reason)
+
+    def answer(self, status: int, text: str) -> None:
+        """Write a whole answer, behind which the connection is to be closed."""
+        head = self.head(status, (_TEXT, _CLOSE))
+        self.send(head, h11.Data(data=text.encode()), h11.EndOfMessage())
+
+    def answered(self) -> None:
+        """Go on with the next request. Close the connection if the answer was its last one."""
+        self.since = self._loop.time()
+        self._serving.moved.set()
+        if self._serving.ends or self.protocol.our_state is h11.MUST_CLOSE:
+            self.close()
+        if self.transport.is_closing():
+            return
+        self.transport.resume_reading()
+        self._body_alarm.unset()
+        if self.protocol.their_state is h11.DONE:
+            self._next_cycle()
+        self._advance()
+
+    def _next_cycle(self) -> None:
+        if self.protocol.our_state is h11.DONE:
+            self.protocol.start_next_cycle()
+
+
+class Exchange:
+    """One request and its answer, as an ASGI application sees them."""
+
+    def __init__(self, connection: HttpConnection, request: h11.Request) -> None:
+        self._connection = connection
+        self._method = request.method
+        self._scope = _scope_of(connection.transport, request)
+        self._awaits_continue = connection.protocol.they_are_waiting_for_100_continue
+        self._body = bytearray()
+        self._ended = self._told = self._lost = False
+        self.started = False
+        """True once the head of the answer was sent."""
+        self.complete = False
+        self._changed = asyncio.Event()
+
+    @property
+    def holds_up_client(self) -> bool:
+        """True while the client may wait for the application, and not the other way round."""
+        return self._awaits_continue or len(self._body) > _UNREAD_MAX
+
+    def feed(self, data: bytes) -> None:
+        """Take a part of the body. Behind the answer nobody reads it."""
+        if self.complete:
+            return
+        self._body += data
+        self._changed.set()
+        if len(self._body) > _UNREAD_MAX:
+            self._connection.transport.pause_reading()
+
+    def end(self) -> None:
+        """Take the end of the body."""
+        self._ended = True
+        self._changed.set()
+
+    def lose(self) -> None:
+        """Record that the client is gone: what is still sent is dropped."""
+        self._lost = True
+        self._changed.set()
+
+    async def run(self, app: ASGIApp) -> None:
+        """Have ``app`` answer. An error of it is logged, and answered if there is still a place for it."""
+        try:
+            await app(self._scope, self.receive, self.send)
+        except asyncio.CancelledError:
+            self._fail()
+            raise
+        except Exception:
+            log.exception("an HTTP request could not be answered")
+            self._fail()
+        else:
+            if not self.complete and not self._lost:
+                # The answer of a streamed body that was cut off has no end: its client must notice.
+                self._fail()
+
+    def _fail(self) -> None:
+        if not self.started and not self._lost:
+            self.started = self.complete = True
+            self._connection.answer(500, "Internal Server Error")
+        self._connection.close()
+
+    async def receive(self) -> Message:
+        """Return a part of the body; ``http.disconnect`` behind the answer, or if the client is gone."""
+        connection = self._connection
+        if self._awaits_continue and not self.started and not self._lost:
+            connection.send(
+                h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+            )
+        self._awaits_continue = False
+        while not (self._lost or self.complete):
+            if self._body or (self._ended and not self._told):
+                body, self._told = bytes(self._body), self._ended
+                self._body.clear()
+                connection.transport.resume_reading()
+                return {"type": "http.request", "body": body, "more_body": not self._ended}
+            self._changed.clear()
+            await self._changed.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """Send the head, or a part of the body, of the answer. Return once there is room for more."""
+        await self._connection.writable.wait()
+        if self._lost or self._connection.transport.is_closing():
+            return
+        kind = message["type"]
+        if kind == "http.response.start" and not self.started:
+            self.started, self._awaits_continue = True, False
+            self._connection.send(
+                self._connection.head(message["status"], message.get("headers", ()))
+            )
+        elif kind == "http.response.body" and self.started and not self.complete:
+            self._send_body(message.get("body", b""), more=message.get("more_body", False))
+        else:
+            raise RuntimeError(f"an answer has no place for {kind} now")
+
+    def _send_body(self, body: bytes | memoryview, *, more: bool) -> None:
+        events: list[h11.Event] = []
+        if body and self._method != b"HEAD":
+            events.append(h11.Data(data=cast("bytes", body)))
+        if not more:
+            self.complete = True
+            events.append(h11.EndOfMessage())
+        self._connection.send(*events)
+        if self.complete:
+            self._changed.set()
+            self._connection.answered()
+
+
+def _scope_of(transport: asyncio.Transport, request: h11.Request) -> Scope:
+    raw_path, _, query = request.target.partition(b"?")
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": request.http_version.decode(),
+        "server": _address(transport.get_extra_info("sockname")),
+        "client": _address(transport.get_extra_info("peername")),
+        "scheme": "http" if transport.get_extra_info("sslcontext") is None else "https",
+        "method": request.method.decode(),
+        "root_path": "",
+        "path": unquote(raw_path.decode("ascii")),
+        "raw_path": raw_path,
+        "query_string": query,
+        "headers": list(request.headers),
+    }
+
+
+def _address(name: Any) -> tuple[str, int | None] | None:
+    """Return an address as ASGI has it; that of a unix socket is its path, without a port."""
+    if isinstance(name, tuple):
+        return str(name[0]), int(name[1])
+    return (str(name), None) if name else None
