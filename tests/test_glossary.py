@@ -26,7 +26,6 @@ SAME_NAMES = {
     "BrokerFlags": 2,
     "Call": 2,
     "Clock": 2,
-    "Connection": 2,
     "ConsumerFlags": 2,
     "ConsumerMember": 2,
     "Content": 2,

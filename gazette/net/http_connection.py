@@ -95,7 +95,7 @@ class HttpConnection(asyncio.Protocol):
         self.writable = asyncio.Event()
         self.writable.set()
         self.since = self._heard_at = self._loop.time()
-        self._exchange: Exchange | None = None
+        self._request: HttpRequest | None = None
         self._request_alarm = _Alarm(self._request_late)
         self._body_alarm = _Alarm(self._body_late)
         self._stall_alarm = _Alarm(self._stalled)
@@ -103,17 +103,17 @@ class HttpConnection(asyncio.Protocol):
     @property
     def heard(self) -> bool:
         """True once the whole head of a request has arrived."""
-        return self._exchange is not None
+        return self._request is not None
 
     @property
     def busy(self) -> bool:
         """True while a request is being answered."""
-        return self._exchange is not None and not self._exchange.complete
+        return self._request is not None and not self._request.complete
 
     @property
     def idle(self) -> bool:
         """True if the connection was used before, and waits for the next request."""
-        return self._exchange is not None and self._exchange.complete
+        return self._request is not None and self._request.complete
 
     def close(self) -> None:
         """Close the connection behind what was written. Without effect on one that closes already."""
@@ -148,8 +148,8 @@ class HttpConnection(asyncio.Protocol):
         self._serving.connections.discard(self)
         for alarm in (self._request_alarm, self._body_alarm, self._stall_alarm):
             alarm.unset()
-        if self._exchange is not None:
-            self._exchange.lose()
+        if self._request is not None:
+            self._request.lose()
         self.writable.set()
         self._serving.moved.set()
 
@@ -173,21 +173,21 @@ class HttpConnection(asyncio.Protocol):
             self._watch()
 
     def _take(self, event: h11.Request | h11.Data | h11.EndOfMessage) -> None:
-        exchange = self._exchange
+        request = self._request
         if isinstance(event, h11.Request):
             self._begin(event)
             return
-        assert exchange is not None, "a body follows its head"
+        assert request is not None, "a body follows its head"
         if isinstance(event, h11.Data):
-            exchange.feed(event.data)
-        elif exchange.complete:
+            request.feed(event.data)
+        elif request.complete:
             self._next_cycle()
         else:
-            exchange.end()
+            request.end()
 
-    def _begin(self, request: h11.Request) -> None:
-        serving, self._exchange = self._serving, Exchange(self, request)
-        task = serving.scope.spawn(self._exchange.run(serving.app), name="http request")
+    def _begin(self, head: h11.Request) -> None:
+        serving, self._request = self._serving, HttpRequest(self, head)
+        task = serving.scope.spawn(self._request.run(serving.app), name="http request")
         serving.requests.add(task)
         task.add_done_callback(serving.requests.discard)
         serving.moved.set()
@@ -199,8 +199,8 @@ class HttpConnection(asyncio.Protocol):
             {"error": error},
             extra={"cause": "not HTTP/1.1"},
         )
-        if self._exchange is not None:
-            self._exchange.lose()
+        if self._request is not None:
+            self._request.lose()
         if self.protocol.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.answer(error.error_status_hint, f"{error}\n")
         self.close()
@@ -211,10 +211,10 @@ class HttpConnection(asyncio.Protocol):
         The rest of a body has `BODY_S` from each byte to the next. Once it is answered, it has `LINGER_S` in
         all.
         """
-        exchange = self._exchange
+        request = self._request
         if self.busy:
             self._request_alarm.unset()
-        elif exchange is None or self.protocol.trailing_data[0]:
+        elif request is None or self.protocol.trailing_data[0]:
             self._request_alarm.set(HEAD_S)
         elif self.protocol.their_state is h11.IDLE:
             self._request_alarm.set(IDLE_S)
@@ -229,18 +229,18 @@ class HttpConnection(asyncio.Protocol):
         self.close()
 
     def _body_late(self) -> None:
-        exchange = self._exchange
-        assert exchange is not None
-        if exchange.complete:
+        request = self._request
+        assert request is not None
+        if request.complete:
             self.close()
             return
         late_s = self._loop.time() - self._heard_at
         if late_s < BODY_S:
             self._body_alarm.set(BODY_S - late_s)
-        elif exchange.holds_up_client:
+        elif request.holds_up_client:
             self._body_alarm.set(BODY_S)
         else:
-            if not exchange.started:
+            if not request.started:
                 self.transport.write(_TOO_LATE)
             self.close()
 
@@ -289,13 +289,13 @@ class HttpConnection(asyncio.Protocol):
             self.protocol.start_next_cycle()
 
 
-class Exchange:
+class HttpRequest:
     """One request and its answer, as an ASGI application sees them."""
 
-    def __init__(self, connection: HttpConnection, request: h11.Request) -> None:
+    def __init__(self, connection: HttpConnection, head: h11.Request) -> None:
         self._connection = connection
-        self._method = request.method
-        self._scope = _scope_of(connection.transport, request)
+        self._method = head.method
+        self._scope = _scope_of(connection.transport, head)
         self._awaits_continue = connection.protocol.they_are_waiting_for_100_continue
         self._body = bytearray()
         self._ended = self._told = self._lost = False
@@ -310,7 +310,7 @@ class Exchange:
         return self._awaits_continue or len(self._body) > _UNREAD_MAX
 
     def feed(self, data: bytes) -> None:
-        """Take a part of the body. Behind the answer nobody reads it."""
+        """Take a part of the body. Drop it if the answer is complete."""
         if self.complete:
             return
         self._body += data
@@ -396,21 +396,21 @@ class Exchange:
             self._connection.answered()
 
 
-def _scope_of(transport: asyncio.Transport, request: h11.Request) -> Scope:
-    raw_path, _, query = request.target.partition(b"?")
+def _scope_of(transport: asyncio.Transport, head: h11.Request) -> Scope:
+    raw_path, _, query = head.target.partition(b"?")
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": request.http_version.decode(),
+        "http_version": head.http_version.decode(),
         "server": _address(transport.get_extra_info("sockname")),
         "client": _address(transport.get_extra_info("peername")),
         "scheme": "http" if transport.get_extra_info("sslcontext") is None else "https",
-        "method": request.method.decode(),
+        "method": head.method.decode(),
         "root_path": "",
         "path": unquote(raw_path.decode("ascii")),
         "raw_path": raw_path,
         "query_string": query,
-        "headers": list(request.headers),
+        "headers": list(head.headers),
     }
 
 
