@@ -95,7 +95,7 @@ class HttpConnection(asyncio.Protocol):
         self.writable = asyncio.Event()
         self.writable.set()
         self.since = self._heard_at = self._loop.time()
-        self._request: HttpRequest | None = None
+        self._request: AsgiCycle | None = None
         self._request_alarm = _Alarm(self._request_late)
         self._body_alarm = _Alarm(self._body_late)
         self._stall_alarm = _Alarm(self._stalled)
@@ -186,7 +186,7 @@ class HttpConnection(asyncio.Protocol):
             request.end()
 
     def _begin(self, head: h11.Request) -> None:
-        serving, self._request = self._serving, HttpRequest(self, head)
+        serving, self._request = self._serving, AsgiCycle(self, head)
         task = serving.scope.spawn(self._request.run(serving.app), name="http request")
         serving.requests.add(task)
         task.add_done_callback(serving.requests.discard)
@@ -289,7 +289,7 @@ class HttpConnection(asyncio.Protocol):
             self.protocol.start_next_cycle()
 
 
-class HttpRequest:
+class AsgiCycle:
     """One request and its answer, as an ASGI application sees them."""
 
     def __init__(self, connection: HttpConnection, head: h11.Request) -> None:
