@@ -138,7 +138,7 @@ class _Leader:
         return batch.revision
 
     async def _solve(self) -> None:
-        """Solve for the present state. The state may have changed when this returns, which does no harm."""
+        """Solve for the present state. The state may change meanwhile, which does no harm."""
         solver_input = SolverInput.of(self._state)
         begun = self._clock.monotonic()
         solution = await self._solution(solver_input)
@@ -239,7 +239,7 @@ class _Batch:
 
 
 def _holds(compare: Compare, read: RangeResult) -> bool:
-    """Return True for a condition of a step, of which there are two kinds, if it holds for what was read."""
+    """Return True if a condition of a step holds for what was read. Steps have two kinds of conditions."""
     is_create = compare.target is Target.CREATE_REVISION
     revisions = [kv.create_revision if is_create else kv.mod_revision for kv in read.kvs]
     revision = max(revisions, default=0)

@@ -1,8 +1,8 @@
 """One step from the current assignments of an item towards its desired ones.
 
-New replicas are added at once where members have capacity.
-An unwanted replica is removed only when enough others are known to be consistent. Every
-``ItemStep`` is a group of comparisons and operations that etcd applies together or not at all.
+New replicas are added at once where members have capacity. An unwanted replica is removed only when enough
+others are known to be consistent. Every ``ItemStep`` is a group of comparisons and operations that etcd
+applies together or not at all.
 """
 
 from __future__ import annotations
@@ -108,9 +108,8 @@ def _run_end(assignments: Sequence[DecodedKV], begin: int) -> int:
 
 
 def _remove_dead(root: str, assignments: Sequence[DecodedKV]) -> ItemStep:
-    """Return the step that removes the assignments of a deleted item. They may stay
-    if the item was created again.
-    """
+    """Return the step that removes the assignments of a deleted item. They may stay if the item was created
+    again."""
     dead: Assignment = assignments[0].decoded
     item = item_key(root, dead.item_id)
     return ItemStep(
@@ -141,7 +140,7 @@ def _plan(
 
 
 def _is_settled(current: Sequence[DecodedKV], desired: Sequence[MemberId]) -> bool:
-    """Return True if every desired member has its assignment, with slots 0, 1, 2 and so on. A fast path."""
+    """Return True if every desired member has its assignment, in slots 0, 1, 2 and so on. A fast path."""
     count = len(current)
     if count != len(desired):
         return False
@@ -220,12 +219,11 @@ class _ItemPlan:
     def _constrain_removes(
         self, keep: list[DecodedKV], unwanted: list[DecodedKV]
     ) -> tuple[list[DecodedKV], list[DecodedKV]]:
-        """Return (removes, rejoined): what to remove, and members whose assignment stays after all.
-        At least R consistent assignments remain, or nothing is removed. The most loaded members
-        lose theirs first.
+        """Return (removes, rejoined): assignments to remove, and members whose assignment stays after all.
 
-        The second assignment of a member holds nothing that the first one lacks, so it always goes. A step
-        that etcd applied late may have made it. With it, no replica could become consistent.
+        At least R consistent assignments remain, or nothing is removed. The most loaded members lose theirs
+        first. The second assignment of a member holds nothing that the first one lacks, so it always goes. A
+        step that etcd applied late may have made it. While it exists, no replica could become consistent.
         """
         members = {kv.decoded.member_id for kv in keep}
         doubled = [kv for kv in unwanted if kv.decoded.member_id in members]
@@ -244,7 +242,7 @@ class _ItemPlan:
         return order, []
 
     def _remove(self, removes: list[DecodedKV], keep: list[DecodedKV]) -> None:
-        """Remove assignments, unless those that make the removal safe are gone or changed by then."""
+        """Remove assignments, unless others that make the removal safe are gone or changed by then."""
         if not removes:
             return
         self.compares.append(_unchanged(self.item))
@@ -260,8 +258,8 @@ class _ItemPlan:
             self.loads.remove(kv.decoded.member_id, kv.decoded.slot)
 
     def _nothing_newer(self) -> Compare:
-        """Return the condition that the item got no assignment since. Otherwise a step that etcd applies
-        late, after those of another leader, would make a second primary or give a member two slots.
+        """Return the condition that the item got no assignment meanwhile. Without it, a step that etcd
+        applies late, after those of another leader, would make a second primary or give a member two slots.
         """
         begin, end = prefix_range(item_assignments_prefix(self.round.root, self.item.decoded.id))
         newest = max((kv.raw.create_revision for kv in self.current), default=0)
@@ -270,9 +268,9 @@ class _ItemPlan:
     def _promotee(self, keep: list[DecodedKV]) -> DecodedKV | None:
         """Return the replica that becomes the primary, if the item has no primary left.
 
-        Prefer a consistent replica. Without one, prefer the replica that holds the most. A member
-        that has just joined holds nothing. Its promotion would drop what the survivors hold. Load
-        decides between equals only.
+        Prefer a consistent replica. Without one, prefer the replica that holds the most. A member that has
+        just joined holds nothing: its promotion would drop what the survivors hold. Load decides only between
+        equal replicas.
         """
         if not keep or any(kv.decoded.slot == 0 for kv in keep):
             return None
@@ -292,9 +290,8 @@ class _ItemPlan:
         return min(best, key=preference)
 
     def _move(self, kv: DecodedKV, slot: int) -> None:
-        """Move an assignment to another slot. Slots are part of the key: delete the key, and put
-        its value and lease at the new key.
-        """
+        """Move an assignment to another slot. Slots are part of the key: delete the key, and put its value
+        and lease at the new key."""
         assignment: Assignment = kv.decoded
         zone, suffix = assignment.member_id
         key = assignment_key(self.round.root, assignment.item_id, zone, suffix, slot)

@@ -1,7 +1,7 @@
-"""The needs and the room of a cluster, and the items that its leaving members keep.
+"""The needs and the capacity of a cluster, and the items that its leaving members keep.
 
-A leaving member gets no new item. It keeps an item of its own while the members that stay cannot
-hold all replicas of that item, or have no room for it:
+A leaving member gets no new item. It keeps an item while the members that stay cannot hold all replicas of
+that item, or have no room for it:
 
     item of a leaving member     replicas wanted   members that stay    the member
     no other member needed       w                 w or more            hands it over
@@ -22,7 +22,7 @@ from gazette.allocator.model import DecodedKV, MemberId
 class Demand:
     """Capacity and demand of one snapshot. Costs O(members + items), and O(assignments) while members leave.
 
-    ``limits`` are effective: a leaving member offers no more than what it keeps.
+    ``limits`` are effective: the limit of a leaving member is the number of items that it keeps.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Demand:
         self.crowded: dict[MemberId, int] = {}
         """By leaving member, the number of further items that it keeps because the others are full."""
         self.kept: dict[MemberId, Collection[str]] = {}
-        """By leaving member, the items that it may keep. It keeps as many as its limit says."""
+        """By leaving member, the items that it may keep. It keeps as many of them as its limit says."""
         leaving = [
             kv for kv in members if kv.decoded.value.exiting() and self.limits[kv.decoded.id] > 0
         ]
@@ -56,7 +56,7 @@ class Demand:
                 self.zone_slots[zone] = self.zone_slots.get(zone, 0) + limit
 
     def _relieve(self, leaving: Sequence[MemberId], assignments: Sequence[DecodedKV]) -> None:
-        """Lower the limits of ``leaving``, of which the oldest is the first, to what they keep."""
+        """Lower the limits of ``leaving`` members, the oldest first, to what they keep."""
         held = self._held(leaving, assignments)
         staying = [m for m, limit in self.limits.items() if limit > 0 and m not in held]
         holders: dict[str, list[MemberId]] = {}
@@ -72,7 +72,7 @@ class Demand:
             )
             for member in leaving
         }
-        # A replica without any member that could hold it takes no room.
+        # A replica that no member could hold needs no room.
         slots = sum(
             min(wanted, len(staying) + len(holders.get(item, ())))
             for item, wanted in self.replication.items()

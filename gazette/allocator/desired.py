@@ -1,4 +1,4 @@
-"""The solver's problem, made from the state, and the solution, converted from indices to names."""
+"""The solver's problem, made from the state, and its solution, converted from indices to names."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ REPORT_INTERVAL_S: Final = 10.0
 _POLL_S: Final = 1.0
 _POLL_MIN_S: Final = 0.01
 _ANNOUNCED_POLL_S: Final = 0.02
-"""Seconds between looks for our own announcement, which takes a moment of etcd."""
+"""Seconds between looks for our own announcement, which etcd delivers after a moment."""
 
 
 class Announces(Protocol):
@@ -37,11 +37,11 @@ class Announces(Protocol):
 class Drain:
     """Drain of one member, begun by ``run``. Loop-bound.
 
-    ``timeout_s`` bounds the drain from its start. ``alone_timeout_s`` bounds the time in which items
-    wait that no other member can take. That is time for a replacement to start.
+    ``timeout_s`` bounds the drain from its start. ``alone_timeout_s`` bounds the time for which items wait
+    that no other member can take. A replacement can start in that time.
 
-    Progress starts that time again: a change of an item that the member held when it announced that it
-    leaves, or of the members that stay. Items that come later are no progress.
+    Progress starts that time again. Progress is a change of the members that stay, or of an item that the
+    member held when it announced its leaving. Items that come later are no progress.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Drain:
             )
 
     async def await_timeout(self) -> str:
-        """Return the reason once waiting for a hand-off has become useless."""
+        """Return the reason once it is useless to wait longer for a hand-off."""
         while True:
             now = self._clock.monotonic()
             self._look()
@@ -128,7 +128,7 @@ class Drain:
                 )
             self._report(now, left_s)
             poll_s = _POLL_S if self._is_announced() else _ANNOUNCED_POLL_S
-            # A rest that is less than the clock tells apart would never be over.
+            # A wait shorter than the clock can resolve would never be over.
             await self._clock.sleep(max(min(poll_s, left_s), _POLL_MIN_S))
 
     def describe(self) -> str:
@@ -212,13 +212,13 @@ class Drain:
         )
 
     def _is_announced(self) -> bool:
-        """Return True if the state has our announcement, or our key is gone."""
+        """Return True if the state has our announcement, or if our key is gone."""
         ours = self._state.local_member
         return ours is None or ours.decoded.value.exiting()
 
 
 class _StuckTime:
-    """Seconds in which a drain was stuck since its last progress."""
+    """Seconds for which a drain has been stuck since its last progress."""
 
     def __init__(self) -> None:
         self._before_s = 0.0
@@ -229,12 +229,12 @@ class _StuckTime:
         return self._before_s + (now - self._since if self._since is not None else 0.0)
 
     def look(self, now: float, progress: object, *, is_stuck: bool) -> None:
-        """Note the present state. A ``progress`` that differs from the last one starts from zero."""
+        """Note the present state. If ``progress`` differs from the last one, count from zero."""
         self._before_s = self.seconds(now) if progress == self._progress else 0.0
         self._since = now if is_stuck else None
         self._progress = progress
 
 
 def _life(item: DecodedKV) -> tuple[str, int]:
-    """Return what tells an item from a later one of the same name."""
+    """Return the identity of an item: a later item of the same name has another one."""
     return item.key, item.raw.create_revision

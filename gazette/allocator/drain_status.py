@@ -30,7 +30,7 @@ class DrainStatus:
     """
 
     needing_members: tuple[str, ...] = ()
-    """Items that no other member can take over: they need more members for their replicas."""
+    """Items that no other member can take over: their replicas need more members."""
     replicas: int = 0
     """Greatest replication among these items."""
     replicas_least: int = 0
@@ -38,7 +38,7 @@ class DrainStatus:
     needing_room: int = 0
     """Number of the other items that stay here because the other members are at their limits."""
     moving: tuple[str, ...] = ()
-    """The other items. All but ``needing_room`` of them are about to be handed over."""
+    """The other items. All but ``needing_room`` of them will soon be handed over."""
     staying: tuple[str, ...] = ()
 
     @property
@@ -97,7 +97,7 @@ def drain_status(state: State) -> DrainStatus:
     ]
     local = state.local_member
     member: MemberId = ("", "") if local is None else local.decoded.id
-    # Until etcd has the announcement, and when this member serves nothing, count what others could hold.
+    # Before etcd has the announcement, or when this member serves nothing, count what others could hold.
     needed = demand.needed.get(member)
     needing: list[str] = []
     moving: list[str] = []

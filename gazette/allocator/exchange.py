@@ -49,11 +49,11 @@ class _Moves:
 
 
 class Exchange:
-    """Assignment of some items to all members, which ``improve`` makes the cheapest one.
+    """Assignment of some items to all members. ``improve`` makes it the cheapest one.
 
-    ``bounds[m]`` are ``share_bounds`` less what earlier networks gave to member ``m``. The last bound is the
-    most that the member may hold. ``ranked`` makes early items win if not all can be served. ``chosen``
-    lists the members of each item to begin with. It may exceed limits: what is too much is left out.
+    ``bounds[m]`` are ``share_bounds``, less what earlier networks gave to member ``m``. The last bound is the
+    most that the member may hold. ``ranked``: if not all items can be served, earlier ones win. ``chosen``
+    lists the members of each item to begin with. If it exceeds limits, the excess is left out.
 
     Raise ``Broken`` if the network is too large for its costs.
     """
@@ -210,9 +210,8 @@ class Exchange:
             self._lower(np.full(len(items), source), items)
 
     def _update(self, items: Ints, members: Sequence[int]) -> None:
-        """Update the derived values after a change of the choice. Costs of arcs that rise stay too
-        low: see `_apply`.
-        """
+        """Update the derived values after a change of the choice. Costs of arcs that rise stay too low: see
+        `_apply`."""
         counts = self._in_zone @ self._chosen[:, items]
         self._served[items] = counts.sum(axis=0)
         if len(counts) > 1:
@@ -251,7 +250,7 @@ class Exchange:
         sink = self._sink
         taken = np.minimum(self._cost[sink, :sink], self._shrink)
         put = np.minimum(self._cost[:sink, sink], self._grow)
-        # Most cycles only assign one more item. Then a look at each member suffices.
+        # Most cycles only assign one more item. To find these, a look at each member is enough.
         cheapest = int(np.argmin(taken + put))
         if taken[cheapest] + put[cheapest] < 0:
             return [sink, cheapest]
@@ -273,7 +272,7 @@ class Exchange:
         raise Broken("found no cycle after a round for each node", nodes=sink + 1)
 
     def _apply(self, cycle: list[int]) -> None:
-        """Apply a negative cycle as often as its costs hold. If one was too low, correct it instead."""
+        """Apply a negative cycle as often as its costs hold. If a cost was too low, correct it instead."""
         arcs: list[_Moves] = []
         loads, units = 0, self._chosen.size
         for source, target in pairwise([*cycle, cycle[0]]):
@@ -298,7 +297,7 @@ class Exchange:
             raise Broken("no part of a negative cycle is cheaper", nodes=cycle)
 
     def _disjoint(self, arcs: list[_Moves], units: int) -> list[_Moves]:
-        """Return ``units`` items of each arc at most, none twice. Return none if too few are distinct."""
+        """Return at most ``units`` items of each arc, no item twice. Return none if too few are distinct."""
         units = max(1, min(units, *(len(arc.items) // len(arcs) for arc in arcs)))
         taken = np.zeros_like(self._served, dtype=np.bool_)
         picked: list[_Moves] = []
@@ -306,7 +305,7 @@ class Exchange:
             free = np.flatnonzero(~taken[arc.items])
             if len(free) < units:
                 return [arc.pick(slice(0)) for arc in arcs]
-            # Equally good items: take some from everywhere, so that two members do not share all items.
+            # Of equally good items, pick some from everywhere, so that two members do not share all items.
             picks = np.arange(units) if self._ranks else np.arange(units) * len(free) // units
             picked.append(arc.pick(free[picks]))
             taken[picked[-1].items] = True
@@ -329,8 +328,8 @@ class Exchange:
     def _apply_once(self, arcs: list[_Moves]) -> bool:
         """Move one item on each arc, if that is cheaper. Else try the two parts that a repeated item joins.
 
-        Costs of arcs hold for one move of an item. Two moves of the same item cost their sum, or more.
-        In the second case the cycle crosses itself, and one of its parts is negative.
+        Costs of arcs hold for one move of an item. Two moves of the same item cost their sum, or more. Then
+        the cycle crosses itself, and one of its parts is negative.
         """
         items = np.unique(np.concatenate([arc.items for arc in arcs])).tolist()
         nodes = {node for arc in arcs for node in (arc.source, arc.target)} - {self._sink}
@@ -352,7 +351,7 @@ class Exchange:
         return False
 
     def _total(self, items: Sequence[int], members: Iterable[int]) -> int:
-        """Return the cost of the present choice, as far as these items and members are concerned."""
+        """Return the cost of the present choice, for these items and members."""
         total = 0
         for item in items:
             chosen, wanted = self._chosen[:, item], int(self._wanted[item])

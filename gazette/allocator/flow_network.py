@@ -27,9 +27,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Bands of a member's fair share: from each bound to the next, one unit costs one step more. Within
-# a band, moving an item gains nothing. So assignments stay where a perfect balance is out of reach.
-# Around the share, each band is a single unit.
+# Bounds of bands around a member's fair share: in each next band, a unit costs one step more. Within a band,
+# moving an item gains nothing. So assignments stay if a perfect balance is impossible. Around the share, each
+# band is a single unit.
 _BELOW_SHARE = 8
 _ABOVE_SHARE = ((9, 8), (5, 4), (3, 2), (2, 1), (4, 1))
 FAIRNESS_STEPS = _BELOW_SHARE + 1 + len(_ABOVE_SHARE)
@@ -39,7 +39,7 @@ FAIRNESS_STEPS = _BELOW_SHARE + 1 + len(_ABOVE_SHARE)
 class FlowMember:
     """A member of the network. ``zone`` counts from zero, without gaps. ``limit`` > 0.
 
-    Of a member that ``leaves``, only the items use it that list it in ``kept``.
+    If it ``leaves``, it serves only items that list it in ``kept``.
     """
 
     zone: int
@@ -70,12 +70,11 @@ class Weights:
 
     @staticmethod
     def of(members: int, replication_max: int, ranks: int) -> Weights:
-        """Return the prices for a network. ``ranks`` is the number of steps in the
-        order of items, or 0 without order.
-        """
+        """Return the prices for a network. ``ranks`` is the number of steps in the order of items, or 0
+        without order."""
         visits = (
             members + 1
-        )  # items that a simple cycle visits: it passes a member between two items
+        )  # number of items of a simple cycle, which passes a member between two items
         below = visits * max(replication_max - 1, 1) + ranks
         move = below + 1
         below += 2 * members * move
@@ -89,8 +88,7 @@ class Weights:
 
 
 def share_bounds(limit: int, demand: int, capacity: int) -> list[int]:
-    """Return the counts of items at which the price rises, for a member with the share
-    limit·demand/capacity.
+    """Return the counts of items at which the price of a member rises. Its share is limit·demand/capacity.
 
     They ascend, with one bound for each step of the price. The last one is ``limit``.
     """

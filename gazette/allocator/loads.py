@@ -9,10 +9,10 @@ from gazette.allocator.model import Assignment, MemberId
 
 
 class Loads:
-    """Assignments per member, in all and as primary, against each member's effective limit.
+    """Assignments per member, in total and as primary, against each member's effective limit.
 
-    This is mutable on purpose: the plan for one item changes the options of the next. A member that
-    is not in ``limits`` (its key is gone) counts as infinitely loaded.
+    This is mutable on purpose: the plan for one item changes the options of the next. A member that is not in
+    ``limits`` (its key is gone) counts as infinitely loaded.
     """
 
     __slots__ = ("_limits", "_primaries", "_totals")

@@ -1,4 +1,4 @@
-"""The membership of a process in its cluster: its announcement, its part in the allocation, its leaving."""
+"""The membership of a process in its cluster: its announcement, its part in the allocation, and its end."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Membership:
         )
 
     async def leave(self, exiting: bytes, ends: Mapping[str, asyncio.Event]) -> None:
-        """Hand over all items, as `Drain.run` does. Return at once without a part in the allocation."""
+        """Hand over all items, as `Drain.run` does. Return at once if `allocate` was not called."""
         if self._allocating is not None:
             assert self.session is not None
             await self.drain.run(self.session, exiting, self._allocating, ends)

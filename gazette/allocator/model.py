@@ -1,14 +1,14 @@
 """Items, members and assignments: their keys in etcd, and the values that the allocator reads.
 
-Keys under a root. ``#`` sorts below every character of names, so the order of keys
-is the order of (item, zone, suffix):
+Keys under a root. ``#`` sorts below every character of names, so the order of keys is the order of (item,
+zone, suffix):
 
     <root>/items/<item>                            item to be served; no lease
     <root>/members/<zone>#<suffix>                 member; under its session lease
     <root>/assign/<item>#<zone>#<suffix>#<slot>    assignment; under the assigned member's lease
 
-Items are journals for brokers, and shards for consumers. Slot 0 is the primary. Other slots have no
-meaning.
+Items are journals for brokers, and shards for consumers. Slot 0 is the primary. The numbers of other slots
+have no meaning.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class ItemValue(Protocol):
     def least_replication(self) -> int:
         """Return the number of replicas to keep when members leave and too few stay.
 
-        It is at most ``desired_replication``. An item whose replicas make it durable keeps all of
-        them, and the leaving member waits for a replacement. An item that is durable without its
-        replicas returns one: it is handed over at once.
+        It is at most ``desired_replication``. An item that is durable only by its replicas keeps all of them,
+        and the leaving member waits for a replacement. An item that is durable without its replicas returns
+        one: it is handed over at once.
         """
         ...
 
@@ -78,9 +78,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Assignment of an item to a member. ``value`` is what the application decodes: a Route
-    (broker) or a ReplicaStatus (consumer).
-    """
+    """Assignment of an item to a member. ``value`` is decoded by the application: a Route (broker) or a
+    ReplicaStatus (consumer)."""
 
     item_id: str
     zone: str

@@ -1,4 +1,4 @@
-"""Routes and headers that a process reads off the keys of its cluster."""
+"""Routes and headers that a process derives from the keys of its cluster."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def with_endpoints(route: Route, state: State) -> Route:
 
 
 def etcd_header(key_space: KeySpace) -> EtcdHeader:
-    """Return the header of the revision at which the key space is."""
+    """Return the header of the key space's present revision."""
     header = key_space.header
     return EtcdHeader(header.cluster_id, header.member_id, header.revision, header.raft_term)

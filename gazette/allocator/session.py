@@ -1,7 +1,7 @@
-"""A member's session: its lease, its key under that lease, and its announcement to leave.
+"""A member's session: its lease, its key under that lease, and its announcement that it leaves.
 
-A member's assignments live under its lease. The loss of the lease or of the key ends the process,
-because another member may already serve its items.
+A member's assignments live under its lease. The loss of the lease or of the key ends the process, because
+another member may already serve its items.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ log = logging.getLogger(__name__)
 
 CONFLICT_RETRY_S = 10.0
 CONFLICT_RETRY_SOON_S = 1.0
-"""Seconds between early attempts. A restarted process waits for its former lease, which ends soon."""
+"""Seconds between the first attempts. A restarted process waits for its former lease, which soon expires."""
 _UNAVAILABLE_RETRY_S = 1.0
 
 
 class MemberSession:
     """Session made by ``start`` and ended by ``close``. Run ``run`` as a daemon at once. Loop-bound.
 
-    Leave in this order: ``set_exiting``, wait until ``allocate`` returns, stop serving, ``close``.
+    To leave: call ``set_exiting``, wait until ``allocate`` returns, stop serving, call ``close``.
     """
 
     def __init__(self, etcd: Etcd, clock: Clock, key: str, lease: Lease) -> None:
@@ -53,8 +53,8 @@ class MemberSession:
     ) -> Self:
         """Announce the member, and load ``ks`` at a revision that includes it.
 
-        While another lease holds the key, wait and try again without end. An earlier process with the same id
-        may have to time out. The lease is kept alive meanwhile.
+        While another lease holds the key, wait and try again without end: the lease of an earlier process
+        with the same id may have to expire. Our lease is kept alive meanwhile.
 
         Raise ``LeaseLost`` if etcd stays unreachable for the time of the lease. Raise what ``KeySpace.load``
         raises. Cancellation: the lease is given back, as by ``close``. A lease without a key may remain.
@@ -67,20 +67,20 @@ class MemberSession:
                 await ks.load(etcd, session._mod_revision)
                 scope.cancel()
         except (GazetteError, asyncio.CancelledError):
-            # Its owner does not have the lease yet. The next process of this id would wait for the key.
+            # The caller has no session yet. The next process of this id would wait for the key.
             await session.close()
             raise
         return session
 
     async def run(self) -> NoReturn:
-        """Keep the lease alive, as a daemon. Raise ``LeaseLost`` when that is no longer possible."""
+        """Keep the lease alive, as a daemon. Raise ``LeaseLost`` when that is not possible any more."""
         await keep_alive_apart(self.lease)
 
     async def set_exiting(self, exiting_value: bytes) -> None:
         """Replace the member's specification by one that is exiting, under the same lease.
 
-        This may be called again. Raise ``Broken`` if the key is not as this session left it.
-        Cancellation may leave it written. Calling again is safe.
+        Raise ``Broken`` if the key differs from what this session wrote. Cancellation may leave the
+        specification written. This may be called again, also then.
         """
         if self._exiting == exiting_value:
             return
@@ -129,7 +129,7 @@ class MemberSession:
                     (Op.get(self.key),),
                 )
             except Unavailable as error:
-                # The lease bounds this wait: its daemon fails this scope when the lease is lost.
+                # The lease limits this wait: when it is lost, its daemon fails this scope.
                 log.warning(
                     "retrying to announce member key %(key)s: %(error)s",
                     {"key": self.key, "error": error},

@@ -25,9 +25,9 @@ async def leave(
 ) -> GazetteError | None:
     """Run the stages in order. Return the first error of a stage, or None.
 
-    Keys of ``stages`` are phrases for the log. Call ``entering`` with each key. Each stage bounds
-    its own time. Raise any error that is not a ``GazetteError``: it is a defect, after which
-    nothing is known. Cancellation cancels the present stage.
+    Keys of ``stages`` are phrases for the log. Call ``entering`` with each key. Each stage limits its own
+    time. Raise any error that is not a ``GazetteError``: after such a defect nothing is known. Cancellation
+    cancels the present stage.
     """
     first: GazetteError | None = None
     for name, stage in stages.items():
@@ -47,7 +47,7 @@ async def leave(
 async def release(leased: Leased, *watchers: asyncio.Task[Any] | None) -> None:
     """End the tasks that watch a membership, then give its lease back. Raise as ``close``.
 
-    The watchers would take the end of the membership for a failure. Cancellation: the lease may remain.
+    For the watchers, the end of the membership would be a failure. Cancellation: the lease may remain.
     """
     for task in watchers:
         if task is not None and not task.done():
@@ -57,9 +57,8 @@ async def release(leased: Leased, *watchers: asyncio.Task[Any] | None) -> None:
 
 
 async def end_all(*endings: Awaitable[None]) -> None:
-    """Await all in order. If one fails with a ``GazetteError``, await the others all the same, and
-    raise the first such error. Each bounds its own time.
-    """
+    """Await all in order, even if one fails with a ``GazetteError``. Raise the first such error. Each limits
+    its own time."""
     first: GazetteError | None = None
     for ending in endings:
         try:

@@ -13,7 +13,7 @@ from gazette.allocator.flow_network import FlowItem, FlowMember, share_bounds
 
 ITEMS_PER_NETWORK = 10_000
 ARCS_PER_NETWORK = 3_000_000
-"""Bound on the memory of a solve, in pairs of an item and a member."""
+"""Most pairs of an item and a member in a solve. This bounds its memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def solve(problem: Problem, items_per_network: int = ITEMS_PER_NETWORK) -> Solut
     """Return the desired members of every item, as a pure function of the problem.
 
     Many items are solved in several networks, in order. A member's share grows with the demand so far, so
-    that each network leaves a part of every member to the next. Raise ``Broken`` if the problem is too large.
+    each network leaves a part of every member for the next. Raise ``Broken`` if the problem is too large.
     """
     if not problem.members:
         return [() for _ in problem.items]
@@ -56,9 +56,8 @@ def solve(problem: Problem, items_per_network: int = ITEMS_PER_NETWORK) -> Solut
 
 
 def _budgets(problem: Problem, end: int, used: Sequence[int]) -> list[list[int]]:
-    """Return the bounds of each member's share once the items before ``end``
-    are served, less what is used.
-    """
+    """Return the bounds of each member's share when the items before ``end`` are served,
+    less what is used."""
     most = len(problem.members)
     seen = sum(min(item.replication, most) for item in problem.items[:end])
     capacity = sum(member.limit for member in problem.members)
@@ -72,14 +71,14 @@ def _budgets(problem: Problem, end: int, used: Sequence[int]) -> list[list[int]]
 def _solve_network(
     members: tuple[FlowMember, ...], items: tuple[FlowItem, ...], bounds: list[list[int]]
 ) -> Solution:
-    # A broker that never leads need not load numpy.
+    # Only a broker that leads needs numpy.
     from gazette.allocator.exchange import Exchange
 
     current = [item.current for item in items]
     exchange = Exchange(members, items, bounds, current, ranked=False)
     exchange.improve()
     if exchange.missing:
-        # Capacity is too small. Leave the last items short, and serve the others in full.
+        # Capacity is too small: serve the first items in full, and leave the last ones short.
         exchange = Exchange(members, items, bounds, exchange.solution(), ranked=True)
         exchange.improve()
     return exchange.solution()

@@ -100,7 +100,7 @@ class State:
         self._find_local()
 
     def _find_local(self) -> None:
-        """Find our items. One that is as before stays the same object, so that changes are quickly found."""
+        """Find our items. An unchanged item stays the same object, so that observers soon see the changes."""
         zone, _, suffix = self.local_key.removeprefix(self.root + MEMBERS).partition("#")
         before = {local.item.decoded.id: local for local in self.local_items}
         self.local_count, self.local_items = 0, []
@@ -118,7 +118,7 @@ class State:
     def _siblings(
         self, before: Mapping[str, tuple[DecodedKV, ...]]
     ) -> Iterator[tuple[str, tuple[DecodedKV, ...]]]:
-        """Yield the assignments of each item, as the same object if they are as ``before``."""
+        """Yield the assignments of each item. Unchanged ones are the same object as in ``before``."""
         for item_id, siblings in groupby(self.assignments, key=_ITEM_ID):
             now = tuple(siblings)
             was = before.get(item_id)
@@ -152,7 +152,7 @@ class State:
         return leader is not None and leader.key == self.local_key
 
     def should_exit(self) -> bool:
-        """Return True if the local member is exiting and holds nothing any more."""
+        """Return True if the local member is exiting and holds no assignment."""
         local = self.local_member
         if local is None:
             return False

@@ -39,7 +39,7 @@ _GZIP_MAGIC = b"\x1f\x8b\x08"
 
 
 _GZIP_SLICE_BYTES: Final = 1 << 12
-"""Bytes of a slice of a deflate stream. Its content may be 1032 times as large."""
+"""Bytes of a slice of a deflate stream. Its decoded content may be 1032 times as large."""
 _SNAPPY_SLICE_BYTES: Final = 1 << 17
 
 
@@ -65,9 +65,8 @@ class Decompressor(Protocol):
     def decompress(self, data: bytes, max_length: int) -> bytes:
         """Add file bytes (or ``b""`` to continue). Return at most ``max_length`` journal bytes.
 
-        Input that is not decoded yet is kept: pass more only if ``needs_input``. At most 32 MiB of
-        decoded bytes are held, for any input. Raise ``Corrupt`` if the input does not fit the
-        codec.
+        Input that is not decoded yet is kept: pass more only if ``needs_input``. At most 32 MiB of decoded
+        bytes are held, for any input. Raise ``Corrupt`` if the input does not fit the codec.
         """
         ...
 
@@ -234,9 +233,7 @@ class _NoDecompressor:
 
 
 class _SlicedDecompressor(ABC):
-    """Decompressor that feeds its input in slices, small enough to bound the output of each
-    slice.
-    """
+    """Decompressor that feeds its input in slices, small enough to bound the output of each slice."""
 
     __slots__ = ("_input", "_output")
 
@@ -428,9 +425,7 @@ class _SnappyDecompressor(_SlicedDecompressor):
 
 
 class _OffloadDecompressor:
-    """Decompressor of gzip if the input begins like gzip. Otherwise the transport has decoded
-    it.
-    """
+    """Decompressor of gzip if the input begins like gzip. Otherwise the transport has decoded it."""
 
     __slots__ = ("_chosen", "_head")
 

@@ -1,8 +1,8 @@
 """Stage 10 of the byte path: the file bytes of a stored fragment become its journal bytes.
 
-A stored file is not trusted. Its name gives the number of bytes that it must decode to, and their SHA-1.
-Decoding stops at the first byte too many. A file that ends early is an error, and so is another digest
-once the fragment was read whole.
+A stored file is not trusted. Its name gives the number of its decoded bytes, and their SHA-1. Decoding stops
+at the first additional byte. A file that ends early is an error. So is another digest, if the fragment was
+read from its start to its end.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from gazette.runtime.tasks import Pool
 
 _READ_BYTES: Final = 1 << 18
 _SUM_BYTES: Final = 1 << 20
-"""Bytes that are handed to another thread at once to be hashed: fewer cost more than they gain."""
+"""Bytes that are handed to another thread together, to be hashed. Fewer would cost more than they gain."""
 _TRAILER_BYTES_MAX: Final = 1 << 20
-"""Bytes that may follow the last content byte without any content: checksums, empty members."""
+"""Most bytes of the file after the last byte of content: checksums, empty members."""
 
 
 class FragmentDecoder:
     """Decodes one fragment: bytes in, bytes out. For one thread at a time.
 
-    Decoding starts with the file's first byte: only codec NONE can start elsewhere. With NONE it may start at
+    Decoding starts with the file's first byte; only codec NONE can start elsewhere. With NONE it may start at
     the byte of offset ``start``, and then the digest is not checked. Pass ``verify`` False if the caller
     compares the digest elsewhere.
 
     With ``sums`` the digest is computed in that pool, while decoding goes on. Decode in a thread of another
-    pool: a thread that decodes there would wait for itself.
+    pool: a thread of the same pool would wait for itself.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class FragmentDecoder:
 
     @property
     def needs_input(self) -> bool:
-        """True if ``decode`` has given all it can without more of the file."""
+        """True if ``decode`` can return no more without more bytes of the file."""
         return self._decompressor.needs_input
 
     @property
@@ -81,7 +81,7 @@ class FragmentDecoder:
         or holds more than the fragment.
         """
         remaining = self.remaining
-        # Ask for one byte more than is left: so the first byte too many is seen.
+        # Ask for one byte more than is left, to notice an additional byte.
         wanted = min(max_length, remaining + 1) if max_length else 0
         try:
             content = self._decompressor.decompress(data, wanted)
@@ -130,14 +130,15 @@ class FragmentDecoder:
                 self._await_sum()
 
     def _await_sum(self) -> None:
-        """Wait until the digest has what was handed over. Hash it here if the pool was closed meanwhile."""
+        """Wait until the digest has all that was handed over. Hash it here if the pool was
+        closed meanwhile."""
         pieces, self._summing = self._summing, []
         summed, self._summed = self._summed, None
         if summed is not None:
             try:
                 summed.result()
             except concurrent.futures.CancelledError:
-                pass  # Before it began.
+                pass  # The pool was closed before it began.
             else:
                 return
         if self._sum is not None:
@@ -209,9 +210,8 @@ class DecodedFile:
         return b""
 
     def skip_to(self, offset: Offset) -> None:
-        """Decode and drop all bytes before journal offset ``offset``. Raise
-        ``Corrupt`` if the fragment ends first.
-        """
+        """Decode and drop all bytes before journal offset ``offset``. Raise ``Corrupt`` if the fragment ends
+        first."""
         while self.offset < offset:
             if not self.read(min(_READ_BYTES, offset - self.offset)):
                 raise Corrupt(

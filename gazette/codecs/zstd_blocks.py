@@ -1,9 +1,7 @@
-"""Boundaries of the blocks of a zstd stream, so that a decompressor can be fed some blocks at a
-time. Pure.
+"""Boundaries of the blocks of a zstd stream, so that a decompressor can be fed some blocks at a time. Pure.
 
-A few bytes may stand for 128 KiB of content, but no block for more (RFC 8878, section 3.1.1.2.4).
-So a feed of whole blocks has a known bound on its content. It needs no slices that are small enough
-for the worst case.
+A few bytes may stand for 128 KiB of content, but no block for more (RFC 8878, section 3.1.1.2.4). So a feed
+of whole blocks has a known bound on its content. It can be larger than a slice for the worst case.
 """
 
 from __future__ import annotations
@@ -15,9 +13,7 @@ from typing import Final
 BLOCK_BYTES_MAX: Final = 128 << 10
 """Greatest content of a block, in bytes."""
 _BLOCKS: Final = 7
-"""Number of whole blocks to feed at once, in addition to the rest of a block. They hold at most 1
-MiB of content.
-"""
+"""Number of whole blocks to feed at once, after the rest of a block. They hold at most 1 MiB of content."""
 _LOST_BYTES: Final = 1 << 10
 """Bytes to feed at once if blocks are unknown. They hold at most 256 RLE blocks: 32 MiB of content."""
 
@@ -43,9 +39,9 @@ class _Next(Enum):
 
 
 class ZstdBlocks:
-    """Follower of one stream of consecutive frames.
+    """Follows one stream of consecutive frames.
 
-    If it does not understand the stream, it is lost. The decompressor will then report the error.
+    If it does not understand the stream, it stops following. The decompressor will then report the error.
     """
 
     __slots__ = ("_checksum", "_header", "_next", "_skip", "_wanted")
@@ -60,9 +56,8 @@ class ZstdBlocks:
         self._checksum = 0
 
     def take(self, data: memoryview) -> int:
-        """Return the number of the next bytes of the stream to feed at once: at least one, if there
-        is any.
-        """
+        """Return the number of the next bytes of the stream to feed at once: at least one,
+        if there is any."""
         at, blocks, size = 0, 0, len(data)
         while at < size:
             if self._next is _Next.LOST:

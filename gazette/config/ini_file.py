@@ -11,8 +11,8 @@ from gazette.errors import Invalid
 def ini_entries(text: str) -> Iterator[tuple[str, str]]:
     """Yield each entry of an INI file, as go-flags reads it. Raise ``Invalid`` that names the line.
 
-    Blanks around lines, keys and values do not count. ``;`` and ``#`` begin a comment at the begin
-    of a line only. A value in double quotes may hold escapes. A key without a value is left out.
+    Blanks around lines, keys and values are ignored. ``;`` and ``#`` begin a comment only at the begin of a
+    line. A value in double quotes may hold escapes. A key without a value is left out.
     """
     section = ""
     for number, line in enumerate(text.splitlines(), start=1):

@@ -1,6 +1,6 @@
 """One setting of a program: its names, its kind, and its texts.
 
-Programs import their part of this from `gazette.config.schema`, which settles the values.
+Programs import these names from `gazette.config.schema`, which determines the values.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def setting(
 ) -> Any:
     """Describe a field of a group.
 
-    Its type is str, int, float, bool, ``bool | None``, ``Path | None`` or ``tuple[str, ...]``.
-    ``name``, ``env`` and ``ini`` replace the names that follow from the field's name. A ``secret``
-    is never printed. ``short`` is a letter for ``-x``. ``flag_only`` keeps it out of the
-    environment, and of all sections of files but its own command's.
+    Its type is str, int, float, bool, ``bool | None``, ``Path | None`` or ``tuple[str, ...]``. ``name``,
+    ``env`` and ``ini`` replace the names that are derived from the field's name. A ``secret`` is never
+    printed. ``short`` is a letter for ``-x``. ``flag_only``: neither the environment nor a file sets it,
+    except the file's section of its own command.
     """
     meta = _Meta(
         help_text,
@@ -75,7 +75,7 @@ def duration(
     flag_only: bool = False,
     ini: str = "",
 ) -> Any:
-    """Describe a field of a group that holds seconds and is written as ``20s``, ``1m30s`` or ``0``."""
+    """Describe a field of a group that holds seconds, written as ``20s``, ``1m30s`` or ``0``."""
     meta = _Meta(
         help_text,
         name,
@@ -106,7 +106,7 @@ class Option:
     choices: tuple[str, ...]
     secret: bool
     short: str = ""
-    """A letter of the second form of the flag, ``-x``."""
+    """A letter for the short form of the flag, ``-x``."""
     flag_only: bool = False
     ini: str = ""
     """Key in an INI file, without the section: ``MaxAppendRate``."""
@@ -134,7 +134,7 @@ class Option:
         return value
 
     def render(self, value: Any) -> str:
-        """Return the text whose ``parse`` is ``value``."""
+        """Return the text for which ``parse`` returns ``value``."""
         if value is None:
             return ""
         if self.kind == "duration":
@@ -189,7 +189,7 @@ def options_of(group: str, cls: type) -> Iterator[Option]:
         if meta is None:
             raise Bug("a field of a settings group was not made by setting()", field=one.name)
         name = meta.name or one.name.replace("_", "-")
-        # Another program may have set a bare name such as PORT or ZONE.
+        # Another program may use a bare name such as PORT or ZONE.
         words = f"{group}.{name}" if group else ""
         yield Option(
             group=group,

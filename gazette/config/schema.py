@@ -49,7 +49,7 @@ _PLACES: Final = frozenset(
         *("peer_ca_file", "peer_cert_file", "peer_cert_key_file"),
     }
 )
-"""Fields that decide which servers are called, and by which certificates the two sides trust each other."""
+"""Fields that decide which servers are called, and by which certificates both sides trust each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Loaded:
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argparse parser that raises instead of leaving the process."""
+    """An argparse parser that raises instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
         raise Invalid(message, path=self.prog, hint=f"See `{self.prog} --help`.")
@@ -94,13 +94,13 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 class Schema:
     """The groups of one program. ``file_stem`` names its configuration file; None for no file.
 
-    ``arguments`` describes words without dashes, as in ``[FILE...]``; by default there must be
-    none. ``description`` and ``examples`` are for ``--help``. ``also_in_file`` are sections that
-    other programs read from the same file. ``defaults`` replaces those of some option keys.
+    ``arguments`` describes words without dashes, as in ``[FILE...]``; by default none are permitted.
+    ``description`` and ``examples`` are for ``--help``. ``also_in_file`` are sections of the same file for
+    other programs. ``defaults`` replaces the defaults of some option keys.
 
-    ``scopes`` are sections of a file, the general one first. Their keys and sub-sections
-    (``[scope.Group]``) count for this program, before those of all programs. Only the last one has
-    settings that are ``flag_only``.
+    ``scopes`` are sections of a file, the general one first. For this program, their keys and sub-sections
+    (``[scope.Group]``) take precedence over those of all programs. Only the last scope has settings that are
+    ``flag_only``.
     """
 
     def __init__(
@@ -134,9 +134,9 @@ class Schema:
     def load(
         self, argv: Sequence[str], environ: Mapping[str, str], *, directory: Path | None = None
     ) -> Loaded:
-        """Settle every option. Raise ``Invalid`` (exit code 2), or ``SystemExit`` for ``--help``.
+        """Find the value of every option. Raise ``Invalid`` (exit code 2), or ``SystemExit`` for ``--help``.
 
-        ``directory`` stands for the working directory, where a file is searched first.
+        ``directory`` replaces the working directory, where a file is searched first.
         """
         given, arguments = self._parse_flags(argv)
         named = given.pop("config", None)
@@ -174,7 +174,7 @@ class Schema:
     def _check_trust(self, path: Path, sources: Mapping[str, str]) -> None:
         """Raise ``Invalid`` if a file that the user did not name decides where a secret is sent.
 
-        The working directory may belong to another user. The secret is this user's.
+        Another user may own the working directory, but the secret is this user's.
         """
         file = f"file {path}"
         foreign = [
@@ -246,8 +246,7 @@ class Schema:
     def _spelled_out(self, argv: Sequence[str]) -> list[str]:
         """Return the words with every switch as ``--switch=true``.
 
-        A switch then does not take the next word for its value, unless that is one, as in
-        ``--switch false``.
+        Then a switch takes the next word as its value only if that is a value, as in ``--switch false``.
         """
         switches = {one.flag: one.flag for one in self.options if one.kind == "bool"}
         switches |= {
@@ -298,11 +297,11 @@ class Schema:
     def _read_file(self, path: Path) -> tuple[dict[str, str], list[str]]:
         """Return option key → text of all entries of a file, and a warning for each unknown key.
 
-        Raise ``Invalid``, in YAML for an unknown key as well: the original has no such files.
+        Raise ``Invalid``. In YAML, raise it for an unknown key as well: the original has no such files.
         """
         is_ini = path.suffix == ".ini"
         try:
-            text = path.read_text(encoding="utf-8-sig")  # Editors of Windows write a mark first.
+            text = path.read_text(encoding="utf-8-sig")  # Editors of Windows write a BOM.
             if is_ini:
                 entries = list(ini_entries(text))
             else:
@@ -333,7 +332,7 @@ class Schema:
     def _file_keys(self) -> dict[str, tuple[int, Option | None, str]]:
         """Return, by each key that a file may have: its rank, its option, and its usual name.
 
-        The key of the greater rank counts. The option is None if it is another program's.
+        If several keys set an option, that of the greatest rank counts. An option of another program is None.
         """
         known: dict[str, tuple[int, Option | None, str]] = {}
         for section, cls in self._others.items():
@@ -351,8 +350,8 @@ class Schema:
     def render_ini(self, loaded: Loaded, groups: Sequence[str] | None = None) -> str:
         """Return the effective configuration as an INI file, without secrets.
 
-        Sections and keys are those of the original. Defaults are comments, as there. ``groups`` are
-        those to render (None: all).
+        Sections and keys are those of the original. As there, defaults are comments. ``groups`` are those to
+        render (None: all).
         """
         lines: list[str] = []
         scope = self.scopes[0] if self.scopes else ""
@@ -367,7 +366,7 @@ class Schema:
                 facts = ", ".join(filter(None, (option.env, loaded.sources[option.key])))
                 lines.append(f"; {option.help} [{facts}]")
                 if not _may_be_shown(option, value):
-                    # A part of the text would be read back as another value.
+                    # A cut text would be read back as another value.
                     lines.append(f"; {option.name} is {'set' if value else 'not set'}; not shown")
                 else:
                     mark = "; " if loaded.sources[option.key] == "default" else ""
@@ -408,9 +407,8 @@ def _joined(*parts: str) -> str:
 
 
 def _folded(key: str) -> str:
-    """Return the form in which keys are compared: without case and separators, with our name of the
-    group.
-    """
+    """Return the form in which keys are compared: without case and separators, and with our name of the
+    group."""
     *sections, name = (re.sub("[-_]", "", part) for part in key.lower().split("."))
     return _joined(*(_ALIASES.get(one, one) for one in sections), name)
 

@@ -1,7 +1,7 @@
 """Folds loaded keys and watched events into the next sorted, decoded key/values.
 
-One bad key must not stop the mirror of all others. So the fold tolerates a value that does not
-decode, and a version that was skipped. It returns each such case as an ``Anomaly``.
+One bad key must not stop the mirror of all others. So the fold tolerates a value that cannot be decoded, and
+a version that was skipped. It returns each such case as an ``Anomaly``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from gazette.keyspace.key_values import DecodedKeyValue, Decoder
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """Something unexpected about a key. ``applied`` is True if the write took effect in the mirror
-    anyway.
-    """
+    """An unexpected write of a key. ``applied`` is True if it took effect in the mirror anyway."""
 
     key: str
     mod_revision: int
@@ -40,9 +38,8 @@ def load(
 ) -> Folded:
     """Decode all keys of a range, in its order.
 
-    Leave out a value that does not decode. If ``previous``, the former mirror, has the same
-    incarnation of that key, keep that entry, as ``fold`` would. Raise ``Bug`` if keys do not
-    ascend.
+    Leave out a value that cannot be decoded. But if ``previous``, the former mirror, has the same incarnation
+    of the key, keep that entry, as ``fold`` does. Raise ``Bug`` if keys do not ascend.
     """
     folding = _Folding(decoder)
     loaded: list[DecodedKeyValue] = []
@@ -66,9 +63,9 @@ def fold(
 ) -> Folded:
     """Apply the events of ``responses`` to ``current``. Neither is changed.
 
-    ``current`` ascends, as ``load`` and ``fold`` leave it. Each response has its events in order of
-    revision. They are merged by (key, ModRevision). One pass builds the result, and copies the
-    stretches in between.
+    ``current`` ascends, as ``load`` and ``fold`` return it. Each response has its events in order of
+    revision. They are merged by (key, ModRevision). One pass builds the result, and copies unchanged runs of
+    keys.
     """
     folding = _Folding(decoder)
     folded: list[DecodedKeyValue] = []
@@ -119,9 +116,7 @@ class _Folding:
     def apply(
         self, key: str, entry: DecodedKeyValue | None, event: WatchEvent
     ) -> DecodedKeyValue | None:
-        """Return the entry after ``event``. ``entry`` is the one before, or None if the key was
-        absent.
-        """
+        """Return the entry after ``event``. ``entry`` is the one before, or None if the key was absent."""
         kv = event.kv
         if event.deleted:
             if entry is None:
@@ -148,12 +143,10 @@ class _Folding:
     def decode(
         self, key: str, kv: KeyValue, otherwise: DecodedKeyValue | None
     ) -> DecodedKeyValue | None:
-        """Return the decoded entry, or ``otherwise`` (with its old revision) if it does not
-        decode.
-        """
+        """Return the decoded entry. If it cannot be decoded, return ``otherwise``, with its old revision."""
         try:
             if not key.isascii():
-                kv.key.decode()  # raise here: a key that is not UTF-8 has no place in the order of texts
+                kv.key.decode()  # This raises: a key that is not UTF-8 has no place in the order of texts.
             return DecodedKeyValue(key, kv, self._decoder(kv))
         except Bug:
             raise

@@ -26,11 +26,10 @@ log = logging.getLogger(__name__)
 
 _APPLY_DELAY_S = 0.030
 _VISIT_SHARE = 0.2
-"""Share of the event loop's time that visits of all keys take, as long as steps wait no longer than the next
-bound.
-"""
+"""Most of the event loop's time for visits of all keys, as a fraction. Steps wait at most
+`_APPLY_DELAY_MAX_S`."""
 _VISITS_PER_CHANGE = 100
-"""Keys that can be visited in the time that one change takes: observers may make a replica for it."""
+"""Keys that can be visited in the time of one change. For a change, observers may make a replica."""
 _APPLY_DELAY_MAX_S = 1.0
 _PENDING_RESPONSES_MAX = 256
 _BACKOFFS_S = (0.0, 0.0, 0.005, 2.0, 3.0, 4.0)
@@ -38,33 +37,29 @@ _BACKOFF_MAX_S = 5.0
 
 
 def backoff_s(attempt: int) -> float:
-    """Return the seconds to wait before the n-th attempt (from 0) of the watch without any
-    event.
-    """
+    """Return the seconds to wait before the n-th attempt (from 0) of a watch that has had no event."""
     return _BACKOFFS_S[attempt] if attempt < len(_BACKOFFS_S) else _BACKOFF_MAX_S
 
 
 class KeySpace:
     """The keys under ``root + "/"``, decoded.
 
-    ``key_values`` ascends. Every step replaces it and never changes it, so that a reference to it
-    is a snapshot. ``header`` is the header of the last applied response. Its ``revision`` is the
-    greatest ModRevision seen under the root, or the revision of the load right after a load.
-    Revisions of writes elsewhere in etcd may stay greater for ever.
+    ``key_values`` ascends. Every step replaces it and never changes it, so a reference to it is a snapshot.
+    ``header`` is the header of the last applied response. Its ``revision`` is the greatest ModRevision seen
+    under the root, or the revision of the load right after a load. Revisions of writes elsewhere in etcd may
+    stay greater for ever.
 
-    A value that does not decode is logged and left out. A known older value stays in force. So a
-    process that starts later may know less of that key than one that runs.
+    A value that cannot be decoded is logged and left out. A known older value stays in force. So a process
+    that starts later may know less of that key than one that runs.
 
-    Invariant: keys of ``key_values`` strictly ascend, and no ModRevision is above
-    ``header.revision``.
+    Invariant: keys of ``key_values`` strictly ascend, and no ModRevision is above ``header.revision``.
     """
 
     def __init__(
         self, root: str, decoder: Decoder, *, apply_delay_s: float = _APPLY_DELAY_S
     ) -> None:
-        """Make an empty mirror. Raise ``Invalid`` if ``root`` is not a clean path, such as
-        ``/gazette/cluster``.
-        """
+        """Make an empty mirror. Raise ``Invalid`` unless ``root`` is a clean path, such as
+        ``/gazette/cluster``."""
         if root in ("", ".") or root.startswith("//") or posixpath.normpath(root) != root:
             raise Invalid("not a clean path", path="root", root=root)
         self.root = root
@@ -81,21 +76,19 @@ class KeySpace:
         self._attempt = 0
         self._steps = 0
         self._pending = 0
-        """Number of responses with changes that have arrived, for the next step."""
+        """Number of waiting responses with changes, for the next step."""
         self._changed = asyncio.Event()
         self._end: BaseException | None = None
 
     @property
     def seen_revision(self) -> int:
-        """Revision up to which the mirror has all changes. The next change has a greater revision.
-        If the mirror was loaded again because the watch fell behind, this is above the revision of
-        ``header``.
-        """
+        """Revision up to which the mirror has all changes. The next change has a greater revision. If the
+        watch fell behind and the mirror was loaded again, this is above the revision of ``header``."""
         return max(self.header.revision, self._loaded_revision)
 
     @property
     def has_pending(self) -> bool:
-        """True if changes have arrived from etcd that the next step applies."""
+        """True if changes of etcd have arrived that the next step will apply."""
         return self._pending > 0
 
     def get(self, key: str) -> DecodedKeyValue | None:
@@ -118,14 +111,13 @@ class KeySpace:
     async def watch(self, etcd: Etcd) -> NoReturn:
         """Follow etcd from the mirror's revision, for as long as this runs.
 
-        Resume after interruptions, over all endpoints, with a pause that grows to 5 s. If etcd has
-        compacted the revision to resume from, load the mirror again. Observers then see one step,
-        as if all missed changes had arrived in one batch.
+        Resume after interruptions, over all endpoints, with a pause that grows to 5 s. If etcd has compacted
+        the revision to resume from, load the mirror again. Observers then see one step, as if all missed
+        changes had arrived in one batch.
 
-        Raise ``Broken`` if etcd is another cluster or its revision went back. Raise errors of
-        observers, ``NotAllowed`` and other refusals. Tasks that wait for revisions then raise
-        ``Broken`` too. After cancellation the mirror is as of the last step, and these tasks raise
-        ``Closed``.
+        Raise ``Broken`` if etcd is another cluster or its revision went back. Raise errors of observers,
+        ``NotAllowed`` and other refusals. Tasks that wait for revisions then raise ``Broken`` too. After
+        cancellation the mirror is as of the last step, and these tasks raise ``Closed``.
         """
         if self.header.revision == 0:
             raise Bug("cannot watch a key space that is not loaded", root=self.root)
@@ -155,11 +147,10 @@ class KeySpace:
             raise
 
     async def wait_for_revision(self, revision: int) -> None:
-        """Wait until the mirror is at ``revision`` or later. Bound the wait with
-        ``asyncio.timeout``.
+        """Wait until the mirror is at ``revision`` or later. Bound the wait with ``asyncio.timeout``.
 
-        Only changes under the root count. The revision of a write elsewhere is reached with the
-        next change here. Raise ``Closed`` or ``Broken`` if ``watch`` has ended.
+        Only changes under the root count: the revision of a write elsewhere is reached with the next change
+        here. Raise ``Closed`` or ``Broken`` if ``watch`` has ended.
         """
         while self.seen_revision < revision:
             await self.next_change()
@@ -210,8 +201,8 @@ class KeySpace:
             while True:
                 batch.append(await arrived.get())
                 if self.apply_delay_s > 0:
-                    # Events come in bursts. Each step visits all keys, for a whole burst or for one event.
-                    # Where keys are many, steps come less often.
+                    # Events come in bursts. A step visits all keys, for one event or for many. If there are
+                    # many keys, steps come less often.
                     delay_s = min(visit_s / _VISIT_SHARE, _APPLY_DELAY_MAX_S)
                     await etcd.clock.sleep(max(self.apply_delay_s, delay_s))
                 begun = etcd.clock.monotonic()
@@ -221,7 +212,7 @@ class KeySpace:
                 visit_s = share * (etcd.clock.monotonic() - begun)
 
         def step() -> int:
-            """Apply what has arrived. Return the number of events."""
+            """Apply the responses that have arrived. Return the number of events."""
             while not arrived.empty():
                 batch.append(arrived.get_nowait())
             responses = batch.copy()
@@ -251,12 +242,12 @@ class KeySpace:
         header = self._check_cluster(loaded.header)
         if header.revision < self.header.revision:
             raise self._went_back(header.revision, self.header.revision)
-        # Peers wait for the revision that we report. So it must be a change under this root. After a
+        # Peers wait for the revision that we report. So it must be that of a change under this root: after a
         # write elsewhere, this root may not change for hours.
         last = max((kv.mod_revision for kv in loaded.kvs), default=0)
         left = {kv.key.decode() for kv in loaded.kvs}
         gone = any(kv.key not in left for kv in self.key_values)
-        # A key was deleted at an unknown revision, which is after the one we had seen.
+        # A key was deleted at an unknown revision, later than the last one that we have seen.
         shown = replace(header, revision=max(last, self.header.revision + gone))
         self._replace(loaded, header, shown)
 

@@ -15,7 +15,7 @@ Decoder: TypeAlias = Callable[[KeyValue], object]
 
 @dataclass(frozen=True, slots=True)
 class DecodedKeyValue:
-    """A key as text, as raw key and value, and decoded. The text sorts as the bytes do."""
+    """A key as text, the raw key and value, and the decoded value. The text sorts like the bytes."""
 
     key: str
     raw: KeyValue

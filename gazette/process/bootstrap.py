@@ -52,7 +52,7 @@ _Service = TypeVar("_Service", bound=MemberService)
 
 
 def print_effective(options: Schema, loaded: Loaded) -> None:
-    """Print the settings in effect, as a file that they could be read from. Warnings go to stderr."""
+    """Print the settings in effect, in the form of a settings file. Warnings go to stderr."""
     sys.stderr.writelines(f"warning: {warning}\n" for warning in loaded.warnings)
     sys.stdout.write(options.render_ini(loaded))
 
@@ -66,10 +66,10 @@ def run_member(
     environ: Mapping[str, str],
     serve: Callable[[], Coroutine[Any, Any, int]],
 ) -> int:
-    """Run ``serve``, or a process of its own for each of several workers. Return the exit code.
+    """Run ``serve`` or, for several workers, a process for each of them. Return the exit code.
 
-    ``flags`` are those of ``group``. ``limit`` is the number of items that the process takes at most. Raise
-    ``Invalid`` for settings that cannot be used.
+    ``flags`` are those of ``group``. ``limit`` is the most items that the process takes. Raise ``Invalid``
+    for settings that cannot be used.
     """
     log_flags = loaded.group(LogFlags)
     log_setup.setup(log_flags.level, log_flags.format)
@@ -94,7 +94,7 @@ async def _supervise(
     environ: Mapping[str, str],
     count: int,
 ) -> int:
-    """Run ``count`` members as separate processes. Their ids and ports follow from those given."""
+    """Run ``count`` members as separate processes. Their ids and ports are derived from the given ones."""
     first_id = flags.id or two_words(random.SystemRandom())
     workers: list[supervisor.Worker] = []
     for index in range(count):
@@ -162,14 +162,14 @@ async def serve_until_signal(
 
 
 def freeze_heap() -> None:
-    """Exclude all objects of the present from garbage collection. Call it once a process has started.
+    """Exclude all present objects from garbage collection. Call it once a process has started.
 
-    A full collection visits every object that is not frozen, and the event loop stands still meanwhile. The
-    modules and the key space of a broker are some hundred thousand objects, which took 40 ms each time. All
-    appends in flight waited for that. Objects that are frozen are still freed when their last reference goes.
+    A full collection visits every object that is not frozen, and the event loop waits meanwhile. The modules
+    and the key space of a broker are some hundred thousand objects, which took 40 ms each time. All appends
+    in flight waited for that. A frozen object is still freed when its last reference goes.
 
-    Journals that come later are objects by the hundred thousand too. Python would visit all of them each time
-    they are a quarter more. That took a quarter of the processor while 2,000 journals were created
+    Journals that come later are also hundreds of thousands of objects. Whenever they have grown by a quarter,
+    Python would visit all of them. That took a quarter of the processor while 2,000 journals were created
     (`benchmarks/bench_many_journals.py`). So the oldest generation is visited a tenth as often.
     """
     gc.collect()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LOG_LEVELS: Final = ("trace", "debug", "info", "warn", "warning", "error", "fatal", "panic")
 LOG_FORMATS: Final = ("text", "json", "color")
 _KEEPALIVE_MIN_S: Final = 6.0
-"""etcd ends a connection that pings more often than each 5 s (``--grpc-keepalive-min-time``)."""
+"""etcd ends a connection with pings less than 5 s apart (``--grpc-keepalive-min-time``)."""
 
 
 @dataclass(frozen=True, slots=True)

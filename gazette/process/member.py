@@ -56,7 +56,7 @@ class MemberFlags:
     graceful_stop: float = duration("15s", "at exit, longest time for accepted calls to end")
 
     def server_settings(self, default_host: str) -> ServerSettings:
-        """Return the settings of its servers. Raise ``Invalid`` for a value that cannot be used."""
+        """Return the settings of the process's servers. Raise ``Invalid`` for a value that cannot be used."""
         if not 0 <= self.max_streams <= WINDOW_MAX:
             raise Invalid(
                 f"the number must not be negative, and at most {WINDOW_MAX}: got {self.max_streams}",
