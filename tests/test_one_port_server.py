@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import subprocess
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from gazette.net.http_server import HttpServer, TlsFiles
 from gazette.protocol.route import grpc_target
 from gazette.runtime.file_limit import ConnectionLimits
 from gazette.runtime.tasks import TaskScope
+from gazette.runtime.tls import tls_context
 from tests.support.instant_clock import breathe
 from tests.support.loop_time import LoopTime, turns
 from tests.test_server import Running, bound, certificates, plain_channel
@@ -133,7 +133,7 @@ async def test_requests_for_a_server_of_http_that_has_ended_are_refused() -> Non
 async def test_with_tls_clients_that_offer_both_get_http(certificates: Path) -> None:
     """A browser does, and so does curl. Clients of gRPC offer h2 only."""
     tls = TlsFiles(str(certificates / "server.pem"), str(certificates / "server.key"))
-    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+    context = tls_context(ca_file=str(certificates / "ca.pem"))
     async with Running(bound(tls=tls)) as running:
         async with httpx.AsyncClient(verify=context) as http:
             assert (await http.get(f"{running.server.endpoint}/x")).text == "/x"
@@ -153,7 +153,7 @@ async def test_with_tls_clients_that_offer_both_get_http(certificates: Path) -> 
 async def test_tls_that_has_agreed_on_http2_gets_nothing_else(certificates: Path) -> None:
     """The client has said what it speaks: an answer of HTTP/1.1 would be none that it understands."""
     tls = TlsFiles(str(certificates / "server.pem"), str(certificates / "server.key"))
-    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+    context = tls_context(ca_file=str(certificates / "ca.pem"))
     context.set_alpn_protocols(["h2"])
     async with Running(bound(tls=tls)) as running:
         port = port_of(running)

@@ -10,7 +10,6 @@ import os
 import resource
 import shutil
 import socket
-import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -49,6 +48,7 @@ from gazette.runtime.metrics import (
 )
 from gazette.runtime.ports import free_port, port_is_free
 from gazette.runtime.tasks import TaskScope
+from gazette.runtime.tls import tls_context
 from tests.facts import is_advised, logged, raises
 from tests.support.instant_clock import breathe
 from tests.support.loop_time import LoopTime, turns
@@ -265,7 +265,7 @@ async def test_tls_requires_a_client_certificate_iff_a_ca_is_given(certificates:
                     with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
                         await running.call(channel)
             for client in (True, False):
-                context = ssl.create_default_context(cafile=pem("ca.pem"))
+                context = tls_context(ca_file=pem("ca.pem"))
                 if client:
                     context.load_cert_chain(pem("client.pem"), pem("client.key"))
                 async with httpx.AsyncClient(verify=context) as http:
@@ -285,7 +285,7 @@ async def test_certificates_that_were_replaced_are_served(
 
     def served(port: int) -> str:
         """Return the name in the certificate, which comes with the handshake."""
-        context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+        context = tls_context(ca_file=str(certificates / "ca.pem"))
         context.set_alpn_protocols(["h2", "http/1.1"])
         with (
             socket.create_connection(("127.0.0.1", port)) as plain,

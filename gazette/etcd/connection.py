@@ -23,6 +23,7 @@ from gazette.http2.grpc_client import Http2Transport
 from gazette.http2.transport import Transport
 from gazette.runtime.clock import Clock
 from gazette.runtime.mutex import Mutex
+from gazette.runtime.tls import tls_context
 
 R = TypeVar("R")
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
@@ -328,7 +329,7 @@ def _tls_context(settings: EtcdSettings) -> ssl.SSLContext:
         if path := getattr(settings, name):
             _require_readable(path, name)
     try:
-        context = ssl.create_default_context(cafile=settings.ca_file or None)
+        context = tls_context(ca_file=settings.ca_file or None)
         if settings.cert_file:
             context.load_cert_chain(settings.cert_file, settings.key_file)
     except ssl.SSLError as error:

@@ -36,6 +36,7 @@ from gazette.protocol.label_set import EVERYTHING
 from gazette.protocol.route import Route
 from gazette.runtime.redaction import shown_url
 from gazette.runtime.tasks import BlockingPool
+from gazette.runtime.tls import tls_context
 from gazette.version import __version__
 
 _PAGES: Final = ("debug/ready", "debug/metrics", "debug/stacks")
@@ -250,7 +251,7 @@ def _tls_context(flags: ClientFlags) -> ssl.SSLContext | None:
     if not any((flags.trusted_ca_file, flags.cert_file)):
         return None
     try:
-        context = ssl.create_default_context(cafile=flags.trusted_ca_file or None)
+        context = tls_context(ca_file=flags.trusted_ca_file or None)
         if flags.cert_file:
             context.load_cert_chain(flags.cert_file, flags.cert_key_file or None)
     except OSError as error:

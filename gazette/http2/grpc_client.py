@@ -32,6 +32,7 @@ from gazette.http2.socket import Http2Socket
 from gazette.http2.waiters import Waiters
 from gazette.runtime.tasks import TaskScope
 from gazette.runtime.timeouts import timeout
+from gazette.runtime.tls import tls_context
 from gazette.version import __version__
 
 log = logging.getLogger(__name__)
@@ -562,7 +563,7 @@ def _end_when_unheard(connection: Any, seconds: float) -> None:
 class Http2Transport:
     """The network of this machine, over our own HTTP/2. ``tls`` makes the context of channels with TLS."""
 
-    def __init__(self, tls: Callable[[], ssl.SSLContext] = ssl.create_default_context) -> None:
+    def __init__(self, tls: Callable[[], ssl.SSLContext] = tls_context) -> None:
         self._tls = tls
 
     @property

@@ -23,6 +23,7 @@ from gazette.net.http_connection import HttpConnection, Serving
 from gazette.runtime.metrics import HTTP_CONNECTIONS_REFUSED
 from gazette.runtime.tasks import TaskScope
 from gazette.runtime.timeouts import timeout
+from gazette.runtime.tls import tls_context
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +164,7 @@ class ReloadedTls:
         """
         files = self._files
         try:
-            current = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            current = tls_context(ssl.Purpose.CLIENT_AUTH)
             current.load_cert_chain(files.cert_file, files.key_file)
             if files.ca_file:
                 current.load_verify_locations(files.ca_file)

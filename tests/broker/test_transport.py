@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import ssl
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from gazette.etcd.client import Etcd
 from gazette.net.http_server import TlsFiles
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub
+from gazette.runtime.tls import tls_context
 from gazette.testing.broker import BrokerFixture, journal_spec
 
 JOURNAL = "a/journal"
@@ -75,7 +75,7 @@ async def test_everything_works_over_mutual_tls(etcd: Etcd, tmp_path: Path, pem:
         for at, broker in enumerate((one, two)):
             result = await broker.client.append(AppendParams(JOURNAL), b"secret")
             assert result.commit.end == 6 * (at + 1)
-        context = ssl.create_default_context(cafile=str(pem / "servers.pem"))
+        context = tls_context(ca_file=str(pem / "servers.pem"))
         context.load_cert_chain(pem / "peer.pem", pem / "peer.key")
         async with httpx.AsyncClient(verify=context) as http:
             # The gateway calls its own broker, over TLS as well.
@@ -106,7 +106,7 @@ async def test_callers_without_the_right_certificate_are_refused(
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await JournalStub(channel).Apply(broker_pb2.ApplyRequest(), timeout=20)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        context = ssl.create_default_context(cafile=str(pem / "servers.pem"))
+        context = tls_context(ca_file=str(pem / "servers.pem"))
         if certificate == "intruder":
             context.load_cert_chain(pem / "intruder.pem", pem / "intruder.key")
         url = broker.http.replace("https", "http") if certificate == "plain text" else broker.http

@@ -14,6 +14,7 @@ import pytest
 from gazette.net import http_accept
 from gazette.net.http_server import TlsFiles
 from gazette.protocol.route import grpc_target
+from gazette.runtime.tls import tls_context
 from tests.hostile.conftest import Matrix
 from tests.test_server import Running, bound, certificates, openssl
 
@@ -82,7 +83,7 @@ async def test_strangers(
     get = b"GET /x HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 
     def context(pair: tuple[str, str]) -> ssl.SSLContext:
-        made = ssl.create_default_context(cafile=ca)
+        made = tls_context(ca_file=ca)
         if pair[0]:
             made.load_cert_chain(certificates / pair[0], certificates / pair[1])
         return made

@@ -27,6 +27,7 @@ from gazette.net.grpc.grpc_server import GrpcServer
 from gazette.net.http_server import bind_tcp
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
+from gazette.runtime.tls import tls_context
 from tests.conftest import make_certificate
 from tests.net.test_http2_server import LARGEST, METHOD, Handlers
 from tests.raw_server import raw_server
@@ -594,12 +595,12 @@ async def test_tls_needs_a_server_of_that_name_that_speaks_http2(
     certificate: tuple[Path, Path],
 ) -> None:
     chain, key = certificate
-    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    served = tls_context(ssl.Purpose.CLIENT_AUTH)
     served.load_cert_chain(chain, key)
     handlers = Handlers()
 
     def context() -> ssl.SSLContext:
-        made = ssl.create_default_context(cafile=chain)
+        made = tls_context(ca_file=str(chain))
         made.set_alpn_protocols(["h2"])
         return made
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from gazette.net.grpc.server_connection import IDLE_S, KEEPALIVE_S, ServerConnec
 from gazette.net.http_server import ReloadedTls, TlsFiles, bind_tcp
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
+from gazette.runtime.tls import tls_context
 from tests.conftest import make_certificate
 from tests.support.instant_clock import eventually
 from tests.support.loop_time import LoopClock, LoopTime, turns
@@ -208,7 +208,7 @@ async def test_calls_that_arrive_at_once_wait_for_their_turn(secure: bool, tmp_p
     """Their connection is not read meanwhile, and calls of another one are answered in between."""
     chain, key = make_certificate(tmp_path)
     served = Served(tls=TlsFiles(str(chain), str(key)) if secure else None)
-    context = ssl.create_default_context(cafile=str(chain)) if secure else None
+    context = tls_context(ca_file=str(chain)) if secure else None
     if context is not None:
         context.set_alpn_protocols(["h2"])
     await served.server.start()

@@ -28,6 +28,7 @@ from gazette.protocol.route import Route, grpc_target
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.loop_bound import LoopBound
 from gazette.runtime.tasks import TaskScope
+from gazette.runtime.tls import tls_context
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class TlsSettings:
         """
         self._check()
         try:
-            context = ssl.create_default_context(cafile=self.ca_file)
+            context = tls_context(ca_file=None if self.ca_file is None else str(self.ca_file))
             if self.cert_file is not None:
                 context.load_cert_chain(self.cert_file, self.key_file)
         except OSError as error:  # Also of TLS itself.
