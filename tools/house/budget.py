@@ -51,7 +51,7 @@ ROOMS: Final[dict[str, int]] = {
     "fragment/": 3579,
     "gazctl/": 8323,
     "history/": 7933,
-    "http2/": 3116,
+    "http2/": 3117,
     "keyspace/": 523,
     "message/": 8940,
     "net/": 4138,
