@@ -225,7 +225,7 @@ class _Batch:
         self._steps = []
 
     def _raise_stale(self, compares: tuple[Compare, ...], result: TxnResult) -> NoReturn:
-        """Raise `_Stale` for the steps whose comparisons failed, by what the failed transaction read."""
+        """Raise `_Stale` for the steps whose comparisons failed, by the keys that ``result`` read."""
         failed = {
             compare
             for compare, read in zip(compares, result.results, strict=True)

@@ -302,7 +302,7 @@ class _ItemPlan:
         self.loads.move(assignment.member_id, assignment.slot, slot)
 
     def _add(self, adds: list[MemberId]) -> int:
-        """Add assignments for members that stay and have room. The first one of all is the primary."""
+        """Add assignments for members that stay and have room. The item's very first one is the primary."""
         if not self.current:
             adds = sorted(
                 adds, key=lambda m: (self.loads.primary_ratio(m), self.loads.total_ratio(m), m)

@@ -13,7 +13,7 @@ from gazette.allocator.state import State
 
 @dataclass(frozen=True, slots=True)
 class SolverInput:
-    """A ``Problem`` with the names of its items and members, and the demand behind it."""
+    """A ``Problem`` with the names of its items and members, and the demand from which it was made."""
 
     problem: Problem
     items: tuple[str, ...]

@@ -79,9 +79,9 @@ class Drain:
     ) -> None:
         """Announce ``exiting``, and return when the drain is over.
 
-        It is over when ``allocating`` has ended, because all items are handed over. It is also over
-        when more waiting is useless, or when one of the events in ``ends`` is set. Their keys are
-        the reasons. Log the reason.
+        It is over when ``allocating`` has ended, because all items are handed over. It is also over when it
+        is useless to wait longer, or when one of the events in ``ends`` is set. Their keys are the reasons.
+        Log the reason.
 
         Raise what ``set_exiting`` raises. Cancellation may leave the announcement written.
         """
@@ -169,7 +169,7 @@ class Drain:
             metrics.DRAINING_ITEMS.labels(waits_for).set(count)
 
     def _progress(self) -> Sequence[tuple[str, int]]:
-        """Return the assignments of the items that were held when the announcement was in etcd."""
+        """Return the assignments of the items that this member held when it announced its leaving."""
         local_items = self._state.local_items
         if self._held is None:
             if not self._is_announced():

@@ -144,7 +144,7 @@ class Exchange:
         return costs
 
     def _drop_costs(self, sources: Ints, items: Ints) -> Ints:
-        """Return the cost of taking ``items[p]`` from ``sources[p]``, so that it is short."""
+        """Return the cost of taking ``items[p]`` from ``sources[p]``. Then the item is short of a replica."""
         saved = self._leave[self._zone[sources], items] + self._move[sources, items]
         return self._short_cost(items, self._served[items] == 1) - saved
 

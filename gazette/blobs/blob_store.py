@@ -145,7 +145,7 @@ def parse_query(query: str, names: Collection[str]) -> dict[str, str]:
     """Return the arguments of a store's URL, by their names in lower case.
 
     ``names`` (lower case) are the arguments of the store; case does not matter in the URL. Raise ``Invalid``
-    for any other, and for one that is given twice.
+    for an unknown argument, and for one that is given twice.
     """
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))

@@ -84,8 +84,8 @@ class FsspecStore(ABC):
     """Scheme of the URL, for messages."""
 
     writes_whole = False
-    """True if the file system shows a file only once it was closed. Otherwise files are written beside their
-    place and renamed."""
+    """True if the file system shows a file only once it was closed. Otherwise files are written under another
+    name in the same directory, and renamed."""
 
     def __init__(self, root: str, query: str) -> None:
         """Take ``root``, a path of the file system: not empty, without ``/`` at the end.
@@ -107,7 +107,7 @@ class FsspecStore(ABC):
                 return False
 
     def open(self, path: str) -> BinaryIO:
-        """Read in blocks, each by a request of its own. Seekable."""
+        """Read in blocks, with one request for each. Seekable."""
         located = self._locate(path)
         with self._mapped(path) as files:
             info = self._info(files, located)
@@ -421,7 +421,7 @@ def mod_time_of(info: Mapping[str, Any]) -> int:
 def map_errors(scheme: str, error: Exception, path: str) -> GazetteError:
     """Return the ``GazetteError`` for an error of a file system.
 
-    Decides by the error's own type, its HTTP status, or those of its cause.
+    The error's type decides, or else its HTTP status, or that of its cause.
     """
     text = f"{scheme}: {type(error).__name__}: {error}"
     seen: BaseException | None = error

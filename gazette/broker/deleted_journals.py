@@ -34,7 +34,7 @@ async def deleted_below(etcd: Etcd, root: str, journal: JournalName) -> list[Jou
 async def note_deletions(etcd: Etcd, state: State, journals: Sequence[JournalName]) -> None:
     """Keep the names of journals that are about to be deleted. Raise as ``Etcd.put``.
 
-    A name that stays has no effect while the journal exists: its fragments are its own then, too.
+    A name that stays has no effect while the journal exists: its fragments then belong to it.
     """
     for journal in journals:
         if any(state.item(above) is not None for above in _above(journal)):

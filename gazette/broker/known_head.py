@@ -121,7 +121,7 @@ class Head:
         return replace(self, offset=offset, tenures=tenures, closed=None, lease=lease)
 
     def with_lost(self, lost: Iterable[tuple[Offset, Offset]]) -> Head:
-        """Return the head to write when an operator confirms that ``lost`` will not come."""
+        """Return the head to write when an operator confirms ``lost`` as lost."""
         return replace(self, lost=tuple(sorted({*self.lost, *lost})[-_LOST_MAX:]))
 
     def limit(self, tenure: Revision) -> Offset | None:

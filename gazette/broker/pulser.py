@@ -1,11 +1,11 @@
 """Zero-byte appends by which the primary of a journal keeps its replicas in step.
 
-Brokers can neither join nor leave a journal until its primary has synchronized with them, and clients may not
-append for days. So a primary pulses: at its start, after each change of the route, and on a timer. Pulses
-also roll spools that are due to be flushed, and suspend idle journals. Most are left out
-while a replica rests.
+Brokers can join or leave a journal only when its primary has synchronized with them, and clients may not
+append for days. So a primary pulses: when it begins, after each change of the route, and on a timer. Pulses
+also roll spools that are due to be flushed, and suspend idle journals. Most are left out while a replica
+rests.
 
-One daemon begins the pulses of all journals. So a journal that rests has no task.
+One daemon begins the pulses of all journals. So a journal at rest has no task.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ListedJournal:
-    """A journal as a broker listed it. ``route`` is the route at that time: watches do not report later
-    changes of it."""
+    """A journal as a broker listed it. ``route`` is its route at that time: a watch does not report later
+    ones."""
 
     spec: JournalSpec
     mod_revision: Revision
@@ -128,7 +128,7 @@ class FragmentsParams:
 
 
 CONFLICT_KEY: Final = "gazette-fragment-conflict"
-"""Trailing metadata of ListFragments: the name of a fragment, and of one in conflict with it."""
+"""Trailing metadata of ListFragments: the name of a fragment, and the name of one in conflict with it."""
 _NO_JOURNAL: Final = "gazette/probe"
 """A name that need not exist: an empty list is an answer."""
 APPLY_NOTE_KEY: Final = "gazette-apply-note"
@@ -359,7 +359,7 @@ async def list_fragments(
 async def _fragments_page(
     client: BrokerAccess, params: FragmentsParams, page: Offset
 ) -> tuple[broker_pb2.FragmentsResponse, dict[str, list[str]]]:
-    """Return a page, and the names of hidden fragments by the name of the one that is read."""
+    """Return a page, and by the name of each fragment in it the names of fragments that it hides."""
     request = params.to_pb(page)
     validate_fragments_request(request)
     endpoint = client.endpoint_of(params.journal)

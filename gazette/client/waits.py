@@ -33,7 +33,7 @@ class Waits:
 
 
 class RepeatedCall:
-    """The key of a call in `Waits`, for a call without an object of its own."""
+    """The key in `Waits` of a call that has no object."""
 
 
 def reason_of(error: Exception) -> str:

@@ -353,7 +353,7 @@ class _ZstandardDecompressor(_SlicedDecompressor):
 class _SnappyDecompressor(_SlicedDecompressor):
     """Decompressor of framed snappy, by whole chunks (type, 24-bit length, body).
 
-    The library wants a whole stream, so every run of chunks gets a stream identifier of its own.
+    The library needs a whole stream, so every run of chunks gets another stream identifier.
     """
 
     __slots__ = ("_identified", "_pending", "_skip")

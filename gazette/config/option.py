@@ -117,7 +117,7 @@ class Option:
 
     @property
     def key(self) -> str:
-        """Its name in files and errors."""
+        """Name of the setting in files and errors."""
         return f"{self.group}.{self.name}" if self.group else self.name
 
     def parse(self, text: str, source: str) -> Any:

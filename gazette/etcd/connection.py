@@ -113,7 +113,7 @@ Attempt: TypeAlias = Callable[[Member, Metadata, float], Awaitable[R]]
 
 
 class Connection:
-    """Channels to all endpoints, one of them preferred until it fails.
+    """Channels to all endpoints. One of them is preferred until it fails.
 
     Loop-bound. Nothing is dialed before the first call.
     """

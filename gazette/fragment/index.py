@@ -32,7 +32,7 @@ JUMP_AGE_S: Final = 6 * 60 * 60
 broker of the journal may still upload the missing fragment."""
 
 SETTLED_S: Final = 60
-"""Seconds for which the first fragment must have been stored before a listing, for a jump to it.
+"""Seconds between the storing of the first fragment and a listing, before readers jump to it.
 
 Fragments may be stored out of order, so an earlier one may appear a little later.
 """

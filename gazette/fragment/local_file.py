@@ -233,7 +233,7 @@ class LocalFragment(msgspec.Struct, frozen=True):
         return content if content or content is None else self._shorter(offset)
 
     def _place(self, offset: Offset, length: int) -> tuple[int, int]:
-        """Return the position and length of what is to be read from the file."""
+        """Return position and length of the bytes to read from the file."""
         fragment = self.fragment
         if offset < fragment.begin:
             raise Bug("read before the fragment", journal=fragment.journal, offset=offset)

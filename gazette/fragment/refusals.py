@@ -1,4 +1,4 @@
-"""Tell a store that refuses a journal's fragments from one that is in trouble."""
+"""Finds stores that refuse a journal's fragments, among those in trouble."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 _REFUSED_AFTER: Final = 2
 """Failures of one upload after which its store may refuse the journal's fragments.
 
-A check must have found the store healthy after each of them, else it may be the store that fails: appends
-wait for it. A store that fails now and then may be found healthy in between. So they must span a time, too.
+After each of them, a check must have found the store healthy. Otherwise the store itself may fail, and
+appends wait for it. A store that sometimes fails may be healthy in between: failures must also span a time.
 """
 
 
@@ -28,11 +28,11 @@ class _Suspicion:
     failed_at: float = math.inf
     """Time of the first failure after the last healthy check."""
     confirmed: int = 0
-    """Failures that a healthy check has followed."""
+    """Number of failures after which a check found the store healthy."""
 
 
 class Refusals:
-    """Keeps ``ActiveStore.refusals``: journals whose uploads a healthy store has failed for ``after_s``."""
+    """Keeps ``ActiveStore.refusals``: journals whose uploads fail for ``after_s`` in a healthy store."""
 
     def __init__(self, blob_stores: BlobStores, clock: Clock, after_s: float) -> None:
         self._blob_stores = blob_stores
@@ -42,7 +42,7 @@ class Refusals:
         self._refused: dict[Upload, ActiveStore] = {}
 
     def failed(self, upload: Upload) -> None:
-        """Count a failure of an upload to a store that may be well. Have the store checked."""
+        """Count a failure of an upload to a store that may be healthy. Have the store checked."""
         active = self._blob_stores.get(upload.first_store(upload.spec()))
         suspicion = self._suspected.get(upload)
         if (
@@ -65,12 +65,12 @@ class Refusals:
             self.refuse(upload, active)
 
     def refuse(self, upload: Upload, active: ActiveStore) -> None:
-        """Record that the store refuses the journal of the upload, which has failed."""
+        """Record that the store refuses the journal of the failed upload."""
         active.refusals[upload.spool.fragment.journal, upload.life] = upload.error
         self._refused[upload] = active
 
     def ended(self, upload: Upload) -> None:
-        """Forget an upload that was done, or dropped."""
+        """Forget an upload that is done or dropped."""
         self._suspected.pop(upload, None)
         self._take_back(upload)
 

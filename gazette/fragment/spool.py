@@ -103,8 +103,8 @@ class SpoolState:
     def check_content(self, content: Content) -> int:
         """Return the place of the content in the spool's file.
 
-        Raise ``Invalid`` unless the content follows what is pending. Changes nothing: call
-        ``extend`` once the bytes are written.
+        Raise ``Invalid`` unless the content follows the pending bytes. Changes nothing: call ``extend`` once
+        the bytes are written.
         """
         if content.delta != self.delta:
             raise Invalid(

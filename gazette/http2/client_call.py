@@ -306,7 +306,7 @@ class ClientCall(StreamListener):
         return True
 
     def cancelled(self) -> bool:
-        """Return True if the call was cancelled, here or there."""
+        """Return True if the call was cancelled, by either side."""
         return self.status is not None and self.status[0] is grpc.StatusCode.CANCELLED
 
     def done(self) -> bool:

@@ -214,7 +214,7 @@ class Http2Stream:
         return True
 
     def charge(self, work: int) -> None:
-        """Count work that the connection causes, beyond that of its frames."""
+        """Count work of the connection, in addition to that of its frames."""
         self.connection.work -= work
 
     def consume(self, length: int) -> None:

@@ -577,7 +577,7 @@ class Http2Transport:
         credentials: grpc.ChannelCredentials | None,
         options: Sequence[tuple[str, Any]],
     ) -> grpc.aio.Channel:
-        """Make a channel; with TLS if there are ``credentials``, which are not used otherwise.
+        """Make a channel; with TLS if ``credentials`` is not None. Its value is not used.
 
         Raise what making a context of TLS raises.
         """

@@ -100,7 +100,7 @@ def _updates(block: bytes) -> int:
 
 
 def encode_fields(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return a block that has the fields as they are, and changes no table (RFC 7541, 6.2.2)."""
+    """Return a block of the fields as plain text, which changes no table (RFC 7541, 6.2.2)."""
     out = bytearray()
     for name, value in fields:
         out.append(0)

@@ -112,7 +112,7 @@ class MessageQueue:
         self._need = self._missing = self._reported = self.inflated = self.held = 0
 
     def _consumed_early(self) -> int:
-        """Return how many bytes of a large incomplete message its peer may replace by later ones.
+        """Return how many more bytes the peer of a large incomplete message may send, for received ones.
 
         Return zero while other messages wait: the memory of messages that were not taken must not grow.
         """

@@ -162,7 +162,7 @@ class MessageCodec(ABC, Generic[M]):
         )
 
     def explained(self, message: Any, error: BaseException) -> BaseException:
-        """Return `InvalidValue` with the part of a message that did not encode, or the error itself."""
+        """Return `InvalidValue` with the part of a message that could not be encoded, or ``error`` itself."""
         return error if self.values is None else self.values.refused(message, error, self.root)
 
     def acknowledgement_of(self, payload: bytes) -> Acknowledgement | None:

@@ -135,8 +135,8 @@ class EnvelopeDecoder(Generic[M]):
     def jump(self, offset: Offset) -> None:
         """Continue at another offset, because the journal has lost the bytes before it.
 
-        Raise `MalformedMessage` if the jump cuts a frame. The jump is done, and ``raw`` holds the
-        start of the frame.
+        Raise `MalformedMessage` if the jump cuts a frame. It has ``raw``, the start of the frame. The decoder
+        continues at ``offset`` all the same.
         """
         rest, begin = b"".join(self._parts), self.begin
         self._parts, self._size, self._ready, self._discarding = [], 0, False, False

@@ -64,7 +64,7 @@ def doubt(_message: Any) -> bool:
 
 
 def is_json(value: Any, levels: int = STACK_RESERVE) -> bool:
-    """Return True for a value that JSON holds unchanged. Return False below ``levels`` of nesting."""
+    """Return True for a value that JSON holds unchanged. Return False if it has more than ``levels``."""
     kind = type(value)
     if kind is dict:
         if not _TEXT.issuperset(map(type, value)):

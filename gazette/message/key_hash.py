@@ -19,7 +19,7 @@ _HASHES_KEPT: Final = 1 << 16
 
 
 def fnv32a(key: bytes, value: int = _FNV_OFFSET) -> int:
-    """Return the 32-bit FNV-1a hash. ``value`` is that of the bytes before."""
+    """Return the 32-bit FNV-1a hash. ``value`` is the hash of the bytes before ``key``."""
     for byte in key:
         value = ((value ^ byte) * _FNV_PRIME) & 0xFFFFFFFF
     return value
@@ -86,7 +86,7 @@ def _of_lengths(content: bytes, ends: Any) -> Any:
 
 
 def _longest_first(lengths: Any) -> Any:
-    """Return the order of keys by length. Lengths of 16 bits are sorted several times as fast."""
+    """Return the order of keys, the longest first. 16-bit lengths are sorted several times as fast."""
     lacking = lengths.max(initial=0) - lengths
     kind = np.uint16 if lacking.max(initial=0) < 1 << 16 else np.intp
     return np.argsort(lacking.astype(kind), kind="stable")
@@ -111,5 +111,5 @@ _key_hashes: Final = _KeyHashes()
 
 
 def hash_of_key(key: CanonicalKey) -> int:
-    """Return the hash of a key. Those of recent keys are kept."""
+    """Return the hash of a key. Hashes of recent keys are cached."""
     return _key_hashes[key]

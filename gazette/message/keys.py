@@ -1,8 +1,8 @@
 """Keys of messages: the one text, or the bytes, that stands for a value. Pure.
 
 Publishers, routes, joins, Spark and shards hash what `KeyEncoding.encode` returns. Values that are equal
-within a declared type have one text, so that one partition has their messages. A value may also be
-given as text: in a path, in JSON, on a command line. It is read as the declared type reads it.
+within a declared type have the same text. So messages with equal keys are in one partition. A value may also
+be given as text: in a path, in JSON, on a command line. It is read as the declared type reads it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BARE: Final = (bool, int, float, Decimal)
 
 
 def plain_text(text: str) -> str:
-    """Return a text of the class ``str``: f-strings show the name of a member of a ``(str, Enum)``."""
+    """Return a text as a plain ``str``: for a member of a ``(str, Enum)``, f-strings show its name."""
     return text if type(text) is str else str.__str__(text)
 
 

@@ -54,8 +54,8 @@ class Partition(NamedTuple):
     def require_type(self, kind: type) -> None:
         """Raise ``Invalid`` if messages of a type do not belong here.
 
-        A subclass is another type: readers get the declared one, without what the subclass adds. Types with
-        a codec of their own decide that themselves.
+        A subclass is another type: readers would decode the declared type, without the fields of the
+        subclass. Types with their own codec decide that themselves.
         """
         wanted = self.message_types
         if not wanted or kind in wanted or issubclass(kind, self._with_own_codec()):

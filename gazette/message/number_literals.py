@@ -1,7 +1,6 @@
 """Numbers in payloads that JSON does not have, such as ``NaN``. Pure.
 
-Lines of other programs may hold them. They are read as Spark reads them, where the type of a message says
-float.
+Lines of other programs may hold them. If a message's type says float, they are read as Spark reads them.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class _Form(NamedTuple):
 
 
 class _Route:
-    """The way of messages of one type to one partition."""
+    """How messages of one type reach one partition."""
 
     __slots__ = (
         "_appends",
@@ -251,11 +251,11 @@ class Publisher:
     ) -> dict[JournalName, OpFuture[AppendResult]]:
         """Publish many messages that are each committed at once, in order per journal.
 
-        This is several times faster than one by one. Return a future for each journal. Validate and
-        map all messages before publishing any.
+        This is several times faster than one by one. Return a future for each journal. Validate and map all
+        messages before publishing any.
 
         Raise `Invalid` if a message then does not fit its type. The messages of its journal are not
-        published, those of other journals may be.
+        published. Those of other journals may have been.
         """
         futures = {}
         for form, line, group in self._groups(mapping, messages):
@@ -424,7 +424,7 @@ class Publisher:
     def roll_back(self) -> None:
         """End a `hold`, and discard what it kept back.
 
-        Raise ``NotAllowed`` if some of it was not kept back, which a strict hold rules out.
+        Raise ``NotAllowed`` if a part was not kept back. That cannot happen in a strict hold.
         """
         with self._lock:
             held, self._held = self._held, None
@@ -490,7 +490,7 @@ class Publisher:
         time.require(message, journal, published_us)
 
     def _require_outside(self) -> None:
-        """Raise ``Invalid`` in code that runs under the lock: it would wait for ever."""
+        """Raise ``Invalid`` in code that runs under the lock: publishing would wait for ever for the lock."""
         if self._user_code_in == threading.get_ident():
             raise Invalid(
                 "publishing is not possible while another message is being encoded",

@@ -31,7 +31,7 @@ class ReadableModel:
         self._names = {_alias_of(name, one): name for name, one in model.model_fields.items()}
 
     def fits(self, message: Any) -> bool:
-        """Return True for a message whose fields are all of the flat types that they declare."""
+        """Return True for a message whose fields all hold values of their declared flat types."""
         if self._flat is None:
             return False
         values = message.__dict__
@@ -95,7 +95,7 @@ class ReadableModel:
 
 
 def _flat_fields(model: Any) -> list[tuple[str, frozenset[type]]] | None:
-    """Return the fields of a model if all are flat: only the class of a value counts. Else None."""
+    """Return the fields of a model if for each only the class of its value counts; else None."""
     decorators = model.__pydantic_decorators__
     if model.model_config or any(getattr(decorators, name) for name in decorators.__slots__):
         return None

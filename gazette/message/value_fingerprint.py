@@ -63,7 +63,7 @@ class Fingerprint:
 
 
 class _Flatteners:
-    """The functions of a type and its parts. A type may hold itself."""
+    """Makes the functions for a type and its parts. A type may hold itself."""
 
     def __init__(self) -> None:
         self._known: dict[int, Flatten] = {}

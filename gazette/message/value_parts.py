@@ -79,7 +79,7 @@ def _fields_of(kind: type[Any]) -> tuple[str, ...] | None:
 def attributes_of(value: Any) -> Parts | None:
     """Return the attributes of a struct, a dataclass, a model or the like; None for other values.
 
-    They are its fields, and what its ``__dict__`` holds beside them.
+    They are its fields, and the other entries of its ``__dict__``.
     """
     fields = _fields_of(type(value))  # type: ignore[arg-type]
     if fields is None:

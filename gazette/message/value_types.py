@@ -64,7 +64,7 @@ _EQUALS: Final[tuple[Any, ...]] = (
 )
 """Comparisons of Python's own, which compare whole values."""
 _INT_BITS_MAX: Final = 14_000
-"""Bits of a whole number that Python still writes as digits: it refuses more than 4,300 of them."""
+"""Most bits of a whole number that Python writes as digits: it refuses more than 4,300 digits."""
 _FLOAT_BITS_MAX: Final = 1_023
 _READ_AS: Final[dict[type, tuple[type, ...]]] = {
     float: (int,), Decimal: (int, float), set: (frozenset,), frozenset: (set,),
@@ -101,7 +101,7 @@ def parts_of(info: inspect.Type) -> tuple[inspect.Type, ...]:
 
 
 def all_parts(info: inspect.Type) -> Iterator[inspect.Type]:
-    """Yield a type and all that it is made of, each once: a type may hold itself."""
+    """Yield a type and all its parts at any depth, each once: a type may hold itself."""
     seen: set[int] = set()
     pending = [info]
     while pending:
@@ -141,7 +141,7 @@ def class_of(info: inspect.Type) -> type:
 
 
 def type_text(info: inspect.Type) -> str:
-    """Return a type as Python writes it. Classes of the application stand there by their names."""
+    """Return a type as Python writes it. Classes of the application are shown by their names."""
     match info:
         case inspect.AnyType():
             return "Any"
@@ -186,7 +186,7 @@ def _union(values: Any, depth: int) -> str:
 
 
 def misfit(value: Any, info: inspect.Type) -> Misfit | None:
-    """Return the first part of a value that is not of its type; None without one that shows.
+    """Return the first part of a value that is not of its declared type; None if none is found.
 
     It only explains: constraints, such as a greatest length, are not checked. Raise ``RecursionError`` for a
     value that holds itself.
@@ -292,7 +292,7 @@ def _key_misfit(value: Any, key: Any, key_type: inspect.Type) -> Misfit | None:
 
 
 def json_key_misfit(value: Any, key: Any) -> Misfit | None:
-    """Return why a key of a dict is not one that JSON has; None if it is one."""
+    """Return why JSON cannot have a key of a dict; None if it can."""
     if type(key) is str:
         return _leaf_misfit(key)
     return Misfit(
@@ -303,7 +303,7 @@ def json_key_misfit(value: Any, key: Any) -> Misfit | None:
 
 
 def json_misfit(value: Any) -> Misfit | None:
-    """Return the first part of a value that JSON does not have as it is; None without one.
+    """Return the first part of a value that JSON cannot hold unchanged; None without one.
 
     Raise ``RecursionError`` for a value that holds itself.
     """

@@ -23,19 +23,19 @@ from gazette.runtime.tasks import TaskScope
 log = logging.getLogger(__name__)
 
 HEAD_S: Final = 10.0
-"""Seconds from the connection, or the first byte of a later request, to the end of the request's head."""
+"""Seconds for the head of a request, from the connection, or from the first byte of a later request."""
 IDLE_S: Final = 5.0
 """Seconds from an answer to the first byte of the next request."""
 BODY_S: Final = 30.0
-"""Seconds without a byte of a request's body, after which the client is given up."""
+"""Seconds without a byte of a request's body. Then the connection is closed."""
 LINGER_S: Final = 2.0
-"""Seconds for which the rest of a body is read after the answer. Then the connection is closed."""
+"""Seconds for the rest of a body after the answer. Then the connection is closed."""
 STALL_S: Final = 60.0
 """Seconds in which a client must take at least 48 KiB of an answer; otherwise it is cut off."""
 _HEAD_MAX: Final = 65_536
-"""Bytes of a request's head, or of the trailers of a body."""
+"""Most bytes of a request's head, or of the trailers of a body."""
 _UNREAD_MAX: Final = 65_536
-"""Bytes of a body that wait for the application, before no more are read."""
+"""Bytes of a body that may wait for the application. With more, the client is not read."""
 _TOO_LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _CLOSE: Final = (b"connection", b"close")
 _TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
@@ -43,17 +43,17 @@ _TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
 
 @dataclass(slots=True)
 class Serving:
-    """What the connections of one server share."""
+    """State that the connections of one server share."""
 
     app: ASGIApp
     scope: TaskScope
-    """The owner of the tasks that answer requests."""
+    """Owner of the tasks that answer requests."""
     connections: set[HttpConnection] = field(default_factory=set)
     requests: set[asyncio.Task[None]] = field(default_factory=set)
     moved: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a connection was used, or lost."""
     ends: bool = False
-    """True once each answer says that there is no next one on its connection."""
+    """True once each answer says that its connection serves no further request."""
 
 
 class _Alarm:
@@ -81,8 +81,8 @@ class _Alarm:
 class HttpConnection(asyncio.Protocol):
     """A connection that ``serving`` counts from ``connection_made`` on. It calls ``made`` then.
 
-    ``since`` is the time of the loop at which it began to wait for a request. It has no meaning
-    while ``busy``.
+    ``since`` is the time of the loop at which it began to wait for a request. It is meaningless while
+    ``busy``.
     """
 
     def __init__(self, serving: Serving, made: Callable[[], None] = lambda: None) -> None:
@@ -116,11 +116,11 @@ class HttpConnection(asyncio.Protocol):
         return self._request is not None and self._request.complete
 
     def close(self) -> None:
-        """Close the connection behind what was written. Without effect on one that closes already."""
+        """Close the connection after the bytes that were written. No effect if it is closing already."""
         if not self.transport.is_closing():
             self.transport.close()
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -156,7 +156,7 @@ class HttpConnection(asyncio.Protocol):
     # What the client sends.
 
     def _advance(self) -> None:
-        """Take what h11 makes of the bytes that have arrived."""
+        """Handle the events that h11 finds in the bytes that have arrived."""
         while not self.transport.is_closing():
             try:
                 event = self.protocol.next_event()
@@ -193,7 +193,7 @@ class HttpConnection(asyncio.Protocol):
         serving.moved.set()
 
     def _refuse(self, error: h11.RemoteProtocolError) -> None:
-        """Refuse bytes that are not HTTP. In the middle of an answer there is no place for another one."""
+        """Refuse bytes that are not HTTP. Within an answer just disconnect: a second answer has no place."""
         log.warning(
             "a client sent what is not HTTP/1.1: %(error)s",
             {"error": error},
@@ -206,10 +206,10 @@ class HttpConnection(asyncio.Protocol):
         self.close()
 
     def _watch(self) -> None:
-        """Limit the time in which the client must send what is still missing of its request.
+        """Limit the time in which the client must send the missing part of its request.
 
-        The rest of a body has `BODY_S` from each byte to the next. Once it is answered, it has `LINGER_S` in
-        all.
+        The rest of a body has `BODY_S` from each byte to the next. After the answer, it has `LINGER_S` in
+        total.
         """
         request = self._request
         if self.busy:
@@ -251,13 +251,13 @@ class HttpConnection(asyncio.Protocol):
     # What the application answers.
 
     def send(self, *events: h11.Event) -> None:
-        """Write events of an answer. Without effect once the connection closes."""
+        """Write events of an answer. No effect if the connection is closing."""
         parts = [part for event in events if (part := self.protocol.send(event))]
         if parts and not self.transport.is_closing():
             self.transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> h11.Response:
-        """Return the head of an answer. It says if there is no next one."""
+        """Return the head of an answer. It says if the connection serves a further request."""
         last = (_CLOSE,) if self._serving.ends else ()
         try:
             reason = HTTPStatus(status).phrase.encode()
@@ -266,12 +266,12 @@ class HttpConnection(asyncio.Protocol):
         return h11.Response(status_code=status, headers=[*last, *headers], reason=reason)
 
     def answer(self, status: int, text: str) -> None:
-        """Write a whole answer, behind which the connection is to be closed."""
+        """Write a whole answer, after which the connection is closed."""
         head = self.head(status, (_TEXT, _CLOSE))
         self.send(head, h11.Data(data=text.encode()), h11.EndOfMessage())
 
     def answered(self) -> None:
-        """Go on with the next request. Close the connection if the answer was its last one."""
+        """Continue with the next request. Close the connection if its answer said so."""
         self.since = self._loop.time()
         self._serving.moved.set()
         if self._serving.ends or self.protocol.our_state is h11.MUST_CLOSE:
@@ -306,7 +306,7 @@ class AsgiCycle:
 
     @property
     def holds_up_client(self) -> bool:
-        """True while the client may wait for the application, and not the other way round."""
+        """True while the client may wait for the application, and not the application for the client."""
         return self._awaits_continue or len(self._body) > _UNREAD_MAX
 
     def feed(self, data: bytes) -> None:
@@ -319,17 +319,17 @@ class AsgiCycle:
             self._connection.transport.pause_reading()
 
     def end(self) -> None:
-        """Take the end of the body."""
+        """Note the end of the body."""
         self._ended = True
         self._changed.set()
 
     def lose(self) -> None:
-        """Record that the client is gone: what is still sent is dropped."""
+        """Record that the client is gone. Drop what the application still sends."""
         self._lost = True
         self._changed.set()
 
     async def run(self, app: ASGIApp) -> None:
-        """Have ``app`` answer. An error of it is logged, and answered if there is still a place for it."""
+        """Have ``app`` answer. Log its error, and answer 500 if no answer has begun."""
         try:
             await app(self._scope, self.receive, self.send)
         except asyncio.CancelledError:
@@ -350,7 +350,7 @@ class AsgiCycle:
         self._connection.close()
 
     async def receive(self) -> Message:
-        """Return a part of the body; ``http.disconnect`` behind the answer, or if the client is gone."""
+        """Return a part of the body; ``http.disconnect`` after the answer, or if the client is gone."""
         connection = self._connection
         if self._awaits_continue and not self.started and not self._lost:
             connection.send(
@@ -415,7 +415,7 @@ def _scope_of(transport: asyncio.Transport, head: h11.Request) -> Scope:
 
 
 def _address(name: Any) -> tuple[str, int | None] | None:
-    """Return an address as ASGI has it; that of a unix socket is its path, without a port."""
+    """Return an address in the form of ASGI: for a unix socket, its path without a port."""
     if isinstance(name, tuple):
         return str(name[0]), int(name[1])
     return (str(name), None) if name else None

@@ -197,17 +197,17 @@ class ReloadedTls:
 class HttpServer:
     """Serves ``app`` on ``sock`` to at most ``limit`` connections. It owns ``sock`` from now on.
 
-    A client that could connect expects an answer. If its connection is closed without one, it cannot know
-    if its request took effect. So ``stop`` goes these steps:
+    A client that could connect expects an answer. If its connection is closed without one, it cannot know if
+    its request took effect. So ``stop`` takes these steps:
 
-    1. Connections that the kernel has established are accepted, and only then the listener is closed.
-       Later ones are refused. (The two steps are not one. A connection that is established between them,
-       within some microseconds, is reset.)
-    2. Answers from now on say, by ``Connection: close``, that there is no next one.
-    3. A connection that was never used gets `FIRST_REQUEST_S` for its request. One that was used and is
-       idle gets `NEXT_REQUEST_S`. By the rules of HTTP/1.1 it may be closed at any time, which clients
-       know (RFC 9112, 9.3.1 and 9.5).
-    4. All this, and all running answers, end after the grace.
+    1. Accept the connections that the kernel has established. Only then close the listener: later ones are
+       refused. (The two steps are not one. A connection that is established between them, within some
+       microseconds, is reset.)
+    2. From now on, answers carry ``Connection: close``: no further request is served.
+    3. Give a connection that was never used `FIRST_REQUEST_S` for its request, and one that was used and is
+       idle `NEXT_REQUEST_S`. By the rules of HTTP/1.1 it may be closed at any time, which clients know (RFC
+       9112, 9.3.1 and 9.5).
+    4. After the grace, cut off all connections and running answers.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class HttpServer:
     def take(self, transport: asyncio.Transport, first: bytes) -> None:
         """Serve a connection that another listener accepted, and that began with ``first``.
 
-        It counts like the others. Answer 503 if there is no room for it, or this server has stopped.
+        It counts like all others. Answer 503 if there is no room for it, or if this server has stopped.
         """
         serving = self._serving
         if serving is None or self._has_no_room(serving):
@@ -280,7 +280,7 @@ class HttpServer:
 
 async def _let_end(serving: Serving) -> None:
     serving.ends = True
-    # A connection at rest may be about to send its next request, and a new one its first.
+    # An idle connection may be about to send its next request, and a new one its first.
     for wait_s, used in ((NEXT_REQUEST_S, True), (FIRST_REQUEST_S - NEXT_REQUEST_S, False)):
         await _wait(serving, wait_s, lambda: all(one.busy for one in serving.connections))
         for connection in serving.connections:

@@ -84,9 +84,9 @@ def error_of(code: grpc.StatusCode) -> type[GazetteError]:
 
 
 def refusal_of(code: grpc.StatusCode) -> type[GazetteError]:
-    """Return the error for a code by which a service of our own refuses a call for good.
+    """Return the error for a code by which a service of our own refuses a call permanently.
 
-    Any other process would answer the same. `GazetteError` if the code has no such error.
+    Any other process would answer the same. Return `GazetteError` if no such error has the code.
     """
     final = (kinds[0] for kinds, own in _OF_OURS if own is code and Retryable not in kinds)
     return next(final, GazetteError)

@@ -25,7 +25,7 @@ def foreign_directories(labels: LabelSet) -> list[str]:
 
 
 def with_former_template(labels: LabelSet, template: str) -> LabelSet:
-    """Return the labels with a template kept in them. Raise ``Invalid`` if it is too long."""
+    """Return the labels with one more former template. Raise ``Invalid`` if it is too long."""
     return labels.with_added(FORMER_POSTFIX, _encoded(template, "PathPostfixTemplate"))
 
 

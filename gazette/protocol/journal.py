@@ -163,8 +163,8 @@ class FragmentSpec:
 class JournalSpec:
     """Specification of a journal.
 
-    Fields that are zero are unset. ``validate`` refuses most of them, but a partial specification, such as a
-    node of a YAML tree, may have them. ``max_append_rate`` is in bytes per second. 0 means no limit.
+    Fields that are zero are unset. ``validate`` refuses most of them, but a partial specification may have
+    them, such as a node of a YAML tree. ``max_append_rate`` is in bytes per second. 0 means no limit.
     """
 
     name: JournalName

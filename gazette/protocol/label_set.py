@@ -62,8 +62,8 @@ _name_of: Callable[[Label], str] = attrgetter("name")
 class LabelSet:
     """Labels in strictly ascending order of name, then value. A name may have several values.
 
-    The constructor takes labels as they are, so that validation can refuse a received set that is
-    out of order. ``of`` and the ``with_…`` methods keep the order.
+    The constructor keeps labels in the given order, so that validation can refuse a received set that is out
+    of order. ``of`` and the ``with_…`` methods keep the set sorted.
     """
 
     labels: tuple[Label, ...] = ()
@@ -279,7 +279,7 @@ class LabelSelector:
     def from_json(cls, value: Mapping[str, Any]) -> LabelSelector:
         """Read the form of ``to_json``. Raise ``Invalid`` for any other form.
 
-        Refuse an unknown field as well. Without it, the selector would match more than was meant.
+        Refuse an unknown field as well: if it was ignored, the selector would match more than was meant.
         """
         _refuse_unknown("selector", value, ("include", "exclude"))
         return cls(

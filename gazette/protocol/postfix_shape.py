@@ -83,7 +83,7 @@ _State: TypeAlias = tuple[int, bool]
 
 
 class _Path:
-    """Runs parts of a shape over one path, with all possible positions at a time."""
+    """Matches parts of a shape with one path, for all possible positions at the same time."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -18,7 +18,7 @@ D = TypeVar("D", bound=Due)
 
 
 class Agenda(Generic[D]):
-    """Entries by the time at which they are due. Each is in it once: a later ``push`` replaces the former."""
+    """Entries by their due time. Each is in it once: a later ``push`` replaces the former."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, D]] = []

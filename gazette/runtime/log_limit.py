@@ -22,7 +22,7 @@ _REPETITIVE: Final = ("asyncio", "grpc", "concurrent")
 
 
 class Later(Protocol):
-    """Call a function after some seconds."""
+    """Calls a function after ``delay_s`` seconds."""
 
     def __call__(self, delay_s: float, call: Callable[[], None], /) -> Any: ...
 

@@ -170,7 +170,7 @@ class S3Store:
         return True
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """List page by page. Keys that end in ``/`` are the directories of consoles, and are left out."""
+        """List page by page. Leave out keys that end in ``/``: consoles create them as directories."""
         return self.list_after(prefix, "")
 
     def list_after(self, prefix: str, after: str) -> Iterator[BlobInfo]:

@@ -131,7 +131,7 @@ class FragmentsApi:
 def _conflicts_metadata(
     conflicts: Sequence[FragmentConflict],
 ) -> tuple[tuple[str, str], ...]:
-    """Return trailing metadata that names the fragments of conflicts: the messages have no field for them."""
+    """Return trailing metadata that names the fragments of conflicts, for which messages have no field."""
     return tuple(
         (CONFLICT_KEY, f"{one.kept.content_name()} {one.hidden.content_name()}")
         for one in conflicts[:_CONFLICTS_MAX]

@@ -248,7 +248,7 @@ class ListApplyApi:
     async def apply(self, request: broker_pb2.ApplyRequest, call: Any) -> broker_pb2.ApplyResponse:
         """Make all changes, at one revision of etcd, or none.
 
-        Cancellation: the changes may have been made; applying them again fails on their expectations.
+        Cancellation: the changes may have been made. Then they fail when they are applied again.
         """
         context = self._context
         with counted("Apply") as outcome:
@@ -328,8 +328,8 @@ class ListApplyApi:
     async def _forget_heads(self, journals: Sequence[str]) -> None:
         """Remove the known heads of deleted journals.
 
-        A head that stays has no effect: it names the life of its journal. A journal that was created again
-        may have a head of its own by now, which is kept.
+        A head that stays has no effect: it names the life of its journal. If a journal was created again, its
+        own head is kept.
         """
         context = self._context
         for journal in journals:
@@ -344,7 +344,7 @@ class ListApplyApi:
                 )
 
     def _check_paths(self, spec: broker_pb2.JournalSpec) -> None:
-        """Raise ``Invalid`` if a store can have no fragment of the journal, as its name is too long there."""
+        """Raise ``Invalid`` if the journal's name is too long for a fragment of it in some store."""
         for url in spec.fragment.stores:
             self._context.blob_stores.check_path(url, longest_path(spec.name))
 
@@ -353,7 +353,7 @@ class ListApplyApi:
     ) -> broker_pb2.JournalSpec:
         """Return the specification to put: the new one, with its unknown fields.
 
-        It keeps the resume offset of the former one, and what explains the fragments of the journal.
+        It keeps the resume offset of the former one, and the labels that explain the journal's fragments.
         """
         spec = change.upsert
         if change.expect_mod_revision == 0:
@@ -370,7 +370,7 @@ class ListApplyApi:
         return spec
 
     async def _former(self, key: str, change: broker_pb2.ApplyRequest.Change) -> JournalSpec | None:
-        """Return the specification that a change replaces; None if none can be read."""
+        """Return the specification that a change replaces; None if it cannot be read."""
         context, name = self._context, change.upsert.name
         item = context.state.item(name)
         if item is not None and change.expect_mod_revision in (-1, item.raw.mod_revision):

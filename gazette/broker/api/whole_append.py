@@ -115,7 +115,7 @@ class WholeAppend:
         self._task.add_done_callback(lambda _: self.line.leave(self.small))
 
     def _resolved(self) -> Resolution | None:
-        """Return the journal as it is now; None if this broker does not lead it by the same replica."""
+        """Return the journal's present resolution; None if this broker does not lead it any more."""
         resolver, terms = self._context.resolver, self._terms
         if not resolver.is_present(self._at):
             try:
@@ -171,7 +171,7 @@ class WholeAppend:
             turns.give(pipeline)
 
     def _settle(self, ended: Outcome) -> None:
-        """Answer as one of a group."""
+        """Answer the call as one of a group."""
         self._answer(ended, _IN_GROUP)
 
     def _answer(self, ended: Outcome, flow: AppendFlow | None) -> None:

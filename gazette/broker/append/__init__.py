@@ -1,1 +1,1 @@
-"""One append: decided by a state machine, performed by a driver."""
+"""One append: a state machine decides, a driver performs."""

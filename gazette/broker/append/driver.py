@@ -1,9 +1,9 @@
 """Stage 4 of the byte path: takes content from `broker/api/append`, performs what `broker/append/fsm`
 decides, and gives content to `pipeline`.
 
-One driver is one append and runs in a task of its own. A caller that goes away does not cancel the append but
-interrupts it, so that it ends in good order. It is rolled back on all replicas or committed on all of them,
-and the pipeline is given back or torn down.
+One driver performs one append, in its own task. If the caller goes away, the append is interrupted and not
+cancelled, so that it ends in good order. It is rolled back on all replicas or committed on all of them, and
+the pipeline is given back or torn down.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class AppendDriver:
             self._interruptible = False
 
     def _uncancel(self) -> GazetteError:
-        """Take back a cancellation that ``interrupt`` made. Raise one that came from elsewhere."""
+        """Take back a cancellation that ``interrupt`` made. Raise a cancellation of any other origin."""
         assert self._task is not None
         if self._interruption is None or self._task.uncancel() > 0:
             raise asyncio.CancelledError
@@ -406,7 +406,7 @@ class AppendDriver:
         return ev.PipelineBuilt(pipeline.view(), now, pipeline.caught_up)
 
     async def _catch_up(self, replica: Replica, pipeline: Pipeline) -> ev.Event | None:
-        """Send peers the bytes of the spool that they lack. Return None if all have them, or were ahead."""
+        """Send peers the bytes of the spool that they lack. Return None unless that is impossible."""
 
         async def read(local: LocalFragment, at: Offset) -> bytes:
             return await self._context.pools.reads.run(local.pread, at, CATCH_UP_BYTES)
@@ -699,12 +699,12 @@ class AppendDriver:
 
 
 def _refusal(store: ActiveStore, replica: Replica) -> str:
-    """Return the reason why the store refuses the journal's fragments; empty if it does not."""
+    """Return why the store refuses the journal's fragments; empty if it does not."""
     return store.refusals.get((replica.journal, replica.life), "")
 
 
 def _undecided(replica: Replica) -> str:
-    """Return the reason why an append may have to wait for a decision about stored fragments."""
+    """Return why an append may have to wait for a decision about stored fragments."""
     index = replica.index
     is_short = index.end_offset < max(index.unexplained_to, replica.head.offset)
     return replica.undecided_reason if is_short else ""

@@ -62,7 +62,7 @@ class SpoolView(msgspec.Struct, frozen=True):
 
 
 class IndexView(msgspec.Struct, frozen=True):
-    """The known extent of a journal. ``newest_mod_time`` is that of its last fragment. It is 0 while only
+    """The known extent of a journal. ``newest_mod_time`` is the time of its last fragment. It is 0 while only
     brokers hold that fragment."""
 
     begin: Offset
@@ -77,8 +77,8 @@ class IndexView(msgspec.Struct, frozen=True):
 class PeerAnswer(msgspec.Struct, frozen=True):
     """The answer of a peer to a proposal.
 
-    ``route`` and ``revision`` are those of its header, if it sent one. ``fragment`` and ``registers``
-    describe its spool, if it disagrees.
+    ``route`` and ``revision`` are from its header, if it sent one. If it disagrees, ``fragment`` and
+    ``registers`` describe its spool.
     """
 
     peer: ProcessId
@@ -165,8 +165,8 @@ class SyncSent(msgspec.Struct, frozen=True):
 
 
 class SyncAnswered(msgspec.Struct, frozen=True):
-    """Peers have answered. ``error`` is that of the first peer that did not answer. ``answers`` are those of
-    the other peers."""
+    """Peers have answered. ``error`` is that of the first peer that did not answer. ``answers`` are from all
+    others."""
 
     answers: tuple[PeerAnswer, ...]
     now: float

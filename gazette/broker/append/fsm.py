@@ -548,7 +548,7 @@ class AppendFSM:
         return (ev.BreakPipeline(error),)
 
     def _end_unacknowledged(self, error: GazetteError) -> None:
-        """End as uncertain if a commit was proposed. A roll-back ends with its own reason."""
+        """End as uncertain if a commit was proposed. A roll-back ends with the reason that it had before."""
         pending = self._pending
         self.state = State.ERROR
         if pending is None or pending.commit is not None:

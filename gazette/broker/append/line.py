@@ -119,8 +119,8 @@ class ContentAhead:
 class SmallAppend(msgspec.Struct, eq=False):
     """A small append that waits in line.
 
-    ``lead`` is called when it is its turn to take the pipeline; its owner calls ``Line.leave`` once it has
-    ended. ``settle`` is called with its outcome instead if another small append has taken it along.
+    ``lead`` is called at its turn to take the pipeline; its owner calls ``Line.leave`` once it has ended.
+    ``settle`` is called with its outcome instead if another small append has taken it along.
     """
 
     terms: AppendTerms

@@ -17,7 +17,7 @@ from gazette.protocol.status import Status
 
 _SECOND_NS: Final = 1_000_000_000
 _DIRTY_FOR_DEFAULT_S: Final = 24 * 3600
-"""Seconds for which new content keeps a journal without a flush interval from being suspended."""
+"""Seconds after new content for which a journal without a flush interval is not suspended."""
 REGISTERS_BYTES_MAX: Final = 1 << 16
 """Limit of a journal's registers, in encoded bytes. Each proposal to a replica carries all of them."""
 

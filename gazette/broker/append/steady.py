@@ -208,7 +208,7 @@ def _passes(terms: AppendTerms, registers: LabelSet) -> bool:
 
 
 def _registers_of(terms: AppendTerms, registers: LabelSet, end: Offset) -> LabelSet | None:
-    """Return the registers after an append that leads; None if the FSM must decide, or refuse it."""
+    """Return the registers after an append that leads; None if it is refused, or only the FSM can decide."""
     if terms.offset not in (None, end) or not _passes(terms, registers):
         return None
     try:

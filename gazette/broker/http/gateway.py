@@ -75,14 +75,14 @@ _HEADERS_OF: Final[Mapping[int, Mapping[str, str]]] = {401: CHALLENGE, 503: {"Re
 """Headers of the answer to a call that raised an error, by HTTP status. Answers with a status of the journal
 lack them: such a status may last."""
 _AUTHORIZATION_MAX: Final = 7_168
-"""Greatest length of the Authorization header, in bytes. Above 8 KiB, gRPC refuses metadata at random, and
-adds some of its own."""
+"""Greatest length of the Authorization header, in bytes. Beyond 8 KiB of metadata, gRPC refuses calls at
+random, and gRPC adds metadata itself."""
 _CONDITIONS: Final = ("if-match", "if-none-match", "if-range")
 
 
 @dataclass(frozen=True, slots=True)
 class Loopback:
-    """The broker's own gRPC service: ``read`` and ``append`` as of ``client.channel.BytePath``.
+    """The broker's own gRPC service: ``read`` and ``append`` are the calls of ``BytePath``.
 
     ``http_endpoints`` returns the HTTP endpoints of a route's members, by the endpoints of the route.
     ``created`` returns the revision at which a journal was created; 0 if it is not known here.
@@ -228,7 +228,7 @@ class _Read:
 
     async def _settle(self, wanted: ByteRange | None) -> ByteRange | Response | None:
         """Check the conditions against the present journal. Return the range with a suffix resolved to
-        offsets. Return a response instead if the condition decides it."""
+        offsets. If the conditions decide the answer, return the response instead."""
         request = self._request
         peek = broker_pb2.ReadRequest(journal=self._asked.journal, offset=-1, metadata_only=True)
         call, _, first = await self._start(peek)

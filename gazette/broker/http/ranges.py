@@ -81,7 +81,7 @@ class EntityTag:
         return f'"{self.created:x}-{self.head:x}"'
 
     def is_prefix_of(self, other: EntityTag) -> bool:
-        """Return True if content with this tag is the beginning of content with the other one."""
+        """Return True if content with this tag is the beginning of content with ``other``."""
         return self.created == other.created and self.head <= other.head
 
 

@@ -128,7 +128,7 @@ class PeerStream:
             self._progress.pop(waiter, None)
 
     def _expire(self, waiter: asyncio.Future[None], lack: str) -> None:
-        """Cut the peer off, unless there was progress. Waits for progress then find the failure."""
+        """Cut the peer off, unless there was progress. Tasks that wait for progress then get the failure."""
         if waiter.done():
             return
         self.cancel(

@@ -484,9 +484,9 @@ class Pipeline:
                 peer.cancel(failure)
 
     async def release_spool(self) -> Spool:
-        """Let go of the local spool, in which content may be pending. Close the pipeline only after that.
+        """Give up the local spool, in which content may be pending. Close the pipeline only after that.
 
-        Cancellation: the spool is let go of, and nothing writes to it any more.
+        Cancellation: the spool is given up, and nothing writes to it any more.
         """
         local, self._local = self.local, None
         await local.settle()

@@ -144,8 +144,7 @@ class Appender:
     def __init__(
         self, client: BrokerAccess, params: AppendParams, session: SessionAppend | None = None
     ) -> None:
-        """Prepare the call. ``session`` names the append of which this is an attempt: brokers refuse a late
-        copy."""
+        """Prepare the call. ``session`` names the append and the attempt: brokers refuse a late copy."""
         self._opening = _opening_of(params)
         self._client = client
         self._params = params
@@ -371,7 +370,7 @@ def _is_retried(error: GazetteError) -> bool:
 
 
 def backoff_s(attempt: int) -> float:
-    """Return the seconds to wait after a failed attempt, counted from zero; -1 is "at once"."""
+    """Return the seconds to wait after a failed attempt, counted from zero; -1 means: do not wait."""
     if attempt < 0:
         return 0.0
     return (0.05, 0.05, 0.1, 0.1, 1.0, 1.0)[attempt] if attempt < 6 else 5.0

@@ -215,8 +215,8 @@ class Backlog:
     # Taking out: the loop's side.
 
     def first(self, queue: JournalQueue) -> Batch | None:
-        """Return the oldest batch, or None. At None the caller stops serving the queue: ``on_work`` will be
-        called when there is a batch."""
+        """Return the oldest batch, or None. After None the caller stops serving the queue: ``on_work`` will
+        be called for the next batch."""
         with self.mutex:
             if queue.batches:
                 return queue.batches[0]

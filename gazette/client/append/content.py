@@ -35,7 +35,7 @@ class MemoryBudget:
 
 class SpillFile:
     """An unlinked temporary file. Spans of it are reserved under the service's mutex, and written and read
-    without it. It is closed when it is retired and holds no segment any more."""
+    without the mutex. It is closed when it is retired and holds no segment any more."""
 
     __slots__ = ("_descriptor", "_end", "_live", "_retired")
 

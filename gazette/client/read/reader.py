@@ -196,10 +196,10 @@ class Reader:
     async def read(self, max_bytes: int = 0) -> bytes:
         """Return the next bytes: as many as came in one piece, at most ``max_bytes`` unless that is zero.
 
-        Return empty bytes at ``end_offset``, or at the end of a fragment that is read at its store.
-        Return them also when the broker ended the stream (it stops, or the token expired). Raise
-        what ``open`` raises, and ``OffsetJump`` once where bytes are missing. After a cancellation
-        the reader has ended at ``offset``; create a new one from there.
+        Return empty bytes at ``end_offset``, or at the end of a fragment that is read at its store. Return
+        empty bytes also when the broker ended the stream: it stops, or the token expired. Raise what ``open``
+        raises, and ``OffsetJump`` once where bytes are missing. After a cancellation the reader has ended at
+        ``offset``; create a new one from there.
         """
         held = self._held
         if not held:
@@ -277,7 +277,7 @@ class Reader:
         return message.content
 
     def _should_open(self) -> bool:
-        """Return True if the fragment should be read at its store: all of its rest is there."""
+        """Return True if the fragment should be read at its store, which must have all the rest of it."""
         return (
             self._may_open
             and self.direct is None

@@ -94,11 +94,11 @@ class ChannelSettings:
     """
 
     keepalive_s: float = 360.0
-    """Seconds between pings while calls run. Doubled if a server says that these are too many."""
+    """Seconds between pings while calls run. Doubled if a server refuses so many pings."""
     keepalive_timeout_s: float = 10.0
-    """Seconds that a ping may go without an answer. Then the connection is closed.
+    """Seconds for the answer to a ping. Without it the connection is closed.
 
-    It also limits how long content may go without an acknowledgement by the peer's machine.
+    It also limits how long the peer's machine may leave content unacknowledged.
     """
     silence_s: float = 20.0
     """Seconds without the end of any call of a channel, after which its peer is probed. 0: never."""
@@ -279,7 +279,7 @@ class Channels:
             )
 
     async def _ask_silent(self) -> bool:
-        """Probe peers whose calls have not ended for long. Return False if no calls run."""
+        """Probe peers if no call to them has ended for long. Return False if no calls run."""
         busy = [one for one in self._channels.items() if one[1].calls]
         since = self.clock.monotonic() - self._settings.silence_s
         async with TaskScope("silent peers") as scope:

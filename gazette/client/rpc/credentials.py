@@ -1,4 +1,4 @@
-"""Credentials of calls: tokens for claims, signed once and used until they age."""
+"""Credentials of calls: tokens for claims, signed once and used for half of their lifetime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of failed calls: each failure becomes the error that says what the caller does next."""
+"""Errors of failed calls. Each says by its type what the caller can do next."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def status_of(error: BaseException | None) -> str:
 
 
 def is_refusal_of_rights(error: BaseException) -> bool:
-    """Return True if a server refused a call by its token, or for want of one."""
+    """Return True if a server refused a call because of its token, or because it had no token."""
     code = error.facts.get("code") if isinstance(error, GazetteError) else None
     return code in (
         grpc.StatusCode.UNAUTHENTICATED.name,
@@ -131,8 +131,8 @@ def was_too_slow(error: GazetteError) -> bool:
 def rpc_error(error: grpc.aio.AioRpcError, method: str, **facts: Any) -> GazetteError:
     """Return the error of a call that ended with a gRPC code other than OK.
 
-    Servers report an invalid request as UNKNOWN with a text. So that code, and every other one
-    without a meaning for the caller, is ``Broken``.
+    Servers report an invalid request as UNKNOWN with a text. So UNKNOWN is ``Broken``, like every other code
+    without a meaning for the caller.
     """
     code = error.code()
     kind = error_of(code)

@@ -62,7 +62,7 @@ def choice_by_labels(
 
 
 def choice_of_named(partition: Partition, labels: LabelSet) -> Choice:
-    """Return the choice of one journal that is named, for messages whose key belongs there.
+    """Return the choice of one named journal, for messages whose key belongs to it.
 
     Raise ``Invalid`` for a journal with a key whose name does not say which partition it is.
     """

@@ -1,11 +1,11 @@
 """Records of commits: what a publisher is about to append, as files that outlive its process.
 
-A transaction over several journals commits by an acknowledgement in each. A process that dies between
-two of them would leave a part visible. So the acknowledgements are recorded first. The next publisher
-with the same directory appends what a record holds: by then it is decided.
+A transaction over several journals commits by an acknowledgement in each. A process that dies between two of
+them would leave a part visible. So the acknowledgements are recorded first. The next publisher with the same
+directory appends what a record holds: by then it is decided.
 
-One publisher at a time has the directory. Otherwise another one could append an old acknowledgement
-while its producer is within the next transaction, which would roll that back.
+Only one publisher at a time may use the directory. Otherwise another one could append an old acknowledgement
+while its producer is within the next transaction, and roll that transaction back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RECORD: Final = "commit.json"
 
 
 class CommitRecords:
-    """The record of the last commit in a directory, and the lock of that. For one thread at a time."""
+    """The record of the last commit in a directory, and the directory's lock. For one thread at a time."""
 
     def __init__(self, directory: Path) -> None:
         """Lock the directory, and create it if it is absent.

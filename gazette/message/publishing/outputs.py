@@ -29,7 +29,7 @@ Output: TypeAlias = str | LabelSelector | DeclaredOutput | Partitions | Callable
 partitions that the caller keeps."""
 
 _UNTYPED: Final = (bytes, dict, CSVRecord)
-"""Types of messages whose name says nothing about what they hold."""
+"""Types of messages whose names do not describe their content."""
 
 
 class Daemons(Protocol):

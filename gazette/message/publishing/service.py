@@ -207,7 +207,7 @@ class PublishingService:
         return self._appends.backlog_bytes > BACKLOG_BYTES_MAX
 
     async def relieve(self) -> None:
-        """Wait until the brokers have what is enqueued. Raise ``CommitFailed``."""
+        """Wait until the brokers have all enqueued messages. Raise ``CommitFailed``."""
         try:
             await self._flush(self._deadline())
         except GazetteError as error:
@@ -282,7 +282,7 @@ class PublishingService:
     async def _acknowledge(
         self, intents: Mapping[JournalName, bytes], deadline: float
     ) -> dict[JournalName, int]:
-        """Append acknowledgements. Raise ``CommitFailed`` that says where they are."""
+        """Append acknowledgements. Raise ``CommitFailed`` that says which journals have them."""
         futures = {
             journal: self._appends.append(AppendParams(journal), content)
             for journal, content in intents.items()
@@ -369,7 +369,7 @@ class PublishingService:
 
     @asynccontextmanager
     async def _in_time(self, problem: str, deadline: float) -> AsyncIterator[None]:
-        """Bound a wait. Raise ``Unavailable`` with the last reason of each journal."""
+        """Bound a wait. After ``deadline`` raise ``Unavailable`` with ``problem``, and why journals wait."""
         try:
             async with asyncio.timeout_at(deadline):
                 yield
@@ -405,7 +405,7 @@ class PublishingService:
             ) from failure
 
     def give_up(self, error: BaseException) -> None:
-        """Let no more be published: what is enqueued or in line belongs to a transaction that failed."""
+        """Refuse later messages: those that are enqueued or in line belong to a transaction that failed."""
         if self._failure is None:
             self._failure = error
 

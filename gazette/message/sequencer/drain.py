@@ -45,7 +45,7 @@ class Drain(ABC, Generic[M]):
         return batch
 
     def consumed(self, count: int | None) -> None:
-        """Mark the first ``count`` (None: all) of the messages handed out as consumed. The others come
+        """Mark the first ``count`` (None: all) of the messages handed out as consumed. The rest is handed out
         again."""
         count = self._taken if count is None else count
         if not 0 <= count <= self._taken:

@@ -69,8 +69,8 @@ class _Run:
 class Ring:
     """Bounded record of the messages queued last: at most ``capacity``, of all producers.
 
-    The ring counts slots. Producers hold their messages, and the ring drops these from them. A slot
-    stays occupied until it is overwritten, even if its message was delivered or rolled back.
+    The ring counts slots. Messages are kept by their producers, from which the ring drops them. A slot stays
+    occupied until it is overwritten, even if its message was delivered or rolled back.
     """
 
     __slots__ = ("_low", "_runs", "_size", "capacity")

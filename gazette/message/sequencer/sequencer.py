@@ -84,7 +84,7 @@ _COMMITS_AT_ONCE = (OUTSIDE_TXN, FOREIGN_UUID)
 
 
 class Sequencer(Generic[M]):
-    """Turns messages as they stand in any number of journals into those that have committed.
+    """Selects those messages of any number of journals that have committed.
 
     ``sources`` is the `checkpoint` at which an earlier sequencer stopped. Queue the messages of
     each journal from its ``read_through`` on, in order. ``ring_size`` is the number of messages

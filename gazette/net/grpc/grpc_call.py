@@ -54,7 +54,7 @@ class _Ended(Closed):
 class GrpcCall(ServicerContext):
     """A call from its head to its trailers. Loop-bound; ``task`` and ``unfinished`` are set by its server.
 
-    As an iterator it gives decoded requests. One task at a time may read, and one may write.
+    Iterate it for decoded requests. One task at a time may read, and one may write.
     """
 
     __slots__ = (

@@ -51,7 +51,7 @@ _NOT_GRPC: Final = (
 
 
 Admit: TypeAlias = Callable[[str, Metadata], None]
-"""Raises ``NotAllowed`` if a caller with such metadata may not call the method of that path."""
+"""Raises ``NotAllowed`` if a caller with this metadata may not call the method at this path."""
 
 
 class _Method(msgspec.Struct, frozen=True):

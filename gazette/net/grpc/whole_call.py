@@ -188,7 +188,7 @@ class WholeCall:
         return self._length > WHOLE_BYTES_MAX
 
     def keep(self) -> None:
-        """Copy what has arrived, which is views of all bytes of one read."""
+        """Copy what has arrived: it consists of views of larger reads."""
         self._content = [bytearray().join(self._content)]
 
     def limit(self) -> None:
