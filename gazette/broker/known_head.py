@@ -359,7 +359,7 @@ class KnownHead:
     def closing(self, end: Offset, registers: LabelSet) -> Closing | None:
         """Return the closing that replaces ``close`` without etcd. None if etcd has it, or does not need it.
 
-        If a write of this primary to etcd got no answer, the closing names the primary all the same.
+        A primary whose write to etcd got no answer needs one, too: etcd may name it.
         """
         if self._claimed is None or self.settled.is_set():
             return None

@@ -39,7 +39,7 @@ MAX_FRAME_SIZE: Final = 0x5
 MAX_HEADER_LIST_SIZE: Final = 0x6
 
 FRAME_BYTES_MIN: Final = 1 << 14
-"""Largest payload that every peer accepts, and that a peer accepts without settings."""
+"""Largest payload that every peer accepts. Only by settings does a peer accept more."""
 FRAME_BYTES_MAX: Final = (1 << 24) - 1
 WINDOW_MAX: Final = (1 << 31) - 1
 WINDOW_DEFAULT: Final = 65_535

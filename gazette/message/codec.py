@@ -94,7 +94,7 @@ class MessageCodec(ABC, Generic[M]):
         self.fits: Callable[[M], bool] = field_classes.doubt
         """Function that is True for messages that read back equal. `encode` checks all others."""
         self.values: ValueEncoding[M] | None = None
-        """Check of messages that `fits` doubts. None: the type checks them itself."""
+        """Check of messages for which `fits` is False. None: the type checks them itself."""
         self.plain_encode_into: Callable[[M, bytearray, int], None] | None = None
         """Function that encodes a message into a buffer from a position on (-1: its end). Use it for
         messages that `fits` knows. None unless the UUID is an attribute of type text, setting it runs no
@@ -223,7 +223,7 @@ class MsgspecCodec(MessageCodec[M]):
         except msgspec.DecodeError:
             decode = self._decoder.decode
             found = number_literals.decoded(decode, payload) if self._holds_floats else None
-            # An acknowledgement is standard JSON for readers of every type: refuse one with such a literal.
+            # For readers of every type, an acknowledgement is standard JSON: refuse such literals.
             if found is None or self.acknowledges(found):
                 raise
             return found  # type: ignore[no-any-return]

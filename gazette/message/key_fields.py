@@ -45,7 +45,7 @@ _BY_INFO: Final[dict[type[inspect.Type], KeyEncoding]] = {
     inspect.UUIDType: UUID_KEY,
 }
 _BY_BASE: Final = ((str, TEXT), (bytes, BYTES), (int, INTEGER), (float, FLOAT))
-"""Kinds of subclasses that msgspec does not know."""
+"""Encodings of subclasses that msgspec does not know, by their base class."""
 _PROTOBUF: Final = {
     FieldDescriptor.CPPTYPE_BOOL: BOOLEAN,
     FieldDescriptor.CPPTYPE_DOUBLE: FLOAT,

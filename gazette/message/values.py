@@ -33,7 +33,7 @@ REFUSALS: Final = (
 """Errors of values that cannot be written, or read back."""
 _TIMES: Final = (msgspec.inspect.DateTimeType, msgspec.inspect.TimeType)
 _NO_ZONE: Final = re.compile(rb':\d\d:\d\d(\.\d+)?"')
-"""Time in JSON without a zone. Two that differ in their `fold` are equal."""
+"""A time without a zone in JSON. Two such times are equal even if their `fold` differs."""
 _encode: Final = msgspec.json.Encoder().encode
 
 

@@ -36,8 +36,8 @@ _OPTIONS: Final = (
 """Options of each accepted TCP connection.
 
 Small answers are sent at once. asyncio sets TCP_NODELAY only on sockets whose ``proto`` is TCP, and sockets
-of ``socket.create_server`` have 0. Without it, an answer waits until the client has acknowledged the answer
-before, and a client may delay that by 40 ms.
+of ``socket.create_server`` have 0. Without the option, an answer waits until the client has acknowledged the
+answer before, and a client may delay that by 40 ms.
 
 A client whose machine is gone is noticed within two minutes, even while it waits for bytes.
 """

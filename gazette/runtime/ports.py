@@ -9,8 +9,8 @@ from typing import Final
 
 _FIRST: Final = 10_000
 _LAST: Final = 32_767
-"""Below the ports that Linux and BSD use for outgoing connections: any process may take
-those at any moment."""
+"""Upper limit, below the ports of outgoing connections on Linux and BSD: any process may take those at any
+time."""
 _ATTEMPTS: Final = 1_000
 
 _rng = random.SystemRandom()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gazette.runtime.clock import Clock
 
 _PER_SLICE: Final = 500
-"""Replicas that are looked at before other tasks get the loop."""
+"""Replicas that are checked before other tasks get the loop."""
 
 
 async def problems_of(

@@ -115,7 +115,7 @@ class WholeAppend:
         self._task.add_done_callback(lambda _: self.line.leave(self.small))
 
     def _resolved(self) -> Resolution | None:
-        """Return the journal's present resolution; None if this broker does not lead it any more."""
+        """Return the journal's present resolution; None unless the same replica leads it here."""
         resolver, terms = self._context.resolver, self._terms
         if not resolver.is_present(self._at):
             try:

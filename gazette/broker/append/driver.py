@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CATCH_UP_BYTES: Final = 1 << 19
-"""Most bytes that one read takes from the spool, while a peer is sent the bytes that it lacks."""
+"""Most bytes that one read takes from the spool to send peers the bytes that they lack."""
 
 
 class AppendCall(msgspec.Struct, frozen=True):
@@ -406,7 +406,7 @@ class AppendDriver:
         return ev.PipelineBuilt(pipeline.view(), now, pipeline.caught_up)
 
     async def _catch_up(self, replica: Replica, pipeline: Pipeline) -> ev.Event | None:
-        """Send peers the bytes of the spool that they lack. Return None unless that is impossible."""
+        """Send peers bytes of the spool that they lack. Return None if all have them then, or had more."""
 
         async def read(local: LocalFragment, at: Offset) -> bytes:
             return await self._context.pools.reads.run(local.pread, at, CATCH_UP_BYTES)

@@ -66,7 +66,7 @@ class CommitFailed(Broken):
     ) -> None:
         super().__init__(message, hint=hint, **facts)
         self.committed = committed
-        """Journals in which the transaction is visible."""
+        """Journals in which the transaction may still become visible."""
         self.unknown = unknown
         """Journals in which it may become visible."""
 
