@@ -99,6 +99,26 @@ async def test_a_store_that_refuses_for_a_moment_is_not_named(etcd: Etcd, tmp_pa
         await until(lambda: objects(broker, "a/journal"))
 
 
+async def test_another_store_of_a_journal_does_not_inherit_a_refusal(broker: BrokerFixture) -> None:
+    other = "file:///other/"
+    for directory in ("fragments", "other"):
+        (broker.file_root / directory).mkdir(exist_ok=True)
+        (broker.file_root / directory / "a").write_bytes(b"")
+    spec = journal_spec("a/journal")
+    await broker.create(spec)
+    await broker.client.append(AppendParams("a/journal"), b"first")
+    stores = broker.service.context.blob_stores
+    await until(lambda: stores.get(STORE).refusals)
+    # Case: the other one fails as well, for a moment. It has to do so for as long as the first one.
+    moved = replace(spec, fragment=replace(spec.fragment, stores=(other,)))
+    await broker.client.apply_journals([JournalChange(upsert=moved, expect_mod_revision=-1)])
+    await until(lambda: not stores.get(STORE).refusals)
+    assert not stores.get(other).refusals
+    (broker.file_root / "other" / "a").unlink()
+    await until(lambda: (broker.file_root / "other" / "a" / "journal").is_dir())
+    await broker.client.append(AppendParams("a/journal"), b"on")
+
+
 async def test_a_deleted_journal_leaves_no_refusal(broker: BrokerFixture) -> None:
     in_the_way = broker.file_root / "fragments" / "a"
     in_the_way.write_bytes(b"")
