@@ -328,8 +328,8 @@ class Exchange:
     def _apply_once(self, arcs: list[_Moves]) -> bool:
         """Move one item on each arc, if that is cheaper. Else try the two parts that a repeated item joins.
 
-        Costs of arcs hold for one move of an item. Two moves of the same item cost their sum, or more. Then
-        the cycle crosses itself, and one of its parts is negative.
+        Costs of arcs hold for one move of an item. If an item moves twice, the cost may exceed the sum of its
+        arcs. Then the cycle crosses itself, and one of its two parts has a negative cost.
         """
         items = np.unique(np.concatenate([arc.items for arc in arcs])).tolist()
         nodes = {node for arc in arcs for node in (arc.source, arc.target)} - {self._sink}

@@ -79,8 +79,8 @@ class MemberSession:
     async def set_exiting(self, exiting_value: bytes) -> None:
         """Replace the member's specification by one that is exiting, under the same lease.
 
-        Raise ``Broken`` if the key differs from what this session wrote. Cancellation may leave the
-        specification written. This may be called again, also then.
+        This may be called again, even after a cancellation, which may leave the specification written. Raise
+        ``Broken`` if the key differs from what this session wrote.
         """
         if self._exiting == exiting_value:
             return

@@ -36,7 +36,7 @@ _CALL_TIMEOUT_S: Final = 120.0
 
 
 class AzureStore(FsspecStore):
-    """Blobs of one container. The SDK repeats a request that failed three times, with pauses."""
+    """Blobs of one container. The SDK repeats a failed request up to three times, with pauses."""
 
     writes_whole = True
 

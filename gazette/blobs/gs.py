@@ -28,7 +28,7 @@ _SILENCE_TIMEOUT_S: Final = 30.0
 
 
 class GsStore(FsspecStore):
-    """Objects of one bucket. gcsfs repeats a request that failed five times, with growing pauses."""
+    """Objects of one bucket. gcsfs repeats a failed request up to five times, with growing pauses."""
 
     scheme = "gs"
     writes_whole = True

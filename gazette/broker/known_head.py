@@ -132,7 +132,7 @@ class Head:
 def _with_tenure(
     tenures: tuple[tuple[Revision, Offset], ...], tenure: Revision, begin: Offset
 ) -> tuple[tuple[Revision, Offset], ...]:
-    """Return the tenures with a later one.
+    """Return ``tenures`` with ``tenure``, the latest, added.
 
     If they are too many, the two oldest become one at the lower offset, where uploads of earlier primaries
     end. If the oldest was forgotten instead, such an upload would be permitted: bytes that were set aside 64

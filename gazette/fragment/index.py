@@ -270,7 +270,7 @@ class Index:
         self._check_open()
 
     def find(self, offset: Offset, begin_mod_time: int = 0) -> IndexResult:
-        """Find the fragment from which to read ``offset`` now, and raise, as ``query`` does."""
+        """Find the fragment from which to read ``offset`` now. Raise as ``query`` does."""
         self._check_open()
         return self._find(offset, begin_mod_time)
 

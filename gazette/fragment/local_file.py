@@ -126,7 +126,7 @@ class LocalDisk:
 class LocalFile:
     """A file that several owners share: the spool, its readers, the persister.
 
-    References to this object are the reference count. When the last one ends, or soon after, the descriptor
+    The file lives as long as references to this object. When the last one ends, or soon after, the descriptor
     is closed and the disk space freed. Writes and reads name their position. So readers and the one writer do
     not disturb each other, in any thread.
     """

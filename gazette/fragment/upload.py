@@ -45,7 +45,7 @@ _NOTICE_S: Final = 1.0
 
 
 class Unconfirmed(Exception):
-    """etcd did not say if a later primary gave the offsets of an upload out again.
+    """etcd did not say if a later primary has given out the offsets of an upload again.
 
     ``cause`` is the error of the call to etcd.
     """

@@ -140,7 +140,7 @@ class MessageCodec(ABC, Generic[M]):
     def stamp(self, message: M, mint: UuidMint, flags: int) -> M:
         """Assign a new UUID to a message. A message of a type without UUIDs stays as it is.
 
-        Raise `Invalid` if its place holds a value that no publisher wrote.
+        Raise `Invalid` if the place of the UUID holds a value that no publisher wrote.
         """
         form = self.form
         if form is None:

@@ -130,7 +130,7 @@ def _item(message: dict[str, Any], name: str) -> Any:
 
 
 def wire_names_of(message_type: Any) -> list[tuple[str, str]]:
-    """Return pairs of attribute and name within a message. Empty if the type does not say."""
+    """Return pairs of an attribute and its name in messages. Empty if the type does not say."""
     if (descriptor := getattr(message_type, "DESCRIPTOR", None)) is not None:
         return [(field.name, field.name) for field in descriptor.fields]
     if (models := getattr(message_type, "model_fields", None)) is not None:

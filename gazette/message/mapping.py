@@ -93,7 +93,7 @@ def _partition_of(spec: JournalSpec) -> Partition:
 
 
 class Partitions:
-    """An immutable snapshot of the partitions of a topic, ordered by name."""
+    """An immutable snapshot of partitions, ordered by name."""
 
     __slots__ = ("_hashes", "_keys", "all", "is_keyed", "labels")
 

@@ -215,7 +215,7 @@ def _parse_sum(text: str) -> bytes:
 
 
 def parse_url(text: str) -> tuple[SplitResult, str]:
-    """Split a URL. Return it with its ``host:port``, without a user.
+    """Split a URL. Return its parts, and its ``host:port`` without a user.
 
     The URL may be relative. Raise ``Invalid`` for an invalid URL.
     """

@@ -49,8 +49,8 @@ _NOTHING: Final = ShardSpec("")
 class ShardEntry:
     """One shard of the list. ``spec`` may be partial.
 
-    ``revision`` is the one at which the shard was read from etcd, 0 for a shard to create, and -1
-    for no comparison.
+    ``revision`` is that at which the shard was read from etcd. It is 0 for a shard to create, and -1 to
+    compare no revision.
     """
 
     spec: ShardSpec

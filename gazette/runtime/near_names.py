@@ -14,8 +14,8 @@ def near_name(word: str, names: Iterable[str]) -> str | None:
     """Return the name for which ``word`` is a likely slip, or None.
 
     The first letter must be the same. One mistake is permitted for each four letters: a letter that is
-    missing, added or replaced, or two that are swapped. A word whose letters but the last begin the name
-    fits, too.
+    missing, added or replaced, or two that are swapped. A name also fits if it begins with all letters of
+    ``word``, except perhaps the last one.
     """
     letters = word.strip("-")
     allowed = max(1, len(letters) // _LETTERS_PER_MISTAKE)

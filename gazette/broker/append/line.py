@@ -95,8 +95,8 @@ class ContentAhead:
     async def read(self, seconds: float | None) -> tuple[bytes | None, bool]:
         """Return the next chunk, and True if the broker itself stood still meanwhile.
 
-        Raise ``TimeoutError`` if the caller sends none for ``seconds`` (None: for ever). Raise and cancel as
-        ``ContentSource.next``.
+        Raise ``TimeoutError`` if the caller sends none for ``seconds`` (None: for ever). Otherwise errors and
+        cancellation are those of ``ContentSource.next``.
         """
         async with IdleTimeout(seconds) as waiting:
             chunk = await self.next()

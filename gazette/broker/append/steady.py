@@ -192,10 +192,10 @@ def commit_now(
 
 
 def may_join(terms: AppendTerms, registers: LabelSet) -> bool:
-    """Return True if an append may join the commit of another one, after which the journal has ``registers``.
+    """Return True if an append may join the commit of another one, which leaves ``registers`` in the journal.
 
-    An append that names an offset or changes registers leads itself. So does one whose check of registers
-    fails: when its turn comes, the journal's registers of then decide.
+    An append that names an offset or changes registers leads a commit itself. So does one whose check of
+    registers fails: the journal's registers at its turn decide.
     """
     return terms.offset is None and not terms.changes_registers and _passes(terms, registers)
 

@@ -86,7 +86,7 @@ def route_token(route: Route) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a string of the text form. Headers must be ASCII: other bytes become octal escapes."""
+    """Return a string in protobuf's text form. Headers must be ASCII: other bytes become octal escapes."""
     out: list[str] = []
     for byte in text.encode():
         char = chr(byte)

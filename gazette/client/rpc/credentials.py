@@ -62,7 +62,7 @@ def shard_claims(capability: int, *shard_ids: str) -> Claims:
 
 
 def list_claims(selector: LabelSelector) -> Claims:
-    """Return claims to list what a selector matches."""
+    """Return claims to list the journals or shards that a selector matches."""
     return Claims(Capability.LIST, selector)
 
 

@@ -145,10 +145,10 @@ def rpc_error(error: grpc.aio.AioRpcError, method: str, **facts: Any) -> Gazette
 
 @contextmanager
 def map_errors(method: str, caller: _Caller, **facts: Any) -> Iterator[None]:
-    """Wrap the awaits of one call. Raise what gRPC raises as an error of ours.
+    """Wrap the awaits of one call. Turn errors of gRPC into errors of ours.
 
-    If the channel of the call was closed, raise ``Closed`` if ``caller`` was closed, such as the
-    channels of a client. Otherwise the peer fell silent or lost its lease: raise ``Unavailable``.
+    If the channel of the call was closed, raise ``Closed`` if ``caller`` was closed, such as the channels of
+    a client. Otherwise the peer fell silent or lost its lease: raise ``Unavailable``.
     """
     try:
         yield

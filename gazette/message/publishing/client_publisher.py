@@ -114,7 +114,7 @@ class ClientPublisher:
     def transaction(self) -> ClientTransaction:
         """Return a transaction: its messages become visible together when its block ends, or never.
 
-        An error that leaves the block rolls it back, and is raised.
+        If an error leaves the block, it rolls the transaction back and is raised.
         """
         return ClientTransaction(self)
 
@@ -276,7 +276,7 @@ class SyncPublisher:
     def transaction(self) -> SyncTransaction:
         """Return a transaction: its messages become visible together when its block ends, or never.
 
-        An error that leaves the block rolls it back, and is raised; so does Ctrl-C.
+        If an error or Ctrl-C leaves the block, it rolls the transaction back and is raised.
         """
         return SyncTransaction(self)
 

@@ -56,9 +56,9 @@ class KnownOutput:
     def partition_of(self, message: Any, key: Any) -> Partition:
         """Return the journal for a message.
 
-        Raise ``NotFound`` if there is no journal. Raise ``Invalid`` for a key that cannot be one, is not
-        known, or belongs to another journal. Raise it too for a journal without a content type, and for a
-        journal of messages of another type.
+        Raise ``NotFound`` if there is no journal. Raise ``Invalid`` for a key that is not known, belongs to
+        another journal, or is a value that cannot be a key. Raise it too for a journal without a content
+        type, and for a journal of messages of another type.
         """
         try:
             found = self._choose(message, key)

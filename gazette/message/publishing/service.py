@@ -112,10 +112,10 @@ class PublishingService:
         self._closed = False
 
     async def start(self) -> None:
-        """Complete what a former publisher with the same directory had decided to commit.
+        """Complete the commit that a former publisher with the same directory had decided.
 
         Takes up to the timeout. Raise what `CommitRecords` raises, and ``CommitFailed`` if a journal
-        refuses it or does not answer.
+        refuses an acknowledgement or does not answer.
         """
         if self._directory is None:
             return

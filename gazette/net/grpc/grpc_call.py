@@ -248,8 +248,8 @@ class GrpcCall(ServicerContext):
         """Call ``handle`` with each request that follows, in order. Return at the end of the requests.
 
         It is called as soon as a request arrives. What it returns is awaited before the next request.
-        ``bound`` wraps the waits for requests. Raise as ``read``, and what both functions raise.
-        Cancellation: as of what ``handle`` has returned.
+        ``bound`` wraps the waits for requests. Raise as ``read``, and what both functions raise. Cancellation
+        cancels the awaitable that ``handle`` has returned.
         """
         handling = self._handling = Handling(self, self._queue, handle)
         try:
