@@ -516,6 +516,30 @@ async def test_a_server_that_never_started_can_be_stopped() -> None:
 # --- Limits
 
 
+@pytest.mark.parametrize(
+    ("request_bytes", "status", "why"),
+    [
+        (b"GARBAGE\r\n\r\n", 400, "HTTP/1.1"),
+        (b"GET /" + b"x" * 70_000, 431, "65,536"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", 501, "chunked"),
+        (b"GET / HTTP/2.0\r\nHost: x\r\n\r\n", 505, "HTTP/1.0"),
+    ],
+    ids=["no request", "long head", "transfer coding", "version"],
+)
+async def test_what_cannot_be_served_is_answered_with_the_reason(
+    request_bytes: bytes, status: int, why: str
+) -> None:
+    async with Running(bound()) as running:
+        reader, writer = await connected(running.server)
+        writer.write(request_bytes)
+        answered = await reader.read()
+        writer.close()
+    assert answered.startswith(b"HTTP/1.1 %d " % status)
+    head, _, body = answered.partition(b"\r\n\r\n")
+    assert b"content-length: %d" % len(body) in head
+    assert why in body.decode()
+
+
 def limited(connections: int) -> Server:
     return bound(limits=ConnectionLimits(grpc=connections, http=connections, debug=connections))
 

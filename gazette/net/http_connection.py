@@ -38,6 +38,13 @@ _UNREAD_MAX: Final = 65_536
 """Bytes of a body that may wait for the application. With more, the client is not read."""
 _TOO_LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _CLOSE: Final = (b"connection", b"close")
+_NO_REQUEST: Final = "this is no request of HTTP/1.1"
+_REFUSALS: Final = {
+    431: f"the head of a request may have {_HEAD_MAX:,} bytes at most",
+    501: "a body must be sent with a Content-Length, or with Transfer-Encoding: chunked",
+    505: "only HTTP/1.1 and HTTP/1.0 are served here",
+}
+_SHOWN_MAX: Final = 80
 _TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
 
 
@@ -161,7 +168,7 @@ class HttpConnection(asyncio.Protocol):
             try:
                 event = self.protocol.next_event()
             except h11.RemoteProtocolError as error:
-                self._refuse(error)
+                self._refuse(error.error_status_hint, str(error))
                 break
             if event is h11.PAUSED:
                 self.transport.pause_reading()  # The next request waits for this answer.
@@ -175,7 +182,10 @@ class HttpConnection(asyncio.Protocol):
     def _take(self, event: h11.Request | h11.Data | h11.EndOfMessage) -> None:
         request = self._request
         if isinstance(event, h11.Request):
-            self._begin(event)
+            if event.http_version.startswith(b"1."):
+                self._begin(event)
+            else:
+                self._refuse(505)
             return
         assert request is not None, "a body follows its head"
         if isinstance(event, h11.Data):
@@ -192,17 +202,18 @@ class HttpConnection(asyncio.Protocol):
         task.add_done_callback(serving.requests.discard)
         serving.moved.set()
 
-    def _refuse(self, error: h11.RemoteProtocolError) -> None:
-        """Refuse bytes that are not HTTP. Within an answer just disconnect: a second answer has no place."""
+    def _refuse(self, status: int, why: str = "") -> None:
+        """Refuse what is no request. In the middle of an answer there is no place for another one."""
+        reason = _REFUSALS.get(status, _NO_REQUEST)
         log.warning(
-            "a client sent what is not HTTP/1.1: %(error)s",
-            {"error": error},
-            extra={"cause": "not HTTP/1.1"},
+            "an HTTP request was refused: %(reason)s",
+            {"reason": f"{reason} ({why[:_SHOWN_MAX]})" if why else reason},
+            extra={"cause": f"refused {status}"},
         )
         if self._request is not None:
             self._request.lose()
         if self.protocol.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self.answer(error.error_status_hint, f"{error}\n")
+            self.answer(status, f"{reason}\n")
         self.close()
 
     def _watch(self) -> None:
@@ -267,8 +278,10 @@ class HttpConnection(asyncio.Protocol):
 
     def answer(self, status: int, text: str) -> None:
         """Write a whole answer, after which the connection is closed."""
-        head = self.head(status, (_TEXT, _CLOSE))
-        self.send(head, h11.Data(data=text.encode()), h11.EndOfMessage())
+        body = text.encode()
+        length = (b"content-length", str(len(body)).encode())
+        head = self.head(status, (_TEXT, _CLOSE, length))
+        self.send(head, h11.Data(data=body), h11.EndOfMessage())
 
     def answered(self) -> None:
         """Continue with the next request. Close the connection if its answer said so."""
@@ -336,7 +349,7 @@ class AsgiCycle:
             self._fail()
             raise
         except Exception:
-            log.exception("an HTTP request could not be answered")
+            log.exception("%(path)s could not be answered", {"path": self._scope["path"]})
             self._fail()
         else:
             if not self.complete and not self._lost:
