@@ -120,7 +120,7 @@ async def parse_body(request: Request, message: Message) -> None:
 
 
 def _check_numbers(value: Any, descriptor: Any) -> None:
-    """Raise ``ValueError`` for a number in a string that ``json_format`` takes although JSON lacks it.
+    """Raise ``ValueError`` for a string that ``json_format`` reads as a number, but JSON would not.
 
     ``value`` was parsed as a message of ``descriptor`` before.
     """

@@ -314,7 +314,7 @@ class ListApplyApi:
         return [(spec.name, spec.fragment.stores) for spec in upserts if item(spec.name) is None]
 
     async def _check_name(self, key: str, change: broker_pb2.ApplyRequest.Change) -> None:
-        """Raise ``Invalid`` for a new journal with a reserved name. One that exists may be changed."""
+        """Raise ``Invalid`` for a new journal with a reserved name. An existing journal may be changed."""
         name = change.upsert.name
         if not is_reserved(name) or change.expect_mod_revision > 0:
             return

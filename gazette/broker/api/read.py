@@ -346,9 +346,9 @@ class ReadApi:
 def reachable(context: BrokerContext, resolution: Resolution) -> tuple[str, Header]:
     """Return the endpoint of the broker that a resolution names, and the header for a call to it.
 
-    Without a named broker, choose the best one of the route. The header names the broker. If another broker
-    has taken over its endpoint, even this one, that broker refuses the request. Without the name, the
-    request would be proxied again and again.
+    Without a named broker, choose the best one of the route. The header names the broker. Another broker may
+    have taken over that endpoint, and then refuses a request that does not name it. Otherwise a request could
+    be proxied again and again, even to this broker itself.
 
     Raise ``Unavailable`` if no member of the route has an endpoint.
     """

@@ -176,7 +176,7 @@ class AppendService:
         return backlog.enqueue(queue, params, _unmet(dependencies), content, segments)
 
     def journal(self, params: AppendParams) -> JournalAppends:
-        """Return a journal's `JournalAppends`. They are enqueued without a wait for an open transaction.
+        """Return a `JournalAppends`, whose appends do not wait for an open transaction of the journal.
 
         Raise ``Invalid`` for wrong parameters, ``Closed``.
         """

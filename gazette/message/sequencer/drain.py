@@ -213,9 +213,9 @@ class SpanDrain(Drain[M]):
     def _committed(self, envelopes: Iterable[Envelope[M]]) -> Iterator[Envelope[M]]:
         """Yield messages without duplicates, and without those beyond the clock of the acknowledgement.
 
-        A message is a duplicate if its clock is not above all clocks before it, as when it was queued. That
-        holds even if the acknowledgement does not cover the greater clock. It also holds for a clock of
-        zero, whose messages took effect when they were first read.
+        As in the queue, a message is a duplicate if its clock is not above all clocks before it, even a clock
+        beyond the acknowledgement. So is a message with a clock of zero: it took effect when it was first
+        read.
         """
         newest, seen, given = self._partial.max_clock, self._seen, self._given
         for envelope in envelopes:
