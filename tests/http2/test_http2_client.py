@@ -29,15 +29,17 @@ from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.runtime.tls import tls_context
 from tests.conftest import make_certificate
-from tests.net.test_http2_server import LARGEST, METHOD, Handlers
+from tests.net.test_http2_server import LARGEST, METHOD, Handlers, frame_of
 from tests.raw_server import raw_server
 from tests.support.instant_clock import eventually
+from tests.support.loop_time import LoopTime, turns
 
 CODE = grpc.StatusCode
 State = grpc.ChannelConnectivity
 LARGE = 24 << 20
 HEAD = b"\x88" + encode_fields([(b"content-type", b"application/grpc")])
 OK = encode_fields([(b"grpc-status", b"0")])
+PONG = fr.ping(bytes(8), ack=True)
 
 
 class Served:
@@ -99,8 +101,13 @@ async def answering(
         yield channel
 
 
-def frames(*each: bytes) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
-    """Return a server that answers the first call with these frames, then reads on."""
+def frames(
+    *each: bytes, then: Callable[[], None] = lambda: None
+) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """Return a server that answers the first call with these frames, then reads on.
+
+    ``then`` is called once the client has answered a ping behind them, or has disconnected: all were handled.
+    """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(fr.settings({}))
@@ -108,6 +115,10 @@ def frames(*each: bytes) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter
         while b"/test.Service/" not in received:
             received += await reader.read(1 << 16)
         writer.write(b"".join(each))
+        rest = b""
+        while PONG not in rest and (more := await reader.read(1 << 16)):
+            rest += more
+        then()
         while await reader.read(1 << 16):
             pass
 
@@ -529,11 +540,13 @@ END = fr.frame(fr.HEADERS, 5, 1, OK)
 async def test_nothing_behind_the_status_changes_it(behind: bytes) -> None:
     """Regression: a server that ends a call early resets its stream behind the trailers."""
     answer = (fr.frame(fr.HEADERS, 4, 1, HEAD), fr.frame(fr.DATA, 0, 1, b"\0\0\0\0\1x" * 2))
-    async with answering(frames(*answer, END, behind, fr.ping(bytes(8)))) as channel:
+    handled = asyncio.Event()
+    served = frames(*answer, END, behind, fr.ping(bytes(8)), then=handled.set)
+    async with answering(served) as channel:
         call = channel.stream_stream(f"{METHOD}Echo")()
         await call.write(b"x")
         got = [await call.read()]
-        await eventually(lambda: call._stream.over)
+        await handled.wait()
         got += [await call.read(), await call.read()]
         assert got == [b"x", b"x", END_OF_STREAM]
         assert await call.code() is CODE.OK
@@ -553,17 +566,49 @@ async def test_closing_gives_calls_their_grace(served: Served) -> None:
     await channel.close()
 
 
-async def test_a_silent_server_is_asked_and_then_given_up(served: Served) -> None:
+async def test_a_server_that_is_there_is_not_given_up(served: Served) -> None:
     async with served.channel() as channel:
         hanging = channel.unary_unary(f"{METHOD}Hang")(b"")
         await served.handlers.running.wait()
-        (connection,) = channel._connections
-        connection._heard_at -= 7200.0
-        connection._check()
-        assert connection._pinged_at
-        await eventually(lambda: connection._pinged_at is None)  # It has answered.
-        connection._pinged_at = connection._heard_at - 30.0
-        connection._check()
+        time = LoopTime()
+        for seconds in (7200.0, 30.0, 7200.0):
+            time.advance(seconds)
+            await turns()
+            assert await double(channel)(b"x") == b"xx"
+        assert not hanging.done()
+        served.handlers.gate.set()
+        assert await hanging == b"done"
+
+
+async def test_a_silent_server_is_asked_and_then_given_up() -> None:
+    answered, asked_again = asyncio.Event(), asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(fr.settings({}))
+        await reader.readexactly(len(fr.PREFACE))
+        asked = await frame_of(reader, fr.PING)
+        # In front of a ping of its own, by whose answer it knows that it was heard.
+        writer.write(fr.ping(asked, ack=True) + fr.ping(bytes(8)))
+        assert await frame_of(reader, fr.PING) == bytes(8)
+        answered.set()
+        await frame_of(reader, fr.PING)
+        asked_again.set()
+        await reader.read()
+
+    async with answering(answer) as channel:
+        time = LoopTime()
+        hanging = channel.unary_unary(f"{METHOD}Hang")(b"")
+        while channel.get_state() is not State.READY:
+            await turns()
+        time.advance(channel.keepalive_s)
+        await answered.wait()
+        time.advance(20.0)
+        await turns()
+        assert not hanging.done()
+        time.advance(channel.keepalive_s)
+        await asked_again.wait()
+        assert not hanging.done()
+        time.advance(20.0)
         error = await failure(hanging)
         assert error.code() is CODE.UNAVAILABLE
         assert "keepalive" in str(error.details())
@@ -646,7 +691,8 @@ async def test_each_connection_reads_the_files_of_tls(
         error = await failure(double(channel)(b"x"))
         assert "the certificate of the server is not trusted" in str(error.details())
         trusted.unlink()
-        await eventually(lambda: "trusted.pem" in channel._reason)
+        while "trusted.pem" not in str((await failure(double(channel)(b"x"))).details()):
+            await turns()
         trusted.write_bytes(chain.read_bytes())
         assert await double(channel)(b"x", wait_for_ready=True, timeout=30) == b"xx"
     await server.stop(0)
