@@ -213,16 +213,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 @contextmanager
 def s3_server() -> Iterator[tuple[str, int]]:
     """Serve a store that speaks S3, with one bucket, at a host and port."""
-    from moto.server import ThreadedMotoServer
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield host, port
-    server.stop()
-    assert server._server is not None
-    server._server.server_close()
+    server = make_server(
+        "127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True
+    )
+    thread = threading.Thread(target=server.serve_forever, name="s3")
+    thread.start()
+    yield "127.0.0.1", server.port
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
 def reset(target: tuple[str, int]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import io
 import json
 import os
@@ -16,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import boto3
 import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from urllib3 import HTTPResponse
@@ -34,9 +34,10 @@ from gazette.errors import (
 )
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.runtime.clock import SystemClock
-from tests.blobs.s3_endpoint import BUCKET, FaultProxy, store_url
+from tests.blobs.s3_endpoint import BUCKET, REGION, FaultProxy, store_url
 from tests.facts import is_advised, raises
 from tests.support.blob_store_tests import BlobStoreTests, FailingReader, get, paths, put
+from tests.support.missing import missing
 
 QUICK = S3Settings(connect_timeout_s=20.0, read_timeout_s=20.0, attempts=1, part_bytes=5 << 20)
 IMPATIENT = S3Settings(connect_timeout_s=0.2, read_timeout_s=0.2, attempts=1)
@@ -158,9 +159,8 @@ def test_the_sdk_is_loaded_when_it_is_needed() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_without_the_sdk_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with raises(Invalid, path="stores", says="pip install 'pygazette[s3]'"):
+def test_without_the_sdk_the_extra_is_named() -> None:
+    with missing("boto3"), raises(Invalid, path="stores", says="pip install 'pygazette[s3]'"):
         S3Store(FragmentStoreUrl.parse(f"s3://{BUCKET}/"))
 
 
@@ -650,10 +650,9 @@ def test_requests_are_tried_so_often(s3_proxy: FaultProxy) -> None:
 def test_listing_goes_by_pages(s3_proxy: FaultProxy) -> None:
     """A page that fails is an error, and not the end."""
     store = s3_store(s3_proxy, S3Settings(attempts=1, page_objects=10))
-    other = s3_store(s3_proxy, path="/")
     names = [f"{number:04}" for number in range(15)]
     for name in ("a/", "a/directory/", "b"):
-        other_put(other, f"pre/fix/{name}")
+        other_put(s3_proxy, f"pre/fix/{name}")
     for name in names:
         put(store, f"a/{name}", b"")
     s3_proxy.seen.clear()
@@ -666,10 +665,11 @@ def test_listing_goes_by_pages(s3_proxy: FaultProxy) -> None:
         list(listing)
 
 
-def other_put(store: S3Store, key: str) -> None:
+def other_put(proxy: FaultProxy, key: str) -> None:
     """Put an object as consoles do, which make directories of empty objects."""
-    with store._client(key) as client:
-        client.put_object(Bucket=BUCKET, Key=key, Body=b"")
+    client = boto3.client("s3", endpoint_url=proxy.endpoint, region_name=REGION)
+    client.put_object(Bucket=BUCKET, Key=key, Body=b"")
+    client.close()
 
 
 # --- Signing

