@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import threading
 from dataclasses import replace
@@ -24,7 +23,6 @@ from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.protocol.hints import decode_hints
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSource
-from gazette.recoverylog.scratch import Scratch, shard_prefix
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
@@ -43,6 +41,7 @@ from tests.consumer.apps import (
     source_spec,
 )
 from tests.support.instant_clock import eventually
+from tests.support.left_scratch import left_scratch
 from tools.simulation.remote_store import RemoteDatabase
 
 TARGET = "b/target"
@@ -61,11 +60,12 @@ async def test_a_shard_recovers_from_its_log(start: Start, broker: BrokerFixture
     await first.stop()
     assert list(first.service.settings.scratch_directory.iterdir()) == []
     # What a member that was killed has left is removed by the next one.
-    killed = Scratch(shard_prefix(SHARD), first.service.settings.scratch_directory)
-    os.close(killed._descriptor)
-    second = await start(id="consumer-two", scratch_directory=killed.path.parent)
+    parent = first.service.settings.scratch_directory
+    (killed,) = await asyncio.to_thread(left_scratch, parent, SHARD)
+    assert killed.exists()
+    second = await start(id="consumer-two", scratch_directory=parent)
     await second.await_primary(SHARD)
-    assert not killed.path.exists()
+    assert not killed.exists()
     end = await append(broker, frame("b", 2), frame("c", 3))
     stat = await second.read_to_heads(SHARD)
     assert stat == {SOURCE: end}

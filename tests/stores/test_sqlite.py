@@ -24,7 +24,6 @@ from gazette.recoverylog.log.log_file import Branch, LogFile
 from gazette.recoverylog.log.recorder import Recorder
 from gazette.recoverylog.sqlite.redo import materialize
 from gazette.recoverylog.sqlite.redo_format import PageChange, encode_commit
-from gazette.stores.sqlite.redo_recording import RedoRecording
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import LOG, MemoryLog, replay, take_over
 from tests.facts import raises
@@ -68,6 +67,37 @@ def world(tmp_path: Path) -> Iterator[World]:
     yield world
     for store in world.opened:
         store.destroy()
+
+
+ROWS = 12_000
+"""So many small rows take some 250 pages of 512 bytes. 4,000 frames of the WAL are due for a checkpoint."""
+
+
+def wal_of(world: World) -> Path:
+    """Return the WAL of the last owner."""
+    return world.directory / f"owner-{world.count}" / "primary.db-wal"
+
+
+class Pause:
+    """A function of SQL, ``pause()``, in which a query stays until ``end``."""
+
+    def __init__(self) -> None:
+        self._begun, self._ended = threading.Event(), threading.Event()
+
+    def register(self, connection: apsw.Connection) -> None:
+        connection.create_scalar_function("pause", self._call, 0)
+
+    def _call(self) -> None:
+        self._begun.set()
+        self._ended.wait(60)
+
+    def wait(self) -> None:
+        """Return once a query is in it."""
+        assert self._begun.wait(60)
+
+    def end(self) -> None:
+        """Let queries go on."""
+        self._ended.set()
 
 
 def elsewhere(call: Callable[..., T], *args: Any) -> T:
@@ -343,18 +373,10 @@ def test_queries_only_read(world: World, sql: str) -> None:
     ) == [(3,)]
 
 
-def test_queries_see_whole_transactions_while_the_writer_works(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queries_see_whole_transactions_while_the_writer_works(world: World) -> None:
     """From many threads, through checkpoints, which they hold up at times; nothing of it is lost."""
-    init = RedoRecording.__init__
-
-    def small(self: RedoRecording, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs | {"checkpoint_frames": 20})
-
-    monkeypatch.setattr(RedoRecording, "__init__", small)
-    store = world.open(readers=3)
-    store.executemany("INSERT INTO t VALUES (?, 0)", [(k,) for k in range(200)])
+    store = world.open(readers=3, page_size=512)
+    store.executemany("INSERT INTO t VALUES (?, 0)", [(k,) for k in range(ROWS)])
     commit(store)
     stop = threading.Event()
 
@@ -364,7 +386,7 @@ def test_queries_see_whole_transactions_while_the_writer_works(
             rows = store.query("SELECT min(v), max(v), count(*) FROM t")
             low, high, count = rows[0]
             assert low == high
-            assert count == 200
+            assert count == ROWS
             assert low >= last
             last = low
         return last
@@ -376,63 +398,55 @@ def test_queries_see_whole_transactions_while_the_writer_works(
             commit(store)
         stop.set()
         assert max(reader.result(timeout=30) for reader in readers) <= 150
-    assert world.recovered() == [(k, 150) for k in range(200)]
+    assert world.recovered() == [(k, 150) for k in range(ROWS)]
 
 
-def test_a_reader_that_stays_holds_up_a_checkpoint_and_no_commit(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_that_stays_holds_up_a_checkpoint_and_no_commit(world: World) -> None:
     """The WAL is emptied once it has gone."""
-    init = RedoRecording.__init__
-
-    def small(self: RedoRecording, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs | {"checkpoint_frames": 10})
-
-    monkeypatch.setattr(RedoRecording, "__init__", small)
-    monkeypatch.setattr("gazette.stores.sqlite.wal_changes.CHECKPOINT_WAIT_MS", 1)
-    store = world.open()
+    pause = Pause()
+    store = world.open(page_size=512, prepare_connection=pause.register)
+    store.execute("INSERT INTO t VALUES (-1, 'first')")
     commit(store)
-    wal = Path(f"{store._recording.path}-wal")
-    with store._readers.connection() as reader:
-        cursor = reader.execute("SELECT * FROM sqlite_master")
-        next(cursor)
+    large = "x" * 50_000  # A hundred pages: 4,000 are due for a checkpoint.
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(store.query, "SELECT pause() FROM t")
+        pause.wait()
         for k in range(60):
-            store.execute("INSERT INTO t VALUES (?, ?)", (k, "x" * 3000))
+            store.execute("INSERT INTO t VALUES (?, ?)", (k, large))
             commit(store)
-        held = wal.stat().st_size
-        assert held > 60 * 4096
-        cursor.close()
+        held = wal_of(world).stat().st_size
+        assert held > 60 * 50_000
+        pause.end()
+        reading.result(timeout=30)
     store.execute("INSERT INTO t VALUES (100, 'last')")
     commit(store)
-    assert wal.stat().st_size < held / 10
-    assert len(world.recovered()) == 61
+    assert wal_of(world).stat().st_size < held / 10
+    assert len(world.recovered()) == 62
 
     # A cursor of the writer itself, which was not read to its end, is such a reader as well.
     unread = store.execute("SELECT * FROM t")
     next(unread)
     for k in range(200, 260):
-        store.execute("INSERT INTO t VALUES (?, ?)", (k, "x" * 3000))
+        store.execute("INSERT INTO t VALUES (?, ?)", (k, large))
         commit(store)
     unread.close()
-    assert len(world.recovered()) == 121
+    assert len(world.recovered()) == 122
 
 
 def test_destroying_ends_queries(world: World) -> None:
     """Those that run, those that wait for their turn, and those that come later."""
-    store = world.open(readers=1)
-    store.executemany("INSERT INTO t VALUES (?, 0)", [(k,) for k in range(2000)])
-    commit(store)
     running = threading.Event()
 
-    def endless() -> Any:
-        running.set()
-        return store.query("SELECT count(*) FROM t a, t b, t c, t d")
+    def register(connection: apsw.Connection) -> None:
+        connection.create_scalar_function("runs", lambda: running.set() or 1, 0)
 
+    store = world.open(readers=1, prepare_connection=register)
+    store.executemany("INSERT INTO t VALUES (?, 0)", [(k,) for k in range(2000)])
+    commit(store)
+    endless = "SELECT count(*) FROM (SELECT 1 WHERE runs()), t a, t b, t c, t d"
     with ThreadPoolExecutor(2) as pool:
-        queries = [pool.submit(endless) for _ in range(2)]
-        assert running.wait(10)
-        while not store._readers._busy:
-            pass
+        queries = [pool.submit(store.query, endless) for _ in range(2)]
+        assert running.wait(30)
         store.destroy()
         for query in queries:
             with pytest.raises(Closed, match="destroyed"):
@@ -591,9 +605,14 @@ def test_the_tracer_of_a_connection_sees_each_statement(world: World) -> None:
 
 def test_many_different_statements_do_not_fill_the_memory(world: World) -> None:
     store = world.open()
-    for key in range(600):
-        store.execute(f"INSERT INTO t VALUES ({key}, 'a')")
-    assert len(store._returns_none) <= 256
+    long = "a" * 100_000
+    tracemalloc.start()
+    try:
+        for key in range(600):
+            store.execute(f"INSERT INTO t VALUES ({key}, '{long}')")
+        assert tracemalloc.get_traced_memory()[0] < 300 * len(long)
+    finally:
+        tracemalloc.stop()
     commit(store)
     assert len(world.recovered()) == 600
 
