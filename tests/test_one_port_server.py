@@ -9,18 +9,21 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import httpx
-import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
 from gazette.http2 import frames as fr
 from gazette.net.grpc import server_connection
-from gazette.net.http_server import HttpServer, TlsFiles
+from gazette.net.http_server import TlsFiles
 from gazette.protocol.route import grpc_target
 from gazette.runtime.file_limit import ConnectionLimits
 from gazette.runtime.tasks import TaskScope
 from gazette.runtime.tls import tls_context
 from tests.support.instant_clock import breathe
 from tests.support.loop_time import LoopTime, turns
-from tests.test_server import Running, bound, certificates, plain_channel
+from tests.test_server import Running, bound, certificates, path, plain_channel
 
 __all__ = ["certificates"]
 
@@ -93,9 +96,17 @@ async def test_a_request_that_comes_while_the_server_stops_is_answered() -> None
         silent.close()
 
 
-async def test_http_has_its_own_limit_on_the_port_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_http_has_its_own_limit_on_the_port_of_both() -> None:
     limits = ConnectionLimits(grpc=10, http=1, debug=1)
-    async with Running(bound(limits=limits)) as running:
+    entered, gate = asyncio.Event(), asyncio.Event()
+
+    async def wait(_: Request) -> Response:
+        entered.set()
+        await gate.wait()
+        return PlainTextResponse("waited")
+
+    application = Starlette(routes=[Route("/wait", wait), Route("/{rest:path}", path)])
+    async with Running(bound(limits=limits), application) as running:
         # Case: an idle connection makes room.
         first, writer = await connect(running)
         writer.write(REQUEST)
@@ -105,7 +116,8 @@ async def test_http_has_its_own_limit_on_the_port_of_both(monkeypatch: pytest.Mo
         await second.readuntil(b"/some/path")
         assert await first.read() == b""
         # Case: the HTTP server has none to give up.
-        monkeypatch.setattr(HttpServer, "_make_room", lambda self: False)
+        other.write(REQUEST.replace(b"/some/path", b"/wait"))
+        await entered.wait()
         third, excess = await connect(running)
         excess.write(REQUEST)
         refusal = await third.read()
@@ -114,14 +126,15 @@ async def test_http_has_its_own_limit_on_the_port_of_both(monkeypatch: pytest.Mo
         # Case: calls of gRPC are not concerned.
         async with plain_channel(grpc_target(running.server.endpoint)[0]) as channel:
             assert await running.call(channel) == b"hi"
+        gate.set()
+        await second.readuntil(b"waited")
         for one in (writer, other, excess):
             one.close()
 
 
 async def test_requests_for_a_server_of_http_that_has_ended_are_refused() -> None:
     async with Running(bound()) as running:
-        assert running.server._http is not None
-        await running.server._http.stop(0.0)
+        await running.scope.stop()
         reader, writer = await connect(running)
         writer.write(REQUEST)
         answer = await reader.read()

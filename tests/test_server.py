@@ -25,7 +25,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gazette.errors import Broken, Invalid, Unavailable
-from gazette.net import http_accept, http_connection, http_server
+from gazette.net import http_connection, http_server
 from gazette.net.diagnostics import diagnostic_routes
 from gazette.net.http_server import HttpServer, TlsFiles, bind_debug, bind_tcp
 from gazette.net.server import Server, ServerSettings, advertised_host, warn_of_open_server
@@ -116,14 +116,15 @@ def app() -> Starlette:
 class Running:
     """A started server, with the echo service and an application that answers its path."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, application: Starlette | None = None) -> None:
         self.server = server
+        self.application = application or app()
         self.echo = Echo()
         self.scope = TaskScope("test")
 
     async def __aenter__(self) -> Self:
         self.server.grpc.add_generic_rpc_handlers((self.echo.handler(),))
-        self.server.start_http(self.scope, app())
+        self.server.start_http(self.scope, self.application)
         await self.server.start_grpc()
         return self
 
@@ -417,10 +418,8 @@ async def refused(server: Server) -> None:
             writer.close()
 
 
-async def test_a_connection_that_has_asked_nothing_yet_is_answered_while_stopping(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(http_server, "FIRST_REQUEST_S", 30.0)
+async def test_a_connection_that_has_asked_nothing_yet_is_answered_while_stopping() -> None:
+    time = LoopTime()
     async with Running(bound()) as running:
         reader, writer = await connected(running.server)
         idle_reader, idle_writer = await connected(running.server)
@@ -429,8 +428,9 @@ async def test_a_connection_that_has_asked_nothing_yet_is_answered_while_stoppin
         async with TaskScope("stop") as scope:
             scope.spawn(running.server.stop(30.0), name="stop")
             # An idle connection is closed after a moment; by then, no client can connect any more.
-            assert await idle_reader.read() == b""
             await refused(running.server)
+            time.advance(http_server.NEXT_REQUEST_S)
+            assert await idle_reader.read() == b""
             ask(writer, "/late")
             assert b"connection: close" in await answer(reader, b"/late")
             assert await reader.read() == b""
@@ -438,11 +438,8 @@ async def test_a_connection_that_has_asked_nothing_yet_is_answered_while_stoppin
         idle_writer.close()
 
 
-async def test_an_idle_connection_that_goes_on_asking_learns_that_it_was_the_last_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(http_server, "NEXT_REQUEST_S", 30.0)
-    monkeypatch.setattr(http_server, "FIRST_REQUEST_S", 60.0)
+async def test_an_idle_connection_that_goes_on_asking_learns_that_it_was_the_last_time() -> None:
+    LoopTime()
     async with Running(bound()) as running:
         reader, writer = await connected(running.server)
         ask(writer, "/one")
@@ -609,13 +606,13 @@ async def test_connections_in_excess_of_the_limit_of_grpc_are_closed_at_once() -
 @pytest.mark.parametrize("used", [False, True])
 @pytest.mark.parametrize("part", [b"", b"GET / HTTP/1.1\r\nHost: te"])
 async def test_a_head_that_does_not_come_in_time_is_given_up(used: bool, part: bytes) -> None:
+    time = LoopTime()
     async with Running(bound()) as running:
         reader, writer = await connected(running.server)
         if used:
             ask(writer, "/used")
             await answer(reader, b"/used")
         writer.write(part)
-        time = LoopTime()
         await turns()
         time.advance(http_connection.HEAD_S)
         answered = await reader.read()
@@ -737,10 +734,10 @@ async def test_a_connection_that_cannot_begin_does_not_end_the_server(
 
 
 async def test_without_descriptors_one_line_is_logged_and_connections_wait(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """asyncio's own server logs a traceback for each of its 2,048 attempts, each second."""
-    monkeypatch.setattr(http_accept, "_RETRY_S", 0.01)
+    time = LoopTime()
     refused = HTTP_CONNECTIONS_REFUSED.labels("descriptors")
     async with Running(bound()) as running:
         port = int(running.server.http_endpoint.rpartition(":")[2])
@@ -754,10 +751,10 @@ async def test_without_descriptors_one_line_is_logged_and_connections_wait(
             for client in clients:
                 client.setblocking(False)
                 client.connect_ex(("127.0.0.1", port))
-            while value_of(refused) < before + 3:
-                await SystemClock().sleep(0.001)
+            await time.pass_until(lambda: value_of(refused) >= before + 3, 1.0)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        time.advance(1.0)
         for number, client in enumerate(clients):
             reader, writer = await asyncio.open_connection(sock=client)
             ask(writer, f"/{number}")

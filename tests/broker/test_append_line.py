@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import grpc
@@ -11,7 +12,7 @@ import grpc.aio
 import pytest
 
 from gazette.broker.append import line as append_line
-from gazette.broker.append.line import ContentAhead, Line
+from gazette.broker.append.line import WAITING_MAX, ContentAhead, Line
 from gazette.errors import Broken, Invalid, Unavailable
 from gazette.protocol.content import COMMIT
 from gazette.protocol.status import Status
@@ -37,6 +38,15 @@ class Script:
             raise self._error
         await asyncio.Event().wait()
         raise AssertionError
+
+
+@contextmanager
+def taken(line: Line, count: int) -> Iterator[None]:
+    """Let so many appends wait in a line, which send nothing."""
+    with ExitStack() as stack:
+        for _ in range(count):
+            stack.enter_context(line.wait(ContentAhead(Script())))
+        yield
 
 
 async def all_of(content: ContentAhead) -> list[bytes | None]:
@@ -89,12 +99,14 @@ async def test_a_client_that_sends_too_little_is_too_slow() -> None:
         await asyncio.gather(content.read_ahead(1 << 30), let_it_pass())
 
 
-def test_a_line_is_bounded_in_count_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(append_line, "WAITING_MAX", 2)
+def test_a_line_is_bounded_in_count_and_bytes() -> None:
     line, one, two = Line(), ContentAhead(Script()), ContentAhead(Script())
     with line.wait(one):
-        with line.wait(two):
-            with pytest.raises(Unavailable, match="waiting=2"), line.wait(ContentAhead(Script())):
+        with taken(line, WAITING_MAX - 2), line.wait(two):
+            with (
+                raises(Unavailable, "waiting_bytes", waiting=WAITING_MAX),
+                line.wait(ContentAhead(Script())),
+            ):
                 pass
         one.held = append_line.WAITING_BYTES_MAX
         with raises(Unavailable, "waiting_bytes", waiting=1), line.wait(two):
@@ -162,21 +174,21 @@ async def test_large_content_does_not_wait_for_its_end(ready: FixedCluster) -> N
 
 
 async def test_appends_beyond_what_may_wait_are_refused_so_that_they_come_again(
-    ready: FixedCluster, monkeypatch: pytest.MonkeyPatch
+    ready: FixedCluster,
 ) -> None:
     """A pulse does not count: replicas come into step however many wait."""
-    monkeypatch.setattr(append_line, "WAITING_MAX", 1)
     stalled = await Append(ready["a"]).open()
     line = ready["a"].replica(JOURNAL).line
     while not line.waiting:
         await SystemClock().sleep(0.001)
-    for broker in "ab":
-        with call_refused(grpc.StatusCode.UNAVAILABLE, "waiting=1") as e:
-            await append(ready[broker], b"x")
-        assert e.value.code() is grpc.StatusCode.UNAVAILABLE
-    ready.assign(JOURNAL, "a")
-    ready.put_spec(journal_spec(JOURNAL, replication=1))
-    await in_step(ready)
+    with taken(line, WAITING_MAX - 1):
+        for broker in "ab":
+            with call_refused(grpc.StatusCode.UNAVAILABLE, f"waiting={WAITING_MAX}") as e:
+                await append(ready[broker], b"x")
+            assert e.value.code() is grpc.StatusCode.UNAVAILABLE
+        ready.assign(JOURNAL, "a")
+        ready.put_spec(journal_spec(JOURNAL, replication=1))
+        await in_step(ready)
     stalled.call.cancel()
     while line.waiting:
         await SystemClock().sleep(0.001)

@@ -18,7 +18,7 @@ from gazette.broker.append.line import Line, SmallAppend
 from gazette.client.append.appender import AppendParams
 from gazette.errors import Broken, Bug
 from gazette.etcd.client import Etcd
-from gazette.fragment.local_file import LocalFragment
+from gazette.fragment.metrics import COMMITS
 from gazette.http2 import frames as fr
 from gazette.protocol.append_session import SessionAppend, ledger_of
 from gazette.protocol.fragment import Fragment
@@ -30,6 +30,7 @@ from tests.broker.test_append_api import JOURNAL, Append, append, in_step, until
 from tests.broker.test_whole_appends import Wire
 from tests.facts import call_refused
 from tests.support.fixed_cluster import FixedBroker, FixedCluster
+from tests.support.metrics import value_of
 from tests.support.replicas import replica_of
 from tools.bench.load import APPEND
 
@@ -101,9 +102,12 @@ def test_the_leader_takes_those_behind_it_in_order_and_within_bounds() -> None:
 # --- The appends of a broker
 
 
+BROKERS = 2
+
+
 @pytest.fixture
 async def ready(tmp_path: Path) -> AsyncIterator[FixedCluster]:
-    async with await FixedCluster.start(2, tmp_path) as cluster:
+    async with await FixedCluster.start(BROKERS, tmp_path) as cluster:
         cluster.create(journal_spec(JOURNAL, replication=2), "a", "b")
         await in_step(cluster)
         take_whole(cluster["a"])
@@ -174,19 +178,9 @@ def spans(responses: Sequence[Any]) -> list[tuple[int, int]]:
     return [(one.commit.begin, one.commit.end) for one in responses]
 
 
-async def test_those_that_wait_are_one_commit_with_a_span_each(
-    ready: FixedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_those_that_wait_are_one_commit_with_a_span_each(ready: FixedCluster) -> None:
     assert (await append(ready["a"], b"before ")).commit.end == 7
-    commits: list[int] = []
-    index = ready["b"].replica(JOURNAL).index
-    plain = index.spool_commit
-
-    def spied(local: LocalFragment) -> None:
-        commits.append(local.end)
-        plain(local)
-
-    monkeypatch.setattr(index, "spool_commit", spied)
+    before = value_of(COMMITS)
     contents = [b"one ", b"three ", b"five ", b"seven"]
     async with Waiting(ready) as waiting:
         for content in contents:
@@ -200,20 +194,23 @@ async def test_those_that_wait_are_one_commit_with_a_span_each(
         assert response.HasField("registers")
     for name in "ab":
         assert written(ready, name) == b"before one three five seven"
-    assert commits == [27]  # Replicas were sent one proposal.
+    assert value_of(COMMITS) == before + BROKERS  # Replicas were sent one proposal.
 
 
 async def test_no_more_than_a_group_may_have_goes_along(
     ready: FixedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gazette.broker.append.steady.GROUP_BYTES", 4)
+    await append(ready["a"], b"before ")
+    before = value_of(COMMITS)
     async with Waiting(ready) as waiting:
         for content in (b"aa", b"bb", b"cc"):
             await waiting.add(content)
         waiting.go()
         responses = [await call for call in waiting.calls]
-    assert spans(responses) == [(0, 2), (2, 4), (4, 6)]
-    assert written(ready, "b") == b"aabbcc"
+    assert spans(responses) == [(7, 9), (9, 11), (11, 13)]
+    assert written(ready, "b") == b"before aabbcc"
+    assert value_of(COMMITS) == before + 2 * BROKERS
 
 
 async def test_registers_of_the_leader_decide_about_the_others(ready: FixedCluster) -> None:
@@ -469,8 +466,11 @@ async def test_content_that_is_not_small_takes_no_other_along(
     ready: FixedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gazette.broker.api.append.SMALL_BYTES", 3)
+    await append(ready["a"], b"before ")
+    before = value_of(COMMITS)
     async with Waiting(ready) as waiting:
         for content in (b"large", b"sma"):
             await waiting.add(content)
         waiting.go()
-        assert spans([await call for call in waiting.calls]) == [(0, 5), (5, 8)]
+        assert spans([await call for call in waiting.calls]) == [(7, 12), (12, 15)]
+    assert value_of(COMMITS) == before + 2 * BROKERS

@@ -35,6 +35,7 @@ from gazette.protocol.route import EMPTY_ROUTE, Route
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
+from tests.broker.test_append_line import taken
 from tests.support.replicas import replica_of
 
 JOURNAL = "a/journal"
@@ -114,24 +115,22 @@ async def test_a_put_is_answered_though_its_body_does_not_end(broker: BrokerFixt
 
 
 async def test_puts_beyond_what_may_wait_are_refused_and_come_again(
-    broker: BrokerFixture, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    broker: BrokerFixture, http: httpx.AsyncClient
 ) -> None:
-    monkeypatch.setattr(append_line, "WAITING_MAX", 2)
     await broker.create(journal_spec(JOURNAL))
     replica = replica_of(broker.service.context.resolver, JOURNAL)
     held = await replica.pipeline.take()
-    waiting = [
-        broker.service._servers.spawn(http.put(f"/{JOURNAL}", content=b"x"), name="put")
-        for _ in range(2)
-    ]
-    while replica.line.waiting < 2:
-        await SystemClock().sleep(0.001)
-    refused = await http.put(f"/{JOURNAL}", content=b"y")
-    assert refused.status_code == 503
-    assert refused.headers["Retry-After"] == "1"
-    assert "too many appends to the journal wait" in refused.text
-    replica.pipeline.give(held)
-    assert [(await one).status_code for one in waiting] == [204, 204]
+    async with TaskScope("puts") as scope:
+        waiting = [scope.spawn(http.put(f"/{JOURNAL}", content=b"x"), name="put") for _ in range(2)]
+        while replica.line.waiting < 2:
+            await SystemClock().sleep(0.001)
+        with taken(replica.line, append_line.WAITING_MAX - 2):
+            refused = await http.put(f"/{JOURNAL}", content=b"y")
+        assert refused.status_code == 503
+        assert refused.headers["Retry-After"] == "1"
+        assert "too many appends to the journal wait" in refused.text
+        replica.pipeline.give(held)
+        assert [(await one).status_code for one in waiting] == [204, 204]
     assert (await http.put(f"/{JOURNAL}", content=b"y")).status_code == 204
 
 

@@ -17,13 +17,12 @@ from gazette.client.append.service import AppendService
 from gazette.client.client import Client
 from gazette.errors import Closed, Invalid, NotFound
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
-from gazette.message import publisher as publisher_module
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import Partition, Partitions, fixed_mapping, modulo_mapping
 from gazette.message.message import CSVRecord, Message
-from gazette.message.publisher import Appends, Publisher
+from gazette.message.publisher import BUFFER_BYTES_MAX, JOURNAL_BUFFER_BYTES, Appends, Publisher
 from gazette.message.sequencer.sequencer import Sequencer
 from gazette.message.uuid import (
     ACK_TXN,
@@ -242,22 +241,19 @@ def test_a_journal_with_metadata_is_the_same_journal(
     assert [e.message.word for e in read(appends.journals["one/journal"])] == ["a", "b", "c"]
 
 
-def test_much_content_does_not_wait_for_the_end(
-    publisher: Publisher, appends: Refusing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(publisher_module, "JOURNAL_BUFFER_BYTES", 500)
-    monkeypatch.setattr(publisher_module, "BUFFER_BYTES_MAX", 800)
+def test_much_content_does_not_wait_for_the_end(publisher: Publisher, appends: Refusing) -> None:
     while not appends.released:
-        publisher.publish_uncommitted(ONE, Word("x" * 50))
-    assert len(appends.journals["one/journal"]) < 700
+        publisher.publish_uncommitted(ONE, Word("x" * 1000))
+    held = len(appends.journals["one/journal"])
+    assert JOURNAL_BUFFER_BYTES <= held < JOURNAL_BUFFER_BYTES + 2000
     appends.released.clear()
     # Case: many journals, each with little.
     for number in range(100):
         mapping = fixed_mapping(f"journal/{number:03d}", CONTENT_JSON_LINES)
-        publisher.publish_uncommitted(mapping, Word("y"))
+        publisher.publish_uncommitted(mapping, Word("y" * 200_000))
         if appends.released:
             break
-    assert 5 < number < 20
+    assert number == BUFFER_BYTES_MAX // 200_000
     intents = publisher.build_ack_intents()
     assert len(intents) == number + 2
     assert all(parts(read(content)) for content in appends.journals.values())

@@ -17,8 +17,15 @@ class LoopTime:
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
+        self._passed = loop.time
         self._now = loop.time()
         loop.time = lambda: self._now  # type: ignore[method-assign]
+
+    def go_on(self) -> None:
+        """Let time pass by itself again, from where it is: a fixture of the same loop may need it."""
+        loop, passed = asyncio.get_running_loop(), self._passed
+        ahead_s = self._now - passed()
+        loop.time = lambda: passed() + ahead_s  # type: ignore[method-assign]
 
     def advance(self, seconds: float) -> None:
         """Let timers be due in the next turn of the loop."""

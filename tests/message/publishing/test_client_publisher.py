@@ -25,20 +25,22 @@ from gazette.client.client import Client
 from gazette.client.flags import BrokerClientFlags
 from gazette.client.journals import JournalChange
 from gazette.client.read.reader import WRITE_HEAD, ReadParams
-from gazette.errors import Closed, Invalid, NotFound, NotYet, Unavailable
+from gazette.errors import Closed, GazetteError, Invalid, NotFound, NotYet, Unavailable
 from gazette.etcd.client import Etcd
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TYPE
-from gazette.message import publisher as publisher_module
 from gazette.message.mapping import Partitions, modulo_mapping, rendezvous_mapping
+from gazette.message.publisher import HELD_BYTES_MAX
 from gazette.message.publishing.choices import choice_by_labels
 from gazette.message.publishing.client_publisher import ClientPublisher
 from gazette.message.publishing.outputs import KnownOutput
-from gazette.message.publishing.service import PublishingService
+from gazette.message.publishing.service import TIMEOUT_S
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.runtime import failpoints
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.facts import raises
-from tests.support.instant_clock import eventually
+from tests.support.loop_time import LoopTime, turns
 
 LABELS = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES))
 WORDS = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES), (MESSAGE_TYPE, "Word"))
@@ -118,19 +120,16 @@ async def test_an_error_in_the_block_leaves_nothing(broker: BrokerFixture) -> No
         assert await visible(broker) == ["kept"]
 
 
-async def test_what_was_appended_already_is_rolled_back(
-    broker: BrokerFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_was_appended_already_is_rolled_back(broker: BrokerFixture) -> None:
     """A large transaction is appended as it grows. Its end takes that back, in each of its journals."""
-    monkeypatch.setattr(publisher_module, "HELD_BYTES_MAX", 1)
-    monkeypatch.setattr(publisher_module, "JOURNAL_BUFFER_BYTES", 1)
+    lost = "lost" * (HELD_BYTES_MAX // 40)
     async with ClientPublisher(broker.client) as publisher:
         await publisher.publish(ONE, Word(word="first"))
         with pytest.raises(ZeroDivisionError):
             async with publisher.transaction() as transaction:
-                for word in ("lost", "lost, too"):
-                    await transaction.publish(ONE, Word(word=word))
-                    await transaction.publish(TWO, Word(word=word))
+                for _ in range(6):
+                    await transaction.publish(ONE, Word(word=lost))
+                    await transaction.publish(TWO, Word(word=lost))
                 raise ZeroDivisionError
         assert await head(broker, TWO) > 0
         async with publisher.transaction() as transaction:
@@ -192,8 +191,6 @@ async def test_equal_keys_go_where_applications_send_them(
             partitions = Partitions.of_specs(one.spec for one in listed)
             choose = mapping_of(partial(_itself, partitions), _itself)
             assert len(partitions.all) == count
-            known = await publisher._service.find(EVERY)
-            await eventually(partial(_has_partitions, known, count))
             wanted: dict[str, list[str]] = {}
             async with publisher.transaction() as transaction:
                 for number, key in enumerate(keys):
@@ -283,16 +280,30 @@ async def test_a_journal_that_is_gone_fails_the_commit(broker: BrokerFixture) ->
     assert await visible(broker, ONE) == []
 
 
-async def commit_after(transaction: Any, event: Callable[[], Awaitable[None]]) -> None:
-    """Commit a transaction, and let something happen once all messages are in place."""
-    service: PublishingService = transaction._service
-    deadline = service._deadline()
-    intents = service.seal()
-    await service._flush(deadline)
-    if service._records is not None:
-        await service._pool.run(service._records.save, intents)
-    await event()
-    await service._acknowledge(intents, deadline)
+class Between(SystemClock):
+    """The machine's clock, but that something happens while a failpoint waits for ``WAIT_S`` seconds."""
+
+    WAIT_S = 86_400.0
+
+    def __init__(self, event: Callable[[], Awaitable[None]]) -> None:
+        super().__init__()
+        self._event = event
+
+    async def sleep(self, seconds: float) -> None:
+        await (self._event() if seconds == self.WAIT_S else super().sleep(seconds))
+
+
+@contextlib.asynccontextmanager
+async def decided_before(
+    address: str, event: Callable[[], Awaitable[None]], **options: Any
+) -> AsyncIterator[ClientPublisher]:
+    """Yield a publisher. Something happens in a commit of it once all messages are in place."""
+    async with (
+        Client(address, clock=Between(event)) as client,
+        ClientPublisher(client, **options) as publisher,
+    ):
+        with failpoints.armed(f"publish.decided=delay:{Between.WAIT_S}"):
+            yield publisher
 
 
 async def test_a_commit_that_one_journal_refuses_says_where_it_is(broker: BrokerFixture) -> None:
@@ -301,12 +312,11 @@ async def test_a_commit_that_one_journal_refuses_says_where_it_is(broker: Broker
     async def gone() -> None:
         await broker.client.apply_journals([JournalChange(delete=TWO, expect_mod_revision=-1)])
 
-    async with ClientPublisher(broker.client) as publisher:
+    async with decided_before(broker.endpoint, gone) as publisher:
         with raises(CommitFailed, says=f"visible in {ONE}") as raised:
             async with publisher.transaction() as transaction:
                 await transaction.publish(ONE, Word(word="to"))
                 await transaction.publish(TWO, Word(word="be"))
-                await commit_after(transaction, gone)
         assert raised.value.committed == (ONE,)
         assert raised.value.unknown == ()
         assert f"not visible in {TWO}" in str(raised.value)
@@ -320,12 +330,11 @@ async def test_a_refused_commit_that_is_recorded_says_how_to_give_it_up(
         await broker.client.apply_journals([JournalChange(delete=TWO, expect_mod_revision=-1)])
 
     directory = tmp_path / "commits"
-    async with ClientPublisher(broker.client, commits=directory) as publisher:
+    async with decided_before(broker.endpoint, gone, commits=directory) as publisher:
         with raises(CommitFailed, says=f"not visible in {TWO}") as raised:
             async with publisher.transaction() as transaction:
                 await transaction.publish(ONE, Word(word="to"))
                 await transaction.publish(TWO, Word(word="be"))
-                await commit_after(transaction, gone)
     record = directory / "commit.json"
     assert str(record) in raised.value.hint
     with raises(CommitFailed, says=f"not visible in {TWO}") as raised:
@@ -361,23 +370,47 @@ async def test_a_commit_that_cannot_be_recorded_says_what_is_known(
     assert await visible(broker) == []
 
 
-async def test_all_waits_of_a_commit_end_together(
-    broker: BrokerFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A hundred journals that do not answer cost one timeout, and not a hundred."""
-    deadlines = []
-    in_time = PublishingService._in_time
+async def test_all_waits_of_a_commit_end_together(broker: BrokerFixture) -> None:
+    """A hundred journals that do not answer cost one timeout, and not a hundred.
 
-    def recorded(self: PublishingService, problem: str, deadline: float) -> Any:
-        deadlines.append(deadline)
-        return in_time(self, problem, deadline)
+    Most of it has passed when all messages are in place. Then no append goes on any more.
+    """
+    time: list[LoopTime] = []
+    goes_on = asyncio.Event()
 
-    async with ClientPublisher(broker.client) as publisher, publisher.transaction() as transaction:
-        await transaction.publish(ONE, Word(word="to"))
-        await transaction.publish(TWO, Word(word="be"))
-        monkeypatch.setattr(PublishingService, "_in_time", recorded)
-    assert len(deadlines) == 2  # Of the messages, and of the acknowledgements.
-    assert len(set(deadlines)) == 1
+    async def passes() -> None:
+        if time:
+            await goes_on.wait()
+        else:
+            time.append(LoopTime())
+            time[0].advance(0.9 * TIMEOUT_S)
+            failpoints.arm(f"append.begin=delay:{Between.WAIT_S}@*")
+
+    async def commit(publisher: ClientPublisher) -> None:
+        async with publisher.transaction() as transaction:
+            await transaction.publish(ONE, Word(word="to"))
+            await transaction.publish(TWO, Word(word="be"))
+
+    async with decided_before(broker.endpoint, passes) as publisher, TaskScope("test") as scope:
+        task = scope.spawn(failure_of(commit(publisher)), name="commit")
+        while not time:
+            await turns()
+        await turns(1000)
+        assert not task.done()
+        time[0].advance(0.1 * TIMEOUT_S)
+        await turns(1000)
+        assert task.done()
+        assert isinstance(await task, CommitFailed)
+        goes_on.set()
+        time[0].go_on()
+
+
+async def failure_of(commits: Awaitable[None]) -> BaseException | None:
+    try:
+        await commits
+    except GazetteError as error:
+        return error
+    return None
 
 
 async def test_brokers_that_are_away_fail_the_commit_in_time(etcd: Etcd, tmp_path: Path) -> None:
