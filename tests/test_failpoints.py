@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -95,47 +94,59 @@ def test_marks_need_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
         failpoints.hit("commit.finalized")
 
 
-def test_marks_of_threads_are_whole_lines_of_one_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first process opens the file, once; a detail takes no more than its place."""
-    opened: list[str] = []
+THREADS = """
+import os, sys, threading
+from gazette.runtime.failpoints import hit
+path = sys.argv[1]
+os.mkfifo(path)  # To open it waits for a reader, while all threads come.
+threads = [threading.Thread(target=hit, args=("commit.finalized", "a\\nb c\\udc80")) for _ in range(8)]
+for thread in threads:
+    thread.start()
+threading.Event().wait(0.2)
+reader = open(path)
+for _ in range(8):
+    print(reader.readline(), end="")
+for thread in threads:
+    thread.join()
+held = -1  # That of the reader.
+for name in os.listdir("/proc/self/fd"):
+    held += os.path.exists(f"/proc/self/fd/{name}") and os.readlink(f"/proc/self/fd/{name}") == path
+print(held)
+"""
+
+
+def test_marks_of_threads_are_whole_lines_of_one_file(tmp_path: Path) -> None:
+    """The first of them opens the file, once; a detail takes no more than its place."""
     path = tmp_path / "marks"
-
-    def opening(name: str, *rest: int) -> int:
-        opened.append(name)
-        threading.Event().wait(0.01)  # Others come meanwhile.
-        return real(name, *rest)
-
-    real = os.open
-    monkeypatch.setattr(os, "open", opening)
-    monkeypatch.setattr(failpoints, "_marks", failpoints._Marks())
-    monkeypatch.setenv(failpoints.MARKS_ENV, str(path))
-    with failpoints.armed("commit.finalized=mark@*"):
-        threads = [
-            threading.Thread(target=failpoints.hit, args=("commit.finalized", "a\nb c\udc80"))
-            for _ in range(8)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-    assert opened == [str(path)]
-    lines = path.read_text().splitlines()
+    environ = {
+        **os.environ,
+        failpoints.ENV: "commit.finalized=mark@*",
+        failpoints.MARKS_ENV: str(path),
+    }
+    command = [sys.executable, "-c", THREADS, str(path)]
+    printed = subprocess.run(command, env=environ, check=True, capture_output=True, text=True)
+    *lines, count = printed.stdout.splitlines()
+    assert count == "1"
     assert [line.split(" ")[1:] for line in lines] == [["commit.finalized", "a_b_c\\udc80"]] * 8
 
 
-def test_a_file_of_marks_that_cannot_be_opened_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(failpoints, "_marks", failpoints._Marks())
-    monkeypatch.setenv(failpoints.MARKS_ENV, str(tmp_path / "no" / "such"))
-    with (
-        failpoints.armed("commit.finalized=mark"),
-        raises(Invalid, "file", path="GAZETTE_FAILPOINT_MARKS") as raised,
-    ):
-        failpoints.hit("commit.finalized")
-    assert raised.value.facts["file"] == str(tmp_path / "no" / "such")
+def test_a_file_of_marks_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    environ = {
+        **os.environ,
+        failpoints.ENV: "commit.finalized=mark",
+        failpoints.MARKS_ENV: str(tmp_path / "no" / "such"),
+    }
+    program = """
+from gazette.errors import Invalid
+from gazette.runtime.failpoints import hit
+try:
+    hit("commit.finalized")
+except Invalid as error:
+    print(error.path, error.facts["file"])
+"""
+    command = [sys.executable, "-c", program]
+    printed = subprocess.run(command, env=environ, check=True, capture_output=True, text=True)
+    assert printed.stdout.split() == ["GAZETTE_FAILPOINT_MARKS", str(tmp_path / "no" / "such")]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.clock import ManualClock
 from tests.facts import raises
 from tests.support.blob_store_tests import get, put
+from tests.support.loop_time import LoopTime
 from tests.support.memory_store import MemoryStore
 
 
@@ -173,17 +174,22 @@ async def test_health_follows_the_store(
 
 
 async def test_a_check_that_hangs_is_reported_and_not_repeated(
-    stores: BlobStores, switch: Switch, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    stores: BlobStores, switch: Switch, clock: ManualClock
 ) -> None:
     """One thread may be stuck in a store, and only one."""
-    monkeypatch.setattr(health, "CHECK_TIMEOUT_S", 0.01)
+    time = LoopTime()
     switch.gate.clear()
     async with TaskScope("test") as scope:
         scope.daemon(stores.run_health(), name="health")
         active = stores.get("s3://bucket/")
-        status = await active.wait_health_change()
+        changes = scope.spawn(active.wait_health_change(), name="first")
+        await time.pass_until(changes.done, health.CHECK_TIMEOUT_S)
+        status = await changes
         assert "did not end in time" in (status.error or "")
-        status = await active.wait_health_change(status)
+        changes = scope.spawn(active.wait_health_change(status), name="second")
+        await time.pass_until(changes.done, health.CHECK_TIMEOUT_S)
+        status = await changes
+        time.go_on()
         await until(lambda: clock.sleepers == 2)
         assert switch.puts == 1
         switch.gate.set()

@@ -109,16 +109,20 @@ def test_another_tenure_begins_another_ledger_and_an_older_one_changes_nothing()
     assert ledger.admit(SessionAppend(ONE, 3), 9, HERE) == ADMITTED
 
 
-@pytest.mark.parametrize("others", range(9))
-def test_what_is_forgotten_must_name_the_present_ledger(
-    others: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(append_sessions, "GENERATION_SESSIONS", 2)
+HALF = append_sessions.GENERATION_SESSIONS // 2
+
+
+@pytest.mark.parametrize(
+    "others",
+    [count * HALF + more for count in range(9) for more in (-1, 0, 1) if count + more >= 0],
+)
+def test_what_is_forgotten_must_name_the_present_ledger(others: int) -> None:
     ledger = SessionLedger(1)
     first = introduced(ledger, ONE)
     ledger.admit(SessionAppend(ONE, 2, first), 7, HERE)
-    for other in "3456789ab"[:others]:
-        ledger.admit(SessionAppend(other * 32, 1, introduced(ledger, other * 32)), 7, HERE)
+    for number in range(others):
+        other = f"{number + 3:032x}"
+        ledger.admit(SessionAppend(other, 1, introduced(ledger, other)), 7, HERE)
     late = ledger.admit(SessionAppend(ONE, 1, first), 7, HERE).refusal
     assert late is not None
     alive = ledger.admit(SessionAppend(ONE, 3, first), 7, HERE).refusal
@@ -126,15 +130,13 @@ def test_what_is_forgotten_must_name_the_present_ledger(
         assert ledger.admit(SessionAppend(ONE, 3, alive.facts["ledger"]), 7, HERE) == ADMITTED
 
 
-def test_an_attempt_that_goes_on_is_known_however_many_sessions_come(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(append_sessions, "GENERATION_SESSIONS", 2)
+def test_an_attempt_that_goes_on_is_known_however_many_sessions_come() -> None:
     ledger = SessionLedger(1)
     append = SessionAppend(ONE, 1, introduced(ledger, ONE))
     assert ledger.admit(append, 7, HERE) == ADMITTED
-    for other in "3456789ab":
-        one = SessionAppend(other * 32, 1, introduced(ledger, other * 32))
+    for number in range(9 * HALF):
+        other = f"{number + 3:032x}"
+        one = SessionAppend(other, 1, introduced(ledger, other))
         ledger.admit(one, 7, other)
         ledger.ended(one, other, None)
     repeated = SessionAppend(ONE, 1, ledger.name)

@@ -36,6 +36,7 @@ from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.broker.test_append_line import taken
+from tests.support.loop_time import LoopTime
 from tests.support.replicas import replica_of
 
 JOURNAL = "a/journal"
@@ -82,11 +83,9 @@ async def test_put_appends_the_body_as_one(broker: BrokerFixture, http: httpx.As
 
 
 async def test_puts_that_stall_are_answered_and_delay_no_other(
-    broker: BrokerFixture, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    broker: BrokerFixture, http: httpx.AsyncClient
 ) -> None:
     """Each one used to hold the journal for a second, and was never answered."""
-    monkeypatch.setattr(append_line, "AHEAD_S", 2.0)
-    monkeypatch.setattr(append_line, "AHEAD_BYTES", 1 << 16)
     await broker.create(journal_spec(JOURNAL))
     port = httpx.URL(broker.http).port
     stalled = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
@@ -98,6 +97,9 @@ async def test_puts_that_stall_are_answered_and_delay_no_other(
         await SystemClock().sleep(0.001)
     assert (await http.put(f"/{JOURNAL}", content=b"honest")).status_code == 204
     assert line.waiting == 20  # None of them was in its way, nor has ended.
+    time = LoopTime()
+    await time.pass_until(lambda: not line.waiting, append_line.AHEAD_S / 2)
+    time.go_on()
     for reader, writer in stalled:
         answer = await reader.readuntil(b"\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 408 ")

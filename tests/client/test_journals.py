@@ -219,15 +219,11 @@ async def test_fragments_are_listed_over_pages(client: Client, broker: StubBroke
     def answer(request: broker_pb2.FragmentsRequest) -> broker_pb2.FragmentsResponse:
         begin = request.next_page_token
         fragment = Fragment("a/one", begin, begin + 10, bytes(range(20)), Codec.GZIP)
-        return broker_pb2.FragmentsResponse(
-            header=broker.header("a/one").to_pb(),
-            fragments=[
-                broker_pb2.FragmentsResponse._Fragment(
-                    spec=fragment.to_pb(), signed_url=f"http://store/{begin}"
-                )
-            ],
-            next_page_token=begin + 10 if begin < 20 else 0,
+        response = broker_pb2.FragmentsResponse(
+            header=broker.header("a/one").to_pb(), next_page_token=begin + 10 if begin < 20 else 0
         )
+        response.fragments.add(spec=fragment.to_pb(), signed_url=f"http://store/{begin}")
+        return response
 
     broker.answers["ListFragments"] = answer
     params = FragmentsParams("a/one", begin_mod_time=3, signature_ttl_s=1.5, page_limit=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -125,10 +125,11 @@ class Heard(logging.Handler):
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
+def heard() -> Iterator[Heard]:
     heard = Heard()
-    monkeypatch.setattr(callback_watch.log, "handlers", [heard])
-    return heard
+    callback_watch.log.addHandler(heard)
+    yield heard
+    callback_watch.log.removeHandler(heard)
 
 
 async def test_a_loop_that_is_blocked_is_reported_while_it_is(heard: Heard) -> None:

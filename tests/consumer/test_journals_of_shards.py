@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import pytest
 
 from gazette.client.journals import FragmentsParams, JournalChange
 from gazette.client.shards import ShardChange
-from gazette.consumer.transaction import source_reader as source_reading
 from gazette.consumer.transaction.inbox import Inbox
 from gazette.consumer.transaction.source_reader import check_source
 from gazette.errors import Unavailable
@@ -28,13 +28,22 @@ from tests.facts import raises
 from tests.support.instant_clock import eventually
 
 TARGET = "b/target"
-CLOCK = SystemClock()
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_reading, "SHORT_SOURCE_PAUSE_S", 0.05)
-    monkeypatch.setattr(source_reading, "SUSPENDED_POLL_S", 0.05)
+class Hasty(SystemClock):
+    """The machine's clock, on which pauses are shorter than they are asked for."""
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(seconds / 40)
+
+
+CLOCK = Hasty()
+
+
+@pytest.fixture
+def start(start: Start) -> Start:
+    """Start members that pause for shorter times."""
+    return partial(start, clock=CLOCK)
 
 
 async def change(broker: BrokerFixture, **changes: Any) -> None:
@@ -188,10 +197,9 @@ async def test_a_shard_reads_on_behind_a_source_that_was_pruned_whole(
 
 
 async def test_a_query_that_waits_for_pruned_bytes_says_so(
-    start: Start, broker: BrokerFixture, monkeypatch: pytest.MonkeyPatch
+    start: Start, broker: BrokerFixture
 ) -> None:
     """The reader does not jump before something is stored behind them: a store may not be mounted."""
-    monkeypatch.setattr(source_reading, "MISSING_LOOK_S", 0.05)
     await create_source_with_retention(broker)
     words = [frame("a", number) for number in range(1, 40)]
     end = await append(broker, *words, journal=PRUNED)

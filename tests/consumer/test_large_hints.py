@@ -189,34 +189,40 @@ async def test_the_first_hints_fill_every_empty_slot(etcd: Etcd) -> None:
     assert await stored(etcd) == [encode_hints(hints)[1]] * 4
 
 
+class Away:
+    """An etcd that is away for the write behind so many. ``interrupted`` has the sizes of such writes."""
+
+    def __init__(self, etcd: Etcd) -> None:
+        self._etcd = etcd
+        self.left = -1
+        self.interrupted: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._etcd, name)
+
+    async def txn(self, compares: Any, operations: Any, *otherwise: Any) -> Any:
+        if compares:  # Reads compare nothing.
+            self.left -= 1
+            if self.left == -1:
+                self.interrupted.append(len(operations))
+                raise Unavailable("etcd is away")
+        return await self._etcd.txn(compares, operations, *otherwise)
+
+
 @pytest.mark.parametrize("writes", range(4))
-async def test_a_rotation_that_is_interrupted_loses_nothing(
-    etcd: Etcd, writes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_rotation_that_is_interrupted_loses_nothing(etcd: Etcd, writes: int) -> None:
     """etcd is away after some slots were written; the next attempt, or owner, goes on."""
     revision = await assigned(etcd)
     one, two, three, four = (hints_of(3, begin=1 + n) for n in range(4))
     for hints in (one, two):
         await rotate(etcd, hints, revision)
-    real, left = etcd.txn, writes
-    interrupted: list[int] = []
-
-    async def txn(compares: Any, operations: Any, *otherwise: Any) -> Any:
-        nonlocal left
-        if compares:  # Reads compare nothing.
-            if left == 0:
-                left = -1
-                interrupted.append(len(operations))
-                raise Unavailable("etcd is away")
-            left -= 1
-        return await real(compares, operations, *otherwise)
-
-    monkeypatch.setattr(etcd, "txn", txn)
-    await rotate(etcd, three, revision)
+    away: Any = Away(etcd)
+    away.left = writes
+    await rotate(away, three, revision)
     assert (await values(etcd))[1:] == [three, two, one]
-    left = writes
-    await rotate(etcd, four, revision)
-    assert interrupted == ([1, 1] if writes < 3 else [])
+    away.left = writes
+    await rotate(away, four, revision)
+    assert away.interrupted == ([1, 1] if writes < 3 else [])
     found = (await values(etcd))[1:]
     assert found == [four, three, two]
 

@@ -82,26 +82,26 @@ def test_a_jump_is_passed_to_the_sequencer(tmp_path: Path) -> None:
 
 
 @contextmanager
-def held_at(monkeypatch: pytest.MonkeyPatch, point: str) -> Iterator[tuple[Any, Any]]:
+def held_at(point: str) -> Iterator[tuple[threading.Event, threading.Event]]:
     """Hold the thread that passes a point of a shard."""
     entered, opened = threading.Event(), threading.Event()
-    real = failpoints.hit
 
-    def hit(name: str, detail: str = "") -> None:
+    def hook(name: str, detail: str) -> float:
+        del detail
         if name == point:
             entered.set()
             opened.wait()
-        real(name, detail)
+        return 0.0
 
-    monkeypatch.setattr(primary_module, "hit", hit)
-    try:
-        yield entered, opened
-    finally:
-        opened.set()
+    with failpoints.hooked(hook):
+        try:
+            yield entered, opened
+        finally:
+            opened.set()
 
 
 async def test_a_shard_that_was_taken_away_sets_no_fence(
-    start: Start, broker: BrokerFixture, etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+    start: Start, broker: BrokerFixture, etcd: Etcd
 ) -> None:
     """`Primary._restore` looks again whether it runs: it may have waited behind a callback."""
     restored: list[str] = []
@@ -119,7 +119,7 @@ async def test_a_shard_that_was_taken_away_sets_no_fence(
             store.restore_checkpoint = restore_checkpoint
             return store
 
-    with held_at(monkeypatch, "promotion.fencing") as (entered, opened):
+    with held_at("promotion.fencing") as (entered, opened):
         member = await start(Watched(database))
         spec = shard_spec(SHARD, SOURCE, log=False)
         await member.shards.apply_shards([ShardChange(upsert=spec)])

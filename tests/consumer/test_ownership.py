@@ -10,8 +10,7 @@ import pytest
 
 from gazette.client.shards import ShardChange
 from gazette.consumer.callbacks import ApplicationFailed
-from gazette.consumer.shard import ownership as ownership_module
-from gazette.consumer.shard.ownership import Ownership
+from gazette.consumer.shard.ownership import HEARING_TIMEOUT_S, Ownership
 from gazette.consumer.shard.restarts import UNASKED_MAX, RestartReason, Restarts, reason_of
 from gazette.consumer.transaction.error_cause import ErrorCause
 from gazette.errors import Aborted, Closed, Fenced, GazetteError, Unavailable
@@ -20,17 +19,16 @@ from gazette.etcd.values import Compare, Op
 from gazette.message.uuid import OUTSIDE_TXN
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.shard import ReplicaCode
-from gazette.recoverylog.log import recorder as recorder_module
-from gazette.recoverylog.playback import player as player_module
 from gazette.recoverylog.playback.player import Player
 from gazette.runtime.clock import SystemClock
-from gazette.runtime.failpoints import armed
+from gazette.runtime.failpoints import armed, hooked
 from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture, log_spec, shard_spec
 from tests.consumer.apps import SHARD, SOURCE, Gate, Start, Tally, append, frame
 from tests.facts import raises
 from tests.support.instant_clock import eventually
+from tests.support.loop_time import LoopTime
 from tools.simulation.remote_store import RemoteDatabase
 
 CLOCK = SystemClock()
@@ -67,9 +65,7 @@ async def test_who_is_assigned_may_go_on(etcd: Etcd) -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_who_was_replaced_may_not(
-    etcd: Etcd, again: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_was_replaced_may_not(etcd: Etcd, again: bool) -> None:
     """Nor if the key is there again: that is another assignment. It waits for hearing of it, not for ever."""
     await etcd.put("/assigned", b"")
     kv = await etcd.get("/assigned")
@@ -86,8 +82,11 @@ async def test_who_was_replaced_may_not(
         asked.ended.set()
         await task
     asked.ended.clear()
-    monkeypatch.setattr(ownership_module, "HEARING_TIMEOUT_S", 0.01)
-    await expect_closed(asked.ownership)
+    time = LoopTime()
+    async with TaskScope("asks") as scope:
+        task = scope.spawn(expect_closed(asked.ownership), name="asks")
+        await time.pass_until(task.done, HEARING_TIMEOUT_S / 10)
+    time.go_on()
 
 
 async def expect_closed(ownership: Ownership) -> None:
@@ -216,26 +215,26 @@ def change(**fields: Any) -> Any:
 
 
 async def test_who_lost_the_shard_while_its_log_was_played_does_not_fence_the_next_owner(
-    start: Start, etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+    start: Start, etcd: Etcd
 ) -> None:
-    authors: list[int] = []
-
-    def fence(author: int) -> Any:
-        authors.append(author)
-        return recorder_module.fence(author)
-
-    monkeypatch.setattr(player_module, "fence", fence)
     member = await start(watch_delay_s=HEARS_LATE_S)
-    with armed("recovery.playing=delay:0.1"):
+    passed: list[str] = []
+
+    def hook(point: str, detail: str) -> float:
+        del detail
+        passed.append(point)
+        return 0.0
+
+    with armed("recovery.playing=delay:0.1"), hooked(hook):
         await member.shards.apply_shards([change()])
-        await eventually(lambda: SHARD in member.service.resolver.local_shards)
+        await eventually(lambda: "recovery.playing" in passed)
         before = member.shard(SHARD)
-        await eventually(before._playing.is_set)
         await unassign(etcd, member)
         await member.until(lambda: member.service.resolver.local_shards.get(SHARD) is not before)
         await member.await_primary(SHARD)
     assert before.failure is None
-    assert len(authors) == 1
+    assert passed.count("recovery.playing") == 2
+    assert passed.count("recovery.handed_off") == 1
 
 
 async def test_a_shard_that_a_late_owner_fenced_starts_again_by_itself(

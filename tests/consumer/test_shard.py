@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -209,6 +211,16 @@ class Unprintable(Exception):
         raise ValueError("not even that")
 
 
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Keep lines about shards from pytest: what it captures must be UTF-8 to get out of a worker."""
+    shard_module.log.propagate = False
+    try:
+        yield
+    finally:
+        shard_module.log.propagate = True
+
+
 @pytest.mark.parametrize(
     ("where", "error", "text"),
     [
@@ -228,18 +240,16 @@ class Unprintable(Exception):
 async def test_an_error_of_the_application_fails_its_shard(
     start: Start,
     broker: BrokerFixture,
-    monkeypatch: pytest.MonkeyPatch,
     where: str,
     error: BaseException,
     text: str,
 ) -> None:
-    # What pytest captures must be UTF-8 to get out of a worker, and one of these errors is not.
-    monkeypatch.setattr(shard_module.log, "propagate", False)
-    application = Fails(where, error)
-    member = await start(application)
-    await append(broker, frame("a", 1))
-    await member.shards.apply_shards([ShardChange(upsert=shard_spec(SHARD, SOURCE))])
-    assert text in await member.await_failed(SHARD)
+    with unheard():
+        application = Fails(where, error)
+        member = await start(application)
+        await append(broker, frame("a", 1))
+        await member.shards.apply_shards([ShardChange(upsert=shard_spec(SHARD, SOURCE))])
+        assert text in await member.await_failed(SHARD)
     assert member.service.failure is None, "the member broke with its shard"
     # As operators repair it.
     application.where = ""

@@ -25,9 +25,9 @@ class Words(Application):
 def _in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Work in an empty directory, and forget what was imported there."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
+    path, before = list(sys.path), set(sys.modules)
     yield
+    sys.path[:] = path
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "") or "").startswith(str(tmp_path)):
             del sys.modules[name]

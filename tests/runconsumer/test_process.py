@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -59,10 +59,12 @@ class Nothing(Application[Any]):
 
 
 @pytest.fixture(autouse=True)
-def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Change into an empty directory, without a gazette.ini."""
+def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Change into an empty directory, without a gazette.ini. Be called as the program of a shell is."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["counter"])
+    arguments, sys.argv[:] = list(sys.argv), ["counter"]
+    yield
+    sys.argv[:] = arguments
 
 
 def run(*argv: str, environ: dict[str, str] | None = None) -> int:
@@ -292,8 +294,7 @@ async def launch(
         for child in children:
             if child.returncode is None:
                 child.kill()
-            await child.wait()
-            child._transport.close()  # type: ignore[attr-defined]
+            await child.communicate()
 
 
 async def endpoint(etcd: Etcd) -> str:
