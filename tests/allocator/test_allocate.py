@@ -20,9 +20,10 @@ from gazette.allocator.state import State
 from gazette.errors import Broken, Unavailable
 from gazette.etcd.client import Compare, Etcd, Op, TxnResult
 from gazette.keyspace.key_space import KeySpace
-from gazette.runtime.clock import SystemClock
+from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.tasks import BlockingPool, Pool, TaskScope
 from tests.facts import is_advised, logged, raises
+from tests.support.instant_clock import InstantClock
 from tests.support.metrics import value_of
 
 ROOT = "/root"
@@ -69,7 +70,10 @@ class PaperProcess:
         self.session: MemberSession
         self.allocating: asyncio.Task[None]
 
-    async def start(self, limit: int, pool: BlockingPool, *, syncs: bool = True) -> None:
+    async def start(
+        self, limit: int, pool: BlockingPool, *, syncs: bool = True, retries: Clock | None = None
+    ) -> None:
+        """Start it. ``retries`` is the clock by which the loop waits before it tries again."""
         clock = SystemClock()
         self.session = await MemberSession.start(
             self.etcd, self.ks, self.state.local_key, str(limit).encode(), 30, clock=clock
@@ -79,7 +83,7 @@ class PaperProcess:
         if syncs:
             self.scope.daemon(self.synchronise(), name="sync")
         self.allocating = self.scope.spawn(
-            allocate(self.etcd, self.ks, self.state, clock=clock, pool=pool),
+            allocate(self.etcd, self.ks, self.state, clock=retries or clock, pool=pool),
             name=f"allocate {self.member}",
         )
 
@@ -139,13 +143,19 @@ def loads(state: State) -> dict[str, int]:
 
 @asynccontextmanager
 async def cluster(
-    paper: Any, etcd: Any, pool: BlockingPool, members: dict[str, int], *, syncs: bool = True
+    paper: Any,
+    etcd: Any,
+    pool: BlockingPool,
+    members: dict[str, int],
+    *,
+    syncs: bool = True,
+    retries: Clock | None = None,
 ) -> AsyncIterator[dict[str, PaperProcess]]:
     async with TaskScope("cluster") as scope:
         processes = {}
         for member, limit in members.items():
             processes[member] = PaperProcess(paper, etcd, member, scope)
-            await processes[member].start(limit, pool, syncs=syncs)
+            await processes[member].start(limit, pool, syncs=syncs, retries=retries)
         yield processes
         scope.cancel()
 
@@ -311,16 +321,14 @@ async def test_an_item_that_the_mirror_cannot_follow_does_not_hold_up_others(
         await a1.until(lambda s: all(sorted(m) == ["a#1", "c#1"] for m in placed(s).values()))
 
 
-async def test_failures_of_etcd_are_ridden_out(
-    paper: Any, etcd: Etcd, pool: BlockingPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(allocate_module, "_RETRY_S", 0.01)
-    recorded = Recorded(etcd)
-    async with cluster(paper, recorded, pool, {"a#1": 9}, syncs=False) as processes:
+async def test_failures_of_etcd_are_ridden_out(paper: Any, etcd: Etcd, pool: BlockingPool) -> None:
+    recorded, clock = Recorded(etcd), InstantClock()
+    async with cluster(paper, recorded, pool, {"a#1": 9}, syncs=False, retries=clock) as processes:
         recorded.failures = [Broken("of some kind"), Unavailable("not now")]
         await put_items(etcd, 3, 1)
         await processes["a#1"].until(lambda s: len(s.assignments) == 3)
         assert recorded.failures == []
+        assert len(clock.slept) == 2
 
 
 async def test_a_leader_that_was_replaced_changes_nothing(
@@ -375,9 +383,8 @@ async def test_large_problems_are_solved_beside_the_loop(
 
 
 async def test_a_leader_that_is_replaced_while_it_solves_writes_nothing(
-    paper: Any, etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+    paper: Any, etcd: Etcd
 ) -> None:
-    monkeypatch.setattr(allocate_module, "_INLINE_CHOICES", 0)
     solving, go_on = asyncio.Event(), asyncio.Event()
 
     class GatedPool:
@@ -390,8 +397,10 @@ async def test_a_leader_that_is_replaced_while_it_solves_writes_nothing(
     process = PaperProcess(paper, recorded, "a#1", TaskScope("unused"))
     key = process.state.local_key
     await etcd.put(key, b"9")
-    await etcd.put(f"{ROOT}/members/b#1", b"9")
-    await put_items(etcd, 3, 1)
+    # So much to choose from is solved beside the loop.
+    others = (Op.put(f"{ROOT}/members/b#{n}", b"9") for n in range(100))
+    await etcd.txn((), tuple(others))
+    await put_items(etcd, 300, 1)
     await process.ks.load(etcd)
     assert process.state.is_leader()
     with raises(Broken, "revision", key="/root/members/a#1"):

@@ -213,7 +213,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 @contextmanager
 def s3_server() -> Iterator[tuple[str, int]]:
     """Serve a store that speaks S3, with one bucket, at a host and port."""
-    from moto.server import DomainDispatcherApplication, create_backend_app
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)

@@ -13,7 +13,7 @@ from typing import Any
 import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
-from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from gazette.blobs import extras
@@ -282,20 +282,35 @@ def test_a_file_that_fails_is_not_stored(cloud: CloudStore, length: int) -> None
     assert cloud.files.objects == {}
 
 
-def test_partial_files_are_hidden_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+class Watched(io.RawIOBase):
+    """Content of which each piece calls ``look`` before it is there."""
+
+    def __init__(self, content: bytes, look: Callable[[], object]) -> None:
+        self._content = io.BytesIO(content)
+        self._look = look
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._look()
+        return self._content.readinto(buffer)
+
+
+def test_partial_files_are_hidden_and_removed() -> None:
     """Where a file can be seen before it is whole, it has another name until then."""
     store = named_store("fsspec+memory://name/")
     seen: list[list[str]] = []
-    write = MemoryFile.write
 
-    def watched(self: MemoryFile, data: bytes) -> int:
+    def look() -> None:
         seen.append([*paths(store, ""), *(os.path.basename(one) for one in MemoryFileSystem.store)])
-        return int(write(self, data))
 
-    monkeypatch.setattr(MemoryFile, "write", watched)
-    put(store, "a/path", b"content")
-    assert len(seen) == 1
-    assert [name[: len(".partial-")] for name in seen[0]] == [".partial-"]
+    content = os.urandom(3 * BLOCK)
+    store.put("a/path", io.BufferedReader(Watched(content, look), 1 << 20))
+    assert get(store, "a/path") == content
+    *_, last = seen
+    assert [name[: len(".partial-")] for name in last] == [".partial-"]
+    assert not any(name in ("path", "a/path") for names in seen for name in names)
     failing = io.BufferedReader(FailingReader(bytes(1000), Corrupt("damaged")))
     with pytest.raises(Corrupt):
         store.put("a/path", failing)

@@ -43,7 +43,8 @@ async def mine(_request: Any) -> Any:
 @pytest.fixture
 async def service(etcd: Etcd, tmp_path: Path) -> AsyncIterator[Any]:
     """Make members of a broker's address, started, and crashed after the test."""
-    scope, made = TaskScope("members"), []
+    scope = TaskScope("members")
+    made: list[ConsumerMember] = []
 
     def start(application: Any, address: str) -> ConsumerMember:
         clock = SystemClock()

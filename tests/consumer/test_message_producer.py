@@ -16,7 +16,6 @@ from gazette.consumer.transaction.inbox import Feed, Inbox, Messages
 from gazette.errors import Bug, Closed, Fenced, GazetteError
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN
 from gazette.protocol.checkpoint import Checkpoint
-from gazette.testing import app_driver
 from gazette.testing.app_driver import AppDriver
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import shard_spec
@@ -64,9 +63,7 @@ class Brings(Echo, MessageProducer):
         yield self.messages[begin:end]
 
 
-def test_a_driver_waits_for_an_application_that_is_slow_to_begin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_waits_for_an_application_that_is_slow_to_begin(tmp_path: Path) -> None:
     """As it also is on a busy machine: the shard's thread has not begun when the driver looks."""
     looked = threading.Event()
 
@@ -82,7 +79,6 @@ def test_a_driver_waits_for_an_application_that_is_slow_to_begin(
             finally:
                 looked.set()
 
-    monkeypatch.setattr(app_driver, "BLOCKED_S", 0.001)
     with Driver(Slow([envelope(0, "a")]), tmp_path, []) as driver:
         driver.run()
         assert driver.store.read() == {"a": 1}

@@ -673,7 +673,7 @@ from tests.support.missing import missing
 with missing("numba"):
     fields = scannable(pa.schema([("text", pa.string())]))
     found = ColumnDecoder("a/journal", MessageFormat(), fields).decode(sys.argv[1].encode(), 0)
-print(found.fields, bytes(found.columns.uuids).hex())
+print(found.fields, found.columns.uuids)
 """
 
 
@@ -683,4 +683,4 @@ def test_without_the_kernel_the_rest_reads_alike() -> None:
     with_it = ColumnDecoder(JOURNAL, MessageFormat()).decode(line.encode(), 0)
     command = [sys.executable, "-c", WITHOUT_NUMBA, line]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert printed.split() == ["None", bytes(with_it.columns.uuids).hex()]
+    assert printed == f"None {with_it.columns.uuids}\n"

@@ -87,7 +87,7 @@ class Pause:
     def register(self, connection: apsw.Connection) -> None:
         connection.create_scalar_function("pause", self._call, 0)
 
-    def _call(self) -> None:
+    def _call(self, *_: Any) -> None:
         self._begun.set()
         self._ended.wait(60)
 
@@ -437,8 +437,12 @@ def test_destroying_ends_queries(world: World) -> None:
     """Those that run, those that wait for their turn, and those that come later."""
     running = threading.Event()
 
+    def runs(*_: Any) -> int:
+        running.set()
+        return 1
+
     def register(connection: apsw.Connection) -> None:
-        connection.create_scalar_function("runs", lambda: running.set() or 1, 0)
+        connection.create_scalar_function("runs", runs, 0)
 
     store = world.open(readers=1, prepare_connection=register)
     store.executemany("INSERT INTO t VALUES (?, 0)", [(k,) for k in range(2000)])
