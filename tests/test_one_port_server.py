@@ -134,7 +134,8 @@ async def test_http_has_its_own_limit_on_the_port_of_both() -> None:
 
 async def test_requests_for_a_server_of_http_that_has_ended_are_refused() -> None:
     async with Running(bound()) as running:
-        await running.scope.stop()
+        assert running.server._http is not None
+        await running.server._http.stop(0.0)
         reader, writer = await connect(running)
         writer.write(REQUEST)
         answer = await reader.read()

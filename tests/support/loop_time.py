@@ -22,7 +22,7 @@ class LoopTime:
         loop.time = lambda: self._now  # type: ignore[method-assign]
 
     def go_on(self) -> None:
-        """Let time pass by itself again, from where it is: a fixture of the same loop may need it."""
+        """Let time pass as usual from now on. A fixture of the same loop may need that."""
         loop, passed = asyncio.get_running_loop(), self._passed
         ahead_s = self._now - passed()
         loop.time = lambda: passed() + ahead_s  # type: ignore[method-assign]
