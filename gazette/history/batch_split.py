@@ -1,6 +1,4 @@
-"""Messages of each producer, cut where their kind changes. Both passes go through messages in these
-steps. Pure.
-"""
+"""Messages of each producer, cut into segments of one kind: the unit of work of both passes. Pure."""
 
 from __future__ import annotations
 
@@ -19,16 +17,17 @@ Clocks = npt.NDArray[np.uint64]
 
 
 WHOLE_TXNS: Final = -1
-"""Kind of a segment of whole transactions: right behind an acknowledgement, by ascending clocks, and
-up to another one. Each of its acknowledgements commits."""
+"""Kind of a segment of whole transactions, from after one acknowledgement to another one.
+
+Its clocks ascend, and each of its acknowledgements commits.
+"""
 
 
 class Segment(NamedTuple):
-    """Consecutive messages of one producer and one kind. An acknowledgement is a segment of its
-    own, unless it is a part of ``WHOLE_TXNS``.
+    """Consecutive messages of one producer and one kind. ``rows`` are their positions in the columns.
 
-    ``rows`` are their positions in the columns. ``kind`` is ``OUTSIDE_TXN`` also for unknown flags,
-    as in the sequencer.
+    An acknowledgement is a segment of its own, unless it is a part of ``WHOLE_TXNS``. ``kind`` is
+    ``OUTSIDE_TXN`` also for unknown flags, as in the sequencer.
     """
 
     producer: int
@@ -42,12 +41,12 @@ _WHOLE_MIN: Final = 2
 
 
 class BatchSplit(NamedTuple):
-    """Some consecutive messages of a run, cut into the segments that both passes work with."""
+    """Some consecutive messages of a run, cut into segments."""
 
     segments: tuple[Segment, ...]
-    """Segments of the messages that count, producer by producer: bytes of the run may hold earlier ones."""
+    """Segments of the messages that count, producer by producer: the run may have earlier messages too."""
     unclocked: Array64
-    """Rows without a clock. They are always committed, and never deduplicated."""
+    """Rows without a clock: always committed, and never deduplicated."""
 
 
 def split_batch(columns: Columns, run: Run) -> BatchSplit:
@@ -90,7 +89,7 @@ def _of_producer(columns: Columns, producer: int, rows: Array64) -> Iterator[Seg
     clocks = columns.uuids.clocks[rows]
     acknowledges = flags == ACK_TXN
     places = np.flatnonzero(acknowledges)
-    # Whole transactions are one step, and not two each.
+    # Whole transactions together are one segment, not two segments each.
     first, last = (int(places[0]) + 1, int(places[-1]) + 1) if len(places) else (0, 0)
     if last - first < _WHOLE_MIN or not _are_whole(flags[first:last], clocks[first - 1 : last]):
         first = last
@@ -110,16 +109,14 @@ def _of_producer(columns: Columns, producer: int, rows: Array64) -> Iterator[Seg
 
 
 def _are_whole(flags: Clocks, clocks: Clocks) -> bool:
-    """Return True for messages of transactions whose clocks ascend from the first one of ``clocks`` on."""
+    """Return True for whole transactions with ascending clocks. The first clock is that before them."""
     return bool(((flags == CONTINUE_TXN) | (flags == ACK_TXN)).all()) and bool(
         (clocks[1:] > clocks[:-1]).all()
     )
 
 
 def records(clocks: Clocks, newest: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of clocks that are above ``newest`` and above all before them. The others are
-    duplicates.
-    """
+    """Return a mask of clocks that exceed ``newest`` and all clocks before. The others are duplicates."""
     bound = np.uint64(newest)
     if len(clocks) == 1:
         return clocks > bound

@@ -1,8 +1,8 @@
 """Messages of a journal as columns: their offsets, and the parts of their UUIDs. Pure.
 
-Reading many messages is fast if no message becomes an object. A `ColumnDecoder` finds frames and
-UUIDs in whole buffers. It leaves buffers that it does not understand to the `Framing`, which is the
-specification and gives the same result.
+Reading is fast if no message becomes an object. A `ColumnDecoder` finds frames and UUIDs in whole buffers.
+For a buffer that it does not understand, it uses the `Framing`, which is the specification and gives the
+same result.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from gazette.message.uuid_place import DEFAULT_PLACE
 from gazette.protocol.ids import JournalName, Offset
 
 CONTENT_BYTES: Final = "application/octet-stream"
-"""Content type for the raw bytes of a journal, in chunks. It holds no messages."""
+"""Content type for the raw bytes of a journal, in chunks, without messages."""
 
 _ANY_FOREIGN: Final = b"\xff" * UUID_BYTES
 
@@ -55,12 +55,12 @@ Malformed = Literal["fail", "skip", "null"]
 class MessageFormat:
     """Encoding of the messages of a journal, and the field that holds their UUID.
 
-    ``uuid_field`` is the place of the UUID, with dots for nested fields (``_meta.uuid``). In what a
-    reader asks for, it may be empty: the label of each journal says it, and else it is ``uuid``.
+    ``uuid_field`` is the place of the UUID, with dots for nested fields (``_meta.uuid``). In a request it
+    may be empty: then it is the place that the label of a journal says, or else ``uuid``.
     ``message`` names the class of protobuf messages as ``module:Class``. Without a class, the
     messages are read as if they had no UUIDs. ``malformed`` is the treatment of malformed frames,
     and of messages that do not fit their columns. With ``null``, a malformed frame is a message with the
-    UUID that it shows, or without one.
+    UUID that it shows, if any.
     """
 
     content_type: str = CONTENT_JSON_LINES
@@ -70,7 +70,7 @@ class MessageFormat:
 
     @property
     def place(self) -> str:
-        """Place of the UUID for a framing: empty for the usual one, which types may spell otherwise."""
+        """Place of the UUID for a framing; empty for ``uuid``, which types may have under another name."""
         return "" if self.uuid_field == DEFAULT_PLACE else self.uuid_field
 
     def message_type(self) -> Any:
@@ -91,9 +91,7 @@ class MessageFormat:
 
 
 def require_uuids(journal: JournalName, shape: MessageFormat) -> None:
-    """Raise `Invalid` if messages of that shape cannot be read committed, because their UUIDs are
-    unknown.
-    """
+    """Raise `Invalid` if messages of that shape cannot be read committed: their UUIDs are unknown."""
     if shape.content_type == CONTENT_PROTO_FIXED and not shape.message:
         raise Invalid(
             f"the UUIDs of protobuf messages cannot be read without their class ({journal})",
@@ -131,11 +129,10 @@ class Columns:
 
 
 class Decoded(NamedTuple):
-    """Complete frames of a buffer. ``consumed`` is the number of bytes of these frames and of
-    skipped ones.
+    """Complete frames of a buffer. ``consumed``: the bytes of these frames and of skipped ones.
 
-    ``fields`` holds the fields that the decoder looked for, if it found them in this pass.
-    Otherwise the caller parses them.
+    ``fields`` has the fields that the decoder looked for, if it found them in this pass. Otherwise the caller
+    parses them.
     """
 
     columns: Columns
@@ -144,9 +141,9 @@ class Decoded(NamedTuple):
 
 
 class MalformedArray(MalformedMessage):
-    """A line is an array of JSON, of which Spark would make a row of each item.
+    """A line is a JSON array. Spark would make a row of each item.
 
-    It is an error also where malformed messages become null.
+    It is an error even if malformed messages become null.
     """
 
     default_hint = (
@@ -205,9 +202,7 @@ class ColumnDecoder:
         return self._decode_framed(self._framing, buffer, base)
 
     def finish(self, rest: bytes, offset: Offset) -> None:
-        """Check the bytes that are left at the end. Raise `TruncatedFrame` if they cut a
-        message.
-        """
+        """Check the remaining bytes at the end. Raise `TruncatedFrame` if they are a part of a message."""
         if self._framing is not None:
             self._framing.finish(rest, offset)
 
@@ -260,9 +255,9 @@ class ColumnDecoder:
         return Decoded(_columns(begins, ends, b"".join(uuids)), at)
 
     def _uuid_of_malformed(self, framing: Framing[Any], error: MalformedMessage) -> bytes:
-        """Return the UUID that a malformed frame has all the same, or the nil UUID.
+        """Return the UUID that a malformed frame shows; the nil UUID without one, or if it is skipped.
 
-        Raise the error if such a frame is no message in any sense.
+        Raise ``error`` if malformed frames fail. Raise `MalformedArray` for an array, unless it is skipped.
         """
         if self.shape.malformed == "skip":
             return NIL_UUID
@@ -271,15 +266,15 @@ class ColumnDecoder:
             raise MalformedArray(self.journal, error) from error.__cause__
         if self.shape.malformed == "fail":
             raise error.of(self.journal) from error.__cause__
-        # What stands in the place of a UUID is kept for the column of that name.
+        # Keep a value that is no UUID in the place of the UUID, for the column of that name.
         about_uuid = hint_of(error.__cause__) is not None
         found = _ANY_FOREIGN if about_uuid else visible_uuid(codec, error.raw)
-        # What is malformed acknowledges nothing. No reader commits a transaction by it.
+        # A malformed frame acknowledges nothing: no reader commits a transaction by it.
         return NIL_UUID if parse_uuid(found).flags == ACK_TXN else found
 
 
 def _without_blanks(frames: Frames[Any]) -> Frames[Any]:
-    """Return the frames that are messages. A blank line has none."""
+    """Return the frames that are messages: blank lines are not."""
     kept = [at for at, message in enumerate(frames.messages) if message is not None]
     uuids = [frames.uuids[at * UUID_BYTES : (at + 1) * UUID_BYTES] for at in kept]
     return replace(
@@ -314,14 +309,14 @@ def _framing_of(shape: MessageFormat) -> Framing[Any]:
             return framing_of(CONTENT_PROTO_FIXED, kind, place=shape.place)
         case labels.CONTENT_JSON_LINES:
             return JSONLinesFraming(UuidCodec(shape.uuid_field))
-    # It raises the error of an unknown content type.
+    # This call raises the error for an unknown content type.
     return framing_of(shape.content_type, bytes)
 
 
 def uuid_text_reader(shape: MessageFormat) -> Callable[[bytes], str | None]:
-    """Return the function from a payload to the text in the place of its UUID, as it stands there.
+    """Return a function from a payload to the exact text in the place of its UUID.
 
-    It returns None if nothing is there, or if the payload cannot be read.
+    It returns None if there is no text, or if the payload cannot be read.
     """
     codec = _framing_of(shape).codec
 
@@ -343,8 +338,9 @@ def _bytes_text(uuid: bytes) -> str:
 
 
 def uuid_bytes(uuids: UuidArrays) -> bytes:
-    """Return the bytes of UUIDs, concatenated. This inverts `parse_arrays`: the bytes of the nil UUID,
-    and of foreign ones, are others with the same parts.
+    """Return the bytes of UUIDs, concatenated: the inverse of `parse_arrays`.
+
+    For nil and foreign UUIDs, the bytes differ from the original ones, but have the same parts.
     """
     u64 = np.uint64
     clocks = uuids.clocks

@@ -1,4 +1,4 @@
-"""Combines rows of a run before they leave the task that reads it: `Combiner`. Needs pyarrow."""
+"""Combines rows of a run in the task that reads it: `Combiner`. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from gazette.errors import Invalid
 
 Combine = Callable[[pa.Table], pa.Table]
 """Function that returns fewer, equivalent rows with the same columns, such as a sum for its summands.
-Its input is any rows of one journal, including its own results. It may be called any number of times."""
+
+Its input is any rows of one journal, including its own results. It may be called any number of times.
+"""
 
 _ROWS: Final = 1 << 17
-"""Number of rows that are combined at once."""
+"""Rows that are combined at once."""
 
 
 class Combiner:
@@ -27,8 +29,9 @@ class Combiner:
         self._rows = 0
 
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Add the next rows. Yield rows that are not held back. Raise ``Invalid``, and what the
-        function raises.
+        """Add the next rows. Yield rows that are not held back.
+
+        Raise ``Invalid``, and what the function raises.
         """
         if self._combine is None:
             yield batch
@@ -38,12 +41,12 @@ class Combiner:
         if self._rows >= _ROWS:
             together = self._together()
             if self._rows > _ROWS // 2:
-                # The function removes few rows. Do not hold them, or each call would go through them again.
+                # The function removes few rows. Do not hold them: each call would process them again.
                 yield from together
                 self._held, self._rows = [], 0
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """End the run, and yield the rows that are left."""
+        """End the run, and yield the remaining rows."""
         if self._combine is not None and self._rows:
             yield from self._together()
         self._held, self._rows = [], 0

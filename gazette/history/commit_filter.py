@@ -1,8 +1,8 @@
 """Filter of the committed messages of a run: `CommitFilter`, the second pass. Pure.
 
-It is the sequencer, by columns. It takes the messages of a run in order, in batches. It returns a
-batch as soon as each of its messages has committed or was rolled back. Pending messages wait for
-their acknowledgement, so at worst the filter holds the whole run.
+It is the sequencer for columns. It takes the messages of a run in order, in batches, and returns a batch
+once each of its messages has committed or was rolled back. Pending messages wait for their acknowledgement,
+so at worst the filter holds the whole run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Producer(Generic[T]):
     pending: list[tuple[_Batch[T], Array64, Clocks]] = field(default_factory=list)
 
     def settle(self, clock: int | None) -> None:
-        """Commit pending messages up to a clock, or roll them back (None)."""
+        """Commit pending messages up to a clock; with None, roll them back."""
         for batch, rows, clocks in self.pending:
             if clock is not None:
                 batch.committed[rows] = clocks <= np.uint64(clock)
@@ -54,7 +54,7 @@ class _Producer(Generic[T]):
 
 
 class PendingProducer(NamedTuple):
-    """Messages of a producer that are pending, and their least and greatest clock."""
+    """A producer with pending messages, and the least and the greatest clock of these."""
 
     producer: int
     first: int
@@ -64,8 +64,7 @@ class PendingProducer(NamedTuple):
 class CommitFilter(Generic[T]):
     """Filter for one run. ``T`` is any value that the caller keeps with a batch.
 
-    With ``acks``, acknowledgements that commit are returned too. Acknowledgements of a rollback are
-    not.
+    With ``acks``, return acknowledgements that commit too, but not those of a rollback.
     """
 
     def __init__(self, run: CommittedRun, *, acks: bool = False) -> None:
@@ -120,7 +119,7 @@ class CommitFilter(Generic[T]):
                 producer.acked = producer.newest = int(clocks.max())
 
     def pending(self) -> dict[PendingProducer, list[tuple[T, Mask]]]:
-        """Return what is pending so far: payloads of batches, with a mask of the messages of each."""
+        """Return the messages that are pending so far: by producer, payloads of batches with their masks."""
         found: dict[PendingProducer, list[tuple[T, Mask]]] = {}
         for number, producer in self._producers.items():
             masks: list[tuple[T, Mask]] = []
@@ -134,14 +133,12 @@ class CommitFilter(Generic[T]):
         return found
 
     def finish(self) -> None:
-        """End the run. Pending messages have the fates that the fold has computed."""
+        """End the run. Commit or roll back pending messages by their fates, which the fold has computed."""
         for number, producer in self._producers.items():
             producer.settle(self._run.fates.get(number))
 
     def ready(self) -> Iterator[tuple[T, Mask]]:
-        """Yield the batches that are decided, in order: their payload, and a mask of the committed
-        messages.
-        """
+        """Yield decided batches in order: their payload, and a mask of the committed messages."""
         while self._batches and not self._batches[0].pending:
             batch = self._batches.popleft()
             yield batch.payload, batch.committed

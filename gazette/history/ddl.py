@@ -1,4 +1,4 @@
-"""Columns as of ``CREATE TABLE``, as an Arrow schema. Pure: Spark itself parses them in its JVM only."""
+"""Columns in the form of ``CREATE TABLE``, as an Arrow schema. Spark parses them only in its JVM. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TOKEN = re.compile(r"\s*(?:(?P<name>\w+)|`(?P<quoted>(?:[^`]|``)*+)`|(?P<sign>[
 
 
 def parse_columns(text: str) -> pa.Schema:
-    """Return the columns of ``word string, counts array<long>``. Raise `Invalid` that names the fault."""
+    """Return the columns of a text such as ``word string, counts array<long>``. Raise `Invalid`."""
     parser = _Parser(text)
     fields = parser.fields(colon=False)
     parser.end()
@@ -42,7 +42,7 @@ def parse_columns(text: str) -> pa.Schema:
 
 
 class _Parser:
-    """A recursive descent parser. Each method parses what its name says."""
+    """A recursive descent parser: each method parses the part of its name."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -1,7 +1,7 @@
 """Arrow arrays of the fields of messages that a `LineScanner` has found. Needs pyarrow.
 
-The scanner converts most values. It cuts others as text, which Arrow casts. A message with a value
-that neither converts is left to the specification, `JsonRow`.
+The scanner converts most values. It cuts out others as text, which Arrow casts. If neither converts a
+value of a message, `JsonRow`, the specification, reads the whole message.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from gazette.history.json_lines import (
 from gazette.history.json_values import EncodeVariant, JsonRow, is_variant
 
 _AddUnfit = Callable[[Any], None]
-"""Function that takes the positions of values that do not fit."""
+"""Function that gets the positions of values that do not fit."""
 _NAME: Final = "value"
 _KERNEL_BITS: Final = 64
 _UNIT_WORDS: Final = 2
-"""Number of integers of 64 bits that a decimal of Arrow has, the lowest first."""
+"""Number of integers of 64 bits in a decimal of Arrow. The lowest comes first."""
 
 
 class ArrowColumns(NamedTuple):
-    """The columns of messages, and the messages whose fields are still to be parsed, if any.
+    """The columns of messages. ``rest``: the messages whose fields are not parsed yet, if any.
 
-    The columns have a row for each of these, too, which has no meaning.
+    The columns have a meaningless row for each of these.
     """
 
     columns: list[pa.Array]
@@ -49,7 +49,7 @@ class ArrowColumns(NamedTuple):
 
 
 def scannable(schema: pa.Schema) -> tuple[Field, ...]:
-    """Return the columns of a schema as fields of a scanner. Return none if there are too many."""
+    """Return the columns of a schema as fields of a scanner; an empty tuple if there are too many."""
     fields = tuple(_field(column.name, column.type) for column in schema)
     return fields if sum(field.size for field in fields) <= FIELDS_MAX else ()
 
@@ -92,7 +92,7 @@ class FieldsBuilder:
     def __init__(self, schema: pa.Schema, encode_variant: EncodeVariant | None = None) -> None:
         """Make a builder. Raise ``Invalid`` for a type that no JSON value converts to."""
         self.fields = scannable(schema)
-        """Fields that a scanner looks for."""
+        """Fields for the scanner."""
         self._schema = schema
         self._encode_variant = encode_variant
 
@@ -114,13 +114,13 @@ class FieldsBuilder:
         return ArrowColumns(columns, mask)
 
     def _array(self, found: FieldColumn, kind: pa.DataType, rest: _AddUnfit) -> pa.Array:
-        """Return a column. Slots of values that do not fit it are added to ``rest``."""
+        """Return a column. Call ``rest`` with the slots of values that do not fit it."""
         values: Any = found.values
         if isinstance(values, Texts):
             if pa.types.is_string(kind):
                 return _strings(values, _bitmap(found.present))
             if pa.types.is_floating(kind):
-                # From the digits: a double that is cast to a narrower type would round twice.
+                # Convert from the digits: a cast from double to a narrower type would round twice.
                 return _strings(values, _bitmap(found.present)).cast(kind)
             return self._read(found, kind, rest)
         if pa.types.is_struct(kind):
@@ -149,11 +149,11 @@ class FieldsBuilder:
                 rest(np.flatnonzero(unfit))
                 present = present & ~unfit
         array = pa.array(values, mask=None if present.all() else ~present)
-        # Days have 32 bits.
+        # Arrow's days have 32 bits.
         return array.cast(pa.int32()).cast(kind) if pa.types.is_date(kind) else array.cast(kind)
 
     def _read(self, found: FieldColumn, kind: pa.DataType, rest: _AddUnfit) -> pa.Array:
-        """Read the texts of values by the specification."""
+        """Convert the texts of values by the specification."""
         read = JsonRow(pa.schema([(_NAME, kind)]), self._encode_variant).read
         data, bounds = found.values.data.tobytes(), found.values.bounds.tolist()
         values: list[Any] = []

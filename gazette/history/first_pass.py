@@ -1,4 +1,4 @@
-"""The first pass over runs: their summaries, from those that are kept or from their bytes."""
+"""The first pass over runs: their summaries, from kept ones or from their bytes."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from gazette.message.framing.frames import MalformedMessage
 from gazette.protocol.ids import Offset
 
 _THREADS: Final = min(8, os.cpu_count() or 1)
-"""Number of runs that a process reads at the same time, unless it says otherwise."""
+"""Default number of runs that a process reads at the same time."""
 
 
 def summarise_run(access: OpenAccess, run: Run) -> Summary:
-    """Do the first pass over one run. Read what is kept of its pieces, and the bytes of the others.
+    """Return the summary of a run. Use kept summaries of its pieces, and read the other pieces.
 
     Raise what `RunReader.batches` raises, and `Invalid` if UUIDs are unknown. If ``run.sure`` is
-    false, a malformed message may be the end of one that began before the run: the summary is then
-    torn.
+    false, a malformed message may be the end of one that began before the run: then return a torn
+    summary.
     """
     require_uuids(run.journal, run.shape)
     return summarise_messages(access, run)
 
 
 def summarise_messages(access: OpenAccess, run: Run) -> Summary:
-    """Do as `summarise_run`, also where UUIDs are unknown: the offsets are right all the same."""
+    """Do as `summarise_run`, also where UUIDs are unknown: then only the offsets are right."""
     kept = access.summaries(run.pieces)
     try:
         if kept is not None and not run.beyond:
@@ -65,8 +65,7 @@ def summarise_messages(access: OpenAccess, run: Run) -> Summary:
 def read_and_summarise(
     access: OpenAccess, run: Run, fields: Sequence[Field]
 ) -> Generator[tuple[Batch, BatchSplit], None, Summary | None]:
-    """Yield all messages of a run that replays none, and their split. Keep what `summarise_run` keeps,
-    and return the summary.
+    """Yield all messages of a run without replays, and their split. Return and keep the summary.
 
     Return None if a message continues from one piece to the next. Raise what `RunReader.batches`
     raises, and `Invalid` if UUIDs are unknown.
@@ -85,9 +84,9 @@ def read_and_summarise(
 def keep_summaries(access: OpenAccess, run: Run, portion_bytes: int | None = None) -> None:
     """Keep the summaries of the pieces of a run, for a later first pass.
 
-    With ``portion_bytes``, keep those of the portions of a larger piece. Each portion begins behind
-    the last message of the one before, and holds as many bytes, or as one message has. Raise what
-    `summarise_run` raises.
+    With ``portion_bytes``, keep the summaries of portions of a larger piece. A portion begins after
+    the last message of the one before. It has ``portion_bytes``, or as many as one message has. Raise
+    what `summarise_run` raises.
     """
     whole: list[Piece] = []
     for piece in run.pieces:
@@ -102,10 +101,10 @@ def keep_summaries(access: OpenAccess, run: Run, portion_bytes: int | None = Non
 def find_message(
     access: OpenAccess, journal: JournalSnapshot, piece: Piece, position: int
 ) -> tuple[int, Offset]:
-    """Return ``position`` and where the message at that position of a piece begins.
+    """Return ``position``, and the offset of the message at that position of a piece.
 
-    Return the number of messages, and the end of the piece, if there are no more. Read no further
-    than necessary, and nothing if the summary of the piece is kept and has no more messages.
+    If the piece has fewer messages, return their number and the end of the piece. Read no further
+    than necessary: nothing if a kept summary shows that the piece has fewer messages.
     """
     kept = access.summaries([piece])
     summary = None if kept is None else kept.get(journal.journal, journal.shape, [piece])
@@ -119,12 +118,12 @@ def find_message(
                 return position, int(batch.columns.begins[position - seen])
             seen += len(batch.columns)
     except MalformedMessage:
-        pass  # The first pass reads the piece, too, and says so if that is an error.
+        pass  # The first pass reads the piece too, and raises this if it is an error.
     return seen, piece.end
 
 
 def resolver(access: OpenAccess) -> Callable[[Run, int, int], Offset]:
-    """Return the function that `fold` calls in rare cases. It reads the run again."""
+    """Return the function ``resolve`` for `fold`, which reads a run again in rare cases."""
     return partial(_first_beyond, access)
 
 
@@ -149,7 +148,7 @@ def fold_by_threads(
 
 
 def _scanned(access: OpenAccess, run: Run) -> Summary:
-    """Read a run, and summarise it."""
+    """Return the summary of a run from its bytes."""
     reader = RunReader(access, run)
     summariser = Summariser(run)
     for batch in reader.batches():
@@ -158,7 +157,7 @@ def _scanned(access: OpenAccess, run: Run) -> Summary:
 
 
 def _of_pieces(access: OpenAccess, run: Run, kept: SummaryStore) -> Summary | None:
-    """Do as `_combined` for the pieces of a run. Read those whose summaries are not kept."""
+    """Return the summary of a run by `_combined`. Read the pieces without a kept summary."""
     if _counts_all(run) and (found := kept.get(run.journal, run.shape, run.pieces)) is not None:
         return found
     return _combined(access, run, kept, _parts(access, run, kept))
@@ -170,8 +169,9 @@ def _combined(
     kept: SummaryStore | None,
     parts: Iterable[tuple[Piece, Summary]],
 ) -> Summary | None:
-    """Combine the summaries of the pieces of a run, and keep the result. Return None if a message
-    continues from one piece to the next.
+    """Combine the summaries of the pieces of a run, and keep the result.
+
+    Return None if a message continues from one piece to the next.
     """
     total: Summary | None = None
     for piece, summary in parts:
@@ -184,7 +184,7 @@ def _combined(
         )
     assert total is not None
     if kept is not None and _counts_all(run) and len(run.pieces) > 1 and not run.last:
-        # The last run of a journal is another one as soon as there is a further fragment.
+        # Do not keep the last run's: the next fragment makes it another run.
         kept.put(run.journal, run.shape, run.pieces, total)
     return total
 
@@ -194,7 +194,7 @@ def _counts_all(run: Run) -> bool:
 
 
 def _parts(access: OpenAccess, run: Run, kept: SummaryStore) -> Iterator[tuple[Piece, Summary]]:
-    """Yield the summaries of the messages that count, from offsets at which messages begin."""
+    """Yield the pieces of a run, with the summaries of the messages that count."""
     since = since_of(run)
     for piece in run.pieces:
         if piece.begin < run.begin:
@@ -209,9 +209,7 @@ def _parts(access: OpenAccess, run: Run, kept: SummaryStore) -> Iterator[tuple[P
 def _before(
     access: OpenAccess, run: Run, kept: SummaryStore, piece: Piece, since: dict[int, Offset]
 ) -> Iterator[tuple[Piece, Summary]]:
-    """Yield the summaries of a piece before ``run.begin``: only those of producers that are
-    replayed there.
-    """
+    """Yield the summaries of a piece before ``run.begin``, only of producers that are replayed there."""
     whole = _pending_in(kept, run, piece, since)
     if whole is not None:
         yield piece, whole
@@ -227,8 +225,9 @@ def _before(
 def _pending_in(
     kept: SummaryStore, run: Run, piece: Piece, since: dict[int, Offset]
 ) -> Summary | None:
-    """Return the summary of a piece before ``run.begin`` from the one that is kept of its whole
-    fragment. Return None if it does not say enough.
+    """Return the summary of a piece before ``run.begin``, made from the kept one of its fragment.
+
+    Return None if the latter does not say enough.
     """
     fragment = piece.fragment
     if fragment is None:
@@ -236,7 +235,7 @@ def _pending_in(
     whole = Piece(fragment.begin, fragment.end, fragment)
     found = kept.get(run.journal, run.shape, [whole]) if piece.end == fragment.end else None
     if found is None or not found.clean:
-        # Its fragment may begin within a message.
+        # If it is not clean, the fragment may begin within a message.
         return None
     own = {}
     for producer, at in since.items():
@@ -253,10 +252,10 @@ def _pending_in(
 
 
 def _pending_from(summary: ProducerSummary, at: Offset) -> ProducerSummary | None:
-    """Return the part of a summary from the message on that is still pending at its end.
+    """Return the part of a summary from the message at ``at`` on, if that is its first pending one.
 
-    All of the producer's messages from there on are pending, or repeat what was committed before.
-    So the greatest clock says all about them.
+    All later messages of the producer are pending, or repeat committed ones. So their greatest clock
+    says everything about them.
     """
     states = (
         summary.after,
@@ -276,7 +275,7 @@ def _pending_from(summary: ProducerSummary, at: Offset) -> ProducerSummary | Non
 
 
 def _summary(access: OpenAccess, run: Run, kept: SummaryStore, piece: Piece) -> Summary:
-    """Return the summary of a piece, of which all messages count."""
+    """Return the summary of a piece. All its messages count."""
     found = kept.get(run.journal, run.shape, [piece])
     if found is not None:
         return found
@@ -296,7 +295,7 @@ def _read(
     piece: Piece,
     fields: Sequence[Field] = (),
 ) -> Generator[tuple[Batch, BatchSplit], None, Summary]:
-    """Yield the messages of a piece, of which all count, and their split. Keep and return its summary."""
+    """Yield the messages of a piece, all of which count, and their split. Keep and return its summary."""
     part = _part(run, piece)
     digest = _digest(access, piece)
     reader = RunReader(access, part, fields, digest=digest)
@@ -310,12 +309,12 @@ def _read(
 
 
 def _digest(access: OpenAccess, piece: Piece) -> Any:
-    """Return a digest for bytes that a broker hands on. Others are compared as they are decoded."""
+    """Return a digest for bytes from a broker. Other bytes are compared as they are decoded."""
     return None if access.is_direct(piece) else hashlib.sha1(usedforsecurity=False)
 
 
 def _is_compared(piece: Piece, digest: Any) -> bool:
-    """Return True if the bytes of a piece were read, and compared with the name of the fragment."""
+    """Return True if the bytes that were read match the SHA-1 of the fragment."""
     fragment = piece.fragment
     if fragment is None or piece.end != fragment.end:
         return False
@@ -342,7 +341,7 @@ def _keep_portions(access: OpenAccess, run: Run, piece: Piece, portion_bytes: in
                     end, rows = int(columns.ends[count - 1]), rows + count
                     columns = columns.part(count, len(columns))
                 elif not rows:
-                    # A message, or what is malformed, is longer: streams take twice as much then, too.
+                    # A message, or a malformed frame, is longer: double the size, as streams do.
                     cut = begin + 2 * (cut - begin)
                 else:
                     portion = Piece(begin, cut, piece.fragment)
@@ -351,7 +350,7 @@ def _keep_portions(access: OpenAccess, run: Run, piece: Piece, portion_bytes: in
                     begin, cut, rows = end, end + portion_bytes, 0
                     summariser = Summariser(_part(run, replace(piece, begin=begin)))
     except MalformedMessage:
-        return  # The first pass of the batch itself says so, if that is an error.
+        return  # The first pass raises it later, if it is an error.
     cut = min(cut, piece.end)
     made = summariser.summary(min(reader.reached, cut), clean=reader.clean)
     found.append((Piece(begin, cut, piece.fragment), made))

@@ -1,4 +1,4 @@
-"""The gaps of a journal: bytes of a snapshot that are in none of its pieces."""
+"""The gaps of a journal in a snapshot."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Gap:
     begin: Offset
     end: Offset
     pruned: bool
-    """True if they are before the first fragment: they will not come."""
+    """True if the gap is before the first fragment: the bytes will not come."""
     settled: bool
-    """True if the fragment behind them is too old for them to come."""
+    """True if the fragment after the gap is so old that the bytes will not come."""
     recent: bool
-    """True if the fragment behind them was stored so recently that those before may follow."""
+    """True if the fragment after the gap is so new that the bytes may still come."""
     confirmed: bool
     """True if an operator has confirmed that they are lost."""
 
     @property
     def is_final(self) -> bool:
-        """True if no fragment with these bytes may be expected any more."""
+        """True if the bytes will not come."""
         return self.confirmed or (not self.recent if self.pruned else self.settled)
 
     @property
@@ -43,16 +43,16 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmedLosses:
-    """Ranges of offsets that an operator has confirmed as lost, as brokers say. Stores do not know them."""
+    """Ranges of offsets that an operator has confirmed as lost. Brokers know them, stores do not."""
 
     ranges: tuple[tuple[Offset, Offset], ...] = ()
 
     def cover(self, begin: Offset, end: Offset) -> bool:
-        """Return True if one of them has all offsets from ``begin`` to ``end``."""
+        """Return True if one range has all offsets from ``begin`` to ``end``."""
         return any(low <= begin and end <= high for low, high in self.ranges)
 
     def outside(self, begin: Offset, end: Offset) -> Iterator[Piece]:
-        """Yield pieces of brokers for the offsets from ``begin`` to ``end`` that are in none of them."""
+        """Yield pieces, to read through brokers, for the offsets of [begin, end) outside of these ranges."""
         for low, high in sorted(self.ranges):
             if begin < min(low, end):
                 yield Piece(begin, min(low, end))
@@ -64,10 +64,10 @@ class ConfirmedLosses:
 def find_gaps(
     journal: JournalSnapshot, pieces: Sequence[Piece], losses: ConfirmedLosses, now: float
 ) -> Iterator[Gap]:
-    """Yield the gaps between the pieces of a snapshot, in order. ``pieces`` are all of its journal."""
+    """Yield the gaps of a journal's snapshot, in order. ``pieces`` are all pieces of the journal."""
     at = journal.pieces_begin
     behind = [piece for piece in pieces if piece.begin >= journal.end]
-    # A piece that is not held ends a gap that reaches to the end.
+    # The first piece behind the end tells how new the fragment after the last gap is.
     for piece in [*journal.pieces, *behind[:1]]:
         if piece.begin > at:
             fragment = piece.fragment
@@ -84,15 +84,15 @@ def find_gaps(
         if at >= journal.end:
             return
     if at < journal.end and losses.cover(at, journal.end):
-        # The head is behind these bytes, and nothing was appended there yet.
+        # The head is after the lost bytes, and no byte was appended there yet.
         yield Gap(at, journal.end, pruned=False, settled=False, recent=False, confirmed=True)
 
 
 def require_final(gaps: Iterable[Gap], journal: JournalSnapshot, *, fails: bool, hint: str) -> None:
-    """Raise ``NotYet`` with ``hint`` for the first gap that may be filled. If ``fails``, raise ``Corrupt``
-    for a gap of lost bytes.
+    """Raise ``NotYet`` with ``hint`` for the first gap whose bytes may still come.
 
-    A gap that an operator has confirmed is no error.
+    If ``fails``, raise ``Corrupt`` for a gap of lost bytes. A gap that an operator has confirmed is no
+    error.
     """
     for gap in gaps:
         if gap.confirmed:
@@ -116,8 +116,8 @@ def require_final(gaps: Iterable[Gap], journal: JournalSnapshot, *, fails: bool,
 
 
 def _is_harmless(gap: Gap, journal: JournalSnapshot) -> bool:
-    """Return True for pruned bytes that were not asked for, or were asked for by offset 0.
+    """Return True for pruned bytes before the snapshot's begin, or if that is 0.
 
-    If only messages that were pending at the begin are gone, the fold says so if they commit.
+    If pending messages of the begin were pruned, the fold raises an error if they commit.
     """
     return gap.pruned and (not journal.begin < gap.end or not journal.begin)

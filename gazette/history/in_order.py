@@ -1,9 +1,9 @@
 """Committed messages of journals, read by one thread from begin to end, in bounded memory.
 
-Tasks of a cluster read runs, and a run ends where a fragment does. A fragment may be larger than
-memory, and a transaction that stays open holds back all that is behind it in its run. Here one
-thread reads a whole journal, twice, and the journal is cut into parts where messages end, wherever
-fragments do. So no more than a part is held back. The passes and the fold are those of runs.
+Tasks of a cluster read runs, and a run ends where a fragment ends. A fragment may be larger than memory,
+and an open transaction holds back all later messages of its run. Here one thread reads a whole journal
+twice, in parts. A part ends where a message ends, not where a fragment does: so at most a part is held back.
+The passes and the fold are those of runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gazette.history.summary import Summariser, Summary
 from gazette.protocol.ids import Offset
 
 PART_BYTES: Final = 16 << 20
-"""Bytes of a part. An open transaction holds back about as much content, and no more."""
+"""Bytes of a part. An open transaction holds back at most about as much."""
 
 
 def fold_in_order(
@@ -36,8 +36,8 @@ def fold_in_order(
 ) -> tuple[CommittedRun, ...]:
     """Do the first pass over journals, one after the other. Return their parts.
 
-    The snapshot begins without states of producers. Raise what `RunReader.batches` and `fold`
-    raise, and `Invalid` if UUIDs are unknown.
+    The snapshot must have no states of producers at its begin. Raise what `RunReader.batches` and
+    `fold` raise, and `Invalid` if UUIDs are unknown.
     """
     parts: list[Run] = []
     summaries: list[Summary] = []
@@ -55,7 +55,7 @@ def fold_in_order(
 def _summaries(
     access: OpenAccess, journal: JournalSnapshot, part_bytes: int
 ) -> Iterator[tuple[Run, Summary]]:
-    """Yield the parts of a journal. Each ends where a message does, and the last with the journal."""
+    """Yield the parts of a journal. Each ends where a message does; the last one ends with the journal."""
     if not journal.pieces:
         return
     run = _whole(journal)
@@ -79,13 +79,13 @@ def rows_in_order(
 ) -> Iterator[pa.RecordBatch]:
     """Do the second pass over all parts of a journal. Yield committed rows, by offset.
 
-    Parts at either end without a wanted message are not read. Raise what `read_rows` raises.
+    Do not read parts at the begin and the end without a wanted message. Raise what `read_rows` raises.
     """
     selected = [at for at, part in enumerate(parts) if format.selects(part)]
     if not selected:
         return
     parts = parts[selected[0] : selected[-1] + 1]
-    # The pieces of parts are cut. A fragment that is read at once is decompressed only once.
+    # Join the pieces of parts again, so that each fragment is decompressed only once.
     pieces = cover(journal.pieces, parts[0].run.pieces[0].begin, parts[-1].run.end)
     run = replace(_whole(journal), pieces=pieces, last=parts[-1].run.last)
     yield from read_parts(access, run, parts, format)
@@ -94,7 +94,7 @@ def rows_in_order(
 def every_row_in_order(
     access: OpenAccess, journal: JournalSnapshot, format: RowFormat
 ) -> Iterator[pa.RecordBatch]:
-    """Yield all rows of a journal as they were written, by offset. Raise what `read_rows` raises."""
+    """Yield all rows of a journal, committed or not, by offset. Raise what `read_rows` raises."""
     if journal.pieces:
         yield from read_rows(access, _whole(journal), format)
 
@@ -105,7 +105,7 @@ def _whole(journal: JournalSnapshot) -> Run:
 
 
 def _part(run: Run, begin: Offset, end: Offset) -> Run:
-    """Return a part of a journal. It looks only at its own pieces: a journal has many."""
+    """Return a part of a journal, with only its own pieces: a journal has many."""
     first = bisect_right(run.pieces, begin, key=lambda piece: piece.end)
     until = bisect_left(run.pieces, end, key=lambda piece: piece.begin)
     held = cover(run.pieces[first:until], begin, end)

@@ -1,4 +1,4 @@
-"""The columns of messages in JSON, inferred as ``spark.read.json`` infers them from the same lines."""
+"""The columns of messages in JSON, inferred as by ``spark.read.json`` from the same lines."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ class _List:
 
 
 _Kind: TypeAlias = "pa.DataType | _Object | _List | None"
-"""Kind of the values so far. None: they were null."""
+"""Kind of the values so far. None: all were null."""
 
 
 def infer_json(lines: Iterable[bytes]) -> pa.Schema:
     """Return the fields of some lines, by their first appearance. Skip lines that are not objects.
 
-    A field whose values are of several kinds gets the type that holds them all: a double for
-    integers and fractions, otherwise a string. A field that was always null is a string. One that
-    was always an empty object is left out, and so is one without a name.
+    A field with values of several kinds is a double if they are numbers, otherwise a string. A field that
+    is always null is a string. Leave out a field that is always an empty object, and one without a name.
     """
     seen: _Kind = _Object()
     for line in lines:
@@ -98,12 +97,12 @@ def _is_numeric(kind: _Kind) -> bool:
 
 
 def _digits(kind: Any) -> int:
-    """Return how many digits a decimal has that holds the kind."""
+    """Return the number of digits of a decimal that holds all values of a kind."""
     return _LONG_DIGITS + 2 if pa.types.is_int64(kind) else int(kind.precision)
 
 
 def _arrow(kind: _Kind) -> pa.DataType | None:
-    """Return the type of a column; None for objects without fields, which no column holds."""
+    """Return the type of a column; None for objects without fields: no column can hold them."""
     match kind:
         case None:
             return pa.string()

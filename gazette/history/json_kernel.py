@@ -1,20 +1,20 @@
 """One compiled pass over lines of JSON: finds messages, their UUIDs, and some of their fields.
 
-`scan` takes a buffer of whole lines and fills arrays. It accepts what publishers write: JSON
-objects with a canonical UUID, and values that fit their fields. Values that it does not convert are
-cut as text, for Arrow to cast. It does not judge other lines. Examples are a UUID in braces, a
-duplicate key, a value of another type, or invalid JSON. It marks such a line, whose fields the
-caller then reads by the specification, which is `Framing` and `JsonRow`. So `scan` may decline any
-line, but what it accepts equals the specification. Numbers that JSON does not have, such as NaN, are
-accepted, since columns of floats have many of them at times.
+`scan` takes a buffer of whole lines and fills arrays. It accepts what publishers write: JSON objects with a
+canonical UUID, and values that fit their fields. It cuts out values that it does not convert as text, for
+Arrow to cast. It declines other lines, for example a UUID in braces, a duplicate key, a value of another
+type, or invalid JSON. The caller reads the fields of a declined line by the specification, which is `Framing`
+and `JsonRow`. So `scan` may decline any line, but a line that it accepts reads as by the specification. It
+accepts numbers that JSON does not have, such as NaN, since some columns of floats have many of them.
+
 
 Numba compiles the code at its first call, which takes half a minute. It caches the machine code, per
 processor, beside this file or in the user's cache directory. If neither is writable, each process
 compiles the code. ``python -m gazette.history.json_kernel`` compiles ahead, for images and before
 tests.
 
-The code stays in one file. Numba recompiles a cached function when the file of that function
-changes, but not when the file of a callee changes.
+Keep the code in one file: Numba recompiles a cached function when its own file changes, but not when the
+file of a callee changes.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ BOOLEAN: Final = 2
 NUMBER: Final = 3
 """Kind of a field: the text of a number."""
 DECIMAL: Final = 4
-"""Kind of a field: a number of units, which are 10 to the power of minus the field's scale."""
+"""Kind of a field: an integer that counts units. A unit is 10 to the power of minus the field's scale."""
 INSTANT: Final = 5
-"""Kind of a field: microseconds since 1970, of a time in UTC unless it names an offset."""
+"""Kind of a field: microseconds since 1970. A time without an offset is in UTC."""
 LOCAL: Final = 6
-"""Kind of a field: microseconds since 1970, of a time without a zone."""
+"""Kind of a field: microseconds since 1970 of a time without a zone."""
 DATE: Final = 7
 """Kind of a field: days since 1970."""
 VALUE: Final = 8
 """Kind of a field: the JSON of any value."""
 STRUCT: Final = 9
-"""Kind of a field: an object, whose fields are nodes, too."""
+"""Kind of a field: an object. Its fields are nodes too."""
 LIST: Final = 10
-"""Kind of a field: a list, whose item is a node, too."""
+"""Kind of a field: a list. Its item is a node too."""
 
 _NUMBERED: Final = (INTEGER, BOOLEAN, DECIMAL, INSTANT, LOCAL, DATE)
 _TEXTUAL: Final = (TEXT, NUMBER, VALUE)
 
 _ABSENT: Final = -1
-"""Number of a key that is not wanted, and of the node of a key that no field has."""
+"""Number of an unwanted key, and of the node of a key without a field."""
 KEYS_MAX: Final = 256
-"""Number of keys of a line that are kept for the next line."""
+"""Most keys of a line that are remembered for the next line."""
 DEPTH_MAX: Final = 32
 """Greatest depth of a tree of nodes."""
 _DEPTH_MAX: Final = 60
@@ -66,25 +66,25 @@ _TEXT_CHARS: Final = 36
 _FOREIGN_UUID: Final = np.uint64(FOREIGN_UUID)
 _ACK_TXN: Final = np.uint64(ACK_TXN)
 _DIGITS_MAX: Final = 19
-"""Number of digits that always fits an unsigned integer of 64 bits."""
+"""Most digits that always fit an unsigned integer of 64 bits."""
 _UNITS_DIGITS_MAX: Final = 18
-"""Number of digits that always fits a signed integer of 64 bits."""
+"""Most digits that always fit a signed integer of 64 bits."""
 _SECONDS_DIGITS_MAX: Final = 12
-"""Number of digits of seconds whose microseconds always fit a signed integer of 64 bits."""
+"""Most digits of seconds whose microseconds always fit a signed integer of 64 bits."""
 _MICROS: Final = 1_000_000
 _DAY_MICROS: Final = 86_400 * _MICROS
 _OFFSET_MAX_MINUTES: Final = 18 * 60
-"""Greatest offset of a zone from UTC."""
+"""Greatest offset of a zone from UTC, in minutes."""
 _MICROS_DIGITS: Final = 6
 _DATE_CHARS: Final = 10
 _TIME_CHARS: Final = 19
 """Length of a date and a time to the second."""
 _NO_VALUE: Final = np.int64(-(1 << 63))
-"""Result of a text that is no time in the form of RFC 3339, or of a number that has no units."""
+"""Result for a text that is no time of RFC 3339, or for a number that does not fit as units."""
 _LINES_BETWEEN: Final = 8
-"""A buffer is declined if more of its lines are than one of so many."""
+"""A buffer is declined if more than one of this many lines is declined."""
 _DECLINED_FREE: Final = 16
-"""Number of lines that are declined before their share counts."""
+"""Declined lines that a buffer may have before their share counts."""
 
 _QUOTE: Final = 0x22
 _BACKSLASH: Final = 0x5C
@@ -109,7 +109,7 @@ class Wanted(NamedTuple):
     """The input of `scan`: a tree of nodes, whose root is the line. Parents come before children."""
 
     names: Any
-    """The keys, one behind the other, object by object. Keys that lead to a nested UUID are last."""
+    """The keys, concatenated, object by object. Keys that lead to a nested UUID come last."""
     bounds: Any
     """The positions at which ``names`` is cut into keys."""
     key_nodes: Any
@@ -119,37 +119,37 @@ class Wanted(NamedTuple):
     kinds: Any
     """By node: its kind."""
     scales: Any
-    """By node: digits behind the point, and greatest number of digits. Of decimals only."""
+    """By node of a decimal: digits after the point, and greatest number of digits."""
     rows: Any
     """By node: its rows in ``Arrays.numbers`` and ``Arrays.texts``."""
     parents: Any
     items: Any
-    """By node: the node of the items. Of lists only."""
+    """By node of a list: the node of its items."""
     null_bounds: Any
-    """Bounds of the nodes of each node in ``nulls``."""
+    """By node: the bounds of its part of ``nulls``."""
     nulls: Any
-    """Nodes that have a slot for each slot of a node, itself among them."""
+    """For each node, the nodes that have a slot for each of its slots, including itself."""
     uuid: Any
-    """The number of the key of the UUID, or of the first key that leads to it."""
+    """Number of the key of the UUID, or of the first key that leads to it."""
 
 
 class Arrays(NamedTuple):
     """The output of `scan`: one element for each line, and for each node a row of slots.
 
-    A field of a line has a slot for each line. An item of a list has one for each item of any line.
+    A field of a line has a slot for each line. The node of a list's items has a slot for each item.
     """
 
     begins: Any
     producers: Any
-    """Parts of the UUID, which are zero without one, or flags of `FOREIGN_UUID`."""
+    """Parts of the UUID: zero without a UUID. A foreign UUID has the flags `FOREIGN_UUID`."""
     clocks: Any
     flags: Any
     declined: Any
-    """By line: 1 if the line is left to the specification."""
+    """By line: 1 if the line is declined."""
     counts: Any
     """By node: the number of its slots."""
     present: Any
-    """By node and slot: 1, or zero if the value is absent or null."""
+    """By node and slot: 1; zero if the value is absent or null."""
     numbers: Any
     """By row of ``Wanted.rows`` and slot: the value, if it has no text."""
     offsets: Any
@@ -168,9 +168,7 @@ def _hex_table() -> Any:
 
 
 def _plain_table() -> Any:
-    """Return a table of the plain bytes of a string: not ASCII quotes, backslashes or control
-    characters.
-    """
+    """Return a table of bytes: True for a plain one, which is no quote, backslash or control character."""
     table = np.ones(256, np.uint8)
     table[:_SPACE] = table[0x80:] = 0
     table[_QUOTE] = table[_BACKSLASH] = 0
@@ -178,9 +176,7 @@ def _plain_table() -> Any:
 
 
 def _escaped_table() -> Any:
-    """Return a table from the byte behind a backslash to its meaning. Zero marks an invalid
-    escape.
-    """
+    """Return a table from the byte after a backslash to its meaning; zero for an invalid escape."""
     table = np.zeros(256, np.uint8)
     for letter, meant in zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True):
         table[letter] = meant
@@ -224,7 +220,7 @@ def _byte(buffer: Any, at: int) -> int:
 
 @_compiled()
 def _blanks(buffer: Any, at: int) -> int:
-    """Return the end of the blanks that begin at ``at``. Blanks never pass the end of a line."""
+    """Return the end of the blanks at ``at``. A newline is no blank."""
     while _byte(buffer, at) <= _SPACE and _byte(buffer, at) != _NEWLINE:
         if _byte(buffer, at) != _SPACE and _byte(buffer, at) != 0x09 and _byte(buffer, at) != 0x0D:
             return at
@@ -234,9 +230,7 @@ def _blanks(buffer: Any, at: int) -> int:
 
 @_compiled()
 def _digits(buffer: Any, at: int, count: int) -> Any:
-    """Return ``count`` hexadecimal digits as a number. The result exceeds 48 bits if one of them is
-    invalid.
-    """
+    """Return ``count`` hexadecimal digits as a number; more than 48 bits if a digit is invalid."""
     value = np.uint64(0)
     bad = np.uint8(0)
     for place in range(at, at + count):
@@ -250,7 +244,7 @@ def _digits(buffer: Any, at: int, count: int) -> Any:
 
 @_compiled()
 def _character_end(buffer: Any, at: int) -> int:
-    """Return the end of the non-ASCII character at ``at``, or -1 if it is not valid UTF-8."""
+    """Return the end of the non-ASCII character at ``at``; -1 if it is not valid UTF-8."""
     first = _byte(buffer, at)
     if first < 0xC2 or first > 0xF4:
         return -1
@@ -277,9 +271,7 @@ def _character_end(buffer: Any, at: int) -> int:
 
 @_compiled()
 def _escape_end(buffer: Any, at: int) -> int:
-    """Return the end of the escape whose backslash is at ``at``, or of a surrogate pair. Return -1
-    if it is invalid.
-    """
+    """Return the end of the escape, or of the pair of surrogates, at ``at``; -1 if it is invalid."""
     escaped = _byte(buffer, at + 1)
     if escaped != 0x75:
         return at + 2 if _ESCAPED[escaped] else -1
@@ -293,10 +285,7 @@ def _escape_end(buffer: Any, at: int) -> int:
 
 @_compiled()
 def _escaped_code(buffer: Any, at: int) -> int:
-    """Return four hexadecimal digits as a number, or -1.
-
-    Stop at the first invalid digit, since the buffer may end there.
-    """
+    """Return four hexadecimal digits as a number, or -1. Stop at an invalid digit: the buffer may end."""
     code = 0
     for place in range(at, at + 4):
         digit = _HEX[_byte(buffer, place)]
@@ -308,9 +297,7 @@ def _escaped_code(buffer: Any, at: int) -> int:
 
 @_compiled("always")
 def _text_end(buffer: Any, at: int) -> int:
-    """Return the end of a string, behind its quote, whose first byte inside is at ``at``. Return -1
-    if it is invalid.
-    """
+    """Return the position after the closing quote of a string whose content begins at ``at``, or -1."""
     while True:
         while _PLAIN[_byte(buffer, at)]:
             at += 1
@@ -386,7 +373,7 @@ def _word_end(buffer: Any, at: int) -> int:
 
 @_compiled()
 def _text_of_end(buffer: Any, at: int, text: Any) -> int:
-    """Return the end of a text that begins at ``at``, or -1 if another one does."""
+    """Return the end of ``text`` at ``at``, or -1 if another text is there."""
     for place in range(len(text)):
         if _byte(buffer, at + place) != text[place]:
             return -1
@@ -417,10 +404,9 @@ def _plain_end(buffer: Any, at: int) -> int:
 
 @_compiled()
 def _nested_end(buffer: Any, at: int, lenient: bool) -> int:
-    """Return the end of the object or list at ``at``, or -1. A lenient one may have literals.
+    """Return the end of the object or list at ``at``, or -1. If ``lenient``, it may have NaN and so on.
 
-    ``objects`` has a bit for each level, the lowest for the innermost. The bit is set for an
-    object.
+    ``objects`` has a bit for each level, the lowest for the innermost. The bit is set for an object.
     """
     objects = np.int64(0)
     depth = 0
@@ -446,7 +432,7 @@ def _nested_end(buffer: Any, at: int, lenient: bool) -> int:
             if end < 0:
                 return -1
             at = _blanks(buffer, end)
-        # A value has ended, or what just began is empty.
+        # A value has ended, or the object or list that just began is empty.
         while True:
             is_object = objects & 1 == 1
             if _byte(buffer, at) == _COMMA:
@@ -479,15 +465,15 @@ def _value_end(buffer: Any, at: int) -> int:
 
 @_compiled()
 def _any_end(buffer: Any, at: int) -> int:
-    """Do the same as `_value_end`. Calls of it are not inlined, which compiles faster."""
+    """Do the same as `_value_end`, without inlining: this compiles faster."""
     return _value_end(buffer, at)
 
 
 @_compiled()
 def _lenient_end(buffer: Any, at: int) -> int:
-    """Return the end of a value that is or has numbers which JSON does not have, or -1.
+    """Return the end of a value that may have numbers which JSON does not have, or -1.
 
-    Call it for what `_value_end` declines, so that other values take no more time.
+    Call it only after `_value_end` has declined the value: so other values take no more time.
     """
     if _byte(buffer, at) == _OPEN or _byte(buffer, at) == _OPEN_LIST:
         return _nested_end(buffer, at, True)
@@ -502,7 +488,7 @@ def _string_end(buffer: Any, at: int) -> int:
 
 @_compiled()
 def _member(buffer: Any, at: int) -> int:
-    """Return the start of the value of the member whose key begins at ``at``, or -1."""
+    """Return the begin of the value of the member whose key begins at ``at``, or -1."""
     if _byte(buffer, at) != _QUOTE:
         return -1
     at = _string_end(buffer, at + 1)
@@ -560,9 +546,7 @@ def _unescaped(buffer: Any, begin: int, end: int, target: Any, to: int) -> int:
 
 @_compiled()
 def _integer(buffer: Any, begin: int, end: int) -> Any:
-    """Return digits as a number of at most `_DIGITS_MAX` digits, without a sign. The result of
-    anything else exceeds all of these.
-    """
+    """Return at most `_DIGITS_MAX` digits as a number. The result for anything else exceeds all of these."""
     too_large = ~np.uint64(0)
     if end - begin > _DIGITS_MAX:
         return too_large
@@ -577,9 +561,7 @@ def _integer(buffer: Any, begin: int, end: int) -> Any:
 
 @_compiled()
 def _units(buffer: Any, begin: int, end: int, scale: int, precision: int) -> Any:
-    """Return a number, without an exponent, as a count of units, rounded half up. Return `_NO_VALUE`
-    if it has too many digits.
-    """
+    """Return a number without an exponent in units, rounded half up; `_NO_VALUE` for too many digits."""
     at: Any = begin + (_byte(buffer, begin) == _MINUS)
     value = np.int64(0)
     digits = 0
@@ -595,7 +577,7 @@ def _units(buffer: Any, begin: int, end: int, scale: int, precision: int) -> Any
             return _NO_VALUE
         if behind == scale:
             up = byte >= _ZERO + 5
-            # Digits that follow do not change the rounding. Only exponents do.
+            # Later digits do not change the rounding. Only check that no exponent follows.
             while at < end:
                 if not _ZERO <= _byte(buffer, at) <= _NINE:
                     return _NO_VALUE
@@ -617,7 +599,7 @@ def _units(buffer: Any, begin: int, end: int, scale: int, precision: int) -> Any
 
 @_compiled()
 def _two_digits(buffer: Any, at: int) -> Any:
-    """Return two digits as a number, or a number above 99."""
+    """Return two digits as a number; a number above 99 for anything else."""
     tens: Any = np.int64(_byte(buffer, at)) - _ZERO
     ones: Any = np.int64(_byte(buffer, at + 1)) - _ZERO
     if tens < 0 or tens > 9 or ones < 0 or ones > 9:
@@ -637,7 +619,7 @@ def _days(buffer: Any, at: int) -> Any:
     year = high * 100 + low
     if month == 2 and day == 29 and (year % 4 or (year % 100 == 0 and year % 400)):
         return _NO_VALUE
-    # Years begin in March, so that a leap day is the last of its year. Eras have 400 years.
+    # Let years begin in March, so that a leap day is the last day of its year. Eras have 400 years.
     year -= month < 3
     era = year // 400
     of_era = year - era * 400
@@ -649,7 +631,7 @@ def _days(buffer: Any, at: int) -> Any:
 def _micros(buffer: Any, begin: int, end: int, zoned: bool) -> Any:
     """Return the microseconds since 1970 of the string between two quotes, or `_NO_VALUE`.
 
-    Further digits are cut off. Without an offset from UTC the time is in UTC.
+    Cut off further digits. A time without an offset is in UTC.
     """
     if end - begin < _DATE_CHARS:
         return _NO_VALUE
@@ -708,7 +690,7 @@ def _micros(buffer: Any, begin: int, end: int, zoned: bool) -> Any:
 
 @_compiled()
 def _is_key(buffer: Any, begin: int, end: int, names: Any, bounds: Any, number: int) -> bool:
-    """Return True if these bytes are the key of that number."""
+    """Return True if these bytes are the key with that number."""
     first = bounds[number]
     if bounds[number + 1] - first != end - begin:
         return False
@@ -722,7 +704,7 @@ def _is_key(buffer: Any, begin: int, end: int, names: Any, bounds: Any, number: 
 def _key_number(
     buffer: Any, begin: int, end: int, names: Any, bounds: Any, lowest: int, highest: int
 ) -> int:
-    """Return the number of the key between two quotes, among those of its object, or `_ABSENT`."""
+    """Return the number of the key between two quotes, from ``lowest`` to ``highest``, or `_ABSENT`."""
     for number in range(lowest, highest):
         if _is_key(buffer, begin, end, names, bounds, number):
             return number
@@ -741,8 +723,9 @@ def _escaped_key_number(
 
 @_compiled()
 def _nested(buffer: Any, at: int, names: Any, bounds: Any, first: int) -> int:
-    """Follow the keys from number ``first`` into the object at ``at``. Return the begin of the value
-    there, 0 if it is absent, or -1 if the line is declined.
+    """Follow the keys from number ``first`` on into the object at ``at``. Return the begin of the value.
+
+    Return 0 if it is absent, or -1 if the line is declined.
     """
     for number in range(first, len(bounds) - 1):
         if _byte(buffer, at) != _OPEN:
@@ -785,7 +768,7 @@ def _nested(buffer: Any, at: int, names: Any, bounds: Any, first: int) -> int:
 
 @_compiled()
 def _append_null(node: int, tree: Any, into: Any, counts: Any, written: Any) -> None:
-    """Append a null to a node, and to all nodes that have a slot for each of its slots."""
+    """Append a null to a node, and to all nodes with a slot for each of its slots."""
     for at in range(tree.null_bounds[node], tree.null_bounds[node + 1]):
         other = tree.nulls[at]
         slot = counts[other]
@@ -798,9 +781,8 @@ def _append_null(node: int, tree: Any, into: Any, counts: Any, written: Any) -> 
 def scan(buffer: Any, stop: int, wanted: Any, into: Any) -> int:
     """Read the lines of ``buffer`` before ``stop``, which is the end of a line.
 
-    Fill the arrays of ``into`` (`Arrays`) with what is ``wanted`` (`Wanted`). Return the number of
-    lines, or -1 if too many of them are left to the specification. A line that is left to it has
-    neither a UUID nor fields.
+    Fill the arrays of ``into`` (`Arrays`) with the fields of ``wanted`` (`Wanted`). Return the number
+    of lines, or -1 if too many of them are declined. A declined line has neither a UUID nor fields.
     """
     offsets, counts = into.offsets, into.counts
     memory = np.zeros((4, KEYS_MAX), np.int64)
@@ -844,20 +826,19 @@ def _scan_lines(
     counts: Any,
     written: Any,
 ) -> bool:
-    """Read lines from ``at`` on. Return False if a line is left to the specification.
+    """Read lines from ``at`` on. Return False at a line that is declined.
 
-    ``counts`` has the slots of each node, the first of which is a line. ``written`` has the bytes of
-    its texts, or the slots of its items. ``memory`` has the keys of the previous line.
-
-    This is one function because parts of it, even inlined by Numba, made it 7 to 18 % slower.
+    ``counts``: by node, the number of slots so far. Node 0 is the line. ``written``: by node, the bytes
+    of its texts, or the slots of its items. ``memory`` has the keys of the previous line. This is one
+    function because parts of it, even inlined by Numba, made it 7 to 18 % slower.
     """
-    # Unpack them once: every access of a field of a tuple counts a reference to its array.
+    # Unpack the tuples once: each access of a field costs a count of references to its array.
     names, bounds, kinds, scales, rows = tree.names, tree.bounds, tree.kinds, tree.scales, tree.rows
     key_bounds, key_nodes, items, uuid = tree.key_bounds, tree.key_nodes, tree.items, tree.uuid
     begins, declined = into.begins, into.declined
     producers, clocks, flags = into.producers, into.clocks, into.flags
     present, numbers, offsets, texts = into.present, into.numbers, into.offsets, into.texts
-    # Keys of the previous line: positions, number, object. The next line mostly has the same keys.
+    # Keys of the previous line: positions, number, object. The next line usually has the same keys.
     key_begins, key_ends, key_numbers, key_objects = memory[0], memory[1], memory[2], memory[3]
     known = 0
     is_deep = len(bounds) - 1 > len(key_nodes)
@@ -924,7 +905,7 @@ def _scan_lines(
                         key_objects[ordinal] = container
                         known = max(known, ordinal + 1)
                     key = key_numbers[ordinal]
-                    # Keys beyond the memory share its last place.
+                    # All keys beyond the memory share its last place.
                     ordinal += ordinal < KEYS_MAX - 1
                     at = _blanks(buffer, end + 1)
                     if _byte(buffer, at) != _COLON:
@@ -1065,7 +1046,7 @@ def _scan_lines(
                         begin += quoted
                         at = _number_end(buffer, begin)
                         if kind == NUMBER and (quoted or at < 0):
-                            # In quotes, only these are numbers.
+                            # In quotes, only NaN and infinities are numbers.
                             at = _literal_end(buffer, begin)
                             is_lenient |= not quoted
                         if at < 0 or (quoted and _byte(buffer, at) != _QUOTE):
@@ -1086,7 +1067,7 @@ def _scan_lines(
                                 return False
                             numbers[number_row, slot] = units
                         else:
-                            # As an integer, zero has no sign.
+                            # Skip the sign of -0: an integer zero has no sign.
                             begin += (
                                 negative and at - begin == 2 and _byte(buffer, begin + 1) == _ZERO
                             )
@@ -1135,7 +1116,7 @@ def _scan_lines(
             elif _byte(buffer, at) != (_CLOSE_LIST if in_list else _CLOSE):
                 return False
         at = _blanks(buffer, at)
-        # An acknowledgement is JSON by its standard.
+        # An acknowledgement must be strict JSON.
         if _byte(buffer, at) != _NEWLINE or (is_lenient and flags[row] == _ACK_TXN):
             counts[0] = row
             return False
@@ -1144,8 +1125,8 @@ def _scan_lines(
 
 
 def arrays(tree: Wanted, size: int) -> Arrays:
-    """Allocate arrays for ``size`` bytes. They are not filled."""
-    # An object with its newline takes three bytes, an item of a list two.
+    """Allocate arrays for ``size`` bytes, without initial values."""
+    # The shortest object with its newline has three bytes, the shortest item of a list two.
     lines = size // 3 + 2
     slots = size // 2 + 2 if (tree.kinds == LIST).any() else lines
     nodes = len(tree.kinds)
@@ -1168,12 +1149,12 @@ class Node(NamedTuple):
     """A node of the tree of `Wanted`."""
 
     name: bytes
-    """Its key, if its parent is an object."""
+    """Key of the node, if its parent is an object."""
     kind: int
     scale: int = 0
     precision: int = 0
     children: tuple[Node, ...] = ()
-    """Fields of an object, or the one item of a list."""
+    """Fields of an object, or the only item node of a list."""
 
 
 def wanted(fields: Sequence[Node], uuid: Sequence[bytes]) -> Wanted:
@@ -1181,7 +1162,7 @@ def wanted(fields: Sequence[Node], uuid: Sequence[bytes]) -> Wanted:
     nodes = [Node(b"", STRUCT, children=tuple(fields))]
     parents, children = [0], []
     at = 0
-    while at < len(nodes):  # By generations, so that the keys of an object are neighbours.
+    while at < len(nodes):  # Breadth first, so that the keys of an object are neighbours.
         children.append(range(len(nodes), len(nodes) + len(nodes[at].children)))
         parents += [at] * len(nodes[at].children)
         nodes += nodes[at].children
@@ -1227,13 +1208,13 @@ def _bounds(sizes: Iterable[int]) -> Any:
 
 
 def compile_ahead() -> None:
-    """Compile all functions that are not compiled yet, with a buffer of one empty line."""
+    """Compile all functions that are not compiled yet, by a call with one empty line."""
     tree = wanted((), [b"uuid"])
     scan(np.frombuffer(b"{}\n", np.uint8), 3, tree, arrays(tree, 3))
 
 
 if __name__ == "__main__":
-    # Numba caches by the types of arguments: the classes of this module must not be those of `__main__`.
+    # Numba's cache uses the types of arguments: classes of `__main__` would be other types.
     from gazette.history import json_kernel
 
     json_kernel.compile_ahead()

@@ -1,7 +1,7 @@
 """Lines of JSON as columns, by one compiled pass over their bytes: `LineScanner`.
 
-It finds messages, their UUIDs, and the wanted fields. It declines lines that it does not
-understand, and buffers with many of these. Its caller then uses the specification, which is slower.
+It finds messages, their UUIDs, and the wanted fields. It declines lines that it does not understand, and
+buffers with many such lines. The caller then uses the specification, which is slower.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ FieldKind = Literal[
     "struct",
     "list",
 ]
-"""Kinds of fields. Those of ``number`` and ``value`` are texts of JSON."""
+"""Kinds of fields. Values of ``number`` and ``value`` are texts of JSON."""
 _KINDS: Final[tuple[FieldKind, ...]] = get_args(FieldKind)
 """Kinds of fields, in the order of their numbers in the kernel."""
 _TEXTS: Final = frozenset({"text", "number", "value"})
 DEPTH_MAX: Final = 30
 """Greatest number of levels of fields."""
 FIELDS_MAX: Final = 256
-"""Greatest number of fields, nested ones included, which bounds the memory for them."""
+"""Greatest number of fields, including nested ones: it bounds memory."""
 _ROOM_BYTES: Final = 1 << 20
-"""Unit of the size of arrays, in bytes."""
+"""Unit of the sizes of arrays, in bytes."""
 _DECLINED_MAX: Final = 4
-"""Number of consecutive declined buffers after which the scanner stops trying."""
+"""Consecutive declined buffers after which the scanner declines all later ones."""
 
 _SAID_AFTER_S: Final = 2.0
-"""Seconds after which the log says that the pass is compiled. Code that is kept loads in less."""
+"""Seconds after which the log says that Numba compiles. Cached code loads in less time."""
 _COMMAND: Final = "python -m gazette.history.json_kernel"
 
 
@@ -57,7 +57,7 @@ class Field(NamedTuple):
     name: str
     kind: FieldKind
     scale: int = 0
-    """Digits behind the point, of decimals."""
+    """Digits after the point, of decimals."""
     precision: int = 0
     """Greatest number of digits, of decimals."""
     children: tuple[Field, ...] = ()
@@ -70,12 +70,12 @@ class Field(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """Number of levels."""
+        """Number of levels of fields."""
         return 1 + max((child.depth for child in self.children), default=0)
 
 
 class Texts(NamedTuple):
-    """Strings as UTF-8. The string of a row lies in ``data`` between two ``bounds``."""
+    """Strings as UTF-8. The string of a row is in ``data`` between two ``bounds``."""
 
     bounds: npt.NDArray[np.int32]
     data: npt.NDArray[np.uint8]
@@ -84,8 +84,8 @@ class Texts(NamedTuple):
 class FieldColumn(NamedTuple):
     """Values of a field. Where ``present`` is false, the value is null or absent.
 
-    A decimal is an integer of its smallest unit. A time is in microseconds since 1970, a date in days.
-    For a list, two consecutive ``values`` are the bounds of its items. A struct has no values.
+    A decimal is an integer that counts its smallest unit. A time is in microseconds since 1970, a date in
+    days. For a list, two consecutive ``values`` are the bounds of its items. A struct has no values.
     """
 
     present: npt.NDArray[np.bool_]
@@ -99,23 +99,23 @@ class FoundFields(NamedTuple):
 
     columns: tuple[FieldColumn, ...]
     declined: npt.NDArray[np.int64]
-    """Lines that are left to the specification, and have no fields here."""
+    """Declined lines: they have no fields here."""
     kept: npt.NDArray[np.bool_] | None = None
     """The lines that are messages, if some are skipped as malformed."""
 
 
 class Scanned(NamedTuple):
-    """Lines of a buffer: their positions from its first byte, their UUIDs, and their fields."""
+    """Lines of a buffer: their positions in it, their UUIDs, and their fields."""
 
     begins: npt.NDArray[np.int64]
     uuids: UuidArrays
     fields: FoundFields
-    """Fields. The declined lines have no UUID here, either."""
+    """The fields. Declined lines have no UUID here either."""
 
 
 @functools.cache
 def kernel() -> ModuleType | None:
-    """Return the compiled pass. Return None if it is not installed, or cannot be compiled.
+    """Return the compiled pass. Return None if Numba is not installed, or cannot compile it.
 
     Without it, reading is slower, with the same result. The first call on a machine waits for the
     compilation, and the log says so.
@@ -123,19 +123,19 @@ def kernel() -> ModuleType | None:
     try:
         from gazette.history import json_kernel
     except ImportError as error:
-        # Numba is an optional extra, and does not support new releases of NumPy at once.
+        # Numba is an optional extra, and supports new releases of NumPy late.
         LOGGER.info("reading JSON without the compiled scanner", extra={"reason": str(error)})
         return None
     try:
         compile_aloud(json_kernel)
-    except OSError as error:  # For example, the disk of its cache is full.
+    except OSError as error:  # For example, the disk of the cache is full.
         LOGGER.warning("reading JSON without the compiled scanner", extra={"reason": str(error)})
         return None
     return json_kernel
 
 
 def compile_aloud(kernel: Any, after_s: float = _SAID_AFTER_S) -> None:
-    """Compile the pass, unless its code is kept. If that takes longer than ``after_s``, say so meanwhile."""
+    """Compile the pass, or load it from the cache. Log a warning if Numba compiles for ``after_s``."""
     ended = threading.Event()
     threading.Thread(
         target=_say_that_it_compiles, args=(kernel.scan, ended, after_s), daemon=True
@@ -148,8 +148,8 @@ def compile_aloud(kernel: Any, after_s: float = _SAID_AFTER_S) -> None:
 
 def _say_that_it_compiles(scan: Any, ended: threading.Event, after_s: float) -> None:
     while not ended.wait(after_s):
-        if scan.stats.cache_misses:  # Else it loads, slowly.
-            # A warning, since programs that do not set up a log show no less.
+        if scan.stats.cache_misses:  # Otherwise the cached code loads slowly.
+            # Log a warning: programs without a log set-up show no lower level.
             LOGGER.warning(
                 "Numba compiles the pass over JSON, which takes a minute of a processor. "
                 "The code is kept in %(directory)s. To compile ahead: %(command)s",
@@ -189,7 +189,7 @@ class LineScanner:
     def scan(self, buffer: bytes, stop: int) -> Scanned | None:
         """Scan the lines of ``buffer`` before ``stop``, where a line ends.
 
-        Return None if many lines need the specification. The caller then uses it for all lines.
+        Return None if too many lines are declined. The caller then uses the specification for all lines.
         """
         if self._kernel is None or self._declined >= _DECLINED_MAX:
             return None
@@ -201,7 +201,7 @@ class LineScanner:
             self._declined += 1
             return None
         self._declined = 0
-        # Children are behind their parents, generation by generation.
+        # Children come after their parents, so begin with the last one.
         columns: dict[int, FieldColumn] = {}
         for number, field, children in reversed(self._tree):
             nested = tuple(columns[child] for child in children)
@@ -235,20 +235,18 @@ class LineScanner:
         return FieldColumn(present, values != 0 if kind == "boolean" else values)
 
     def _make_room(self, size: int) -> None:
-        """Allocate arrays for buffers of that size. Most of the memory is never written, and so
-        takes no pages.
-        """
-        # Round up, since buffers of about the same size follow: avoid a new allocation for each.
+        """Allocate arrays for buffers of that size. Most of the memory takes no pages: it is not written."""
+        # Round up: the next buffers have about the same size, and need no new allocation.
         size += _ROOM_BYTES - size % _ROOM_BYTES
         self._room = size
         self._arrays = self._kernel.arrays(self._wanted, size)
 
 
 def _numbered(fields: Sequence[Field]) -> list[tuple[int, Field, range]]:
-    """Return the fields with their numbers in the kernel, and those of their children."""
+    """Return the fields, with their numbers in the kernel and the numbers of their children."""
     found: list[tuple[int, Field, range]] = []
     nodes = list(fields)
-    for field in nodes:  # It grows by the children, generation by generation.
+    for field in nodes:  # The list grows in the loop: breadth first.
         first = len(nodes) + 1
         nodes += field.children
         found.append((len(found) + 1, field, range(first, len(nodes) + 1)))

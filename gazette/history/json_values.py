@@ -1,13 +1,10 @@
-"""Values of JSON as values of columns, as ``spark.read.json`` converts them: `JsonRow`. Needs
-pyarrow.
+"""Values of JSON as values of columns, as by ``spark.read.json``: `JsonRow`. Needs pyarrow.
 
-This is the specification for JSON. The compiled scanner is faster. It declines some values, and what
-it accepts is the same. `tests/spark/test_json_types.py` compares both with Spark, type by type and
-value by value.
+This is the specification for JSON. The compiled scanner is faster and declines some values; the others
+read the same. `tests/spark/test_json_types.py` compares both with Spark, type by type and value by value.
 
-A value that does not fit its column is null, never another number. So three values differ from
-Spark, which wraps or guesses there: a byte beyond 127, seconds beyond the range of timestamps, and
-a time without a date.
+A value that does not fit its column is null, never another number. So three values differ from Spark,
+which wraps or guesses: a byte beyond 127, seconds beyond the range of timestamps, and a time without a date.
 """
 
 from __future__ import annotations
@@ -28,12 +25,13 @@ from gazette.history import lenient_json
 from gazette.history.lenient_json import NO_JSON, NOT_FINITE
 
 Convert = Callable[[bytes, list[str]], Any]
-"""Function that converts the text of one value. It appends each nested misfit, which becomes null.
+"""Function that converts the text of a value. Raises ``ValueError`` if the value does not fit.
 
-Raises ``ValueError`` if the whole value does not fit."""
+A nested value that does not fit becomes null, and the function appends its description to the list.
+"""
 
 EncodeVariant = Callable[[str], dict[str, bytes]]
-"""Function from JSON text to value and metadata of a VARIANT. Raises ``ValueError`` if it cannot."""
+"""Function from JSON text to value and metadata of a VARIANT. Raises ``ValueError``."""
 
 _NULL: Final = b"null"
 _INTEGER: Final = re.compile(rb"-?[0-9]+")
@@ -45,12 +43,12 @@ _DECIMALS: Final = decimal.Context(
     Emax=decimal.MAX_EMAX,
     rounding=decimal.ROUND_HALF_UP,
 )
-"""Context of all arithmetic with decimals. The context of a thread would round to 28 digits."""
+"""Context of all arithmetic with decimals: the default one would round to 28 digits."""
 _EXPONENT_MAX: Final = 400
-"""Greatest exponent of a decimal that is expanded. Beyond it, the value is zero or fits no column."""
+"""Greatest exponent of a decimal that is expanded. With a greater one, the value is zero or does not fit."""
 
 _BASE64_GROUP: Final = re.compile(r"[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==)")
-# Python before 3.11.5 takes a possessive repetition for a match where its group had to go back (gh-106052).
+# Before Python 3.11.5, a possessive repetition matches wrongly if its group must backtrack (gh-106052).
 _BASE64: Final = re.compile(rf"(?:[\x00-\x20]*+{_BASE64_GROUP.pattern})*[\x00-\x20]*+")
 
 _DAY: Final = re.compile(
@@ -95,7 +93,7 @@ class JsonRow:
         ]
 
     def read(self, line: bytes) -> tuple[list[Any], list[str]]:
-        """Return the values of one line, in the order of the schema, and the misfits.
+        """Return the values of a line, in the order of the schema, and descriptions of those that do not fit.
 
         A value that does not fit is None. A line that is not a JSON object has no values.
         """
@@ -111,7 +109,7 @@ class JsonRow:
 
 def _line(line: bytes) -> Mapping[str, msgspec.Raw | bytes]:
     try:
-        line.decode()  # The parser does not look at the bytes of strings that are left as they are.
+        line.decode()  # The parser does not check the bytes of strings that it does not decode.
         return _decode_object(line)
     except NO_JSON:
         return lenient_json.members(line)
@@ -141,7 +139,7 @@ def _text(raw: bytes) -> str:
 def _member(
     raw: msgspec.Raw | bytes | None, convert: Convert, misfits: list[str], name: str
 ) -> Any:
-    """Convert a field of an object. A misfit becomes null, and the other fields stay."""
+    """Convert a field of an object. A value that does not fit becomes null; the other fields stay."""
     if raw is None:
         return None
     try:
@@ -188,7 +186,7 @@ def _convert_present(path: str, kind: pa.DataType, encode_variant: EncodeVariant
 
 
 def is_variant(kind: pa.DataType) -> bool:
-    """Return True if this struct is Spark's VARIANT, which the metadata of a field marks."""
+    """Return True if a struct is Spark's VARIANT: the metadata of a field say so."""
     if not pa.types.is_struct(kind) or kind.num_fields != 2:
         return False
     return any((kind.field(at).metadata or {}).get(b"variant") == b"true" for at in range(2))
@@ -219,7 +217,7 @@ def _boolean(raw: bytes, _: list[str]) -> bool:
 
 def _integer(bits: int) -> Convert:
     fit = range(-(1 << (bits - 1)), 1 << (bits - 1))
-    # No integer with more digits fits. Converting a million digits would take long.
+    # No integer with more digits fits. To convert a million digits would take long.
     digits_max = len(str(fit.start))
 
     def convert(raw: bytes, _: list[str]) -> int:
@@ -231,12 +229,12 @@ def _integer(bits: int) -> Convert:
 
 
 def _double(raw: bytes, _: list[str]) -> float:
-    # Spark takes numbers that JSON does not have with quotes and without.
+    # Spark accepts numbers that JSON does not have, such as NaN, with quotes and without.
     text = _text(raw).encode("utf-8", "replace") if _is_text(raw) else raw
     if value := NOT_FINITE.get(text):
         return float(value)
     if _is_number(raw):
-        # Parsed as an integer, -0 is a positive zero.
+        # Spark parses -0 as an integer: a positive zero.
         return 0.0 if raw == b"-0" else float(raw)
     raise _misfit(raw, "a number")
 
@@ -244,7 +242,7 @@ def _double(raw: bytes, _: list[str]) -> float:
 def _single(raw: bytes, misfits: list[str]) -> float:
     if not _is_number(raw) or raw == b"-0" or raw in NOT_FINITE:
         return _double(raw, misfits)
-    # Round once, from the digits. A detour through a double would round twice.
+    # Convert from the digits: a conversion through double would round twice.
     value: float = pa.scalar(raw.decode()).cast(pa.float32()).as_py()
     return value
 
@@ -273,7 +271,7 @@ def _decimal(precision: int, scale: int) -> Convert:
 
 
 def _string(raw: bytes, _: list[str]) -> str:
-    """Return the text of a string. Return any other value as JSON, as it stands in the message."""
+    """Return the text of a string. Return any other value as the JSON of the message, unchanged."""
     return _text(raw) if _is_text(raw) else raw.decode()
 
 
@@ -283,14 +281,12 @@ def _binary(raw: bytes, _: list[str]) -> bytes:
     text = _text(raw)
     if not _BASE64.fullmatch(text):
         raise _misfit(raw, "base64")
-    # Text may follow padding: decode each group of four separately.
+    # Text may follow after padding: decode each group of four characters separately.
     return b"".join(map(binascii.a2b_base64, _BASE64_GROUP.findall(text)))
 
 
 def _days(year: int, month: int, day: int) -> int:
-    """Return the days since 1970 in the proleptic Gregorian calendar. Raise ``ValueError`` for an
-    invalid day.
-    """
+    """Return the days since 1970 in the proleptic Gregorian calendar. Raise ``ValueError``."""
     # The calendar repeats after 400 years. Python supports only the years 1 to 9999.
     eras = (year - 2000) // _ERA_YEARS
     within = year - eras * _ERA_YEARS
@@ -349,7 +345,7 @@ def _micros(raw: bytes, *, zoned: bool) -> int:
         seconds = _days(year, month, day) * _DAY_S + hour * 3600 + minute * 60 + second
         seconds -= _offset_s(zone, seconds) if zone else 0
     except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError) as error:
-        # OSError: zones are files, and the name may be a directory or too long for a file.
+        # OSError: zones are files, and the name may be that of a directory, or too long.
         raise _misfit(raw, wanted) from error
     # Truncate digits beyond microseconds, as Spark does.
     micros = seconds * _MICROS + int(f"{fraction:0<6}"[:6])
@@ -359,8 +355,9 @@ def _micros(raw: bytes, *, zoned: bool) -> int:
 
 
 def _offset_s(zone: str, local_s: int) -> int:
-    """Return the seconds by which a zone is ahead of UTC, at a local time. Raise ``ValueError`` for
-    an unknown zone.
+    """Return the seconds by which a zone is ahead of UTC at a local time.
+
+    Raise ``ValueError`` for an unknown zone.
     """
     if zone in _ZERO_OFFSETS:
         return 0
@@ -374,7 +371,7 @@ def _offset_s(zone: str, local_s: int) -> int:
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9~/._+-]+", zone):
         raise ValueError(zone)
     info = zoneinfo.ZoneInfo(zone)
-    # Take the first of an ambiguous local time. Move a skipped local time forward by the gap.
+    # Of an ambiguous local time, take the first one. Move a skipped local time forward by the gap.
     local = datetime.datetime(1970, 1, 1) + datetime.timedelta(seconds=local_s)  # noqa: DTZ001
     offset_of = local.replace(tzinfo=info).utcoffset()
     return 0 if offset_of is None else round(offset_of.total_seconds())

@@ -1,9 +1,8 @@
-"""Lines that are no JSON by its standard, and that ``spark.read.json`` reads all the same. Pure.
+"""Lines that are not strict JSON, but that ``spark.read.json`` reads. Pure.
 
-These are strings in single quotes, NaN and infinities, a byte order mark, halves of surrogates, and text
-behind the object. Values are cut out as they stand, and so may be read by this module again.
-
-It is slow, and for lines that the fast parsers refuse. What these accept is read alike.
+They may have strings in single quotes, NaN and infinities, a byte order mark, halves of surrogate pairs,
+and text after the object. Values are cut out unchanged, so that this module can read them again. It is slow:
+use it only for lines that the fast parsers refuse. It reads all other lines as they do.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ NOT_FINITE: Final = {
     b"-Infinity": "-inf",
     b"-INF": "-inf",
 }
-"""Numbers that JSON does not have, as Spark spells them and as Python does."""
+"""Numbers that JSON does not have: Spark's spelling, and Python's."""
 
 NO_JSON: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Errors of the fast parsers for text that is no JSON by its standard."""
+"""Errors of the fast parsers for text that is not strict JSON."""
 
 _SPELT: Final = {"nan": b'"NaN"', "inf": b'"Infinity"', "-inf": b'"-Infinity"'}
 
@@ -35,7 +34,7 @@ _BLANKS: Final = b" \t\r\n"
 _DEPTH_MAX: Final = 1000
 _CLOSING: Final = {"{": "}", "[": "]"}
 _ESCAPE = rb"\\(?:[\"'\\/bfnrt]|u[0-9a-fA-F]{4})"
-# Not possessive, as an escape may have to go back: see `json_values`.
+# Not possessive, since an escape may have to backtrack: see `json_values`.
 _STRING = rb'"(?:[^"\\\x00-\x1f]++|%b)*"|\'(?:[^\'\\\x00-\x1f]++|%b)*\'' % (_ESCAPE, _ESCAPE)
 _NUMBER = rb"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?(?![0-9.])"
 _WORD = rb"true|false|null|NaN|[+-]?Infinity|[+-]INF"
@@ -51,18 +50,18 @@ _MEANT: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 class _Token(NamedTuple):
     sign: str
-    """Its first character."""
+    """First character of the token."""
     begin: int
     end: int
 
 
 def is_blank(line: bytes) -> bool:
-    """Return True if a line holds nothing."""
+    """Return True if a line has no token."""
     return not line.removeprefix(_MARK).strip(_BLANKS)
 
 
 def is_array(line: bytes) -> bool:
-    """Return True if a line is an array, and nothing else."""
+    """Return True if a line is exactly one array."""
     at = _begin(line)
     try:
         return _token(line, at).sign == "[" and is_blank(line[_value_end(line, at) :])
@@ -71,9 +70,9 @@ def is_array(line: bytes) -> bool:
 
 
 def members(text: bytes) -> dict[str, bytes]:
-    """Return the values of an object by name, each as it stands. Of equal names the last one counts.
+    """Return the unchanged text of an object's values, by name. Of equal names, the last one counts.
 
-    Raise ``ValueError`` for anything else. Ignore what follows the object.
+    Ignore text after the object. Raise ``ValueError`` for anything else.
     """
     token = _token(text, _begin(text))
     if token.sign != "{":
@@ -94,7 +93,7 @@ def members(text: bytes) -> dict[str, bytes]:
 
 
 def items(text: bytes) -> list[bytes]:
-    """Return the items of an array, each as it stands. Raise ``ValueError`` for anything else."""
+    """Return the unchanged texts of an array's items. Raise ``ValueError`` for anything else."""
     token = _token(text, 0)
     if token.sign != "[":
         raise ValueError("not an array")
@@ -117,10 +116,11 @@ def string(text: bytes) -> str:
 
 
 def strict(text: bytes, *, kinds_only: bool = False) -> bytes:
-    """Return a value as JSON by its standard. Numbers that JSON does not have become strings.
+    """Return a value as strict JSON. Numbers that JSON does not have become strings.
 
-    With ``kinds_only``, each value may become another one of its kind. Raise ``ValueError`` for what
-    is no value, and otherwise for halves of surrogate pairs.
+    With ``kinds_only``, only the kinds of values are right, which is enough to infer columns. Raise
+    ``ValueError`` for text that is no value. Without ``kinds_only``, raise it for halves of surrogate
+    pairs too.
     """
     try:
         _decode_any(text)
@@ -138,14 +138,14 @@ def _repaired(text: bytes, kinds_only: bool) -> bytes:
 
 
 def find_string(line: bytes, path: Sequence[str]) -> str | None:
-    """Return the string at a path of names, as far as a line can be read, which need not be JSON.
+    """Return the string at a path of names in a line, which need not be JSON; None without one.
 
-    Return None if there is no string.
+    Read the line as far as possible.
     """
     raw: bytes | None = None
     wanted = list(path)
     names: list[str | None] = []
-    """By level of the objects and lists that have begun: the last name."""
+    """The last name in each open object and list, the outermost first."""
     named = False
     for match in _LOOSE_TOKEN.finditer(line):
         if match["blanks"]:
@@ -190,7 +190,7 @@ def _token(text: bytes, at: int) -> _Token:
 
 
 def _key(text: bytes, at: int) -> tuple[str, int]:
-    """Return the name at ``at``, and the end of its colon."""
+    """Return the name at ``at``, and the position after its colon."""
     token = _token(text, at)
     colon = _token(text, token.end)
     if token.sign not in "\"'" or colon.sign != ":":
@@ -233,14 +233,14 @@ def _value_end(text: bytes, at: int) -> int:
 
 
 def _unescaped(text: bytes) -> str:
-    """Return the characters of a string in quotes, halves of surrogate pairs among them."""
+    """Return the characters of a string in quotes, including halves of surrogate pairs."""
 
     def meant(match: re.Match[str]) -> str:
         escaped = match[1]
         return chr(int(escaped[1:], 16)) if len(escaped) > 1 else _MEANT.get(escaped, escaped)
 
     found = _ESCAPED.sub(meant, text[1:-1].decode())
-    # Two escapes that are a pair become one character.
+    # Two escapes that are a surrogate pair become one character.
     return found.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 

@@ -1,4 +1,4 @@
-"""Warnings about bytes that journals have lost, and behind which reading continues."""
+"""Warnings about lost bytes of journals that a reader skips."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 def warn_of_loss(snapshot: Snapshot, warned: set[tuple[JournalName, Offset]] | None = None) -> None:
-    """Log the bytes that journals have lost, except those of which ``warned`` has the end."""
+    """Log a warning for each range of lost bytes whose end is not in ``warned``. Add its end there."""
     known = set() if warned is None else warned
     for journal in snapshot.journals:
         for one in journal.missed:

@@ -1,7 +1,7 @@
 """Folds the summaries of runs, in the order of each journal. Pure and fast.
 
-Forwards, the fold carries the states of producers from run to run. Backwards, it gives each run the
-fates of the messages that were pending at its end.
+The fold passes the states of producers on from run to run. In reverse, it gives each run the fates of the
+messages that were pending at its end.
 """
 
 from __future__ import annotations
@@ -18,29 +18,27 @@ from gazette.protocol.checkpoint import Checkpoint, ProducerState, SourceCheckpo
 from gazette.protocol.ids import JournalName, Offset
 
 Resolve = Callable[[Run, int, int], Offset]
-"""Function from a run, a producer and a clock to an offset. It is the offset of the first pending message
-of the producer above the clock (`summary.first_beyond`). The function reads the run again."""
+"""Function from a run, a producer and a clock to the offset of the producer's first pending message
+above the clock. It reads the run again: see `summary.first_beyond`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedRun:
-    """A run, and what sequencing it takes beside its own bytes.
+    """A run, and the facts beside its bytes by which its messages can be sequenced.
 
-    Producers are given as numbers: their six bytes.
+    A producer is a number: its six bytes.
     """
 
     run: Run
     known: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Clocks ``acked`` and ``newest`` before the run, of its producers that earlier runs have seen."""
+    """By producer in earlier runs: its clocks ``acked`` and ``newest`` before this run."""
     fates: dict[int, int] = field(default_factory=dict)
-    """For producers with pending messages at its end: the clock up to which those messages
-    committed later.
-    """
+    """By producer with pending messages at its end: the clock up to which they committed later."""
     clock_min: int = 0
-    """Least clock of its messages. Zero if some messages have no clock."""
+    """Least clock of the run's messages; zero if some messages have no clock."""
     clock_max: int = 0
     empty: bool = False
-    """True if it holds no messages."""
+    """True if the run has no messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +48,20 @@ class FoldedSnapshot:
     snapshot: Snapshot
     runs: tuple[CommittedRun, ...]
     sources: Mapping[JournalName, SourceCheckpoint]
-    """Checkpoint, by journal, of a consumer that has read exactly the snapshot."""
+    """By journal: the checkpoint of a consumer that has read exactly the snapshot."""
     newest: Mapping[JournalName, Mapping[ProducerId, int]] = field(default_factory=dict)
-    """By journal and producer, the greatest clock of acknowledged or pending messages."""
+    """By journal and producer: the greatest clock of acknowledged or pending messages."""
     rows: int = 0
     """Number of messages that were read, committed or not."""
     replays: Mapping[JournalName, frozenset[ProducerId]] = field(default_factory=dict)
-    """Producers that committed messages in the snapshot which were pending before it began. Runs
-    lack those messages. If there are such producers, fold the snapshot again, and replay them.
+    """Producers that committed, in the snapshot, messages that were pending before its begin.
+
+    Runs lack those messages. If there are such producers, fold the snapshot again with their replays.
     """
 
     @property
     def open(self) -> dict[JournalName, tuple[ProducerId, ...]]:
-        """By journal, the producers that have pending messages at its end."""
+        """By journal: the producers with pending messages at its end."""
         found = {
             journal: tuple(p for p, state in source.producers.items() if state.begin is not None)
             for journal, source in self.sources.items()
@@ -72,9 +71,8 @@ class FoldedSnapshot:
     def checkpoint(self, prune_horizon_ns: int = 0) -> Checkpoint:
         """Return the sources as a checkpoint, without ACK intents.
 
-        ``prune_horizon_ns`` forgets producers that were silent for that long (0: none). As in
-        `Sequencer.checkpoint`, their age is relative to the newest acknowledgement of their
-        journal.
+        Leave out producers that were silent for ``prune_horizon_ns`` (0: keep all). As in
+        `Sequencer.checkpoint`, their age is relative to the newest acknowledgement of their journal.
         """
         span = clock_span(prune_horizon_ns)
         sources = dict(self.sources)
@@ -89,7 +87,7 @@ class FoldedSnapshot:
 
 
 _Part = tuple[CommittedRun, Summary]
-"""A run, whose clocks and fates the fold fills in, and its summary."""
+"""A run and its summary. The fold fills in the run's clocks and fates."""
 
 
 def fold(
@@ -124,7 +122,7 @@ def fold_snapshot(
 ) -> FoldedSnapshot:
     """Do the whole first pass. Raise what ``summarise``, `whole_runs` and `fold` raise.
 
-    Summarise runs twice if messages from before the snapshot commit in it, or if a message
+    Summarise some runs twice if messages of before the snapshot commit in it, or if a message
     continues from one run to the next.
     """
     while True:
@@ -147,18 +145,18 @@ class _JournalFold:
         self._resolve = resolve
         self._states: dict[int, State] = {}
         self._waiting: dict[int, list[CommittedRun]] = {}
-        """By producer, the runs that hold its pending messages."""
+        """By producer: the runs with its pending messages."""
         self._lost: dict[int, Offset] = {}
-        """Offset of a producer's pending messages from before the snapshot, until they are seen."""
+        """By producer: the offset of its messages that are pending at the begin, until they are seen."""
         self._unread: set[int] = set()
-        """Producers with pending messages from before the snapshot that are not replayed."""
+        """Producers with messages that are pending at the begin and are not replayed."""
         pending = journal.pending
         for producer, state in journal.producers.items():
             number = int.from_bytes(producer, "big")
             self._states[number] = State(state.last_ack, state.last_ack, state.begin)
             if producer in journal.replays:
                 at = pending[producer]
-                # What is left of a transaction counts if lost bytes are skipped.
+                # If lost bytes are skipped, the rest of the transaction counts.
                 if not any(one.begin <= at < one.end for one in journal.lost):
                     self._lost[number] = at
             elif producer in pending:

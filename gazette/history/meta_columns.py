@@ -1,4 +1,4 @@
-"""Columns of metadata that every message has: its journal, offset and UUID. Needs pyarrow. Pure."""
+"""Metadata of messages as columns: journal, offset and UUID. Needs pyarrow. Pure."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ _UNIX_EPOCH: Final = clock_at(0)
 
 
 def meta_array(key: str, journal: JournalName, columns: Columns, rows: Any) -> pa.Array:
-    """Return a column of `META` for some rows of a journal's columns. Raise `Invalid` for another
-    key.
-    """
+    """Return a column of `META` for some rows of a journal's messages. Raise `Invalid` for another key."""
     count = len(rows)
     match key:
         case "journal":

@@ -1,9 +1,9 @@
-"""One pass over a run whose rows are combined: its summary, and its rows, before the fold. Needs pyarrow.
+"""Both passes over a run in one reading, for rows that are combined. Needs pyarrow.
 
-What has committed in a run depends on the runs around it. But a run seldom repeats messages of an
-earlier one. So `read_once` assumes that it does not, and keeps apart what is pending at its end. When
-all summaries are folded, `select_parts` says which of these rows count, and which runs have to be read
-again. Combined rows are few, so they can be kept until then.
+Which messages of a run have committed depends on other runs. But a run seldom repeats messages of an
+earlier one. So `read_once` assumes that it repeats none, and keeps rows that are pending at its end apart.
+When all summaries are folded, `select_parts` returns which rows count, and which runs must be read again.
+Combined rows are few, so they can be kept until then.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from gazette.message.framing.frames import MalformedMessage
 LOGGER: Final = logging.getLogger(__name__)
 
 COMMITTED: Final = -1
-"""Part of the rows that have committed within the run. The other parts have numbers of producers."""
+"""Number of the part with the rows that committed within the run. Other parts have a producer's number."""
 _PENDING_MAX: Final = 64
-"""Greatest number of producers whose pending rows are kept apart."""
+"""Most producers whose pending rows are kept apart. With more, the run is read again."""
 
 
 class Part(NamedTuple):
-    """Some combined rows of a run, and the part of the run that they belong to."""
+    """Some combined rows of a run, and the number of their part."""
 
     number: int
     rows: pa.RecordBatch
@@ -47,25 +47,24 @@ class OnePass(NamedTuple):
 
     summary: Summary
     pending: tuple[PendingProducer, ...] | None
-    """Producers whose rows are pending at the end. None if all rows are to be read again."""
+    """Producers whose rows are pending at the end. None if the run must be read again."""
 
 
 def read_once(
     access: OpenAccess, run: Run, format: RowFormat, combine: Combine
 ) -> Generator[Part, None, OnePass]:
-    """Yield the rows of a run, as if it repeated nothing of earlier runs. Return its summary.
+    """Yield the rows of a run, as if it repeated no messages of earlier runs. Return its summary.
 
-    The rows may be any of those that would be there otherwise, if the result says to read the run
-    again. That is so also if a message is malformed or does not fit, or if ``combine`` raises: the message
-    may continue one of the run before, or never commit. The second reading knows. Raise what
-    `summarise_run` raises.
+    If the result says that the run must be read again, ignore the rows. This is so too if a message is
+    malformed or does not fit, or if ``combine`` raises: the message may continue one of the run before,
+    or never commit. The second reading decides that. Raise what `summarise_run` raises.
     """
     found = None
     if run.pieces[0].begin >= run.begin:
         try:
             found = yield from _read(access, run, format, partial(_guarded, combine))
         except (MalformedMessage, Unfit):
-            pass  # The second reading raises it again, if the message commits.
+            pass  # The second reading raises it again if the message commits.
         except _NotCombined as error:
             LOGGER.warning(
                 "combine() has raised %(error)r for rows that may not commit: the rows of %(journal)s from "
@@ -78,9 +77,9 @@ def read_once(
 def select_parts(
     read: Sequence[tuple[Run, OnePass]], runs: Iterable[CommittedRun]
 ) -> tuple[list[tuple[int, int]], list[CommittedRun]]:
-    """Return which rows of the runs that were read count, and the folded runs that are to be read again.
+    """Return which rows count, as pairs of a position in ``read`` and a part's number.
 
-    Rows are given by a position in ``read`` and the number of a part.
+    Also return the folded runs that must be read again.
     """
     places = {run.number: at for at, (run, _) in enumerate(read)}
     wanted: list[tuple[int, int]] = []
@@ -88,7 +87,7 @@ def select_parts(
     for committed in runs:
         parts = None
         at = places.get(committed.run.number)
-        # Of a run that begins or ends elsewhere by now, only the summary was made again.
+        # If the fold has moved the run's begin or end, its rows are not those of `read`.
         if at is not None and read[at][0] == committed.run:
             parts = _parts_that_count(committed, read[at][1])
         if at is None or parts is None:
@@ -99,7 +98,7 @@ def select_parts(
 
 
 def _parts_that_count(run: CommittedRun, found: OnePass) -> set[int] | None:
-    """Return the parts of a run whose rows have committed. Return None if it is to be read again."""
+    """Return the parts of a run whose rows have committed. Return None if it must be read again."""
     if found.pending is None:
         return None
     for producer, (_, newest) in run.known.items():
@@ -109,7 +108,7 @@ def _parts_that_count(run: CommittedRun, found: OnePass) -> set[int] | None:
         if own.first_clock <= newest:
             return None
         if own.outside is not None and own.pending == own.first_clock:
-            # A message outside of transactions may be new though its clock is below the first one.
+            # A message outside of transactions may be new, although its clock is below the first one.
             return None
     parts = {COMMITTED}
     for one in found.pending:
@@ -159,7 +158,7 @@ def _guarded(combine: Combine, rows: pa.Table) -> pa.Table:
 
 
 class _Rows:
-    """Maker of the rows of one run, each part combined on its own."""
+    """Maker of the rows of one run. It combines the rows of each part separately."""
 
     def __init__(self, run: Run, format: RowFormat, combine: Combine) -> None:
         self.maker = RowMaker(run, format)

@@ -32,8 +32,7 @@ def protobuf_schema(message_type: Any) -> pa.Schema:
 
 
 def protobuf_row(message_type: Any, schema: pa.Schema) -> Callable[[Any], dict[str, Any]]:
-    """Return a function from messages of a class to the values of a schema's fields, as Arrow takes
-    them.
+    """Return a function from messages of a class to the values of a schema's fields, for Arrow.
 
     Raise `Invalid` for a field that the class does not have.
     """

@@ -36,16 +36,16 @@ _LINES: Final = (CONTENT_JSON_LINES, CONTENT_CSV)
 
 
 class Batch(NamedTuple):
-    """Messages as columns, with the bytes that hold them. The first byte is at offset ``base``."""
+    """Messages as columns, with their bytes. The first byte is at offset ``base``."""
 
     columns: Columns
     buffer: bytes
     """Empty if ``arrays`` has all fields of all messages."""
     base: Offset
     fields: FoundFields | None = None
-    """The wanted fields, if the same pass found them."""
+    """The wanted fields, if the pass that read the messages found them."""
     arrays: ArrowColumns | None = None
-    """These fields as arrays, in place of ``fields``."""
+    """The wanted fields as arrays, instead of ``fields``."""
 
     def part(self, first: int, last: int) -> Batch:
         """Return the messages from position ``first`` to before ``last``, without ``fields``."""
@@ -60,18 +60,16 @@ class RunReader:
     def __init__(
         self, access: OpenAccess, run: Run, fields: Sequence[Field] = (), *, digest: Any = None
     ) -> None:
-        """Make a reader that finds ``fields`` in the same pass if possible. ``digest`` hashes the
-        bytes.
-        """
+        """Make a reader that finds ``fields`` in the same pass if possible. ``digest`` hashes the bytes."""
         self._access = access
         self._digest = digest
         self._run = run
         self._decoder = ColumnDecoder(run.journal, run.shape, fields)
         self._fields = fields
         self.rest = b""
-        """Bytes of a message that has no end in the run, nor in ``run.beyond``."""
+        """Bytes of a message that ends neither in the run nor in ``run.beyond``."""
         self.reached = run.pieces[0].begin
-        """Offset of ``rest``. All before it was decoded."""
+        """Offset of ``rest``: all bytes before it were decoded."""
 
     @property
     def clean(self) -> bool:
@@ -81,8 +79,8 @@ class RunReader:
     def batches(self) -> Iterator[Batch]:
         """Yield the messages that begin in the run. Leave out an incomplete one at its end.
 
-        Raise what `OpenAccess.chunks` raises, and `MalformedMessage`. Raise ``Corrupt`` if the run
-        surely begins with a message, and the bytes before it show that it does not.
+        Raise what `OpenAccess.chunks` raises, and `MalformedMessage`. Raise ``Corrupt`` if ``run.sure``
+        says that it begins with a message, and the bytes before show that it does not.
         """
         run = self._run
         yield from self._decoded(self._placed_chunks())
@@ -99,7 +97,7 @@ class RunReader:
         self.rest = b""
 
     def _placed_chunks(self) -> Iterator[tuple[Offset, bytes]]:
-        """Yield the bytes of the run, once it is known that a message begins there."""
+        """Yield the bytes of the run, after a check that a message begins there."""
         run, first = self._run, self._run.pieces[0]
         pieces = run.pieces
         checked = run.sure and first.start is not None
@@ -127,7 +125,7 @@ class RunReader:
         fixed = self._run.shape.content_type == CONTENT_PROTO_FIXED
         if not fixed or data.startswith(FIXED_MAGIC[: len(data)]) or piece.start is None:
             return False
-        # It may be a malformed message that begins just here. Then a frame ends before it.
+        # A malformed message may begin exactly here: then a frame ends before it.
         before = Piece(piece.start, piece.begin, piece.fragment)
         shape = replace(self._run.shape, malformed="skip")
         run = replace(self._run, shape=shape, pieces=(before,), sure=False, beyond=())
@@ -139,10 +137,10 @@ class RunReader:
     def _decoded(
         self, chunks: Iterator[tuple[Offset, bytes]], past: Offset | None = None
     ) -> Iterator[Batch]:
-        """Yield the messages of chunks, and of the rest so far. End once ``past`` is decoded.
+        """Yield the messages of the rest so far and of chunks. End once ``past`` is decoded.
 
-        A frame that is not complete is decoded again when there is twice as much of it. Otherwise
-        the time for a long one would grow with the square of its length.
+        Decode an incomplete frame again only when twice as many of its bytes are there. Otherwise
+        the time for a long frame would grow with the square of its length.
         """
         held, size = [self.rest], len(self.rest)
         enough = 2 * size
@@ -174,7 +172,7 @@ class RunReader:
             raise self._malformed("message is too long", self.rest[:1024])
 
     def _cut(self, offset: Offset) -> None:
-        """Go on at ``offset``, behind bytes that the journal has lost."""
+        """Continue at ``offset``, after bytes that the journal has lost."""
         if self.rest:
             if self._run.shape.malformed == "fail":
                 raise self._malformed(
@@ -209,11 +207,11 @@ class RunReader:
 
 
 def read_columns(access: OpenAccess, run: Run, fields: Sequence[Field] = ()) -> Iterator[Batch]:
-    """Yield all messages of a run that the fold has not seen. Find ``fields`` in the same pass.
+    """Yield all messages of a run without a fold. Find ``fields`` in the same pass.
 
     Raise what `RunReader.batches` raises. Raise `TruncatedFrame` for a message that continues in the
-    next run: use larger runs then, or read committed. An incomplete message at the end of the last
-    run of a journal is left out.
+    next run: use larger runs then, or read committed. Leave out an incomplete message at the end of the
+    last run of a journal.
     """
     reader = RunReader(access, run, fields)
     yield from reader.batches()
@@ -225,8 +223,8 @@ def committed(
 ) -> Iterator[tuple[Batch, Mask]]:
     """Yield a mask of the committed messages of each batch. Leave out batches without one.
 
-    ``batches`` have the messages of ``runs``, of which each begins where the one before ends. A batch
-    is split there.
+    ``batches`` have the messages of ``runs``: each run begins where the one before ends. Split a batch
+    there.
     """
     ahead = deque(runs)
     passes: CommitFilter[Batch] = CommitFilter(ahead[0], acks=acks)
@@ -237,7 +235,7 @@ def committed(
                 before = batch.part(0, count)
                 passes.add(before.columns, before)
                 batch = batch.part(count, len(batch.columns))
-            # All that is pending here has a fate that the fold knows.
+            # The fold has computed the fates of all messages that are pending here.
             passes.finish()
             yield from _with_any(passes)
             ahead.popleft()
@@ -255,14 +253,13 @@ def _with_any(passes: CommitFilter[Batch]) -> Iterator[tuple[Batch, Mask]]:
 def read_envelopes(
     access: OpenAccess, run: CommittedRun, message_type: Any, time: MessageTime | None = None
 ) -> Iterator[list[Envelope[Any]]]:
-    """Yield the committed messages of a run as messages of an application, by offset, without
-    acknowledgements.
+    """Yield the committed messages of a run as envelopes, by offset, without acknowledgements.
 
-    Raise what `read_columns` raises, `MalformedMessage` for a message of another type, and `UnusableTime`
-    for one without a ``time`` that was declared.
+    Raise what `read_columns` raises, `MalformedMessage` for a message of another type, and
+    `UnusableTime` for a message without the declared ``time``.
     """
     times = None if time is None else TimeReader(time, access.clock.now)
-    # The UUIDs are known, and the type may have no field for them.
+    # The UUIDs are known already, and the type may have no field for them.
     framing = framing_of(run.run.shape.content_type, message_type, place=None)
     journal, skips = run.run.journal, run.run.shape.malformed == "skip"
     for batch, passed in committed((run,), read_columns(access, run.run)):
@@ -283,7 +280,7 @@ def read_envelopes(
 
 
 def _usable(envelopes: list[Envelope[Any]], *, skips: bool) -> Iterator[Envelope[Any]]:
-    """Yield the messages that have their declared time. Raise `UnusableTime`, unless it ``skips``."""
+    """Yield the messages that have their declared time. Raise `UnusableTime` for others, or skip them."""
     for envelope in envelopes:
         error = envelope.unusable if isinstance(envelope, TimedEnvelope) else None
         if error is None:
@@ -293,9 +290,7 @@ def _usable(envelopes: list[Envelope[Any]], *, skips: bool) -> Iterator[Envelope
 
 
 def _decoded(framing: Framing[Any], batch: Batch, rows: Array64) -> list[Any] | None:
-    """Decode the messages of some rows together. Return None if one is malformed: the caller finds
-    which.
-    """
+    """Decode the messages of some rows together. Return None if one is malformed: the caller finds it."""
     begins = batch.columns.begins[rows] - batch.base
     ends = batch.columns.ends[rows] - batch.base
     cuts = np.flatnonzero(begins[1:] != ends[:-1]) + 1
@@ -314,9 +309,7 @@ def _decoded(framing: Framing[Any], batch: Batch, rows: Array64) -> list[Any] | 
 def _decoded_each(
     framing: Framing[Any], batch: Batch, rows: Array64, journal: JournalName, *, skips: bool
 ) -> tuple[Array64, list[Any]]:
-    """Return the rows that are messages of the type, and their messages. Raise
-    `MalformedMessage`.
-    """
+    """Return the rows that are messages of the type, and their messages. Raise `MalformedMessage`."""
     kept: list[int] = []
     messages: list[Any] = []
     for row in rows.tolist():

@@ -1,4 +1,4 @@
-"""The columns and bounds of rows that are made of messages: `RowFormat`. Needs pyarrow. Pure."""
+"""The columns and bounds of rows made from messages: `RowFormat`. Needs pyarrow. Pure."""
 
 from __future__ import annotations
 
@@ -25,10 +25,8 @@ class RowFormat:
     """Columns and bounds of rows.
 
     ``schema`` has all columns in order. ``meta`` maps some of them to keys of `META`. The others
-    are fields of the message. For ``text`` and ``binary`` there is one such column, the whole
-    message.
-
-    Clocks bound the messages: from ``clock_begin``, before ``clock_end``.
+    are fields of the message; for ``text`` and ``binary``, one column has the whole message.
+    The messages have clocks from ``clock_begin`` up to, but without, ``clock_end``.
     """
 
     value: Value
@@ -38,20 +36,20 @@ class RowFormat:
     clock_begin: int = 0
     clock_end: int | None = None
     corrupt: str = ""
-    """Name of the column for the whole text of messages that do not fit. Empty without such a column."""
+    """Name of the column with the whole text of messages that do not fit; empty without such a column."""
     encode_variant: EncodeVariant | None = None
     """Encoder of JSON for columns of Spark's type VARIANT."""
 
     @classmethod
     def of(cls, value: str, schema: pa.Schema, prefix: str, **more: Any) -> RowFormat:
-        """Return a format. ``prefix`` begins the names of metadata, and ``more`` are further fields."""
+        """Return a format. ``prefix`` is that of metadata columns; ``more`` are further fields."""
         meta = tuple((f"{prefix}{key}", key) for key in META if f"{prefix}{key}" in schema.names)
         return cls(cast(Value, value), schema, meta, **more)
 
     @property
     def fields(self) -> pa.Schema:
         """Columns that are fields of messages."""
-        # A field may have no name. That a schema has no column of corrupt records says the same.
+        # `corrupt` is empty without such a column. Do not confuse this with a field without a name.
         names = {*dict(self.meta), *([self.corrupt] if self.corrupt else [])}
         return pa.schema([field for field in self.schema if field.name not in names])
 
@@ -76,7 +74,7 @@ class RowFormat:
                 raise Invalid(f"value={self.value} needs exactly one column of type {want}")
 
     def selects(self, run: CommittedRun | Run) -> bool:
-        """Return True if a run may hold rows within the bounds."""
+        """Return True if a run may have rows within the bounds."""
         if isinstance(run, Run):
             return True
         if run.empty or (self.clock_begin and run.clock_max < self.clock_begin):

@@ -1,8 +1,7 @@
-"""Messages of runs as rows: Arrow record batches, with columns of the messages and of their
-metadata.
+"""Messages of runs as rows: Arrow record batches of fields and metadata. Needs pyarrow.
 
-Needs pyarrow. `field_arrays` has the fields of JSON that one pass found together with the UUIDs.
-What that pass declined is read message by message (`json_values`), which is the specification.
+For JSON, one pass finds fields together with the UUIDs (`field_arrays`). Messages that this pass declines
+are read one by one by the specification (`json_values`).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ T = TypeVar("T")
 
 
 class Unfit(Corrupt):
-    """A message does not fit the columns that it is read as."""
+    """A message does not fit the columns of a table."""
 
     default_hint = (
         "Give the field another type, or leave it out. Read `value=text` to see the message. "
@@ -47,9 +46,9 @@ class Unfit(Corrupt):
 def read_rows(
     access: OpenAccess, run: CommittedRun | Run, format: RowFormat
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a run, by offset: the committed ones of a `CommittedRun`, all of a `Run`.
+    """Yield the rows of a run, by offset: committed ones of a `CommittedRun`, all rows of a `Run`.
 
-    Raise what `read_columns` raises, `MalformedMessage` included, and `Unfit`.
+    Raise what `read_columns` raises, including `MalformedMessage`, and `Unfit`.
     """
     if isinstance(run, CommittedRun):
         yield from read_parts(access, run.run, (run,), format)
@@ -65,16 +64,14 @@ def read_rows(
 def read_parts(
     access: OpenAccess, run: Run, parts: Sequence[CommittedRun], format: RowFormat
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the committed rows of a run that was folded in parts, by offset. Raise as `read_rows`."""
+    """Yield the committed rows of a run that was folded in parts, by offset. Raise as `read_rows` does."""
     maker = RowMaker(run, format)
     for found, mask in committed(parts, maker.batches(access), acks=format.acks):
         yield from maker.rows(found, mask)
 
 
 class _Parsed(NamedTuple):
-    """Messages as arrays: their rows in the batch, their fields, and the text of those that do not
-    fit.
-    """
+    """Messages as arrays: their rows in the batch, their fields, and the texts of those that do not fit."""
 
     rows: Any
     fields: list[pa.Array]
@@ -111,15 +108,15 @@ class RowMaker:
         self._journals = pa.array([], pa.string())
 
     def batches(self, access: OpenAccess) -> Iterator[Batch]:
-        """Yield all messages of the run for `rows`. Raise what `read_columns` raises."""
+        """Yield all messages of the run, for `rows`. Raise what `read_columns` raises."""
         return map(self.with_arrays, read_columns(access, self._run, self.scanned))
 
     def with_arrays(self, batch: Batch) -> Batch:
-        """Return a batch with its fields as arrays, if the pass that read it has found them."""
+        """Return a batch with its fields as arrays, if the first pass has found them."""
         if batch.fields is None:
             return batch
         arrays = self._builder.arrays(batch.fields)
-        # Batches wait for acknowledgements: keep bytes only if something is still to be parsed.
+        # Batches wait for acknowledgements: keep their bytes only if something is not parsed yet.
         is_parsed = arrays.rest is None and not self._has_foreign_uuids(batch.columns)
         buffer = b"" if is_parsed else batch.buffer
         return batch._replace(buffer=buffer, fields=None, arrays=arrays)
@@ -131,9 +128,7 @@ class RowMaker:
             yield _batch(arrays, self._format.schema, len(fit))
 
     def arrays(self, found: Batch, wanted: Mask) -> tuple[Any, list[pa.Array]]:
-        """Return the positions of these messages, and their columns. Without messages there are no
-        columns.
-        """
+        """Return the positions of wanted messages within the bounds, and their columns, if any."""
         columns = found.columns
         wanted = self._format.bounded(columns, wanted)
         if not wanted.any():
@@ -167,7 +162,7 @@ class RowMaker:
         if key != "journal":
             array = meta_array(key, self._run.journal, found.columns, rows)
             return self._with_foreign_uuids(array, found, rows) if key == "uuid" else array
-        # The journal is the same in all rows of the run, so reuse its array.
+        # All rows of the run have the same journal, so reuse its array.
         if len(self._journals) < len(rows):
             self._journals = meta_array(key, self._run.journal, found.columns, rows)
         return self._journals.slice(0, len(rows))
@@ -176,7 +171,7 @@ class RowMaker:
         return "uuid" in self._meta.values() and FOREIGN_UUID in columns.uuids.flags
 
     def _with_foreign_uuids(self, array: pa.Array, found: Batch, rows: Any) -> pa.Array:
-        """Return the column of UUIDs, with those of other software as they stand in messages."""
+        """Return the column of UUIDs. UUIDs of other software have the text of the message."""
         foreign = found.columns.uuids.flags[rows] == FOREIGN_UUID
         if not foreign.any():
             return array
@@ -229,7 +224,7 @@ class RowMaker:
         return _Parsed(rows, [pa.array(payloads, kind)])
 
     def _parse_each_json(self, batch: Batch, wanted: Mask) -> _Parsed:
-        """Read messages by the specification."""
+        """Read messages one by one by the specification."""
         types = [field.type for field in self.fields]
         kept = self._kept(batch, wanted, self._read_json)
         places, values, corrupt = zip(*kept, strict=True) if kept else ((), (), ())
@@ -242,7 +237,7 @@ class RowMaker:
     ) -> list[tuple[int, T, str | None]]:
         """Return the position, the values and the corrupt text of each message that becomes a row.
 
-        Raise `Unfit` at a message that does not fit its columns, if misfits are errors.
+        Raise `Unfit` at a message that does not fit its columns, if that is an error.
         """
         kept: list[tuple[int, T, str | None]] = []
         for row in np.flatnonzero(wanted).tolist():
@@ -283,7 +278,7 @@ class RowMaker:
             ]
             return _Parsed(np.array(rows), arrays)
         except _ROW_ERRORS:
-            pass  # One message does not fit. The code below finds which.
+            pass  # One message does not fit. The code below finds it.
 
         def read(frame: bytes) -> tuple[list[pa.Array], list[str]]:
             try:
@@ -316,7 +311,7 @@ def _message(kind: Any, frame: bytes) -> Any:
 
 
 def _batch(arrays: Sequence[pa.Array], schema: pa.Schema, count: int) -> pa.RecordBatch:
-    """Return a batch of ``count`` rows, also if it has no column that would say so."""
+    """Return a batch of ``count`` rows, also if it has no columns."""
     if arrays:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
     rows = pa.Array.from_buffers(pa.struct([]), count, [None], children=[])
@@ -344,9 +339,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _strict(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return values of protobuf as an array. Convert texts to times, dates and numbers where
-    needed.
-    """
+    """Return values of protobuf as an array. Convert texts to times, dates and numbers where needed."""
     if _needs_cast(kind) and any(isinstance(value, str) for value in values):
         return pa.array(values, pa.string()).cast(kind)
     if pa.types.is_string(kind):

@@ -15,14 +15,14 @@ from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.journal_life import JournalLife
 
 RUN_BYTES: Final = 64 << 20
-"""Bytes of a journal that one task reads. At worst a task holds about as much in memory."""
+"""Bytes of a journal that one task reads. A task holds at most about as much in memory."""
 
 GAP_HINT: Final = "Read again later, end before the gap, or skip lost bytes."
 STORE_GAP_HINT: Final = (
     "Read through a broker: it knows if an operator has confirmed that these bytes are lost. Or read again "
     "later, end before the gap, or skip lost bytes."
 )
-"""Hint for a gap that only stores show."""
+"""Hint for a gap in stores, if no broker was asked."""
 LOST_HINT: Final = "Begin behind these bytes, or skip lost bytes."
 PLACE_HINT: Final = (
     "If the journal was deleted and created again, read it from its begin. If the offset was given, "
@@ -31,25 +31,25 @@ PLACE_HINT: Final = (
 READ_AGAIN_HINT: Final = "Read again: a new snapshot leaves these bytes out."
 
 RUN_PIECES: Final = 256
-"""Greatest number of pieces of a run. Each costs a task some requests, however small it is."""
+"""Most pieces of a run: each piece costs a task some requests, even if it is small."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes ``[begin, end)`` of a journal, and the stored fragment that holds them.
+    """Bytes ``[begin, end)`` of a journal, and their stored fragment.
 
-    Without a ``fragment``, they are read through brokers.
+    Without a ``fragment``, read them through brokers.
     """
 
     begin: Offset
     end: Offset
     fragment: Fragment | None = None
     start: Offset | None = None
-    """Begin of the bytes that were cut off before ``begin``. None if none were."""
+    """Offset from which bytes before ``begin`` were cut off. None: none were cut off."""
 
 
 class Awaited(NamedTuple):
-    """Bytes of a journal that are not stored yet, while later ones are."""
+    """Bytes of a journal that are not stored yet, although later ones are."""
 
     begin: Offset
     end: Offset
@@ -58,22 +58,21 @@ class Awaited(NamedTuple):
 
 
 class LostBytes(NamedTuple):
-    """Bytes of a journal that are lost, and behind which reading continues."""
+    """Lost bytes of a journal that a reader skips."""
 
     begin: Offset
     end: Offset
     is_confirmed: bool = False
-    """True if an operator has confirmed it to the brokers."""
+    """True if an operator has confirmed the loss to the brokers."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalSnapshot:
     """The part of one journal that a snapshot reads.
 
-    ``producers`` are the states of its producers at ``begin``, from a checkpoint that was read
-    through to ``begin``. It is empty without a checkpoint. Messages that were pending at ``begin``
-    are read again only for the producers of ``replays``. Most messages that are pending for long
-    never commit.
+    ``producers`` are the states of its producers at ``begin``, from a checkpoint with that offset;
+    empty without a checkpoint. Messages that were pending at ``begin`` are read again only for the
+    producers of ``replays``: most messages that are pending for long never commit.
     """
 
     journal: JournalName
@@ -81,16 +80,15 @@ class JournalSnapshot:
     begin: Offset
     end: Offset
     pieces: tuple[Piece, ...]
-    """Pieces in ascending order without overlap, from the first pending message on. In a gap between two
-    pieces, the journal has lost its bytes."""
+    """Pieces in ascending order without overlap, from the first pending message on. A gap is lost bytes."""
     producers: Mapping[ProducerId, ProducerState] = field(default_factory=dict)
     replays: frozenset[ProducerId] = frozenset()
     lost: tuple[LostBytes, ...] = ()
-    """The lost bytes behind which reading goes on. Losses that an operator has confirmed are always here."""
+    """Lost bytes that a reader skips. Losses that an operator has confirmed are always among them."""
     life: JournalLife | None = None
-    """The life of the journal, as its broker says. Stores and brokers of the original do not say it."""
+    """The life of the journal, from its broker. Stores, and brokers of the original, do not know it."""
     awaited: Awaited | None = None
-    """Bytes right behind ``end`` that may still appear, if the snapshot ends there for them."""
+    """Bytes from ``end`` on that may still come, if they are the reason why the snapshot ends there."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.begin <= self.end:
@@ -107,7 +105,7 @@ class JournalSnapshot:
 
     @property
     def pending(self) -> dict[ProducerId, Offset]:
-        """Producers with pending messages at ``begin``, and the offsets of these messages."""
+        """By producer with pending messages at ``begin``: the offset of the first one."""
         return {
             producer: state.begin
             for producer, state in self.producers.items()
@@ -116,21 +114,19 @@ class JournalSnapshot:
 
     @property
     def pieces_begin(self) -> Offset:
-        """Offset of the first piece: ``begin``, or the first message that is pending there."""
+        """Begin of the first piece: ``begin``, or the first message that is pending there."""
         return min([self.begin, *self.pending.values()])
 
     @property
     def since(self) -> dict[ProducerId, Offset]:
-        """Offsets from which the messages of replayed producers count."""
+        """By replayed producer: the offset from which its messages count."""
         return {
             producer: begin for producer, begin in self.pending.items() if producer in self.replays
         }
 
     @property
     def missed(self) -> tuple[LostBytes, ...]:
-        """Ranges of ``lost`` bytes that were not read before. To begin at offset 0 misses nothing that
-        was pruned.
-        """
+        """``lost`` bytes from ``begin`` on. A snapshot that begins at offset 0 does not miss pruned bytes."""
         first = self.pieces[0].begin if self.pieces else self.end
         return tuple(
             one._replace(begin=max(one.begin, self.begin))
@@ -141,8 +137,8 @@ class JournalSnapshot:
     def runs(self, run_bytes: int, number: int) -> list[Run]:
         """Return runs of about ``run_bytes`` each. The first run has the number ``number``.
 
-        A run holds the pieces that begin between two multiples of ``run_bytes``. So a run stays the
-        same if the journal was pruned before it, and its summary can be used again.
+        A run has the pieces that begin between two multiples of ``run_bytes``. So a run stays the same
+        if the journal is pruned before it, and its summary can be used again.
         """
         since = self.since
         groups: list[list[Piece]] = []
@@ -178,15 +174,15 @@ class Run:
     """Position among the runs of the snapshot."""
     pieces: tuple[Piece, ...]
     begin: Offset
-    """Offset from which messages count. Pieces may begin earlier."""
+    """Offset from which messages count. The pieces may begin earlier."""
     since: Mapping[ProducerId, Offset] = field(default_factory=dict)
-    """Producers whose messages count from an earlier offset."""
+    """By producer whose messages count from an earlier offset: that offset."""
     last: bool = True
-    """True if it ends its journal's snapshot. An incomplete message at its end is left for later."""
+    """True for the last run of its journal. An incomplete message at its end is left out."""
     sure: bool = True
-    """True if its first bytes begin a message. Otherwise they may continue one of the run before."""
+    """True if its first byte begins a message. Otherwise it may continue one of the run before."""
     beyond: tuple[Piece, ...] = ()
-    """Pieces right behind it. Its last message ends there, and is read to its end."""
+    """Pieces after the run, in which its last message ends: read it to its end."""
 
     @property
     def end(self) -> Offset:
@@ -215,16 +211,14 @@ class Snapshot:
         return tuple(journal.shape for journal in self.journals)
 
     def runs(self, run_bytes: int = RUN_BYTES) -> tuple[Run, ...]:
-        """Return runs of whole fragments, of about ``run_bytes`` each: journal by journal, in
-        order.
-        """
+        """Return runs of whole fragments, of about ``run_bytes`` each: journal by journal, in order."""
         runs: list[Run] = []
         for journal in self.journals:
             runs += journal.runs(run_bytes, len(runs))
         return tuple(runs)
 
     def replaying(self, replays: Mapping[JournalName, frozenset[ProducerId]]) -> Snapshot:
-        """Return the same snapshot, with pending messages of these producers read again."""
+        """Return the same snapshot, but with replays of these producers."""
         return Snapshot(
             tuple(
                 replace(journal, replays=replays.get(journal.journal, frozenset()))
@@ -236,7 +230,7 @@ class Snapshot:
 def cover(fragments: Iterable[Piece], begin: Offset, end: Offset) -> tuple[Piece, ...]:
     """Cut pieces, sorted by begin and end, to the bytes that each adds to those before it.
 
-    Bytes before ``begin`` or after ``end`` are left out.
+    Leave out bytes before ``begin`` and after ``end``.
     """
     pieces: list[Piece] = []
     at = begin

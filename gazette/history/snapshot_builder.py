@@ -48,19 +48,19 @@ TIME_SLACK_S: Final = 60
 
 _LISTS_AT_ONCE: Final = 16
 _EARLIER: Final = 16
-"""Fragments before the wanted one with which a listing begins. Some of them may be stored late, joined
-with later ones, or in doubt."""
+"""Fragments before the wanted one from which a listing begins. Some may be stored late, joined, or
+in doubt."""
 _WHOLE_S: Final = 600.0
-"""Seconds after which a journal is listed from its begin again. Fragments in directories of their own
-(a path postfix) may sort before those that are known."""
+"""Seconds after which a journal is listed from its begin again. New fragments in other directories
+(a path postfix) may sort before the known ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Selected journals, and the bounds of each.
 
-    Journals are named, or match ``selector``, which needs brokers. ``stores`` are searched for
-    fragments without brokers. ``content_type`` takes precedence over the label of a journal.
+    Journals are named, or match ``selector``, which needs brokers. Without brokers, ``stores`` are
+    searched for fragments. ``content_type`` takes precedence over the label of a journal.
     """
 
     journals: tuple[JournalName, ...] = ()
@@ -81,13 +81,17 @@ class Selection:
     lives: Mapping[JournalName, JournalLife] = field(default_factory=dict)
     """Lives of journals to which the offsets belong. Another life raises ``Corrupt``."""
     begin_time_s: float = 0
-    """Unix time in seconds. Fragments that were stored earlier are left out: their messages are older."""
+    """Unix time in seconds. Fragments stored earlier are left out: their messages are older."""
     lost: Lost = "settled"
-    """Treatment of bytes that the journal has lost. ``settled`` continues behind them as readers do,
-    and raises ``NotYet`` where they may still appear. ``fail`` raises ``Corrupt``. ``skip`` continues
-    behind them, also where they may still appear, and says so in `JournalSnapshot.lost`. ``wait`` does so
-    where they cannot appear any more, and otherwise ends before them. All continue behind bytes that an
-    operator has confirmed as lost, and say so there."""
+    """Treatment of lost bytes. Skipped ranges are in `JournalSnapshot.lost`.
+
+    - ``settled`` skips bytes that will not come, as readers do, and raises ``NotYet`` if they may come.
+    - ``fail`` raises ``Corrupt``.
+    - ``skip`` skips them, even if they may come.
+    - ``wait`` skips bytes that will not come, and otherwise ends the snapshot before them.
+
+    All of them skip bytes that an operator has confirmed as lost.
+    """
 
     def validate(self) -> None:
         """Raise `Invalid` if the options contradict each other."""
@@ -102,26 +106,26 @@ class Selection:
                 validate_journal_name(name)
         with within(
             "path_postfix_template"
-        ):  # One that is not supported would explain all fragments.
+        ):  # A template that is not supported would match all fragments.
             postfix_template.parse(self.path_postfix_template)
 
 
 class FragmentPlaces:
-    """Begins of the fragments that former listings have found, so that the next ones begin later.
+    """Begins of fragments in former listings: the next listings begin there. Not thread-safe.
 
-    For one caller that lists again and again. Not thread-safe.
+    Only a caller that lists repeatedly needs it.
     """
 
     def __init__(self) -> None:
         self._begins: dict[JournalName, list[Offset]] = {}
         self._listed_at: dict[JournalName, float] = {}
-        """Time of the last whole listing of each journal, by the machine's clock."""
+        """Time of the last listing of each whole journal, by the machine's clock."""
 
     def begin_for(self, journal: JournalName, wanted: Offset, now_s: float) -> Offset:
-        """Return where to begin to list the fragments that hold the bytes from ``wanted`` on.
+        """Return the offset from which to list fragments, to find the bytes from ``wanted`` on.
 
-        Return zero if that is not known, or if it is time for a whole listing: one may find what
-        sorts elsewhere.
+        Return zero if it is unknown, or if it is time for a whole listing, which finds fragments that
+        sort elsewhere.
         """
         begins = self._begins.get(journal, [])
         at = bisect_right(begins, wanted) - _EARLIER
@@ -132,7 +136,7 @@ class FragmentPlaces:
     def add(
         self, journal: JournalName, begin: Offset, pieces: Sequence[Piece], now_s: float
     ) -> None:
-        """Take a listing that began at ``begin``."""
+        """Remember a listing that began at ``begin``."""
         known = self._begins.get(journal, []) if begin else []
         if not begin:
             self._listed_at[journal] = now_s
@@ -144,22 +148,20 @@ class FragmentPlaces:
 def take_snapshot(
     access: OpenAccess, selection: Selection, places: FragmentPlaces | None = None
 ) -> Snapshot:
-    """Return a snapshot of the journals as they are now. Blocks.
+    """Return a snapshot of the journals as of now. Blocks.
 
-    With ``places``, listings begin where the wanted offsets are, if former listings say where that
-    is. A listing that then has a gap is made again as a whole.
+    It ends at the last fragment or, with brokers, at the head: brokers serve bytes that are not stored
+    yet. With ``places``, a listing begins at the wanted offsets, if former listings have shown where
+    they are. If it then has a gap, list the whole journal.
 
-    It ends at the last fragment or, with brokers, at the head. Brokers serve the bytes that are not
-    stored yet.
+    ``selection.lost`` is the treatment of lost bytes. Bytes before the first fragment were pruned. Bytes
+    before a fragment that was stored more than six hours ago are lost too. Other missing bytes may be
+    in a fragment that its broker has not uploaded yet, unless an operator has confirmed their loss to
+    brokers. A snapshot that begins at offset 0 does not miss pruned bytes.
 
-    Where a journal has lost bytes, ``selection.lost`` decides. Bytes before the first fragment were
-    pruned. Bytes before a fragment that was stored more than six hours ago are lost, too. A younger
-    gap may be a fragment that its broker has not uploaded yet, unless brokers say that an operator has
-    confirmed its loss. To begin at offset 0 misses nothing that was pruned.
-
-    Raise `Invalid`, ``NotFound`` for a missing journal, ``NotYet``, ``Corrupt`` for lost bytes, for a
-    journal that was created again, or if stores alone do not say which bytes are right. Raise what brokers
-    and stores raise.
+    Raise `Invalid`. Raise ``NotFound`` for a missing journal. Raise ``NotYet`` for bytes that may still
+    come. Raise ``Corrupt`` for lost bytes, for a journal that was created again, or if stores alone do
+    not show which bytes are right. Raise what brokers and stores raise.
     """
     selection.validate()
     return access.run(_take(access, selection, places or FragmentPlaces()))
@@ -171,7 +173,7 @@ def require_stored(
     """Raise ``NotFound`` for a journal without any fragment in the listed stores.
 
     Its name may be mistyped: a store does not know journals, and lists nothing for a wrong name.
-    Journals that are ``known`` existed before, and may have been pruned to their end.
+    Journals of ``known`` existed before: all their fragments may have been pruned.
     """
     for one in snapshot.journals if selection.stores else ():
         until = selection.end.get(one.journal, selection.end_all)
@@ -195,7 +197,7 @@ async def _take(access: OpenAccess, selection: Selection, places: FragmentPlaces
     async def one(spec: JournalSpec) -> JournalSnapshot:
         name = spec.name
         begin = 0
-        # Fragments of a journal with a path postfix sort by that first.
+        # With a path postfix, fragments sort by the postfix first.
         if not selection.begin_time_s and not spec.fragment.path_postfix_template:
             begin = places.begin_for(name, _wanted(selection, name), now_s)
         while True:
@@ -233,7 +235,7 @@ async def _take(access: OpenAccess, selection: Selection, places: FragmentPlaces
 
 
 def _wanted(selection: Selection, journal: JournalName) -> Offset:
-    """Return the first offset that is read of a journal."""
+    """Return the first offset to read of a journal."""
     source = selection.sources.get(journal)
     if source is None:
         return selection.begin.get(journal, selection.begin_all)
@@ -242,7 +244,7 @@ def _wanted(selection: Selection, journal: JournalName) -> Offset:
 
 
 def _reaches(fragments: CoverSet[Fragment], wanted: Offset, until: Offset) -> bool:
-    """Return True if there is no gap from ``wanted`` on to the end, and ``until`` is not behind that."""
+    """Return True if there is no gap from ``wanted`` to the end, and the end is at ``until`` or later."""
     if not len(fragments) or fragments.begin > wanted or fragments.end < until:
         return False
     return fragments.covers(wanted, fragments.end)
@@ -286,7 +288,7 @@ async def journal_specs(
 async def _stored(stores: BlobStores, spec: JournalSpec, begin: Offset) -> list[Fragment]:
     """Return the fragments that stores list, from ``begin`` on.
 
-    Raise ``Corrupt`` where only brokers know if one is right.
+    Raise ``Corrupt`` for a fragment of which only brokers know if it is right.
     """
     cover = await list_fragments(stores, spec, begin=begin)
     doubted = cover.doubted([aside.fragment for aside in cover.set_aside])
@@ -304,7 +306,7 @@ async def _stored(stores: BlobStores, spec: JournalSpec, begin: Offset) -> list[
 
 
 def _require_explained(cover: FragmentCover, spec: JournalSpec, begin: Offset) -> None:
-    """Raise ``Invalid`` if unexplained fragments have offsets from ``begin`` on that others lack."""
+    """Raise ``Invalid`` if fragments of unknown names have offsets from ``begin`` on that others lack."""
     unexplained = [
         one
         for one in Unexplained.of(cover.unexplained).cover
@@ -331,7 +333,7 @@ async def _brokered(
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """The facts that brokers know of a journal beside its fragments."""
+    """Facts about a journal that only brokers know."""
 
     offset: Offset
     life: JournalLife | None
@@ -371,11 +373,11 @@ def _journal(
     losses = ConfirmedLosses() if head is None else head.losses
     listed = pieces[-1].end if pieces else 0
     known = max(listed, 0 if head is None else head.offset)
-    # These bytes were written after the fragments were listed.
+    # These bytes were appended after the fragments were listed.
     pieces.extend(losses.outside(listed, known))
     end = selection.end.get(journal, selection.end_all)
     if end is None:
-        # What was lost before the head is passed over once something is behind it.
+        # Do not skip lost bytes just before the head until later bytes exist.
         end = max(pieces[-1].end if pieces else 0, min(begin, known))
     if end > known:
         raise Invalid(
@@ -410,7 +412,7 @@ def _journal(
 
 
 def _until_awaited(journal: JournalSnapshot, gaps: Sequence[Gap]) -> JournalSnapshot:
-    """Return the snapshot up to the first gap that may still be filled."""
+    """Return the snapshot up to the first gap whose bytes may still come."""
     lost = tuple(gap.lost for gap in gaps)
     for at, gap in enumerate(gaps):
         if not gap.is_final:
@@ -422,7 +424,7 @@ def _until_awaited(journal: JournalSnapshot, gaps: Sequence[Gap]) -> JournalSnap
 
 
 def _at_time(pieces: Sequence[Piece], begin_time_s: float) -> Offset:
-    """Return the begin of the first piece that may hold a message of that time, or of a later one."""
+    """Return the begin of the first piece that may have a message of that time or later."""
     for piece in pieces:
         fragment = piece.fragment
         if fragment is None or fragment.mod_time >= begin_time_s - TIME_SLACK_S:

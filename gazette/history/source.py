@@ -1,7 +1,7 @@
-"""Access of a task to the bytes of a run: from blob stores, or through brokers.
+"""Access of a task to the bytes of a run: in blob stores, or through brokers.
 
-`Access` is a value that is sent to the tasks of a cluster. Each task opens it. Everything here
-blocks: call it from threads, never from an event loop.
+`Access` is a value that is sent to the tasks of a cluster. Each task opens it. All calls block: call
+them from threads, never on an event loop.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from gazette.runtime.timeouts import timeout
 T = TypeVar("T")
 
 BLOCK_BYTES: Final = 1 << 20
-"""Greatest size of one chunk of `OpenAccess.chunks`, in bytes. A cache of 2 MB holds it while it is
+"""Most bytes of a chunk of `OpenAccess.chunks`. A processor's cache of 2 MB holds it while it is
 decompressed, summed and scanned."""
 NO_SUMMARIES: Final = "none"
 _LISTING_THREADS: Final = 8
 _CONNECT_S: Final = 10.0
 _WAIT_S: Final = 10.0
-"""Time to wait for a first answer. It exceeds a restart of a broker, so that tasks survive one."""
+"""Seconds to wait for a first answer: longer than a broker's restart, so that tasks survive one."""
 
 
 def store_url(text: str) -> str:
-    """Return the URL of a store. A path of a directory becomes a ``file://`` URL. Raise `Invalid`."""
+    """Return the URL of a store: a ``file://`` URL for the path of a directory. Raise `Invalid`."""
     url = text if text.endswith("/") or "?" in text else f"{text}/"
     if url.startswith("/"):
         url = f"file://{url}"
@@ -69,10 +69,10 @@ class Access:
     fsspec_protocols: frozenset[str] = frozenset()
     """Protocols that ``fsspec+NAME://`` stores may name."""
     summaries: str = NO_SUMMARIES
-    """URL of the store of summaries. Empty: the store of the fragments, if it is opened from here.
-    `NO_SUMMARIES`: they are neither kept nor read."""
+    """URL of the store of summaries. Empty: the store of the fragments, with ``direct``. `NO_SUMMARIES`:
+    summaries are neither kept nor read."""
     answer_s: float | None = None
-    """Seconds for which brokers may give no answer. None: wait until they are back."""
+    """Seconds to wait for an answer of brokers. None: wait until they are back."""
 
     @classmethod
     def of(
@@ -89,9 +89,7 @@ class Access:
         fsspec_protocols: Iterable[str] = (),
         summaries: str = NO_SUMMARIES,
     ) -> Self:
-        """Return an access from its parts. Raise `Invalid` without a broker and without direct
-        access.
-        """
+        """Return an access from its parts. Raise `Invalid` without a broker and without ``direct``."""
         root = None if file_root is None else Path(file_root)
         if not broker and not direct:
             raise Invalid(
@@ -114,7 +112,7 @@ class Access:
         return cls(brokers, root, direct, protocols, summaries)
 
     def open(self, clock: Clock | None = None) -> OpenAccess:
-        """Open the access for this process. Close the result, or use it in a ``with``."""
+        """Open the access for this process. Close the result, or use it in a ``with`` block."""
         return OpenAccess(self, clock)
 
 
@@ -127,9 +125,7 @@ class OpenAccess:
         clock: Clock | None = None,
         constructors: Mapping[str, StoreConstructor] | None = None,
     ) -> None:
-        """Take the clock of the system, and the constructors of all known stores, unless others are
-        given.
-        """
+        """Open ``settings``. The defaults are the system's clock and the constructors of all known stores."""
         self.settings = settings
         self._constructors = constructors
         self.clock: Clock = SystemClock() if clock is None else clock
@@ -137,10 +133,9 @@ class OpenAccess:
         self._loop: LoopThread | None = None
         self._client: Client | None = None
         self.stores = self._blob_stores(settings.file_root)
-        """The blob stores. Only the event loop of `run` uses this. Other threads call `store`."""
+        """The blob stores, only for the event loop of `run`. Other threads call `store`."""
         self._summary_stores = self._blob_stores(settings.file_root or Path("/"))
-        """Stores that only `settings.summaries` names. Without a root of fragments, this is all of
-        the file system."""
+        """Stores for `settings.summaries`. Without a ``file_root``, it may be anywhere in the file system."""
         self._summaries: dict[str, SummaryStore] = {}
 
     def _blob_stores(self, file_root: Path | None) -> BlobStores:
@@ -182,7 +177,7 @@ class OpenAccess:
         """Return the client of the brokers. Call this on the loop.
 
         Raise `Invalid` without brokers. Raise ``Unavailable`` if no broker answers the first call.
-        Later calls wait for brokers that are away.
+        Later calls wait for brokers.
         """
         if self._client is None:
             brokers = self.settings.brokers
@@ -192,7 +187,7 @@ class OpenAccess:
                     path="broker",
                     hint="Give the address of a broker.",
                 )
-            # `close` closes a client that is stored here, also after cancellation.
+            # Store the client now: so `close` closes it even after a cancellation.
             client = self._client = brokers.client("", self.clock)
             limit_s = math.inf if self.settings.answer_s is None else self.settings.answer_s
             try:
@@ -211,7 +206,7 @@ class OpenAccess:
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[None]:
-        """Bound one call of brokers. Raise ``Unavailable`` if they do not answer in time."""
+        """Bound the time of one call to brokers. Raise ``Unavailable`` if they do not answer in time."""
         try:
             async with timeout(self.settings.answer_s):
                 yield
@@ -230,7 +225,7 @@ class OpenAccess:
             return self.stores.get(url).store
 
     def summaries(self, pieces: Sequence[Piece]) -> SummaryStore | None:
-        """Return the store of summaries of some pieces. Return None without one.
+        """Return the store of summaries for some pieces; None without one.
 
         Raise `Invalid` or `NotAllowed` if it cannot be made.
         """
@@ -253,12 +248,10 @@ class OpenAccess:
     ) -> Iterator[tuple[Offset, bytes]]:
         """Yield the bytes of pieces of a journal with their offsets, in order.
 
-        Check the SHA-1 of a fragment that is read to its end, before its last bytes are yielded.
-        Never decode a fragment beyond its length.
-
-        Raise ``NotFound`` if a fragment was pruned. Raise ``Corrupt`` if a fragment does not match
-        its name, or if the journal has lost bytes of the snapshot since. Raise ``NotAllowed``,
-        ``Unavailable`` or ``Broken`` as stores and brokers do.
+        Check the SHA-1 of a fragment that is read to its end, before yielding its last bytes. Never
+        decode a fragment beyond its length. Raise ``NotFound`` if a fragment was pruned. Raise
+        ``Corrupt`` if a fragment does not match its name, or if the journal has lost bytes of the
+        snapshot since. Raise ``NotAllowed``, ``Unavailable`` or ``Broken`` as stores and brokers do.
         """
         for piece in pieces:
             if self.is_direct(piece):
@@ -267,7 +260,7 @@ class OpenAccess:
                 yield from self._through_brokers(journal, piece)
 
     def is_direct(self, piece: Piece) -> bool:
-        """Return True if this process opens the piece in its store, and compares its SHA-1."""
+        """Return True if this process opens the piece in its store, and checks its SHA-1."""
         fragment = piece.fragment
         return bool(self.settings.direct and fragment is not None and fragment.backing_store)
 

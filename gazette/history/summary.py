@@ -1,17 +1,15 @@
 """Summary of the changes that a run makes to the states of its producers: `Summariser`. Pure.
 
-A summary is valid for any states before the run. The state of a producer in a journal is what the
-sequencer knows of it. It has the clock up to which messages have committed (``acked``), and the
-greatest clock that was seen (``newest``). It also has the offset of the first pending message, if
-there is one. A few numbers describe the change, because:
+A summary is valid for any states before the run. The state of a producer in a journal is what the sequencer
+knows of it: the clock up to which messages have committed (``acked``), the greatest clock that was seen
+(``newest``), and the offset of the first pending message, if any. A few numbers describe the change,
+because:
 
-* An acknowledgement leaves the same state, whatever was before it. So all changes after the first
-acknowledgement of a run are known.
-
-* Before that, a message outside of transactions is new if its clock is above ``acked``. If any is
-new, the last new one is the one with the greatest clock. All changes after it are known.
-
-* Without a new one, the pending messages of the run join those that were pending before.
+- After an acknowledgement, the state does not depend on what was before it. So all changes after the first
+  acknowledgement of a run are known.
+- Before it, a message outside of transactions is new if its clock is above ``acked``. If any message is
+  new, the one with the greatest clock is the last new one. All changes after it are known.
+- Without a new message, the pending messages of the run join those that were pending before.
 
 So the summaries of consecutive parts of a journal combine to the summary of both (`combine`).
 """
@@ -41,9 +39,7 @@ from gazette.protocol.ids import Offset
 
 
 class State(NamedTuple):
-    """State of a producer in one journal. ``acked <= newest``. ``begin`` is None without pending
-    messages.
-    """
+    """State of a producer in one journal. ``acked <= newest``. ``begin``: None without pending messages."""
 
     acked: int
     newest: int
@@ -51,7 +47,7 @@ class State(NamedTuple):
 
 
 class Undecided(Enum):
-    """Fates of earlier pending messages that a run may leave open."""
+    """Fates of earlier pending messages that a run does not commit."""
 
     PENDING = "pending"
     ROLLED_BACK = "rolled back"
@@ -63,40 +59,36 @@ Fate = int | Undecided
 FirstBeyond = Callable[[int], Offset]
 """Function from a clock to the offset of the first pending message of a run above that clock."""
 FindBeyond = Callable[[int, int], Offset]
-"""The same for any producer, whose number is the first argument."""
+"""The same function for any producer: its number is the first argument."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerSummary:
-    """Summary of one producer in a run.
-
-    "Before" means before its first acknowledgement in the run.
-    """
+    """Summary of one producer in a run. "Before" means before its first acknowledgement in the run."""
 
     first_clock: int
     first_begin: Offset
     """Offset of the first message that counts."""
     outside: int | None = None
-    """Greatest clock, before, of messages outside of transactions."""
+    """Greatest clock of messages outside of transactions, before."""
     after_outside: State | None = None
-    """State before the first acknowledgement, if the message with that clock is new."""
+    """State before the first acknowledgement, if the message with the clock ``outside`` is new."""
     pending: int = 0
-    """Clock of the first pending message, before. Zero without one."""
+    """Clock of the first pending message, before; zero without one."""
     pending_begin: Offset = 0
     """Offset of the first pending message, before."""
     pending_newest: int = 0
     """Greatest clock of the pending messages, before."""
     acknowledged: int | None = None
-    """Clock of the first acknowledgement, if there is one."""
+    """Clock of the first acknowledgement, if any."""
     after: State | None = None
     """State at the end of the run, if there is an acknowledgement."""
 
     def apply(self, before: State, first_beyond: FirstBeyond) -> tuple[State, Fate]:
-        """Return the state at the end of the run, and the fate of messages that were pending at its
-        begin.
+        """Return the state at the end of the run, and the fate of messages that were pending at its begin.
 
-        ``first_beyond`` is called in one rare case: part of the pending messages was committed
-        before the run. The producer then repeated messages that it had acknowledged.
+        Call ``first_beyond`` in one rare case: a part of the run's pending messages was committed
+        before the run, because the producer repeated messages that it had acknowledged.
         """
         if self.outside is not None and self.outside > before.acked:
             assert self.after_outside is not None
@@ -121,19 +113,18 @@ class Summary:
 
     producers: dict[int, ProducerSummary]
     end: Offset
-    """End offset of its last complete message. Without a message, the begin of the run."""
+    """End offset of the last complete message. Without a message, the begin of the run."""
     reached: Offset
-    """Offset up to which there are complete messages, with malformed ones that are skipped. Behind
-    it, a message has begun that does not end here."""
+    """End of the complete messages, including skipped malformed ones. A later message does not end here."""
     rows: int
-    """Number of messages, with acknowledgements and those that do not count."""
+    """Number of messages, including acknowledgements and messages that do not count."""
     clock_min: int
-    """Least clock of all messages. Zero if some have no clock, or without messages."""
+    """Least clock of all messages; zero if some have no clock, and without messages."""
     clock_max: int
     clean: bool = True
-    """True if no message was malformed. Then it does not depend on how these are treated."""
+    """True if no message was malformed. Then the summary does not depend on their treatment."""
     torn: bool = False
-    """True if the first bytes seem to continue a message. Nothing else is known then."""
+    """True if the first bytes seem to continue a message. Then nothing else is known."""
 
     @classmethod
     def of_torn(cls, begin: Offset) -> Self:
@@ -142,10 +133,9 @@ class Summary:
 
 
 def combine(first: Summary, second: Summary, first_beyond: FindBeyond) -> Summary:
-    """Return the summary of two consecutive parts, of which the second one begins with a message.
+    """Return the summary of two consecutive parts. The second one begins with a message.
 
-    ``first_beyond`` looks into the second part. It is called in one rare case, as in
-    `ProducerSummary.apply`.
+    ``first_beyond`` reads the second part, in the rare case of `ProducerSummary.apply`.
     """
     producers = dict(first.producers)
     for number, summary in second.producers.items():
@@ -174,7 +164,7 @@ def _joined(
     if second.outside is not None and (outside is None or second.outside > outside):
         outside, after_outside = second.outside, second.after_outside
     elif after_outside is not None:
-        # Only what the second part holds before its first acknowledgement adds to this state.
+        # Only messages of the second part before its first acknowledgement change this state.
         before = replace(second, outside=None, acknowledged=None, after=None)
         after_outside, _ = before.apply(after_outside, first_beyond)
     starts = first if first.pending else second
@@ -192,8 +182,9 @@ def _joined(
 
 
 def _of_segment(segment: Segment, columns: Columns) -> ProducerSummary:
-    """Return the summary of a segment. One of ``WHOLE_TXNS`` follows an acknowledgement, so its state at
-    the end is all that counts.
+    """Return the summary of a segment.
+
+    ``WHOLE_TXNS`` come after an acknowledgement, so only the state at their end counts.
     """
     clocks = segment.clocks
     first, begin = int(clocks[0]), int(columns.begins[segment.rows[0]])
@@ -216,12 +207,12 @@ def _first_above(segment: Segment, columns: Columns, clock: int) -> Offset:
 
 @dataclass(slots=True)
 class Summariser:
-    """Summariser of a run. It takes the columns of the run piece by piece, in order."""
+    """Summariser of a run. Add the columns of the run piece by piece, in order."""
 
     run: Run
     _producers: dict[int, ProducerSummary] = field(default_factory=dict)
     _after: dict[int, State] = field(default_factory=dict)
-    """States of the producers that have acknowledged. Nothing else of their summaries changes then."""
+    """States of producers after an acknowledgement: the rest of their summaries does not change then."""
     _end: Offset = -1
     _rows: int = 0
     _clock_min: int | None = None
@@ -268,12 +259,13 @@ class Summariser:
 
 
 def first_beyond(run: Run, columns: Iterable[Columns], producer: int, clock: int) -> Offset:
-    """Return the offset of the first pending message of a producer whose clock is above
-    ``clock``. Raise `Bug` if no message is.
+    """Return the offset of the producer's first pending message above ``clock``.
+
+    Raise `Bug` if there is no such message.
     """
     for some in columns:
         for segment in split_batch(some, run).segments:
-            # The wanted message is before any acknowledgement.
+            # The wanted message comes before any acknowledgement.
             if segment.producer == producer and segment.kind == CONTINUE_TXN:
                 found = records(segment.clocks, clock)
                 if found.any():

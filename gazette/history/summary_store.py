@@ -1,14 +1,13 @@
 """Summaries that earlier first passes have made, kept as objects of a blob store: `SummaryStore`.
 
-A fragment never changes, and neither does its summary. So the first reader of a fragment keeps its
-summary for all that follow. A kept summary is optional. It may be removed at any time: a reader that
-misses it reads the fragment.
+A fragment never changes, and so its summary does not either. The first reader of a fragment keeps its
+summary for later readers. A kept summary may be removed at any time: a reader without it reads the fragment.
 
-The name of an object binds all that its summary depends on: the bytes (journal, offsets, SHA-1 of
-each fragment), the places where the first message begins and where reading ends, how messages are
-decoded, and the version of the format. So writers of the same name write the same bytes, and no
-object is ever stale. The object has a checksum, and repeats what its name binds. One that is
-damaged, cut, or of another version is not used, and is written again.
+The name of an object is a digest of everything that its summary depends on: the bytes (journal, offsets,
+SHA-1 of each fragment), the offsets at which the first message begins and reading ends, the decoding of
+messages, and the version of the format. So writers of the same name write the same bytes, and no object is
+ever stale. The object has a checksum, and repeats these facts. An object that is damaged, cut, or of another
+version is not used, and is written again.
 """
 
 from __future__ import annotations
@@ -35,13 +34,11 @@ from gazette.protocol.ids import JournalName
 LOGGER: Final = logging.getLogger(__name__)
 
 DIRECTORY: Final = ".gazette-summaries"
-"""Directory of the objects, at the root of a store. It is beside the directories of journals, which
-brokers list, and in none of them."""
+"""Directory of the objects, at the root of a store: brokers list only directories of journals."""
 VERSION: Final = 2
-"""Version of the format, and of what summaries say. Raise it when the code makes a different summary
-of the same bytes."""
+"""Version of the format. Raise it also when the code makes a different summary of the same bytes."""
 BYTES_MAX: Final = 16 << 20
-"""Greatest size of an object, in bytes: about 200,000 producers. A greater one is not kept."""
+"""Greatest size of a kept object, in bytes: about 200,000 producers."""
 
 _MARK: Final = b"gazette-summary\n"
 _SUM_BYTES: Final = 32
@@ -49,7 +46,7 @@ _SUM_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Content of an object. ``malformed`` is empty if the summary does not depend on it."""
+    """Content of an object. ``malformed`` is empty if the summary does not depend on that treatment."""
 
     identity: bytes
     malformed: str
@@ -59,7 +56,7 @@ class _Kept:
 class SummaryStore:
     """Summaries of one store. Thread-safe.
 
-    A store that refuses or fails is used no more, and logged once: reading works without it.
+    After a refusal or a failure, the store is not used any more, and one warning is logged.
     """
 
     def __init__(self, store: BlobStore, url: str) -> None:
@@ -69,16 +66,13 @@ class SummaryStore:
         self._lock = threading.Lock()
 
     def keeps(self, journal: JournalName, shape: MessageFormat, pieces: Sequence[Piece]) -> bool:
-        """Return True if a summary of these pieces would be kept, as far as is known."""
+        """Return True if `put` would keep a summary of these pieces, as far as is known."""
         return self.writable and _identity(journal, shape, pieces) is not None
 
     def get(
         self, journal: JournalName, shape: MessageFormat, pieces: Sequence[Piece]
     ) -> Summary | None:
-        """Return the summary of some pieces, as if a message began with their first byte.
-
-        Return None if it is not kept.
-        """
+        """Return the kept summary of some pieces; None without one. Their first byte begins a message."""
         identity = _identity(journal, shape, pieces) if self._readable else None
         if identity is None:
             return None
@@ -103,7 +97,7 @@ class SummaryStore:
     def put(
         self, journal: JournalName, shape: MessageFormat, pieces: Sequence[Piece], summary: Summary
     ) -> None:
-        """Keep a summary, if it follows from what its name binds."""
+        """Keep a summary, if it depends only on the facts of its name."""
         identity = _identity(journal, shape, pieces) if self.writable else None
         if identity is None or summary.torn:
             return
@@ -132,7 +126,7 @@ class SummaryStore:
 
 
 def _identity(journal: JournalName, shape: MessageFormat, pieces: Sequence[Piece]) -> bytes | None:
-    """Return the digest of all that a summary depends on. Return None if that is not known."""
+    """Return the digest of everything that a summary depends on; None if that is not known."""
     spans = []
     for piece in pieces:
         fragment = piece.fragment
@@ -148,7 +142,7 @@ def _identity(journal: JournalName, shape: MessageFormat, pieces: Sequence[Piece
 
 
 def _decoding(shape: MessageFormat) -> tuple[str, ...] | None:
-    """Return what says how UUIDs are found. Return None if only the code of a class says it."""
+    """Return the facts that determine how UUIDs are found; None if the code of a class determines it."""
     if shape.content_type != CONTENT_PROTO_FIXED or not shape.message:
         return (shape.content_type, shape.uuid_field)
     kind: Any = shape.message_type()

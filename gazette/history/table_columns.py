@@ -27,13 +27,13 @@ CONTENT_TYPE_OF: Final = {
     "csv": CONTENT_CSV,
     "protobuf": CONTENT_PROTO_FIXED,
 }
-"""Encoding of messages, for each value that has messages."""
+"""Content type of messages, for each form of a message that has fields."""
 INFER_BYTES: Final = 1 << 20
-"""Bytes of messages that are read to infer columns, unless another number is given."""
+"""Default number of bytes of messages that are read to infer columns."""
 _INFER_JOURNALS: Final = 16
-"""Largest number of journals whose messages are read to infer columns."""
+"""Most journals whose messages are read to infer columns."""
 _INFER_PLACES: Final = 4
-"""Number of places in each journal from which messages are read, besides its first fragment."""
+"""Places in each journal from which messages are read, beside its first fragment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class TableColumns:
     access: Access
     selection: Selection
     value: str
-    """Form of a message. Empty: as the content type of the journals says."""
+    """Form of a message. Empty: that of the journals' content type."""
     fields: pa.Schema | None
-    """Fields of messages. None: those of their class, or of a sample of messages."""
+    """Fields of messages. None: those of their class, or inferred from a sample of messages."""
     columns: tuple[str, ...]
     """Names of the columns to return. Empty: all."""
     meta_prefix: str
     committed: bool
-    """False to return every message, as it was written."""
+    """False to return every message, committed or not."""
     acks: bool
     clock_begin: int
     clock_end: int | None
@@ -62,7 +62,7 @@ class TableColumns:
         return snapshot
 
     def known_fields(self, value: str) -> pa.Schema | None:
-        """Return the fields of messages. Return None if messages are to be read to infer them."""
+        """Return the fields of messages; None if they must be inferred from messages."""
         if self.fields is not None:
             return self.fields
         if self.columns and set(self.columns) <= {f"{self.meta_prefix}{key}" for key in META}:
@@ -76,24 +76,24 @@ class TableColumns:
     def fields_of(
         self, access: OpenAccess, snapshot: Snapshot, value: str
     ) -> tuple[pa.Schema, bool]:
-        """Return the fields of messages, and True if they are inferred. Raise as `infer_fields`."""
+        """Return the fields of messages, and True if they are inferred. Raise as `infer_fields` does."""
         if (known := self.known_fields(value)) is not None:
             return known, False
         return infer_fields(access, self.selection, snapshot, value, INFER_BYTES), True
 
     def needs_labels(self, fields: pa.Schema) -> bool:
-        """Return True if labels of journals decide whether a field is the UUID, or one of the user's."""
+        """Return True if only labels of journals show whether a field is the UUID or the user's."""
         given = self.selection.shape.uuid_field
         return not given and not self.meta_prefix and DEFAULT_PLACE in fields.names
 
     def schema(self, fields: pa.Schema, shapes: Iterable[MessageFormat] = ()) -> pa.Schema:
-        """Return the columns of the table: metadata and ``fields``, or those that ``columns`` names.
+        """Return the columns of the table: metadata and ``fields``, or those of ``columns``.
 
-        ``shapes`` are those of the journals, as far as they are known. Raise `Invalid` for a column that
-        does not exist, and for two of the same name.
+        ``shapes`` are those of the journals, if known. Raise `Invalid` for a column that does not exist,
+        and for two columns of the same name.
         """
         meta = [pa.field(f"{self.meta_prefix}{name}", kind) for name, kind in META.items()]
-        # The UUID of a message is already a column of every table, but a field of another place is not.
+        # Leave out a field that is the UUID: the metadata have it. If the UUID is elsewhere, keep the field.
         places = {shape.uuid_field for shape in shapes}
         places = places or {self.selection.shape.uuid_field or DEFAULT_PLACE}
         names = {field.name for field in meta} & places if len(places) == 1 else set()
@@ -117,10 +117,10 @@ class TableColumns:
         return pa.schema([by_name[name] for name in self.columns])
 
     def require_leading(self, columns: Sequence[str]) -> None:
-        """Require the first fields of CSV: they have no names, only positions. Raise `Invalid`."""
+        """Raise `Invalid` unless ``columns`` are the first fields of CSV: these have only positions."""
         places = {f"{self.meta_prefix}{key}" for key in META}
         chosen = [name for name in columns if name not in places]
-        # Fields that are not given are c1, c2 and so on.
+        # Without given fields, the names are c1, c2 and so on.
         numbered = [f"c{at + 1}" for at in range(len(chosen))]
         every = numbered if self.fields is None else self.fields.names
         if self.columns and chosen != every[: len(chosen)]:
@@ -132,10 +132,7 @@ class TableColumns:
 
 
 def value_of_all(value: str, shapes: Iterable[MessageFormat]) -> str:
-    """Return how the messages of all journals are read, ``value`` if it is given.
-
-    Raise `Invalid` if that differs.
-    """
+    """Return the form of all journals' messages: ``value`` if given. Raise `Invalid` if forms differ."""
     values = {value or _value_of(shape.content_type) for shape in shapes}
     if len(values) > 1:
         raise Invalid(
@@ -153,10 +150,10 @@ def _value_of(content_type: str) -> str:
 def infer_fields(
     access: OpenAccess, selection: Selection, snapshot: Snapshot, value: str, bytes_max: int
 ) -> pa.Schema:
-    """Read the fields of messages of JSON or CSV from a sample of about ``bytes_max`` bytes.
+    """Find the fields of messages of JSON or CSV in a sample of about ``bytes_max`` bytes.
 
-    If nothing is within the bounds of the selection, such as a time to come, sample the journals as
-    they are. Raise `Invalid` if there are no messages. Raise as reading does.
+    If no message is within the bounds of the selection, such as a time in the future, sample the whole
+    journals. Raise `Invalid` if there are no messages. Raise as reading does.
     """
     if not any(journal.pieces for journal in snapshot.journals):
         unbounded = replace(selection, begin={}, end={}, begin_all=0, end_all=None, begin_time_s=0)
@@ -179,15 +176,15 @@ def infer_fields(
 
 
 def _sample(access: OpenAccess, journal: JournalSnapshot, bytes_max: int) -> list[bytes]:
-    """Return messages of the first fragment, the last, and some between, of about ``bytes_max`` bytes."""
+    """Return messages of the first and the last fragment, and some between, of about ``bytes_max`` bytes."""
     pieces = journal.pieces
     places = sorted(
         {round(at * (len(pieces) - 1) / _INFER_PLACES) for at in range(_INFER_PLACES + 1)}
     )
     lines: list[bytes] = []
     for place in places if pieces else ():
-        # A fragment may begin within a message. Of JSON, what is no object is skipped later, and a line
-        # with a malformed UUID has fields.
+        # A fragment may begin within a message. For JSON, keep malformed lines: a line that is no object
+        # is skipped later, and a line with a malformed UUID has fields.
         is_json = journal.shape.content_type == CONTENT_JSON_LINES
         shape = replace(journal.shape, malformed="null" if is_json else "skip")
         run = Run(journal.journal, shape, 0, pieces[place : place + 1], 0, sure=False)
@@ -212,5 +209,5 @@ def _first_messages(access: OpenAccess, run: Run, bytes_max: int) -> list[bytes]
 
 
 def one_of(names: Iterable[str]) -> str:
-    """Return names as text for an error."""
+    """Return names as the text of a choice, for an error."""
     return ", ".join(sorted(names)) or "none"

@@ -1,4 +1,4 @@
-"""One read of journals as a table: its options, its columns, and its batches. Needs pyarrow."""
+"""One reading of journals as a table: its options, columns and batches. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ _MISFIT_HINT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TableRead(TableColumns):
-    """A table, and how it is read."""
+    """A table, and the options for reading it."""
 
     part_bytes: int
 
     @classmethod
     def parse(cls, journals: str | Sequence[str], options: TableOptions) -> TableRead:
-        """Check the options. Raise `Invalid` that names the one that is wrong."""
+        """Check the options. Raise `Invalid`, with its name, for a wrong one."""
         _require_known(options)
         names = _names(journals)
         selector = _selector(options.get("selector"))
@@ -107,7 +107,7 @@ class TableRead(TableColumns):
         )
 
     def batches(self) -> pa.RecordBatchReader:
-        """Find what has committed, and return a reader of its rows. See `read_batches`."""
+        """Do the first pass, and return a reader of the committed rows. See `read_batches`."""
         with self.access.open() as opened:
             snapshot = self.snapshot(opened)
             warn_of_loss(snapshot)
@@ -137,7 +137,7 @@ class TableRead(TableColumns):
                     raise Unfit(error.message, hint=_MISFIT_HINT, **error.facts) from error
 
     def _format(self, access: OpenAccess, snapshot: Snapshot) -> RowFormat:
-        """Return how rows are made. Raise `Invalid`, and what reading raises to infer columns."""
+        """Return the format of rows. Raise `Invalid`, and as `infer_fields` does."""
         value = value_of_all(self.value, snapshot.shapes)
         fields, _ = self.fields_of(access, snapshot, value)
         schema = self.schema(fields, snapshot.shapes)
@@ -157,7 +157,7 @@ class TableRead(TableColumns):
 
 
 def _require_readable(format: RowFormat, shape: MessageFormat) -> None:
-    """Raise `Invalid` for types to which no part of a message converts."""
+    """Raise `Invalid` for a type to which no value of a message converts."""
     for field in format.fields:
         for path, kind in _parts(field.name, field.type):
             if other := _nearest(kind):
@@ -186,7 +186,7 @@ def _parts(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
 
 
 def _nearest(kind: pa.DataType) -> str:
-    """Return the type to read instead of one whose values would be others. Empty if it can be read."""
+    """Return the type to use instead of one that would change values; empty if it would not."""
     if pa.types.is_unsigned_integer(kind) or pa.types.is_float16(kind):
         return "int64, double or decimal"
     if pa.types.is_timestamp(kind) and kind.unit != "us":
@@ -259,7 +259,7 @@ def _access(options: TableOptions, *, direct: bool) -> Access:
 
 
 def _shape(options: TableOptions) -> tuple[MessageFormat, str]:
-    """Return the encoding of messages, and how to read them. Empty: as their content type says."""
+    """Return the encoding of messages, and their form; empty for that of their content type."""
     value = _choice("value", options, ("", *get_args(Value)), "")
     message = options.get("message")
     if message is not None and value not in ("", "protobuf", "binary"):

@@ -1,6 +1,6 @@
 """Committed messages of journals as tables of Arrow: `read_table` and `read_batches`.
 
-The packages of the extra ``tables`` are imported at the first call.
+The first call imports the packages of the extra ``tables``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def read_table(journals: str | Sequence[str] = (), **options: Unpack[TableOption
     """Return the committed messages of journals as a table of Arrow, in memory.
 
     ``journals`` is one name, or several; or give a ``selector``. The table has the messages that a
-    consumer would have been given, once each, up to the heads as of the call. Journals ascend by
-    name, and the messages of each by offset. `read_batches` has the errors, and does not hold all.
+    consumer would get, once each, up to the heads as of the call. Rows are in order of journal and
+    offset. See `read_batches` for errors, and for journals that do not fit into memory.
     """
     return read_batches(journals, **options).read_all()
 
@@ -30,17 +30,18 @@ def read_batches(
 ) -> pa.RecordBatchReader:
     """Return the committed messages of journals as a stream of record batches, in bounded memory.
 
-    This call reads the journals once, for what has committed. The reader then reads them again, as
-    its batches are taken. It holds some megabytes, and at most ``part_bytes`` behind a transaction
-    that is open. A reader is for one pass and one thread at a time.
+    This call reads the journals once, to find which messages have committed. The reader reads them
+    again as its batches are taken. It holds some megabytes, and at most ``part_bytes`` behind an
+    open transaction. Use it for one pass, in one thread at a time.
 
-    Blocks, also within a running event loop: call it by ``asyncio.to_thread`` there if others must
-    go on. ``KeyboardInterrupt`` ends it at once.
+    Blocks, also on a running event loop: there, call it by ``asyncio.to_thread``.
+    ``KeyboardInterrupt`` ends it at once.
 
-    Raise ``Invalid`` for options that cannot be right, or without the extra ``tables``. Raise
-    ``NotFound`` for a journal that does not exist. Raise ``Unavailable`` if brokers cannot be reached,
-    or do not answer. Raise ``NotYet`` for a gap that may be filled. Raise ``Unfit`` or
-    ``MalformedMessage`` for a message that does not fit.
+
+    Raise ``Invalid`` for wrong options, or without the extra ``tables``. Raise ``NotFound`` for a journal
+    that does not exist. Raise ``Unavailable`` if brokers cannot be reached, or do not answer. Raise
+    ``NotYet`` for missing bytes that may still come. Raise ``Unfit`` or ``MalformedMessage`` for a
+    message that does not fit.
     """
     return _implementation().TableRead.parse(journals, options).batches()
 

@@ -1,4 +1,4 @@
-"""Times that callers give as bounds of messages: `unix_ns`. Pure."""
+"""Times as bounds of messages: `unix_ns`. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from gazette.errors import Invalid
 from gazette.runtime.numbers import parse_number
 
 _MILLISECONDS: Final = 1e11
-"""Least number that is taken for milliseconds, as Kafka's source has them. It is a second of the year
-5138."""
+"""Least number that counts as milliseconds, as in Kafka's source. In seconds it is in the year 5138."""
 _UNIX_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -24,7 +23,7 @@ def unix_ns(time: str | float | datetime.datetime) -> int:
         time = repr(time)
     if isinstance(time, str):
         try:
-            # Do not use floats: they are exact only to a quarter of a microsecond for times of today.
+            # Do not use floats: for times of today, they are exact only to a quarter of a microsecond.
             if parse_number(time) >= _MILLISECONDS:
                 raise Invalid("must be Unix seconds: these seem to be milliseconds")
             return int(decimal.Decimal(time) * 10**9)

@@ -1,4 +1,4 @@
-"""The codec of JSON lines of which only the UUID is read: `UuidCodec`. Pure."""
+"""A codec of JSON lines that reads only the UUID: `UuidCodec`. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gazette.message.uuid_form import TextForm
 
 
 class UuidCodec(MessageCodec[Any]):
-    """Codec of JSON objects that keeps only the UUID. Its argument is the name of the UUID's field."""
+    """Codec of JSON objects that keeps only the UUID."""
 
     single_line = True
 
     def __init__(self, uuid_field: str) -> None:
-        """Make a codec. Dots join nested names. Raise `Invalid` for an empty name."""
+        """Make a codec. Dots in ``uuid_field`` join nested names. Raise `Invalid` for an empty name."""
         names = uuid_field.split(".")
         if not all(names):
             raise Invalid(f"invalid name of a field ({uuid_field!r})", path="uuid_field")
@@ -30,15 +30,15 @@ class UuidCodec(MessageCodec[Any]):
             kind = msgspec.defstruct("Peek", [("value", kind | None, field)])
         super().__init__(kind, TextForm())
         self.names = names
-        """Names that lead to the UUID."""
+        """Path of names to the UUID."""
         self._decoder = msgspec.json.Decoder(kind)
 
     def decode(self, payload: bytes) -> Any:
-        """Return the message. Return None for a blank line, which Spark passes over, too."""
+        """Return the message; None for a blank line, which Spark skips too."""
         try:
             return self._decoder.decode(payload)
         except msgspec.ValidationError:
-            raise  # It is not an object with such a UUID.
+            raise  # The line is JSON, but not an object with such a UUID.
         except NO_JSON:
             return None if lenient_json.is_blank(payload) else self._decode_lenient(payload)
 
@@ -66,7 +66,7 @@ class UuidCodec(MessageCodec[Any]):
         return self.form.join(list(map(self.value_of, messages)))
 
     def value_of(self, message: Any) -> Any:
-        """Return what stands in the place of the UUID of a decoded message. None: nothing."""
+        """Return the value in the place of the UUID of a decoded message, or None."""
         for _ in self.names:
             if message is None:
                 return None

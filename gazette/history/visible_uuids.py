@@ -1,4 +1,4 @@
-"""The UUIDs that malformed frames show all the same: `visible_uuid`. Pure."""
+"""The UUIDs that malformed frames show: `visible_uuid`. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gazette.message.uuid_place import names_of
 _VARINT: Final = 0
 _LENGTH: Final = 2
 _FIXED_BYTES: Final = {1: 8, 5: 4}
-"""Lengths of values by their kind."""
+"""Lengths of values in bytes, by their kind."""
 _GROUP_STEPS: Final = {3: 1, 4: -1}
 """Begin and end of a group by their kind."""
 _KINDS: Final = frozenset({_VARINT, _LENGTH, *_FIXED_BYTES, *_GROUP_STEPS})
@@ -29,7 +29,7 @@ _VARINT_BYTES_MAX: Final = 10
 def visible_uuid(codec: MessageCodec[Any], raw: bytes) -> bytes:
     """Return the UUID that a malformed frame shows, or the nil UUID.
 
-    So the frame stays in its transaction, whatever else is wrong with it.
+    By its UUID the frame stays in its transaction, even if the rest is malformed.
     """
     text: str | None = None
     if isinstance(codec, UuidCodec):
@@ -63,10 +63,10 @@ def _numbers(descriptor: Descriptor, names: Sequence[str]) -> list[int]:
 
 
 def find_bytes(payload: bytes, numbers: Sequence[int]) -> bytes | None:
-    """Return the bytes in a nested field, as far as a message of protobuf can be read.
+    """Return the bytes in a nested field of a protobuf message, which may be malformed; None without them.
 
-    ``numbers`` are those of the fields that lead there. Of equal fields the last one counts. Return None
-    if there are no such bytes.
+    ``numbers`` is the path of field numbers. Of equal fields, the last one counts. Read the message as far
+    as possible.
     """
     found: bytes | None = None
     for number, value in _texts(payload):
@@ -77,8 +77,9 @@ def find_bytes(payload: bytes, numbers: Sequence[int]) -> bytes | None:
 
 
 def _texts(payload: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the numbers and values of fields that have a length, outside of groups. End at what is
-    malformed. The last value may be cut off.
+    """Yield number and value of fields that have a length, outside of groups, up to a malformed part.
+
+    The last value may be incomplete.
     """
     at = groups = 0
     while (tag := _varint(payload, at)) is not None:
@@ -95,7 +96,7 @@ def _texts(payload: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _varint(payload: bytes, at: int) -> tuple[int, int] | None:
-    """Return the number at ``at``, and its end. Return None if the bytes end before it does."""
+    """Return the number at ``at``, and its end; None if the bytes end within it."""
     value = 0
     for place in range(_VARINT_BYTES_MAX):
         if at + place >= len(payload):

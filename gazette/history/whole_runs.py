@@ -1,9 +1,9 @@
 """Runs that begin and end where messages do: `whole_runs`. Pure.
 
-A run is cut where a fragment ends, and nearly always a message ends there, too. But a publisher may
-append a message in parts. Then the run in which it begins reads on into the next fragments, and the
-run behind it begins where that message ends. Only the summaries show where that is, and only if the
-run before is whole.
+A run ends where a fragment ends, and nearly always a message ends there too. But a publisher may append a
+message in parts. Then the run in which the message begins also reads the next fragments, and the next run
+begins where the message ends. Only a run's summary shows this offset, and only if the run begins with a
+message.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ from gazette.message.framing.frames import FRAME_BYTES_MAX, MalformedMessage
 from gazette.protocol.ids import JournalName, Offset
 
 Summarise = Callable[[Sequence[Run]], Sequence[Summary]]
-"""Function that returns the summaries of runs, in their order, by any means."""
+"""Function that returns the summaries of runs, in their order."""
 
 
 @dataclass(slots=True)
 class _Link:
-    """A run of a journal, and its summary as soon as it is known."""
+    """A run of a journal, and its summary if known."""
 
     run: Run
     summary: Summary | None = None
 
 
 def whole_runs(runs: Sequence[Run], summarise: Summarise) -> tuple[tuple[Run, ...], list[Summary]]:
-    """Return the runs, changed so that no message continues from one to the next, and their
-    summaries.
+    """Change the runs so that each message is in one run. Return them, and their summaries.
 
-    Raise what ``summarise`` raises. Raise `MalformedMessage` where a message is cut off.
+    Raise what ``summarise`` raises. Raise `MalformedMessage` for a message without its end.
     """
     chains: dict[JournalName, list[_Link]] = {}
     for run in runs:
@@ -48,13 +47,13 @@ def whole_runs(runs: Sequence[Run], summarise: Summarise) -> tuple[tuple[Run, ..
 
 
 def _mend(chain: list[_Link]) -> None:
-    """Change the first run that is not whole: its summary is to be made again."""
+    """Change the first run that does not begin and end with messages, and drop its summary."""
     for at, link in enumerate(chain):
         run, summary = link.run, link.summary
         if summary is None:
-            return  # The one before has changed where this one begins.
+            return  # The run before has changed this run's begin.
         if summary.torn:
-            # All before it is whole, so the message is malformed: let the next attempt say so.
+            # The runs before it end with messages, so this message is malformed: the next attempt raises it.
             chain[at] = _Link(replace(run, sure=True))
             return
         if at == len(chain) - 1 or summary.reached == run.end:
@@ -69,7 +68,7 @@ def _mend(chain: list[_Link]) -> None:
             chain[at] = _Link(replace(run, beyond=_beyond(chain[at + 1 :], run.end)))
             return
         else:
-            # The message does not end in the snapshot, or before bytes that the journal has lost.
+            # The message ends neither in the snapshot nor before lost bytes.
             _begin_at(chain, at + 1, run.beyond[-1].end)
             if at < len(chain) - 1:
                 _cut_off(run, summary, chain[at + 1].run.pieces[0].begin)
@@ -77,7 +76,7 @@ def _mend(chain: list[_Link]) -> None:
 
 
 def _begin_at(chain: list[_Link], at: int, begin: Offset) -> None:
-    """Let the runs from ``at`` on begin at an offset."""
+    """Cut the runs from ``at`` on, so that they begin at the offset ``begin``."""
     while at < len(chain) and chain[at].run.end <= begin:
         del chain[at]
     if at < len(chain) and chain[at].run.pieces[0].begin < begin:
@@ -86,7 +85,7 @@ def _begin_at(chain: list[_Link], at: int, begin: Offset) -> None:
 
 
 def _beyond(links: Sequence[_Link], begin: Offset) -> tuple[Piece, ...]:
-    """Return the pieces right behind ``begin`` that the longest possible message may need."""
+    """Return the consecutive pieces from ``begin`` on, up to the greatest length of a message."""
     pieces: list[Piece] = []
     for link in links:
         for piece in link.run.pieces:
