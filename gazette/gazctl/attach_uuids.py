@@ -23,7 +23,7 @@ from gazette.protocol.text.validation import within
 from gazette.runtime.clock import Clock
 
 READ_BYTES: Final = 1 << 16
-"""Bytes of one read. The clock is read once for each batch, so batches are small."""
+"""Bytes of one read. All lines of a batch have about the same time, so batches are small."""
 
 DEFAULT_TEMPLATE: Final = "{{.UUID}},{{.Line}}\n"
 _NULL: Final = b"null"
@@ -31,7 +31,7 @@ _ACTION = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _UUID: Final = ".UUID"
 _LINE: Final = ".Line"
 _CSV_BEGIN: Final = "{{.UUID}},"
-"""Begin of a template that makes records of CSV. Their first field is the UUID."""
+"""Begin of a template for CSV: the first field of a record is the UUID."""
 
 
 def run(context: Context, _command: Command) -> int:
@@ -48,7 +48,7 @@ def run(context: Context, _command: Command) -> int:
     attacher = UuidAttacher(layout, context.clock, context.rng)
     stdout = context.terminal.stdout
     with ExitStack() as stack:
-        # Open all files first: a typing error in the last name must not leave half of an output.
+        # Open all files first: a wrong last name must not leave half of an output.
         inputs = [
             (name, _open(name, context, stack)) for name in context.loaded.arguments or ("-",)
         ]
@@ -62,7 +62,7 @@ def run(context: Context, _command: Command) -> int:
                     lines, number, skip = lines[1:], 2, False
                 with within(name):
                     stdout.write(attacher.attach(lines, number))
-                stdout.flush()  # In a pipeline, each batch of input goes out at once.
+                stdout.flush()  # In a pipeline, the next program gets each batch at once.
                 number += len(lines)
     return 0
 
@@ -83,10 +83,10 @@ class Layout(Protocol):
 
 
 class PlaceInJson:
-    """A place in the JSON object of a line. All other values stay byte for byte."""
+    """A place in the JSON object of a line. All other bytes of the line stay."""
 
     def __init__(self, place: str) -> None:
-        """Raise ``Invalid`` for a path that cannot be."""
+        """Raise ``Invalid`` for a malformed path."""
         with within("--uuid"):
             self._names = names_of(place)
         self._form = TextForm()
@@ -116,7 +116,7 @@ class PlaceInJson:
 
 
 class Template:
-    """Text with ``{{.UUID}}`` and ``{{.Line}}`` in it. Raises ``Invalid`` for other actions."""
+    """Text with the actions ``{{.UUID}}`` and ``{{.Line}}``. Raises ``Invalid`` for other actions."""
 
     def __init__(self, text: str) -> None:
         self.parts: list[tuple[str, bytes]] = []
@@ -152,7 +152,7 @@ class UuidAttacher:
         self._mint = UuidMint(new_producer_id(entropy), self._clock)
 
     def attach(self, lines: list[bytes], number: int = 1) -> bytes:
-        """Return lines with UUIDs. Raise ``Invalid`` that says which: ``number`` is that of the first."""
+        """Return lines with UUIDs. Raise ``Invalid`` with a line's number: ``number`` is the first one's."""
         self._clock.update(int(self._wall_clock.now() * 1e9))
         render, text, found = self._layout.render, self._mint.text, []
         with self._clock.lock:
@@ -170,9 +170,10 @@ class UuidAttacher:
 
 
 def read_lines(name: str, file: BinaryIO, max_length: int) -> Iterator[list[bytes]]:
-    """Yield the lines of a file without their ends, in batches as they come.
+    """Yield the lines of a file without their newlines, in batches as they arrive.
 
-    Raise ``Invalid`` for a line that is longer than ``max_length`` bytes.
+
+    Raise ``Invalid`` for a line of more than ``max_length`` bytes.
     """
     rest, count = b"", 0
     read = getattr(file, "read1", file.read)
@@ -201,10 +202,10 @@ def read_lines(name: str, file: BinaryIO, max_length: int) -> Iterator[list[byte
 def whole_records(
     name: str, batches: Iterable[list[bytes]], max_length: int
 ) -> Iterator[list[bytes]]:
-    """Yield the records of CSV that lines hold, in batches as they come.
+    """Yield the CSV records in lines, in batches as they arrive.
 
-    A quoted field may hold newlines, and a UUID must not be put there. Raise ``Invalid`` for a quote
-    without an end, and for a record of more than ``max_length`` bytes.
+    A quoted field may have newlines: no UUID must be put there. Raise ``Invalid`` for a quote without
+    an end, and for a record of more than ``max_length`` bytes.
     """
     held, count, begin = b"", 0, 0
     for lines in batches:
@@ -216,7 +217,7 @@ def whole_records(
             else:
                 held, begin = line, count
             if b'"' not in line or (begin < count and line.count(b'"') % 2 == 0):
-                # No quote ends or begins here: the state is that of the line before.
+                # No quote begins or ends in this line: the state does not change.
                 is_open = begin < count
             else:
                 is_open = parse_record(held + b"\n", 0) is None

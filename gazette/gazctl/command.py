@@ -1,4 +1,4 @@
-"""One command of ``gazctl``: its words, its settings, and where it is implemented."""
+"""One command of ``gazctl``: its words, its settings, and its function."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gazette.gazctl import flags
 
 BROKER: Final = ("broker", "log")
 BOTH: Final = ("consumer", "broker", "log")
-"""Groups of settings of commands that call brokers, and of those that call consumers too."""
+"""Groups of settings of commands that call brokers; `BOTH` is for those that call consumers too."""
 SELECTORS: Final = """\
 A selector is like "env in (prod, qa), tier != cache, !legacy". A journal is selected by its name with
 "name=a/journal", journals below a path with "name:prefix=a/path/", a shard by its id with "id=…"."""
@@ -19,8 +19,8 @@ A selector is like "env in (prod, qa), tier != cache, !legacy". A journal is sel
 class Command:
     """One command. ``target`` is ``module:function``.
 
-    The function is a coroutine that takes a `Context`. If the command is ``offline`` it is a plain
-    function, and calls no server.
+    The function is a coroutine function of a `Context`. For an ``offline`` command it is a plain function,
+    which calls no server.
     """
 
     words: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The command tree: all commands, and the sections that their configuration file may have."""
+"""The command tree: all commands, and the sections of their configuration file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ GROUPS: Final = {
     "consumer": flags.ConsumerFlags,
     "log": flags.LogFlags,
 }
-"""Groups of settings that commands share. The file may have all of them."""
+"""Groups of settings that commands share, by their sections of the configuration file."""
 FILE_STEM: Final = "gazctl"
 
 FAMILIES: Final = {"journals": BROKER, "shards": BOTH}
-"""Groups of commands, and the groups of settings of each."""
+"""Groups of commands, with the groups of their settings."""
 
 
 def schema_of(command: Command) -> Schema:
@@ -48,7 +48,7 @@ def shared_schema(scope: str) -> Schema:
 
 
 def file_sections() -> dict[str, type]:
-    """Return all sections that a configuration file may have, by their names."""
+    """Return all sections of a configuration file, by name."""
     sections: dict[str, type] = {"": flags.SharedFlags, **GROUPS}
     for family, groups in FAMILIES.items():
         sections |= {family: flags.SharedFlags}

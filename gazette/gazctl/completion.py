@@ -1,6 +1,6 @@
-"""``gazctl completion``: scripts by which shells complete commands, flags and their values.
+"""``gazctl completion``: scripts with which shells complete commands, flags and their values.
 
-The scripts contain all words: no process runs while a line is completed.
+The scripts contain all words, so that a completion starts no process.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ def run(context: Context, _command: Command) -> int:
 
 
 def _tree() -> dict[str, list[tuple[str, str]]]:
-    """Return the words that may follow each path of words: "" → journals, shards …;
-    "journals" → list, apply …"""
+    """Return the words that may follow a path of words: "" → journals, shards …; "journals" → list …"""
     tree: dict[str, list[tuple[str, str]]] = {"": []}
     for command in COMMANDS:
         if len(command.words) == 1:
@@ -48,7 +47,7 @@ def _options(command: Command) -> tuple[Option, ...]:
 
 
 def _words(command: Command) -> list[str]:
-    """Return the words that may stand where a flag does."""
+    """Return the words that may stand in the place of a flag."""
     flags = ["--help", "--config"]
     for option in _options(command):
         flags += [f"-{option.short}", option.flag] if option.short else [option.flag]
@@ -204,7 +203,7 @@ def fish() -> str:
 
 
 def _fish_condition(path: str, following: list[str]) -> str:
-    """Return the condition that the words of a path were given, and none that may follow."""
+    """Return the condition that the line has the words of a path, and none of ``following``."""
     if not path:
         return "__fish_use_subcommand"
     seen = [f"__fish_seen_subcommand_from {word}" for word in path.split()]

@@ -1,4 +1,4 @@
-"""A running command: its settings, its streams, and clients of servers that were reached."""
+"""A running command: its settings, its streams, and its clients of servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 CALLS_MAX: Final = 32
-"""Largest number of calls in flight of a command that makes one for each journal or shard."""
+"""Most calls in flight of a command that makes one call for each journal or shard."""
 _CONNECT_S: Final = 10.0
 _PROGRESS_EVERY_S: Final = 0.2
 
@@ -45,7 +45,7 @@ class Context:
         rng: random.Random,
         in_use: str = "",
     ) -> None:
-        """Make a context. ``in_use`` names the named addresses that are used, if any are."""
+        """Make a context. ``in_use`` is the name of the named addresses in use; empty without them."""
         self.loaded = loaded
         self.environ = environ
         self.terminal = terminal
@@ -53,7 +53,7 @@ class Context:
         self.rng = rng
         self._in_use = in_use
         self.on_signal: Callable[[], bool] = lambda: False
-        """Called for SIGINT and SIGTERM. Unless it returns True, the command is cancelled."""
+        """Function that is called for SIGINT and SIGTERM. If it returns False, the command is cancelled."""
         self._broker: Client | None = None
         self._consumer: ShardClient | None = None
 
@@ -68,7 +68,7 @@ class Context:
     async def broker(self, file_root: Path | None = None) -> Client:
         """Return a client of the brokers. Raise ``Unavailable`` if no server answers at the address.
 
-        ``file_root`` of the first call goes before that of the settings.
+        ``file_root`` of the first call takes precedence over that of the settings.
         """
         if self._broker is None:
             flags = self.loaded.group(BrokerFlags)
@@ -92,7 +92,7 @@ class Context:
         return self.loaded.group(SharedFlags).zone
 
     async def _reach(self, client: Client | ShardClient, what: str) -> None:
-        """Fail fast if the server is unreachable."""
+        """Raise ``Unavailable`` at once if the server is unreachable."""
         origin = self._origin(what)
         await require_reachable(
             client,
@@ -107,7 +107,7 @@ class Context:
         return self.loaded.sources[key] != "default"
 
     def _origin(self, what: str) -> str:
-        """Return where an address comes from, if that is a context."""
+        """Return the text that names the context of an address; empty if the address is from elsewhere."""
         source = self.loaded.sources[f"{what}.address"]
         variable = source.removeprefix("env ")
         if not self._in_use or variable == source or self.environ.get(variable):
@@ -121,9 +121,9 @@ class Context:
         seconds: float | None = None,
         reason: Callable[[], Awaitable[str]] | None = None,
     ) -> AsyncIterator[None]:
-        """Bound calls that would wait without end by ``--timeout``.
+        """Bound calls in the block by ``--timeout``: they would wait without end.
 
-        Raise ``Unavailable`` that names the address, and the ``reason`` of the wait if that is known.
+        Raise ``Unavailable`` with the address, and with the ``reason`` of the wait if known.
         """
         limit_s = self.timeout_s if seconds is None else seconds
         try:
@@ -141,9 +141,10 @@ class Context:
     async def reporting_progress(
         self, label: str | Callable[[], tuple[str, str]], amounts: Callable[[], tuple[int, int]]
     ) -> AsyncIterator[None]:
-        """Show how many bytes of long work are done, of how many; see `ProgressLine`.
+        """Show the progress of long work in the block: see `ProgressLine`.
 
-        ``label`` may return the name of the present work, and what is counted.
+        ``amounts`` returns how much is done, and the total: in bytes, or in the unit that ``label`` returns
+        with the name of the present work.
         """
 
         def labelled() -> tuple[str, str]:
@@ -170,7 +171,7 @@ class Context:
 
 
 def parse_selector(text: str, *, required: bool) -> LabelSelector:
-    """Return the selector given by ``--selector``. Raise ``Invalid``."""
+    """Return the selector of ``--selector``. Raise ``Invalid``."""
     if not text.strip():
         if required:
             raise Invalid(
@@ -188,7 +189,7 @@ def parse_selector(text: str, *, required: bool) -> LabelSelector:
 async def each(
     name: str, items: Iterable[A], work: Callable[[A], Awaitable[R]]
 ) -> list[R | GazetteError]:
-    """Do the work for all items, some at a time. Return results, or errors instead, in order.
+    """Do the work for all items, some at a time. Return results or errors, in order.
 
     Cancellation cancels the work of all items.
     """

@@ -14,7 +14,7 @@ from gazette.runtime.numbers import is_digits
 
 
 def use(context: Context, _command: Command) -> int:
-    """Take a context for all commands that follow."""
+    """Use a context for all later commands."""
     name = _name_of(context)
     contexts = Contexts.load(context.environ)
     if name not in contexts.named and name in run_contexts(context.environ):

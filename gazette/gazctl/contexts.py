@@ -1,4 +1,4 @@
-"""Named addresses of brokers and consumers, in the directory of configuration of a user: `Contexts`."""
+"""Named addresses of brokers and consumers, in a user's configuration directory: `Contexts`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from gazette.errors import Invalid, NotFound
 
 FILE: Final = "contexts.yaml"
 ADDRESSES: Final = {"broker": "BROKER_ADDRESS", "consumer": "CONSUMER_ADDRESS"}
-"""Addresses of a context, with the variables whose place they take."""
+"""Addresses of a context, with the environment variables that they replace."""
 
 
 def contexts_directory(environ: Mapping[str, str]) -> Path | None:
-    """Return the directory of configuration of this user. None without a home."""
+    """Return this user's configuration directory; None without a home directory."""
     homes = [environ[name] for name in ("HOME", "UserProfile") if environ.get(name)]
     return Path(homes[0], ".config", "gazette") if homes else None
 
 
 def as_variables(addresses: Mapping[str, str]) -> dict[str, str]:
-    """Return the addresses of a context as variables."""
+    """Return the addresses of a context as environment variables."""
     return {ADDRESSES[kind]: address for kind, address in addresses.items()}
 
 
@@ -39,7 +39,7 @@ class Contexts:
 
     @classmethod
     def load(cls, environ: Mapping[str, str]) -> Contexts:
-        """Read the file. Without one there are no contexts. Raise ``Invalid`` if it cannot be read."""
+        """Read the file; without a file there are no contexts. Raise ``Invalid`` if it cannot be read."""
         directory = contexts_directory(environ)
         if directory is None:
             return cls(None)
@@ -94,7 +94,7 @@ class Contexts:
 
 
 def not_found(name: str, there: Iterable[str], path: str) -> NotFound:
-    """Return the error for a context that is not there, and which names those that are."""
+    """Return the error for a context that does not exist. It names those that do."""
     return NotFound(
         f"there is no context {name}",
         hint=f"There are: {', '.join(sorted(there)) or 'none'}. Create one by "

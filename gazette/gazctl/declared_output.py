@@ -1,4 +1,4 @@
-"""A `Source` or `Output` that a command names as ``module:Class.attribute``, and lines as its messages."""
+"""A `Source` or `Output` that a command names as ``module:Class.attribute``, and its messages as lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gazette.message.publishing.choices import DeclaredOutput
 
 
 def load_declared(name: str) -> DeclaredOutput:
-    """Import a source or an output. Raise ``Invalid`` if it cannot be imported, or is something else."""
+    """Import a source or an output. Raise ``Invalid`` if it cannot be imported, or is anything else."""
     module, colon, path = name.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")

@@ -1,8 +1,8 @@
 """Settings of ``gazctl``: those that all commands share, and those of each command.
 
 Shared settings come from flags, the environment, ``gazctl.ini`` or ``gazctl.yaml``, and defaults.
-Settings of a command come from flags, or from the command's own section of a file (``[journals.list]``).
-Neither ``$FORMAT`` nor a section of all commands may change what one command does.
+Settings of one command come only from flags, or from the command's section of a file
+(``[journals.list]``): a variable such as ``$FORMAT`` must not change a command.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SharedFlags:
 
 @dataclass(frozen=True, slots=True)
 class BrokerFlags(BrokerClientFlags):
-    """Group ``broker``. By default each call goes to ``address``: a tunnel may reach nothing else."""
+    """Group ``broker``. By default each call goes to ``address``: a tunnel may reach only that."""
 
     cache_size: int = setting(
         0,
@@ -73,7 +73,7 @@ class ConsumerFlags(ConsumerClientFlags):
 
 @dataclass(frozen=True, slots=True)
 class LogFlags:
-    """Group ``log``. The one in `gazette.process.groups` comes with etcd, which this command does not use."""
+    """Group ``log``. The module of the other one, `gazette.process.groups`, needs etcd."""
 
     level: str = setting("warn", "least severity to log", choices=tuple(LEVELS))
     format: str = setting("text", "form of log lines", choices=("text", "json", "color"))
@@ -81,7 +81,7 @@ class LogFlags:
 
 @dataclass(frozen=True, slots=True)
 class NoFlags(SharedFlags):
-    """Settings of a command that has only the shared ones."""
+    """Settings of a command with shared settings only."""
 
 
 @dataclass(frozen=True, slots=True)

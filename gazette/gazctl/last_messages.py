@@ -1,4 +1,4 @@
-"""Finds where the last messages of a journal begin. `find_last` reads backwards, in spans that grow."""
+"""Finds the last messages of a journal: `find_last` reads growing parts of its end."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from gazette.message.uuid import CONTINUE_TXN
 from gazette.protocol.ids import JournalName, Offset
 
 FIRST_BYTES: Final = 1 << 16
-"""Bytes at the end of a journal that are read first."""
+"""Bytes at the end of a journal in the first read."""
 GROWTH: Final = 4
 WHOLE_BYTES: Final = 1 << 22
-"""Bytes at the end of a journal that are read if a transaction may have begun before what was read."""
+"""Bytes to read if a transaction may have begun before the bytes that were read."""
 TRANSACTION_BYTES_MAX: Final = 1 << 26
-"""Bytes in which the messages of a transaction are looked for of which none was read."""
+"""Bytes to read if a transaction's acknowledgement was read, but none of its messages."""
 _READ_BYTES: Final = 1 << 16
 
 
 class LastMessages(NamedTuple):
-    """The last messages: what is read from ``begin`` to ``end``, without the first ``skipped`` messages."""
+    """The last messages: those from ``begin`` to ``end``, without the first ``skipped`` ones."""
 
     begin: Offset
     end: Offset
@@ -41,14 +41,15 @@ class LastMessages(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MessageJournal:
-    """A journal of messages. ``read`` reads some of them, with acknowledgements. ``committed``: in
-    the order in which they commit.
+    """A journal of messages. ``read`` yields some of them, with acknowledgements.
+
+    ``committed``: it yields them in the order in which they commit.
     """
 
     name: JournalName
     committed: bool
     by_line: bool
-    """True if each newline ends a message, so that a read may begin behind any."""
+    """True if each newline ends a message, so that a read may begin after any newline."""
     read: Callable[[ReadParams], AsyncGenerator[list[Envelope[Any]], None]]
 
 
@@ -60,11 +61,11 @@ async def find_last(
     *,
     transaction_bytes_max: int = TRANSACTION_BYTES_MAX,
 ) -> LastMessages:
-    """Return where the last ``count`` messages are; all of them if there are fewer.
+    """Return the place of the last ``count`` messages, or of all if there are fewer.
 
-    They lie in the later half of what is read. Transactions are whole that lie in the last `WHOLE_BYTES`. If
-    no message of one is found, it is looked for in ``transaction_bytes_max`` bytes. Transactions that may
-    have begun before what was read are noted, if the messages before would be among the last ones.
+    Read more until the later half of the bytes has ``count`` messages. Read up to `WHOLE_BYTES` if a
+    transaction may have begun earlier, and up to ``transaction_bytes_max`` if none of its messages was read.
+    If such a transaction may still lack some of the last messages, tell the user.
     """
     end = await write_head(context, client, journal.name)
     begins = await _fragment_begins(context, client, journal.name)
@@ -76,7 +77,7 @@ async def find_last(
         except MalformedMessage:
             if begin == 0:
                 raise
-            found = None  # It may begin within a message.
+            found = None  # The read may begin within a message.
         if found is not None:
             lacking = found.lacking(count)
             unseen = any(not one.messages for one in lacking)
@@ -104,24 +105,24 @@ def is_data(envelope: Envelope[Any]) -> bool:
 
 
 class _Headless(NamedTuple):
-    """A transaction that may have begun before the span."""
+    """A transaction that may have begun before the bytes that were read."""
 
     position: int
-    """Number of messages in the span that come before those of the transaction."""
+    """Number of read messages before those of the transaction."""
     messages: int
     acknowledged: Offset
 
 
 @dataclass(slots=True)
 class _Counted:
-    """Messages of a span. ``late`` are those of its later half."""
+    """Counts of read messages. ``late``: those of the later half of the bytes."""
 
     total: int = 0
     late: int = 0
     headless: list[_Headless] = field(default_factory=list)
 
     def lacking(self, count: int) -> list[_Headless]:
-        """Return the headless transactions whose earlier messages would be among the last ``count``."""
+        """Return the transactions whose unread messages would be among the last ``count``."""
         return [one for one in self.headless if one.position > self.total - count]
 
 
@@ -131,7 +132,7 @@ async def _count(journal: MessageJournal, begin: Offset, end: Offset) -> _Counte
         return found
     middle = begin + (end - begin) // 2
     pending: Counter[bytes] = Counter()  # Messages of a transaction that may have begun before.
-    begun: set[bytes] = set()  # Producers whose next transaction begins in the span.
+    begun: set[bytes] = set()  # Producers whose next transaction begins in the bytes.
     async with aclosing(journal.read(ReadParams(journal.name, begin, end_offset=end))) as batches:
         async for batch in batches:
             for one in batch:
@@ -156,9 +157,9 @@ async def _fragment_begins(context: Context, client: Client, journal: JournalNam
 async def _begin_of(
     client: Client, journal: MessageJournal, begins: list[Offset], end: Offset, size: int
 ) -> Offset:
-    """Return an offset about ``size`` bytes before the end, at which a message begins.
+    """Return an offset about ``size`` bytes before the end at which a message begins; 0 for all bytes.
 
-    Without lines, that is the begin of a fragment. 0 stands for all that there is.
+    If messages are not lines, return the begin of a fragment.
     """
     wanted = end - size
     if wanted <= (begins[0] if begins else 0):
@@ -169,7 +170,7 @@ async def _begin_of(
 
 
 async def _next_line(client: Client, journal: JournalName, offset: Offset, end: Offset) -> Offset:
-    """Return the offset of the first line that begins at an offset, or behind it."""
+    """Return the offset of the first line that begins at ``offset`` or later."""
     params = ReadParams(journal, offset - 1, end_offset=end)
     async with client.retry_reader(params) as reader:
         try:

@@ -48,7 +48,7 @@ _GROUP_SUMMARIES: Final = {
 
 
 def usage(group: str = "") -> str:
-    """Return the list of commands: all, or those of a group."""
+    """Return the text with all commands, or with those of a group."""
     if group:
         rows = [(one.words[1], one.summary) for one in COMMANDS if one.words[0] == group]
     else:
@@ -71,10 +71,10 @@ def _commands_of(group: str) -> list[str]:
 
 
 def find_command(argv: Sequence[str]) -> tuple[Command | str, list[str]]:
-    """Return the named command and the words that follow it, or the text to show instead.
+    """Return the named command and the words after it, or the text to show instead.
 
-    Shared flags may precede the command, or stand between its words. Raise ``Invalid`` for an
-    unknown command.
+    Shared flags may stand before the command or between its words. Raise ``Invalid`` for an unknown
+    command.
     """
     rest = list(argv)
     before: list[str] = []
@@ -101,7 +101,7 @@ def find_command(argv: Sequence[str]) -> tuple[Command | str, list[str]]:
             path = " ".join(["gazctl", *words])
             raise Invalid(
                 f"unknown command {word}{guess}",
-                # Without a group the path would only name the program, as the message does.
+                # Without a group, the path would only name the program, like the message.
                 path=path if words else "",
                 hint=f"See `{path} --help`.",
             )
@@ -120,7 +120,7 @@ def _begins(words: tuple[str, ...], begin: Sequence[str]) -> bool:
 
 
 def _take_leading_flags(words: list[str]) -> list[str]:
-    """Take shared flags, with their values, from the front of ``words``."""
+    """Remove shared flags, with their values, from the begin of ``words``. Return them."""
     shared = {
         option.flag: option
         for group, cls in {"": SharedFlags, **GROUPS}.items()
@@ -138,7 +138,7 @@ def _take_leading_flags(words: list[str]) -> list[str]:
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal) -> int:
-    """Run one command as its own process would. Return the exit code."""
+    """Run one command as in a process of its own. Return the exit code."""
     prepared = _prepare(argv, environ, terminal)
     if isinstance(prepared, int):
         return prepared
@@ -171,7 +171,7 @@ async def run_in_loop(argv: Sequence[str], environ: Mapping[str, str], terminal:
 def _prepare(
     argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal
 ) -> tuple[Command, Loaded, str] | int:
-    """Return the command, its settings and the context, or the exit code if nothing is left to run."""
+    """Return the command, its settings and the context's name; the exit code if there is nothing to run."""
     try:
         if argv and argv[0] in ("-V", "--version", "version"):
             terminal.write(f"{__version__}\n")
@@ -203,8 +203,8 @@ def _load(
 ) -> tuple[Loaded, str]:
     """Return the settings, and the name of the context whose addresses are used.
 
-    Addresses of a context stand for variables that the environment lacks. Those of the one application
-    that `gazette run` runs count if no address is given. Raise ``Invalid``, and ``NotFound`` without the
+    Addresses of a context replace variables that the environment lacks. Without any address, use those
+    of the only application that `gazette run` runs. Raise ``Invalid``, and ``NotFound`` for an unknown
     context.
     """
     loaded = schema.load(argv, environ)
@@ -280,7 +280,7 @@ def _context(
 
 
 def _handle_signals(context: Context) -> list[int]:
-    """Have SIGINT and SIGTERM end the command. The list gets the signals that cancelled it."""
+    """Make SIGINT and SIGTERM end the command. Return a list that gets the signals that cancelled it."""
     task = asyncio.current_task()
     assert task is not None
     received: list[int] = []
@@ -306,7 +306,7 @@ def report_error(error: GazetteError, terminal: Terminal) -> int:
 
 
 def _report_os_error(error: OSError, terminal: Terminal) -> int:
-    """Report a failed file or stream of the user. Print nothing when the reader closed the pipe."""
+    """Report a failed file or stream of the user. Print nothing if the reader closed the pipe."""
     if isinstance(error, BrokenPipeError):
         return EXIT_SIGNAL + signal.SIGPIPE
     return report_error(GazetteError(str(error)), terminal)
@@ -321,7 +321,7 @@ def main() -> None:
         terminal.stdout.flush()
         return code
 
-    # `sys.exit` waits for every thread. A thread may wait for a pipe that no process writes or reads.
+    # Not `sys.exit`, which waits for every thread: one may wait for a pipe that no process uses.
     os._exit(with_streams(run_and_flush))
 
 

@@ -1,4 +1,4 @@
-"""``gazctl members``: the brokers and consumers of a cluster, as far as lists show them."""
+"""``gazctl members``: the brokers and consumers of a cluster, from lists of journals and shards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gazette.protocol.route import Header, Route
 
 @dataclass(slots=True)
 class ListedMember:
-    """A member, and how many items it serves."""
+    """A member, and the number of items that it serves."""
 
     kind: str
     id: ProcessId

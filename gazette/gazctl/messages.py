@@ -1,4 +1,4 @@
-"""``gazctl read`` and ``gazctl produce``: committed messages as lines of JSON, out of and into journals."""
+"""``gazctl read`` and ``gazctl produce``: committed messages as lines of JSON, from and to journals."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def read(context: Context) -> int:
     writer = MessageWriter(context, client, flags)
     context.on_signal = writer.on_signal
     await (writer.follow(selector) if flags.follow else writer.read_once(selector))
-    # An interrupt is the normal end of a read with --follow. It cuts any other read short.
+    # An interrupt is the normal end of a read with --follow, and ends any other read early.
     return 130 if writer.interrupted and not flags.follow else 0
 
 
@@ -74,7 +74,7 @@ class MessageWriter:
     _written: int = 0
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _names: set[str] = field(default_factory=set)
-    """Journals that were begun, or skipped."""
+    """Journals whose reads were begun, or that were skipped."""
 
     def on_signal(self) -> bool:
         """End all reads. The second signal cancels them."""
@@ -123,7 +123,7 @@ class MessageWriter:
         scope.cancel()
 
     def _begins(self, journal: ListedJournal) -> bool:
-        """Return True if the journal is to be read now."""
+        """Return True if the read of a journal must begin now."""
         spec = journal.spec
         if spec.name in self._names:
             return False
@@ -167,13 +167,13 @@ class MessageWriter:
         return made.batches()  # type: ignore[no-any-return]
 
     def _counted(self, params: ReadParams, kind: Any) -> AsyncGenerator[list[Envelope[Any]], None]:
-        """Read as it is read later, with acknowledgements and without notes."""
+        """Read as the later read does, but with acknowledgements and without notes to the user."""
         malformed = _ignore if self.flags.skip_malformed else None
         options = {} if self.flags.uncommitted else {"acknowledgements": True}
         return self._batches(params, kind, malformed, **options)
 
     def _type_of(self, journal: ListedJournal) -> tuple[Any, Callable[[Any], Any]]:
-        """Return the type of the messages of a journal, and the function that makes JSON of one."""
+        """Return the type of a journal's messages, and the function from a message to JSON."""
         name = journal.spec.name
         content_type = journal.spec.labels.value_of(CONTENT_TYPE) or ""
         match content_type:
@@ -200,7 +200,7 @@ class MessageWriter:
     def _write(
         self, journal: str, wanted: list[Envelope[Any]], shown: Callable[[Any], Any]
     ) -> bool:
-        """Write messages as lines. Return False once there are as many as were asked for."""
+        """Write messages as lines. Return False once the wanted number is written."""
         if self._ended.is_set():
             return False
         if self.flags.limit:
@@ -231,7 +231,7 @@ def _itself(value: Any) -> Any:
 
 
 def _ignore(_error: MalformedMessage) -> None:
-    """Ignore a frame that is no message: the read that follows notes it."""
+    """Ignore a malformed frame: the later read reports it."""
 
 
 # Publishing.
@@ -256,7 +256,7 @@ async def produce(context: Context) -> int:
             raise _nothing_matches(LabelSelector.of(name=output))
     pool = BlockingPool("input", 1)
     try:
-        # The command line's own deadline goes for each commit.
+        # The command line's time-out applies to each commit.
         async with ClientPublisher(
             client,
             mapping=flags.mapping,  # type: ignore[arg-type]
@@ -278,7 +278,7 @@ async def produce(context: Context) -> int:
 
 
 async def read_lines(source: BinaryIO, pool: BlockingPool) -> AsyncGenerator[list[bytes], None]:
-    """Yield the lines that the input has ready, until its end."""
+    """Yield the available lines of the input, until its end."""
     splitter = LineSplitter()
     read1 = getattr(source, "read1", source.read)
     while True:
@@ -293,7 +293,7 @@ async def read_lines(source: BinaryIO, pool: BlockingPool) -> AsyncGenerator[lis
 
 
 class Producing:
-    """The lines of an input on their way into journals. ``committed`` counts visible messages."""
+    """Publishes the lines of an input. ``committed`` counts visible messages."""
 
     def __init__(
         self,
@@ -311,7 +311,7 @@ class Producing:
         self.committed = 0
 
     async def publish_each(self, source: AsyncIterator[list[bytes]]) -> None:
-        """Publish what the input has ready as a transaction, again and again."""
+        """Publish the available lines of the input as a transaction, repeatedly."""
         async for lines in source:
             count = 0
             async with self._publisher.transaction() as transaction:
@@ -320,7 +320,7 @@ class Producing:
             self.committed += count
 
     async def publish_whole(self, source: AsyncIterator[list[bytes]]) -> None:
-        """Publish all of the input as one transaction."""
+        """Publish the whole input as one transaction."""
         count = 0
         async with self._publisher.transaction() as transaction:
             async for lines in source:
@@ -329,7 +329,7 @@ class Producing:
         self.committed += count
 
     async def _publish(self, transaction: Any, line: bytes) -> int:
-        """Publish one line. Return the number of messages on it: a blank line has none."""
+        """Publish one line. Return its number of messages: 0 for a blank line, else 1."""
         self._lines += 1
         if not line.strip():
             return 0
@@ -355,12 +355,12 @@ _exact_object: Final = msgspec.json.Decoder(dict[str, Any], float_hook=exact_flo
 
 
 def object_of(line: bytes) -> dict[str, Any]:
-    """Return the object that a line has. Raise one of `DECODE_ERRORS`."""
+    """Return the JSON object of a line. Raise one of `DECODE_ERRORS`."""
     return _exact_object(line)
 
 
 def key_at(path: str, message: dict[str, Any]) -> Any:
-    """Return the key at a path of a message, as --key names it; None for an empty path.
+    """Return the key of a message at the path of --key; None for an empty path.
 
     Raise ``Invalid`` if the message has no such field.
     """
@@ -381,7 +381,7 @@ def key_at(path: str, message: dict[str, Any]) -> Any:
 
 
 def _selector(context: Context, text: str) -> LabelSelector:
-    """Return the journals of the arguments, or of --selector."""
+    """Return the selector of the journals of the arguments, or that of --selector."""
     names = context.loaded.arguments
     if bool(names) == bool(text.strip()):
         raise Invalid(
@@ -401,7 +401,7 @@ def _output(context: Context, text: str) -> Output:
 
 
 async def _require_no_directory(context: Context, client: Client) -> None:
-    """Raise ``NotFound`` if a name of the arguments is that of a directory of journals."""
+    """Raise ``NotFound`` if an argument is the name of a directory of journals."""
     for name in context.loaded.arguments:
         directory = f"{name.rstrip('/')}/"
         listed = await client.list_journals(LabelSelector.of(("name:prefix", directory)))

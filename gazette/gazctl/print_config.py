@@ -8,7 +8,7 @@ from gazette.gazctl.context import Context
 
 
 def run(context: Context, _command: Command) -> int:
-    """Print the settings of each group of commands, as a file that both implementations read."""
+    """Print the settings of each group of commands, as a file that the original also reads."""
     for family, groups in FAMILIES.items():
         schema = shared_schema(family)
         loaded = schema.load(context.loaded.argv, context.environ)

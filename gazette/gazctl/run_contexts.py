@@ -1,4 +1,4 @@
-"""Contexts of `gazette run`: each is there while its run is. A file and its lock say which there are."""
+"""Contexts of `gazette run`. A context exists while its run does: it is a file with a lock."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _SUFFIX: Final = ".json"
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """The addresses of a run, and what it runs."""
+    """The addresses of a run, and the application that it runs."""
 
     broker: str
     consumer: str
     target: str
     directory: str
     host: str = ""
-    """Name of the machine: no other one reaches these addresses."""
+    """Name of the machine: other machines do not reach these addresses."""
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -39,9 +39,9 @@ class RunContext:
 
 @contextmanager
 def published(environ: Mapping[str, str], run: RunContext) -> Iterator[str]:
-    """Let `gazctl` of this user find a run. Yield the name of its context, which other runs do not take.
+    """Let `gazctl` of this user find a run during the block. Yield the name of its context, which is unique.
 
-    The kernel ends it with the process, in any way. Raise ``Invalid`` if it cannot be written.
+    The kernel releases the lock however the process ends. Raise ``Invalid`` if the file cannot be written.
     """
     home = contexts_directory(environ)
     if home is None:
@@ -72,7 +72,7 @@ def published(environ: Mapping[str, str], run: RunContext) -> Iterator[str]:
 
 
 def run_contexts(environ: Mapping[str, str]) -> dict[str, RunContext]:
-    """Return the contexts of all runs of this user that are there, by name."""
+    """Return the contexts of all present runs of this user, by name."""
     home = contexts_directory(environ)
     if home is None:
         return {}
@@ -85,9 +85,9 @@ def run_contexts(environ: Mapping[str, str]) -> dict[str, RunContext]:
 def the_run_context(
     environ: Mapping[str, str], kinds: Collection[str]
 ) -> tuple[str, RunContext] | None:
-    """Return the context of the one run that is there, or of several with equal addresses of these kinds.
+    """Return the context of the only present run, or of several with equal addresses of these kinds.
 
-    Raise ``Invalid`` if they have others.
+    Raise ``Invalid`` if several runs have different addresses.
     """
     found = run_contexts(environ)
     if len({tuple(run.addresses[kind] for kind in kinds) for run in found.values()}) > 1:
@@ -101,7 +101,7 @@ def the_run_context(
 
 
 def addresses_of(environ: Mapping[str, str], contexts: Contexts, name: str) -> dict[str, str]:
-    """Return the addresses of a context, of the user or of a run. Raise ``NotFound``."""
+    """Return the addresses of a context of the user, or of a run. Raise ``NotFound``."""
     if name in contexts.named:
         return contexts.named[name]
     runs = run_contexts(environ)
@@ -111,14 +111,14 @@ def addresses_of(environ: Mapping[str, str], contexts: Contexts, name: str) -> d
 
 
 def _taken(directory: Path, own: frozenset[str]) -> tuple[str, int]:
-    """Return a name that no other run has, and its file, locked. Files of ended runs are used again."""
+    """Return a name that no other run has, and the descriptor of its locked file. Use files of ended runs."""
     for number in itertools.count(1):
         name = _NAME if number == 1 else f"{_NAME}-{number}"
         if name in own:
             continue
         path = directory / f"{name}{_SUFFIX}"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        # A run that ends removes its file: then this one is not the file of that name any more.
+        # A run that ends removes its file: then the locked file has no name any more.
         if (
             _locks(fd, fcntl.LOCK_EX)
             and path.exists()
@@ -130,7 +130,7 @@ def _taken(directory: Path, own: frozenset[str]) -> tuple[str, int]:
 
 
 def _live(path: Path) -> RunContext | None:
-    """Return what a file says. None if its run has ended, or has not written it yet."""
+    """Return the context of a file; None if its run has ended, or has not written it yet."""
     try:
         with path.open("rb") as file:
             if _locks(file.fileno(), fcntl.LOCK_SH):

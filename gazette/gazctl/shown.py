@@ -1,13 +1,13 @@
-"""The parts of a cluster that a support bundle shows. Everything else is cut.
+"""The parts of a cluster's diagnostics that a support bundle shows. Everything else is cut.
 
 A bundle shows:
 
-- of specifications: numbers, durations, enumerations, and names of journals, shards and members. Of URLs, the
-  scheme and the host. Of labels, the names and values that `gazette.labels` defines;
-- of metrics: names, numbers, and labels of our own families. Names in labels are as in messages, see below;
+- of specifications: numbers, durations, enumerations, and names of journals, shards and members; of URLs the
+  scheme and the host; of labels the names and values that `gazette.labels` defines;
+- of metrics: names, numbers, and labels of our own families. A name in a label is shown as in a log;
 - of stacks: files, lines and functions;
-- of logs: moments, levels and loggers, and our own messages. A value in a message is cut, unless it is a
-  number, or a name that the specifications show.
+- of logs: times, levels, loggers, and our own messages. A value in a message is cut, unless it is a number,
+  or a name that the specifications show.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SAMPLE: Final = re.compile(
 _METRIC_LABEL: Final = re.compile(r'(\w{1,100})="((?:[^"\\]|\\.)*)"')
 _OWN_VALUE: Final = re.compile(rf"[A-Za-z_]{{1,40}}|\+Inf|{_NUMBER}")
 _NAMING_LABELS: Final = frozenset({"journal", "shard", "store"})
-"""Labels of our own families whose values an application or an operator has chosen."""
+"""Labels of our own families whose values are names that an application or an operator has chosen."""
 _OWN_FAMILY: Final = re.compile(r"(?:gazette|grpc|process|python)_")
 
 _FRAME: Final = re.compile(
@@ -71,13 +71,13 @@ _PLACE: Final = re.compile(r"%(?:\(\w+\))?[-+ #0-9.]*([a-zA-Z%])")
 
 
 class Shown:
-    """Shows the parts of a bundle. ``names`` are those of the specifications that it has shown."""
+    """Selects the parts that a bundle shows. ``names`` are those of the specifications shown so far."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
 
     def specifications(self, message: Message) -> str:
-        """Return the JSON of an answer of a cluster."""
+        """Return the shown parts of a cluster's answer as JSON."""
         shown = type(message)()
         shown.CopyFrom(message)
         self._cut_fields(shown)
@@ -106,7 +106,7 @@ class Shown:
         return str(text) if text in _LABELS and "protocol.Label." in field.full_name else CUT
 
     def metrics(self, text: str) -> str:
-        """Return samples as Prometheus reads them, without help texts."""
+        """Return the shown samples in the form of Prometheus, without help texts."""
         return "".join(f"{shown}\n" for line in text.splitlines() if (shown := self._sample(line)))
 
     def _sample(self, line: str) -> str:
@@ -125,7 +125,7 @@ class Shown:
         return f"{found[1]}{{{cut}}}{found[3]}"
 
     def stacks(self, text: str) -> str:
-        """Return the frames of tasks and threads. Of the names of tasks, names of the specifications."""
+        """Return the frames of tasks and threads. Names of tasks show only names of the specifications."""
         return "".join(f"{shown}\n" for line in text.splitlines() if (shown := self._frame(line)))
 
     def _frame(self, line: str) -> str:
@@ -138,11 +138,11 @@ class Shown:
         return "" if frame is None else f'  File "{frame[1]}", {frame[2]}'
 
     def ready(self, text: str) -> str:
-        """Return whether a member serves, without the reason why it does not."""
+        """Return a text that says if a member serves, without the reason why it does not."""
         return "ready\n" if text.strip() == "ready" else f"not ready: {CUT}\n"
 
     def log(self, text: str) -> str:
-        """Return the lines of a log, as text or JSON."""
+        """Return the shown parts of a log's lines. The log is text or JSON."""
         return "".join(f"{self._logged(line)}\n" for line in text.splitlines())
 
     def _logged(self, line: str) -> str:
@@ -170,7 +170,7 @@ class Shown:
         return json.dumps({key: value for key, value in shown.items() if value})
 
     def _message(self, text: str) -> str:
-        """Return one of our own messages, with names and numbers for values."""
+        """Return one of our own messages, with only names and numbers as values."""
         found = _messages().fullmatch(text) if len(text) <= _LINE_MAX else None
         if found is None:
             return CUT
@@ -186,10 +186,10 @@ class Shown:
 
 @cache
 def _messages() -> re.Pattern[str]:
-    """Return the pattern of all messages that our own sources log. Each group is a value."""
+    """Return the pattern of all messages that our sources log. Each group is a value."""
     sources = (path.read_text() for path in Path(errors.__file__).parent.rglob("*.py"))
     texts = {ast.literal_eval(f"({call[1]})") for one in sources for call in _CALL.finditer(one)}
-    # The most specific ones come first: some messages are little more than a value.
+    # The longest texts come first: some messages are little more than a value.
     patterns = ("".join(_pattern(text)) for text in sorted(texts, key=_literals, reverse=True))
     # Facts and hints follow a message.
     return re.compile("|".join(f"{one}(.*)" for one in patterns))

@@ -1,7 +1,7 @@
 """``gazctl support-bundle``: one file with the diagnostics that support needs.
 
-A part that cannot be collected is named in the manifest with the reason. The other parts are
-collected all the same.
+The manifest names each part that could not be collected, with the reason. The other parts are collected even
+so.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class Bundle:
     moment_s: float
     archive: tarfile.TarFile
     parts: dict[str, str] = field(default_factory=dict)
-    """By name of the part: ``ok``, or the type of the error that keeps it away."""
+    """By name of the part: ``ok``, or the type of the error that prevents it."""
     missing: dict[str, str] = field(default_factory=dict)
-    """Parts that are not there, each with the reason."""
+    """Missing parts, each with the reason."""
     shown: Shown = field(default_factory=Shown)
 
     def add(self, name: str, text: str) -> None:
-        """Add a part. ``text`` is of `Shown`, or made of what that shows."""
+        """Add a part. ``text`` comes from `Shown`, or is made from its results."""
         data = text.encode()
         info = tarfile.TarInfo(f"{self.root}/{name}")
         info.size, info.mtime, info.mode = len(data), int(self.moment_s), 0o600
@@ -66,7 +66,7 @@ class Bundle:
         self.parts[name] = "ok"
 
     def lacks(self, name: str, error: Exception) -> None:
-        """Note that a part cannot be had. Only the user reads the reason."""
+        """Note that a part is missing. The reason is for the user only, not for the bundle."""
         self.parts[name] = type(error).__name__
         self.missing[name] = str(error) or repr(error)
 
@@ -100,7 +100,7 @@ async def run(context: Context) -> int:
 
 
 async def _brokers(context: Context, bundle: Bundle) -> list[str]:
-    """Add what brokers know. Return their endpoints."""
+    """Add the parts from brokers. Return the brokers' endpoints."""
     journals: list[ListedJournal] = []
 
     async def specs() -> str:
@@ -147,7 +147,7 @@ async def _brokers(context: Context, bundle: Bundle) -> list[str]:
 
 
 async def _consumers(context: Context, bundle: Bundle) -> list[str]:
-    """Add what consumers know, if an address was given. Return their endpoints."""
+    """Add the parts from consumers, if an address was given. Return the consumers' endpoints."""
     if context.loaded.sources["consumer.address"] == "default":
         why = bundle.parts["shards.json"] = "no --consumer.address was given"
         bundle.missing["shards.json"] = why
@@ -182,8 +182,8 @@ def _endpoints(addresses: str, routes: Iterable[Route]) -> list[str]:
 async def _members(context: Context, bundle: Bundle, endpoints: list[str]) -> None:
     """Add the diagnostics of every member.
 
-    The HTTP URL of a member is given or guessed. The first guess is the port after the gRPC port,
-    our default. The second is the gRPC port itself, which members of the Go original use.
+    The HTTP URL of a member is given or guessed. The first guess is our default, the port after the
+    gRPC port. The second guess is the gRPC port, which members of the Go original use.
     """
     flags = context.flags(SupportBundleFlags)
     tls = _tls_context(context.loaded.group(BrokerFlags))
@@ -201,7 +201,7 @@ async def _members(context: Context, bundle: Bundle, endpoints: list[str]) -> No
     finally:
         pool.close()
     for endpoint, result in zip(places, results, strict=True):
-        # Names of files show hosts, and no user and password of a URL.
+        # Names of files may show hosts, but no user and password of a URL.
         place = urlsplit(endpoint).netloc.rpartition("@")[2]
         directory = f"members/{place.replace(':', '_') or 'unix'}"
         if isinstance(result, GazetteError):
@@ -223,8 +223,7 @@ def http_guesses(endpoint: str) -> list[str]:
 
 
 def _diagnostics(places: list[str], tls: ssl.SSLContext | None, timeout_s: float) -> dict[str, str]:
-    """Return the pages of the first place that has them. Raise ``Unavailable`` if none has.
-    Block meanwhile."""
+    """Return the pages of the first place that has them. Blocks. Raise ``Unavailable`` if no place has."""
     reasons: list[str] = []
     for place in places:
         try:

@@ -49,7 +49,7 @@ ROOMS: Final[dict[str, int]] = {
     "dev/": 1747,
     "etcd/": 2086,
     "fragment/": 3579,
-    "gazctl/": 8322,
+    "gazctl/": 8315,
     "history/": 7848,
     "http2/": 3116,
     "keyspace/": 523,

@@ -1,4 +1,4 @@
-"""Merging of several journals into one output, between messages."""
+"""Merging of several journals into one output: they take turns only between messages."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gazette.runtime.mutex import Mutex
 from gazette.runtime.tasks import BlockingPool
 
 HELD_BYTES_MAX: Final = 4 << 20
-"""Bytes of a message that are held until it ends. A longer one makes the other streams wait."""
+"""Bytes of a message that are held until it ends. During a longer message, other streams wait."""
 
 
 class OutputFile:
-    """A file or stdout, written by a thread because its reader may be slow."""
+    """A file or stdout. A thread writes it, because its reader may be slow."""
 
     def __init__(self, path: str, terminal: Terminal) -> None:
-        """Open the file; replace an existing one. Raise ``Invalid`` if it cannot be opened."""
+        """Open the file, or replace it. Raise ``Invalid`` if it cannot be opened."""
         self._path = path
         self._own = path != "-"
         try:
@@ -64,7 +64,7 @@ class OutputFile:
 
 
 class MergedOutput:
-    """An output of several streams. One stream keeps it while within a message."""
+    """An output of several streams. A stream keeps the output within a message."""
 
     def __init__(self, file: OutputFile) -> None:
         self.file = file
@@ -77,7 +77,7 @@ class MergedOutput:
 class MergedStream:
     """One stream into a `MergedOutput`. Close it, or the other streams wait for ever.
 
-    Cancellation of any method leaves the present piece written or not.
+    After a cancellation of a method, its piece may or may not be written.
     """
 
     def __init__(self, turn: Mutex[OutputFile], edges: EdgeFinder | None) -> None:
@@ -95,7 +95,7 @@ class MergedStream:
     async def write(self, piece: bytes, *, at_edge: bool) -> None:
         """Write the messages that end in the piece, and hold the rest.
 
-        Without an edge finder, ``at_edge`` says whether a message may end at the end of the piece.
+        Without an edge finder, ``at_edge`` is True if a message may end at the end of the piece.
         """
         ended = len(piece) if at_edge else 0
         if self._edges is not None:
@@ -103,7 +103,7 @@ class MergedStream:
         if not ended and self._file is None and len(self._held) + len(piece) <= HELD_BYTES_MAX:
             self._held += piece
             return
-        # This stream has the output, and its message does not end yet: write what there is.
+        # This stream has the output, and its message does not end yet: write the whole piece.
         cut = ended or len(piece)
         await self._write_out(piece[:cut])
         self._held += piece[cut:]
@@ -111,7 +111,7 @@ class MergedStream:
             self.close()
 
     async def finish(self) -> None:
-        """Write what is held, complete or not: the stream ends here, or continues elsewhere."""
+        """Write the held bytes, complete or not: the stream ends here, or continues at another offset."""
         if self._edges is not None:
             self._edges.reset()
         if self._held:
@@ -126,7 +126,7 @@ class MergedStream:
         self._held = bytearray()
 
     def close(self) -> None:
-        """Let other streams write. May be repeated."""
+        """Give the output to other streams. May be repeated."""
         if self._file is not None:
             file, self._file = self._file, None
             self._turn.give(file)

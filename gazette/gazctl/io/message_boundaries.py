@@ -1,7 +1,7 @@
-"""Ends of messages in a stream of bytes, so that streams can be merged between messages. Pure.
+"""Ends of messages in a stream of bytes, to merge streams between messages. Pure.
 
-An edge finder takes pieces of one journal in order. For each it returns how far the last message
-that ends in it reaches.
+An edge finder takes the pieces of one journal in order. For each piece it returns the position at which the
+last message in it ends.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class EdgeFinder(Protocol):
     """Finder of the ends of messages."""
 
     def feed(self, piece: bytes) -> int:
-        """Return how many bytes of the piece belong to messages that ended; zero if none ended in it."""
+        """Return the end of the last message that ends in the piece, from its begin; zero without one."""
         ...
 
     def reset(self) -> None:
-        """Begin again: the stream continues elsewhere, at the start of a message."""
+        """Begin again: the stream continues at another offset, with the begin of a message."""
         ...
 
 
@@ -35,7 +35,7 @@ class LineEdges:
         return piece.rfind(b"\n") + 1
 
     def reset(self) -> None:
-        """Do nothing: a line leaves no state."""
+        """Do nothing: there is no state."""
 
 
 class CSVEdges:
@@ -66,11 +66,11 @@ class CSVEdges:
 
 
 class FixedEdges:
-    """Messages begin with a magic word and their length. Without the magic word, any place is an end."""
+    """Messages begin with a magic word and their length. Without the magic word, any byte is an end."""
 
     def __init__(self) -> None:
         self._missing = 0
-        """Bytes still missing of the present message, once its header is known."""
+        """Bytes of the present message that are missing, once its header is known."""
         self._header = b""
 
     def feed(self, piece: bytes) -> int:

@@ -25,7 +25,7 @@ NONE = "<none>"
 
 @dataclass(slots=True)
 class Table:
-    """Rows of text under headers. ``numbers`` are the headers of columns that are aligned right."""
+    """Rows of text under headers. ``numbers``: headers of columns to align right."""
 
     headers: Sequence[str]
     numbers: frozenset[str] = frozenset()
@@ -37,8 +37,8 @@ class Table:
     def text(self, terminal: Terminal) -> str:
         """Return the table as text.
 
-        For a terminal: with lines, and wrapped to its width. For programs: plain columns, one line
-        for each row, and two spaces between columns.
+        For a terminal, draw lines and wrap to its width. For programs, write one line for each row, with
+        two spaces between columns.
         """
         return self._rich() if terminal.stdout.isatty() else self._plain()
 

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from gazette.errors import Invalid
 
 RECORD_BYTES_MAX: Final = 256 << 20
-"""Bytes of the longest record: as long as the longest message that is read."""
+"""Bytes of the longest record: the limit of readers for a message."""
 
 _FIXED_HEADER: Final = struct.Struct("<4sI")
 _FIXED_MAGIC: Final = bytes.fromhex("66339336")
@@ -24,16 +24,16 @@ class Splitter(Protocol):
         ...
 
     def finish(self) -> list[bytes]:
-        """Return the records left at the end of the input. Raise ``Invalid`` if it ends within a record."""
+        """Return the remaining records at the end of the input. Raise ``Invalid`` if it ends within one."""
         ...
 
     def key_of(self, record: bytes) -> bytes:
-        """Return the key in a key record, without its framing. Raise ``Invalid``."""
+        """Return the key of a key record, without its framing. Raise ``Invalid``."""
         ...
 
 
 class LineSplitter:
-    """Records are lines, newline included. A missing last newline is added."""
+    """Records are lines with their newline. A missing last newline is added."""
 
     def __init__(self, *, base64_keys: bool = False) -> None:
         self._rest = bytearray()
@@ -68,7 +68,7 @@ class LineSplitter:
 
 
 class FixedSplitter:
-    """Records have a header of eight bytes: a magic word, and the length of what follows."""
+    """Records begin with eight bytes: a magic word, and the length of the rest."""
 
     def __init__(self) -> None:
         self._rest = bytearray()

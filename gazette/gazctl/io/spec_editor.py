@@ -19,9 +19,7 @@ _HEADER: Final = (
 )
 _EDITOR_DEFAULT: Final = "vi"
 _ATTEMPTS_MAX: Final = 5
-"""Number of times that text is opened again by an editor that no person uses. It may make the same
-mistake for ever.
-"""
+"""Most times that an editor without a terminal is opened again: a program may repeat its mistake."""
 
 
 def read_specs(path: str, context: Context) -> str:
@@ -38,9 +36,9 @@ def read_specs(path: str, context: Context) -> str:
 async def edit_specs(text: str, apply: Callable[[str], Awaitable[None]], context: Context) -> bool:
     """Have the user edit specifications, and apply them. Return True if the text was changed.
 
-    Text that ``apply`` finds ``Invalid`` is opened again, with the error above it. That ends when it is
-    valid, or is not changed any more. Without a terminal the editor is a program: then it is opened again at
-    most `_ATTEMPTS_MAX` times. After another error the text is kept in a file that the error names.
+    Open text that ``apply`` finds ``Invalid`` again, with the error above it, until the text is valid or the
+    user does not change it. Without a terminal, open it again at most `_ATTEMPTS_MAX` times. After
+    another error, keep the text in a file that the error names.
     """
     shown, problem, attempts = _HEADER + text, "", 0
     while True:
@@ -65,7 +63,7 @@ async def edit_specs(text: str, apply: Callable[[str], Awaitable[None]], context
 
 
 def _content(text: str) -> str:
-    """Return the text without the lines that this command added."""
+    """Return the text without the lines that this command has added."""
     lines = text.splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith((_TIP.strip(), _PROBLEM.strip())))
 

@@ -21,7 +21,7 @@ _LINE_EVERY_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """The three standard streams. ``stdout`` carries results only; all else goes to ``stderr``."""
+    """The three standard streams. ``stdout`` gets only results; everything else goes to ``stderr``."""
 
     stdin: BinaryIO
     stdout: BinaryIO
@@ -31,17 +31,17 @@ class Terminal:
     def system(cls) -> Self:
         stdout: BinaryIO = sys.stdout.buffer
         if isinstance(stdout, io.RawIOBase):
-            # PYTHONUNBUFFERED makes stdout a raw file, which may write only a part without an error.
+            # PYTHONUNBUFFERED makes stdout a raw file, which may write only a part, without an error.
             stdout = io.BufferedWriter(stdout)
         return cls(sys.stdin.buffer, stdout, sys.stderr)
 
     def write(self, text: str) -> None:
-        """Write a result. Raise ``BrokenPipeError`` after the reader closed the pipe."""
+        """Write a result. Raise ``BrokenPipeError`` if the reader has closed the pipe."""
         self.stdout.write(text.encode("utf-8", "surrogateescape"))
         self.stdout.flush()
 
     def note(self, text: str) -> None:
-        """Print a note for the user, on stderr. What servers said in it gets `printable`."""
+        """Print a note for the user on stderr. Make text of servers in it `printable`."""
         self.stderr.write(f"{printable(text)}\n")
         self.stderr.flush()
 
@@ -49,19 +49,19 @@ class Terminal:
 class ProgressLine:
     """Progress of long work: a bar on a terminal, else a line every few seconds.
 
-    Use as ``with``; ``update`` is cheap. ``unit`` is "bytes" or the noun of what is counted.
+    Use it in a ``with`` block. ``update`` is cheap. ``unit`` is "bytes", or a plural noun.
     """
 
     def __init__(self, terminal: Terminal, clock: Clock, label: str, unit: str = "bytes") -> None:
         self._terminal = terminal
         self._clock = clock
         self.label = label
-        """The name of the present work. May be changed before `update`, with ``unit``."""
+        """Name of the present work. Change it before `update`, together with ``unit``."""
         self.unit = unit
         self._bar: Progress | None = None
         self._written_at = clock.monotonic()
         self._begun = (label, self._written_at, 0)
-        """The work that is estimated, and when it was at how many units."""
+        """Begin of the estimate: the work, a time, and the units done then."""
 
     def __enter__(self) -> Self:
         if self._terminal.stderr.isatty():
@@ -87,7 +87,7 @@ class ProgressLine:
             self._bar.stop()
 
     def update(self, done: int, total: int) -> None:
-        """Show that ``done`` of ``total`` units are done, and how long the rest will take at that rate.
+        """Show that ``done`` of ``total`` units are done, and the estimated time of the rest.
 
         ``total`` may grow.
         """

@@ -32,10 +32,10 @@ KEYED_NOTE: Final = (
     "a key says which messages belong to this journal, and raw bytes are not checked: use `gazctl "
     "produce`, or --mapping modulo with keys"
 )
-"""Warning before bytes are appended to one partition of keys."""
+"""Warning before bytes are appended to one partition of a keyed source."""
 _NAMED_MAX: Final = 3
 _ANSWER_S: Final = 5.0
-"""Seconds that an answer may take beyond the time for which a broker holds an append."""
+"""Seconds for an answer, beyond the time for which a broker holds an append."""
 _POLL_S: Final = 0.1
 
 Choose = Callable[[bytes], str]
@@ -71,7 +71,7 @@ async def run(context: Context) -> int:
                 await _flush(context, service, client.address)
             scope.cancel()
     finally:
-        # The thread may wait for input that never comes. It ends with the process.
+        # Do not wait for the thread: it may wait for input that never comes, and ends with the process.
         pool.close()
         await service.close()
     context.terminal.note(appending.summary())
@@ -91,7 +91,7 @@ def _check(flags: AppendFlags) -> None:
 
 
 def _size_of(path: str) -> int:
-    """Return the length of the input in bytes; zero for a pipe or an absent file."""
+    """Return the size of the input in bytes; zero for a pipe or an absent file."""
     try:
         return 0 if path == "-" else Path(path).stat().st_size
     except OSError:
@@ -102,7 +102,7 @@ def _size_of(path: str) -> int:
 async def _showing_progress(
     context: Context, appending: Appending, size: int
 ) -> AsyncIterator[None]:
-    """Show progress if the length of the input is known."""
+    """Show progress in the block, if the size of the input is known."""
     if not size:
         yield
         return
@@ -111,7 +111,7 @@ async def _showing_progress(
 
 
 def _append_input(appending: Appending, flags: AppendFlags, context: Context) -> None:
-    """Read the input and append it. Opening a named pipe blocks until a process writes to it."""
+    """Read the input and append it. To open a named pipe blocks until a process writes to it."""
     splitter = splitter_of(flags)
     with ExitStack() as stack:
         source = _open(flags.input, context, stack)
@@ -167,7 +167,7 @@ def _direct(partitions: PartitionsFunc, key: bytes) -> str:
 
 
 class Appending:
-    """The work of the thread that reads the input, and its counts of bytes and records."""
+    """The thread that reads and appends the input, with its counts of bytes and records."""
 
     def __init__(self, service: AppendService, choose: Choose) -> None:
         self._service = service
@@ -178,7 +178,7 @@ class Appending:
 
     @property
     def bytes_appended(self) -> int:
-        """Bytes handed to the append service, which may still hold some of them."""
+        """Bytes passed to the append service: some may still wait there."""
         return self._bytes - self._service.backlog_bytes
 
     def summary(self) -> str:
@@ -189,7 +189,7 @@ class Appending:
         return f"appended {self._bytes} bytes, in {self._records} records, to {journals}"
 
     def append_whole(self, source: BinaryIO) -> None:
-        """Append all of the input as one append."""
+        """Append the whole input as one append."""
         data = _read(source)
         if not data:
             return
@@ -201,7 +201,7 @@ class Appending:
                 data = _read(source)
 
     def append_records(self, source: BinaryIO, splitter: Splitter, *, keys: bool) -> None:
-        """Append each record by its own append. With ``keys``, every other record is the key of the next."""
+        """Append each record by its own append. With ``keys``, a record with its key precedes each one."""
         key: bytes | None = None if keys else b""
         ended = False
         while not ended:
@@ -213,7 +213,7 @@ class Appending:
                     continue
                 self._append(self._choose(key), record)
                 key = None if keys else b""
-            # Stop after a failed append: the records that follow could not be appended either.
+            # Stop after a failed append: later records could not be appended either.
             failure = first_failure(self._service.pending_except(""))
             if failure is not None:
                 raise failure
@@ -240,7 +240,7 @@ class Appending:
 
 
 def _read(source: BinaryIO) -> bytes:
-    """Return the bytes that the input has ready, up to the size of a read; empty at its end."""
+    """Return the available bytes of the input, up to the size of a read; empty at its end."""
     try:
         read1 = getattr(source, "read1", source.read)
         data: bytes = read1(READ_BYTES)
@@ -250,8 +250,7 @@ def _read(source: BinaryIO) -> bytes:
 
 
 async def _flush(context: Context, service: AppendService, address: str) -> None:
-    """Wait for pending appends while they make progress. Raise ``Unavailable`` with the
-    broker's last reason."""
+    """Wait for pending appends while they make progress. Raise ``Unavailable`` with the broker's reason."""
     while True:
         backlog = service.backlog_bytes
         try:
@@ -264,7 +263,7 @@ async def _flush(context: Context, service: AppendService, address: str) -> None
                 continue
             if not reason and service.waiting():
                 raise
-            if not reason:  # The appends have ended meanwhile: they are made, or failed for good.
+            if not reason:  # The appends have succeeded or failed meanwhile.
                 try:
                     await service.flush()
                     return
@@ -276,10 +275,10 @@ async def _flush(context: Context, service: AppendService, address: str) -> None
 
 
 async def _reason(context: Context, service: AppendService) -> str:
-    """Return why an append failed last, or an empty text.
+    """Return the last reason why an append waits; empty if none waits.
 
-    A broker may hold an append for a minute, as long as --timeout, before it gives a reason. Allow
-    it some seconds more to do so.
+    A broker may hold an append for a minute, as long as --timeout, before it gives a reason. Wait some
+    seconds longer than that.
     """
     until = context.clock.monotonic() + _ANSWER_S
     while waiting := service.waiting():

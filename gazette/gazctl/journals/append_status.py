@@ -1,4 +1,4 @@
-"""Reports of what a stalled append waits for."""
+"""Reports of the reasons why appends wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gazette.gazctl.io.terminal import Terminal
 from gazette.runtime.timeouts import timeout
 
 QUIET_S: Final = 5.0
-"""Seconds without an append before the reason is asked for, and between questions."""
+"""Seconds without an append before a broker is asked for the reason, and between questions."""
 ASK_TIMEOUT_S: Final = 20.0
 """Seconds that a broker may take to give a reason: slightly more than it waits for a listing."""
 
@@ -21,8 +21,7 @@ ASK_TIMEOUT_S: Final = 20.0
 async def report_stalls(
     service: AppendService, client: Client, terminal: Terminal, appended: Callable[[], int]
 ) -> None:
-    """Report what appends wait for while ``appended`` stays unchanged, until cancelled. Report
-    each reason once."""
+    """Report why appends wait, each reason once, while ``appended`` does not change, until cancelled."""
     reported: str | None = None
     before = appended()
     while True:
@@ -34,20 +33,20 @@ async def report_stalls(
         journal, reason = min(waiting.items())
         reason = reason or await _asked(client, journal)
         more = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
-        # The obstacle may be gone meanwhile.
+        # The append may have succeeded meanwhile.
         if reason != reported and journal in service.waiting():
             reported = reason
             terminal.note(f"waiting for {journal}{more}: {reason}")
 
 
 async def _asked(client: Client, journal: str) -> str:
-    """Return why a broker does not answer an append. Ask by a read, which a broker answers sooner."""
+    """Return why a broker does not answer an append. Ask by a read: a broker answers it sooner."""
     reader = client.reader(ReadParams(journal, offset=-1, block=False, metadata_only=True))
     try:
         async with timeout(ASK_TIMEOUT_S):
             await reader.read()
     except NotYet:
-        pass  # The broker serves the journal, and there is nothing behind its head.
+        pass  # The broker serves the journal, which has no bytes behind its head.
     except TimeoutError:
         return "its broker answers neither to appends nor to reads"
     except GazetteError as error:

@@ -21,7 +21,7 @@ from gazette.protocol.text.validation import within
 from gazette.runtime.timeouts import timeout
 
 TXN_OPS_DEFAULT = 128
-"""Number of operations that etcd accepts in one transaction by default."""
+"""Operations that etcd accepts in one transaction by default."""
 ANY_REVISION = -1
 _SHOWN_MAX = 10
 _POLL_S = 0.2
@@ -44,8 +44,7 @@ async def apply(context: Context) -> int:
 
 
 async def wait_assigned(context: Context, specs: Sequence[JournalSpec]) -> None:
-    """Return when each journal has a primary and all replicas. Raise ``Unavailable`` after
-    --timeout.
+    """Wait until each journal has a primary and all replicas. Raise ``Unavailable`` after --timeout.
 
     Journals that are suspended, or were deleted or changed meanwhile, need fewer brokers or none.
     """
@@ -90,7 +89,7 @@ async def edit(context: Context) -> int:
 
 
 def parse_changes(text: str) -> list[JournalChange]:
-    """Return the changes that a tree asks for. Raise ``Invalid`` that names the line or the journal."""
+    """Return the changes of a tree. Raise ``Invalid`` with the line or the journal."""
     tree = JournalNode.parse(text)
     tree.validate()
     changes: list[JournalChange] = []
@@ -108,7 +107,7 @@ def parse_changes(text: str) -> list[JournalChange]:
 
 
 def check_delete(name: str, revision: int) -> None:
-    """Require a revision for a deletion: without one, the journal would have to be absent."""
+    """Raise ``Invalid`` for a deletion without a revision, which would mean that the journal is absent."""
     if revision == 0:
         raise Invalid(
             f"cannot delete {name}: it has no revision",
@@ -129,9 +128,9 @@ def check_revision(name: str, revision: int) -> None:
 async def keep_suspensions(
     context: Context, client: Client, changes: Sequence[JournalChange]
 ) -> list[JournalChange]:
-    """Return the changes, and keep the suspension of journals whose change names none.
+    """Return the changes. Add the present suspension to a change that names none.
 
-    An update replaces the specification. Without its suspension a journal would resume. Its offsets
+    An update replaces the specification. Without its suspension a journal would resume, and its offsets
     would begin again at zero if its fragments are gone.
     """
     names = [change.upsert.name for change in changes if change.upsert is not None]
@@ -146,7 +145,7 @@ async def keep_suspensions(
         suspended = _with_suspension(spec, listed.spec)
         if suspended is not spec:
             context.terminal.note(f"{spec.name}: its suspension is kept")
-            # An append may resume the journal at any time. Require the revision that we looked up.
+            # An append may resume the journal at any time. Require the revision of the look-up.
             revision = change.expect_mod_revision
             revision = listed.mod_revision if revision == ANY_REVISION else revision
             change = replace(change, upsert=suspended, expect_mod_revision=revision)
@@ -198,7 +197,7 @@ def check_batch_size(size: int) -> None:
 
 
 def advise_batches(error: GazetteError, changes: int, batch_size: int) -> None:
-    """Add a hint when a transaction failed that may have been too large."""
+    """Add a hint to the error of a transaction that may have been too large."""
     if changes > TXN_OPS_DEFAULT and (batch_size == 0 or batch_size > TXN_OPS_DEFAULT):
         error.hint = (
             f"The transaction has {changes} changes, and etcd accepts {TXN_OPS_DEFAULT} by "
@@ -207,7 +206,7 @@ def advise_batches(error: GazetteError, changes: int, batch_size: int) -> None:
 
 
 def explain_conflict(expected: Mapping[str, int], found: Mapping[str, int]) -> str:
-    """Return which specifications are not at the revision that a change expected."""
+    """Return a text with the specifications that are not at the expected revision."""
     wrong = [
         f"{name} {_revision_text(found.get(name, 0))}, expected: it {_revision_text(revision)}"
         for name, revision in sorted(expected.items())

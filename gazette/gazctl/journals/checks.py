@@ -26,7 +26,7 @@ _SHOWN_MAX: Final = 20
 
 
 async def verify_references(context: Context, client: Client, specs: Sequence[ShardSpec]) -> None:
-    """Raise ``Invalid`` that lists every journal that is absent or unsuitable."""
+    """Raise ``Invalid`` with a list of all absent or unsuitable journals."""
     names = {split_journal_meta(source.journal)[0] for spec in specs for source in spec.sources}
     names |= {spec.recovery_log for spec in specs if spec.recovery_log}
     journals = await journals_by_name(context, client, names)
@@ -43,7 +43,7 @@ async def verify_references(context: Context, client: Client, specs: Sequence[Sh
 
 
 def problems_of(spec: ShardSpec, journals: dict[str, ListedJournal]) -> Iterable[str]:
-    """Yield what is wrong about the journals of one shard."""
+    """Yield the problems of one shard's journals."""
     for source in spec.sources:
         name = split_journal_meta(source.journal)[0]
         listed = journals.get(name)

@@ -87,7 +87,7 @@ def _names(names: Sequence[str]) -> list[str]:
 def _specs(
     names: Sequence[str], settings: SpecSettings, labels: LabelSet, retention_s: float
 ) -> list[JournalSpec]:
-    """Return the specifications, checked as `journals apply` does it."""
+    """Return the specifications, with the checks of `journals apply`."""
     fragment = fragment_spec(settings, round(retention_s * SECOND))
     specs = [JournalSpec(name, settings.replication, labels, fragment) for name in names]
     for spec in specs:
@@ -97,7 +97,7 @@ def _specs(
 
 
 async def _require_absent(context: Context, client: Client, names: Sequence[str]) -> None:
-    """Raise ``Conflict`` that names the journals that exist."""
+    """Raise ``Conflict`` with the names of existing journals."""
     found = sorted(await journals_by_name(context, client, names))
     if found:
         shown = ", ".join(found[:_SHOWN_MAX])

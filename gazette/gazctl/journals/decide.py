@@ -1,4 +1,4 @@
-"""``gazctl journals decide-fragments``: says whose the unexplained fragments of journals are."""
+"""``gazctl journals decide-fragments``: decides to which journals fragments of unknown names belong."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def decided(spec: JournalSpec, flags: DecideFragmentsFlags) -> JournalSpec:
     """Return the specification with the decisions in its labels. Raise ``Invalid``."""
     labels = spec.labels
     if flags.former_template:
-        postfix_template.parse(flags.former_template)  # Any other would explain all fragments.
+        postfix_template.parse(flags.former_template)  # A wrong one would match all fragments.
         labels = with_former_template(labels, flags.former_template)
     for directory in flags.foreign:
         labels = with_foreign_directory(labels, directory)

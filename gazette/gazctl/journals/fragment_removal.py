@@ -26,12 +26,12 @@ class Removal:
 
     removed: int = 0
     denied: list[str] = field(default_factory=list)
-    """Reasons of stores that denied permission. They are reported, and the fragments stay."""
+    """Reasons of stores that denied permission: their fragments stay."""
     failed: list[str] = field(default_factory=list)
 
 
 def blob_stores(context: Context) -> BlobStores:
-    """Return stores as this process may open them. Close them."""
+    """Return stores with the credentials of this process. Close them."""
     flags = context.loaded.group(BrokerFlags)
     protocols = check_protocols(flags.fsspec_protocols, "broker.fsspec-protocols")
     return BlobStores(
@@ -57,9 +57,7 @@ class FragmentRemover:
         self._stores.close()
 
     async def owner(self, spec: JournalSpec) -> FragmentOwner:
-        """Return the filter that distinguishes fragments of a journal from those of journals below
-        its name.
-        """
+        """Return the filter that tells a journal's fragments from those of journals below its name."""
         selector = LabelSelector.of(("name:prefix", f"{spec.name}/"))
         async with self._context.answering(self._client.address):
             nested = (await self._client.list_journals(selector)).journals
@@ -69,11 +67,10 @@ class FragmentRemover:
     async def duplicates(
         self, spec: JournalSpec, owner: FragmentOwner, removed: Sequence[Fragment]
     ) -> list[Fragment]:
-        """Return stored fragments of a journal that lie within one of ``removed``.
+        """Return stored fragments of a journal that ``removed`` ones cover.
 
-        Brokers list one fragment for each offset. Smaller fragments that it covers, and copies in
-        other stores, would reappear after its removal. A store that cannot be listed is reported,
-        and its fragments stay.
+        Brokers list one fragment for each offset. Smaller fragments, and copies in other stores,
+        would reappear after its removal. Report a store that cannot be listed, and keep its fragments.
         """
         found: list[Fragment] = []
         for url in spec.fragment.stores:

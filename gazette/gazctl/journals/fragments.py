@@ -64,7 +64,7 @@ async def run(context: Context) -> int:
                 f"{hidden} hold different bytes at the same offsets; the first is read, and "
                 "the other is hidden"
             )
-    if begin == end == 0:  # Of some times only, fragments have holes between them.
+    if begin == end == 0:  # A selection by time has holes of its own.
         for journal, result in zip(journals, results, strict=True):
             if not isinstance(result, GazetteError):
                 note_holes(context, journal.spec.name, result)
@@ -77,8 +77,7 @@ def note_holes(
 ) -> None:
     """Tell the user of offsets that no fragment covers. ``stored`` are all fragments of the journal.
 
-    Looks from the begin of the first fragment to ``head``, or to the end of the last fragment if that is
-    greater.
+    Look from the begin of the first fragment to the greater one of ``head`` and the last fragment's end.
     """
     for begin, end in holes((one.fragment for one in stored), head):
         context.terminal.note(
@@ -89,7 +88,7 @@ def note_holes(
 
 
 def holes(fragments: Iterable[Fragment], head: Offset) -> Iterator[tuple[Offset, Offset]]:
-    """Yield the spans that no fragment covers, behind the first fragment and before ``head``."""
+    """Yield the ranges of offsets without a fragment, after the first fragment and before ``head``."""
     spans = sorted((one.begin, one.end) for one in fragments)
     if not spans:
         return

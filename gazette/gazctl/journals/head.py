@@ -45,7 +45,7 @@ async def reset(context: Context) -> int:
 async def reset_head(
     context: Context, client: Client, journal: ListedJournal, *, dry_run: bool
 ) -> tuple[str, str]:
-    """Move the head of one journal to the end of its fragments, if it takes no appends.
+    """Move the head of a journal that refuses appends to the end of its fragments.
 
     Return the head and the outcome.
     """
@@ -54,7 +54,7 @@ async def reset_head(
     name = journal.spec.name
     head = await write_head(context, client, name)
     if head == 0:
-        # Do not append: an append with offset zero takes place at any offset.
+        # Do not append: an append with offset zero means any offset.
         return "0", EMPTY
     refusal = await _refusal(context, client, name)
     if refusal is None:
@@ -74,9 +74,9 @@ async def reset_head(
 
 
 async def _refusal(context: Context, client: Client, name: str) -> str | None:
-    """Return why a journal takes no appends until its head is confirmed; None if it takes them.
+    """Return why a journal refuses appends until its head is reset; None if it accepts them.
 
-    Empty for one that is suspended: it would have to be resumed to know.
+    Return ``""`` for a suspended journal: only a resume would show it.
     """
     try:
         async with context.answering(client.address):

@@ -40,7 +40,7 @@ async def run(context: Context) -> int:
 
 
 async def _problem_elsewhere(context: Context, client: Client, store: str) -> str:
-    """Return what is wrong with a store as the brokers of its journals see it; empty if nothing is."""
+    """Return the problem that brokers of a store's journals have with it; empty without one."""
     listed = await list_journals(context, client, EVERYTHING)
     journals = [one for one in listed.journals if store in one.spec.fragment.stores]
 

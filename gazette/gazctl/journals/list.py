@@ -17,7 +17,7 @@ from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.pb import broker_pb2
 
 _ASK_S: Final = 5.0
-"""Seconds for which a broker is waited for to name problems."""
+"""Seconds to wait for a broker to name problems."""
 
 
 async def run(context: Context) -> int:
@@ -40,7 +40,7 @@ async def run(context: Context) -> int:
 async def _note_problems(
     context: Context, client: Client, listed: JournalList, selector: LabelSelector
 ) -> None:
-    """Tell the user of problems, which the brokers of the listed journals name."""
+    """Ask the brokers of the listed journals for problems, and tell the user."""
 
     async def ask(endpoint: str) -> dict[str, str]:
         async with context.answering(endpoint, min(_ASK_S, context.timeout_s)):
@@ -63,7 +63,7 @@ def endpoints_of(journals: Iterable[ListedJournal]) -> list[str]:
 
 
 async def list_journals(context: Context, client: Client, selector: LabelSelector) -> JournalList:
-    """Return what matches now. Raise ``Unavailable`` after --timeout."""
+    """Return the matching journals. Raise ``Unavailable`` after --timeout."""
     async with context.answering(client.address):
         return await client.list_journals(selector)
 

@@ -1,4 +1,4 @@
-"""Look-ups of journals by name, and of the offsets at which they end."""
+"""Look-ups of journals by name, and of their heads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMES_MAX: Final = 500
 async def journals_by_name(
     context: Context, client: Client, names: Iterable[str]
 ) -> dict[str, ListedJournal]:
-    """Return the journals of these names that exist."""
+    """Return the existing journals of these names, by name."""
     wanted = sorted(set(names))
     found: dict[str, ListedJournal] = {}
     for begin in range(0, len(wanted), _NAMES_MAX):
@@ -32,7 +32,7 @@ async def journals_by_name(
 
 
 async def write_head(context: Context, client: Client, journal: str) -> int:
-    """Return the offset at which a journal ends now, by a read: an append would resume the journal.
+    """Return the head of a journal, by a read: an append would resume a suspended journal.
 
     Raise ``NotFound``, ``NotAllowed`` (also for a suspended journal) or ``Unavailable``.
     """

@@ -1,4 +1,4 @@
-"""``gazctl journals prune``: remove fragments that are past the retention of their journal."""
+"""``gazctl journals prune``: remove fragments that are older than the retention of their journal."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def _plan(
 
 
 def is_past(fragment: Fragment, oldest: float) -> bool:
-    """Return True if a fragment was persisted before a time. False if it is not persisted."""
+    """Return True if a fragment was persisted before a time; False if it is not persisted."""
     return 0 < fragment.mod_time < oldest and fragment.backing_store != ""
 
 
@@ -90,7 +90,7 @@ def _why_not(spec: JournalSpec) -> str:
 async def carry_out(
     context: Context, remover: FragmentRemover, plans: list[PrunePlan], *, dry_run: bool
 ) -> int:
-    """Remove the fragments of the plans, unless it is a dry run, and report. Return the exit code."""
+    """Remove the fragments of the plans, unless ``dry_run``, and report. Return the exit code."""
     doomed = [fragment for plan in plans for fragment in plan.doomed]
     removal = Removal() if dry_run else await remover.remove(doomed)
     headers = ["Journal", "Fragments", "Bytes", "Pruned", "Pruned bytes", "Note"]

@@ -33,7 +33,7 @@ from gazette.runtime.tasks import TaskScope
 READ_BYTES: Final = 1 << 18
 PREVIOUS: Final = ".previous"
 _NOTE_S: Final = 5.0
-"""Seconds between looks for journals that have given nothing."""
+"""Seconds between checks for journals without bytes so far."""
 _ASK_MAX: Final = 16
 
 
@@ -51,7 +51,7 @@ async def run(context: Context) -> int:
         finally:
             if flags.offsets_out is not None:
                 write_offsets(flags.offsets_out, reading.offsets, flags.offsets)
-    # An interrupt is the normal end of a read with --block. It cuts any other read short.
+    # An interrupt is the normal end of a read with --block, and ends any other read early.
     return 130 if reading.stopping.is_set() and not flags.block else 0
 
 
@@ -65,7 +65,7 @@ class _Pump:
 
 @dataclass(slots=True)
 class Reading:
-    """All reads of one command. ``offsets`` holds, by journal, the end of what was written."""
+    """All reads of one command. ``offsets``: by journal, the end of the written bytes."""
 
     context: Context
     client: Client
@@ -136,7 +136,7 @@ class Reading:
                 scope.spawn(self._pump(name, opened), name=name)
 
     async def _open(self, journal: ListedJournal) -> _Pump | None:
-        """Begin to read a journal. Return None if there is nothing to read."""
+        """Begin to read a journal. Return None if it has nothing to read."""
         spec = journal.spec
         if spec.suspend_level is SuspendLevel.FULL:
             if spec.name not in self._skipped:
@@ -153,7 +153,7 @@ class Reading:
             offset=offset,
             block=self.flags.block,
             begin_mod_time=self.begin_mod_time,
-            # With a route, this process calls a broker that serves the journal directly.
+            # With cached routes, this process itself calls a broker that serves the journal.
             do_not_proxy=self.context.loaded.group(BrokerFlags).cache_size > 0,
         )
         content_type = spec.labels.value_of(CONTENT_TYPE) or ""
@@ -172,7 +172,7 @@ class Reading:
         try:
             if await self._copy(name, pump):
                 await pump.stream.finish()
-            # Discard a held part of a message: the next read begins with that message.
+            # Drop a held part of a message: the next read begins with that message.
             self._note_offset(name, pump)
         finally:
             pump.stream.close()
@@ -225,7 +225,7 @@ class Reading:
         return f"{journal}: {reason}" if reason else ""
 
     async def _note_waits(self) -> None:
-        """Say now and then for what journals are waited that have given nothing, each reason once."""
+        """Tell the user why journals without bytes so far wait, each reason once."""
         noted: set[str] = set()
         while True:
             await self.context.clock.sleep(_NOTE_S)
@@ -251,7 +251,7 @@ class Reading:
 
     @asynccontextmanager
     async def _showing_progress(self) -> AsyncIterator[None]:
-        """Show progress, unless the content itself goes to the user's terminal."""
+        """Show progress in the block, unless the content goes to the user's terminal."""
         if self.flags.output == "-":
             yield
             return
@@ -294,7 +294,7 @@ def read_offsets(path: Path | None) -> dict[str, int]:
 
 
 def write_offsets(path: Path, offsets: Mapping[str, int], former: Path | None) -> None:
-    """Write offsets atomically. Keep the file that they were read from as a copy."""
+    """Write offsets atomically. Keep a copy of the file ``former``, from which they were read."""
     temporary = path.with_name(path.name + ".partial")
     temporary.write_text(json.dumps(dict(sorted(offsets.items())), indent=2) + "\n", "utf-8")
     if former is not None and former.exists() and path.exists() and former.samefile(path):

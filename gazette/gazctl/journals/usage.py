@@ -1,4 +1,4 @@
-"""``gazctl journals usage``: bytes that journals take in their stores, by listings of these."""
+"""``gazctl journals usage``: bytes that journals take in their stores, from listings of the stores."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from gazette.protocol.text.validation import within
 from gazette.runtime.numbers import bytes_text
 
 _POSTFIX: Final = re.compile(r"(?:/(?:[^/=]+=[^/]*|[0-9]+))+$")
-"""Directories that templates of path postfixes usually write, at the end of a path."""
+"""Pattern of directories that templates of path postfixes usually make, at the end of a path."""
 _ALL: Final = "= all"
 _NO_JOURNAL: Final = "(no journal)"
 
 
 @dataclass(slots=True)
 class Usage:
-    """Sums of objects. ``content`` counts bytes of a journal, before they are compressed."""
+    """Number and bytes of objects. ``content``: bytes of a journal, before compression."""
 
     objects: int = 0
     stored: int = 0
@@ -46,14 +46,14 @@ class Usage:
 
 @dataclass(slots=True)
 class StoreUsage:
-    """The objects of one store: fragments by journal, and all others by directory."""
+    """The objects of one store: fragments by journal, all others by directory."""
 
     url: str
     journals: dict[JournalName, Usage] = field(default_factory=dict)
     others: dict[str, Usage] = field(default_factory=dict)
 
     def only(self, selected: Iterable[JournalSpec]) -> StoreUsage:
-        """Return what some journals take."""
+        """Return the usage of some journals."""
         names = {spec.name for spec in selected}
         return StoreUsage(
             self.url, {name: one for name, one in self.journals.items() if name in names}
@@ -90,7 +90,7 @@ async def run(context: Context) -> int:
 async def _measure_all(
     context: Context, specs: Sequence[JournalSpec], selected: Sequence[JournalSpec] | None
 ) -> tuple[list[StoreUsage], dict[str, GazetteError]]:
-    """Measure the named stores, or those of the journals. Return the errors of others by URL."""
+    """Return the usage of the named stores, or of the journals' stores, and errors by URL."""
     wanted = specs if selected is None else selected
     named = {url for spec in wanted for url in spec.fragment.stores}
     urls = sorted(set(context.loaded.arguments) or named)
@@ -98,7 +98,7 @@ async def _measure_all(
 
     async def one(url: str) -> StoreUsage:
         active, finder = stores.get(url), JournalFinder(specs)
-        # A query may rewrite the names of journals: then paths of the whole store are others.
+        # A URL with a query may rewrite names of journals: then list by prefix, not the whole store.
         whole = selected is None and "?" not in url
         prefixes = [""] if whole else list(_prefixes(wanted))
         return await active.calls.run(measure, active.store, url, prefixes, finder)
@@ -118,7 +118,7 @@ async def _measure_all(
 
 
 class JournalFinder:
-    """Finds the journal of an object by its path. One thread uses it."""
+    """Finds the journal of an object by its path. For one thread."""
 
     def __init__(self, specs: Iterable[JournalSpec]) -> None:
         self._specs = {spec.name: spec for spec in specs}
@@ -126,7 +126,7 @@ class JournalFinder:
         self._owners: dict[JournalName, FragmentOwner] = {}
 
     def fragment_at(self, path: str) -> Fragment | None:
-        """Return the fragment of a journal that exists; None for any other object."""
+        """Return the fragment at a path, if it belongs to an existing journal; else None."""
         directory = path.rpartition("/")[0]
         journal = self._journals.get(directory)
         if journal is None:
@@ -143,7 +143,7 @@ class JournalFinder:
         return fragment if owner.owns(fragment.path_postfix) else None
 
     def _journal_above(self, directory: str) -> JournalName:
-        """Return the journal whose name is the longest beginning of a path; empty without one."""
+        """Return the journal with the longest name that a path begins with; empty without one."""
         while directory and directory not in self._specs:
             directory = directory.rpartition("/")[0]
         return directory
@@ -152,7 +152,7 @@ class JournalFinder:
 def measure(
     store: BlobStore, url: str, prefixes: Sequence[str], finder: JournalFinder
 ) -> StoreUsage:
-    """Return what the objects below some prefixes of a store take. Blocks."""
+    """Return the usage of the objects below some prefixes of a store. Blocks."""
     found = StoreUsage(url)
     for prefix in prefixes:
         for info in store.list(prefix):
@@ -168,7 +168,7 @@ def measure(
 
 
 def _prefixes(specs: Iterable[JournalSpec]) -> Iterator[str]:
-    """Yield the directories of journals, without those within another."""
+    """Yield the directories of journals, except those within another one."""
     last = ""
     for prefix in sorted(f"{spec.name}/" for spec in specs):
         if not last or not prefix.startswith(last):

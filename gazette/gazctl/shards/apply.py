@@ -44,7 +44,8 @@ async def apply(context: Context) -> int:
 
 
 async def _wait_served(context: Context, specs: Sequence[ShardSpec]) -> None:
-    """Return when each shard has a primary and all standbys, ready.
+    """Wait until each shard has a ready primary and all ready standbys.
+
 
     Raise ``Unavailable`` after --timeout, and ``Broken`` at once for a shard that has failed. Shards that
     are disabled, or were deleted or changed meanwhile, need fewer members or none.
@@ -107,7 +108,7 @@ async def edit(context: Context) -> int:
 
 
 def parse_changes(context: Context, text: str) -> list[ShardChange]:
-    """Return the changes that a list asks for. Raise ``Invalid`` that names the line or the shard."""
+    """Return the changes of a list. Raise ``Invalid`` with the line or the shard."""
     specs = ShardList.parse(text)
     specs.validate()
     changes: list[ShardChange] = []

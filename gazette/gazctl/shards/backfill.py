@@ -1,4 +1,4 @@
-"""``gazctl shards backfill``: build the state of shards from history, and have them continue from it."""
+"""``gazctl shards backfill``: build the state of shards from history; the shards then continue from it."""
 
 from __future__ import annotations
 
@@ -144,14 +144,14 @@ def _runner(flags: ShardsBackfillFlags) -> Runner:
 
 
 def _access(context: Context, flags: ShardsBackfillFlags) -> Access:
-    """Return what tasks read with: the same brokers as this command."""
+    """Return the access of tasks: the same brokers as this command."""
     brokers = context.loaded.group(BrokerFlags)
     protocols = check_protocols(brokers.fsspec_protocols, "broker.fsspec-protocols")
     return Access(brokers, brokers.file_root, flags.direct, protocols)
 
 
 def _history_end(flags: ShardsBackfillFlags, now_s: float) -> HistoryEnd:
-    """Return where the history ends. Raise ``Invalid``."""
+    """Return the end of the history. Raise ``Invalid``."""
     if flags.until and flags.offsets:
         raise Invalid(
             "--until and --offsets exclude each other",
@@ -169,7 +169,7 @@ def _history_end(flags: ShardsBackfillFlags, now_s: float) -> HistoryEnd:
 
 
 def _offsets(text: str) -> Mapping[str, int]:
-    """Return offsets by journal, from JSON or the name of a JSON file. Raise ``Invalid``."""
+    """Return offsets by journal, from a text or a file of JSON. Raise ``Invalid``."""
     if not text:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""``gazctl shards backfill --list`` and ``--gc``: list and remove what runs have left."""
+"""``gazctl shards backfill --list`` and ``--gc``: list and remove leftovers of runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NEVER: Final = "-"
 
 
 def _require_there(staging: Staging, flags: ShardsBackfillFlags) -> None:
-    """Raise ``NotFound`` if the staging area is absent: a misspelt name must not look like an empty one."""
+    """Raise ``NotFound`` if the staging area is absent: a wrong name must not look like an empty area."""
     if isinstance(staging, DirectoryStaging) and not staging.directory.exists():
         raise NotFound(
             f"there is no staging area at {flags.staging}",
@@ -39,7 +39,7 @@ def _require_there(staging: Staging, flags: ShardsBackfillFlags) -> None:
 
 
 async def list_all(context: Context, flags: ShardsBackfillFlags) -> int:
-    """List every run of the staging area, and everything that no run needs."""
+    """List all runs of the staging area, and all leftovers."""
     staging = open_staging(flags.staging)
     _require_there(staging, flags)
     consumer = await context.consumer()
@@ -102,7 +102,7 @@ def _when(seconds: float) -> str:
 
 
 async def collect(context: Context, flags: ShardsBackfillFlags) -> int:
-    """List what no run needs, and remove it unless this is a dry run. Return the exit code."""
+    """List leftovers, and remove them unless this is a dry run. Return the exit code."""
     staging = open_staging(flags.staging)
     _require_there(staging, flags)
     pool = BlockingPool("backfill-gc", 1)

@@ -1,4 +1,4 @@
-"""Reports of what a stalled backfill waits for."""
+"""Reports of servers for which a stalled backfill waits."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ async def report_stalls(
     clock: Clock,
     quiet_s: float = QUIET_S,
 ) -> None:
-    """Report servers that cannot be reached while ``progress`` stays unchanged, until cancelled.
+    """Report unreachable servers while ``progress`` does not change, until cancelled. Report a reason once.
 
-    ``servers`` is keyed by what each one is. Each reason is reported once. Appends and reads wait
-    for brokers that return.
+    Keys of ``servers`` are descriptions of the servers. Appends and reads wait until brokers are back.
     """
     reported: set[str] = set()
     before = None

@@ -1,4 +1,4 @@
-"""``gazctl shards hints``: what the hints of shards say, and what a recovery by them reads."""
+"""``gazctl shards hints``: the hints of shards, and the bytes that a recovery with them reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gazette.runtime.numbers import bytes_text
 
 @dataclass(frozen=True, slots=True)
 class SlotHints:
-    """The hints in one slot of a shard; None if it is empty. ``spans`` are what a recovery reads."""
+    """The hints in one slot of a shard; None for an empty slot. ``spans``: what a recovery reads."""
 
     shard: str
     slot: str
@@ -33,7 +33,7 @@ class SlotHints:
     spans: Sequence[Span] = ()
 
     def bytes_read(self, heads: Mapping[JournalName, Offset]) -> int | None:
-        """Return the number of bytes that a recovery reads now. None if a log's head is not known."""
+        """Return the number of bytes that a recovery reads now; None if a log's head is unknown."""
         total = 0
         for span in self.spans:
             end = heads.get(span.log) if span.end is None else span.end
@@ -71,7 +71,7 @@ async def run(context: Context) -> int:
 async def _all_slots(
     context: Context, consumer: ShardClient, shards: Sequence[ListedShard]
 ) -> tuple[list[SlotHints], dict[str, str]]:
-    """Return the slots of all shards with a recovery log, and the errors of shards without an answer."""
+    """Return the slots of all shards with a recovery log, and errors by shard."""
     logged = [one for one in shards if one.spec.recovery_log]
 
     async def one(shard: ListedShard) -> list[SlotHints]:
@@ -90,7 +90,7 @@ async def _all_slots(
 
 
 def _slots_of(shard: ListedShard, stored: ShardHints) -> Iterator[SlotHints]:
-    """Yield the slots. Raise ``Invalid`` for hints that contradict themselves."""
+    """Yield the slots of a shard. Raise ``Invalid`` for hints that contradict themselves."""
     for name, hints in hints_by_slot(shard.spec, stored).items():
         spans = () if hints is None else tuple(spans_of(hints))
         yield SlotHints(shard.spec.id, name, hints, spans)
@@ -99,7 +99,7 @@ def _slots_of(shard: ListedShard, stored: ShardHints) -> Iterator[SlotHints]:
 async def _heads(
     context: Context, client: Client, slots: Sequence[SlotHints]
 ) -> tuple[dict[JournalName, Offset], dict[JournalName, str]]:
-    """Return where the logs end that are read to their end, and the errors of others."""
+    """Return the heads of logs that are read to their end, and errors by log."""
     logs = sorted({span.log for slot in slots for span in slot.spans if span.end is None})
 
     async def one(log: JournalName) -> Offset:
@@ -162,7 +162,7 @@ def _documents(
     errors: Mapping[str, str],
     heads: Mapping[JournalName, Offset],
 ) -> list[dict[str, Any]]:
-    """Return one document for each shard. Hints are as etcd has them in JSON."""
+    """Return one document for each shard. Hints are the JSON of etcd."""
     found = []
     for shard in shards:
         document: dict[str, Any] = {"shard": shard.spec.id, "log": shard.spec.recovery_log}

@@ -22,7 +22,7 @@ from gazette.runtime.numbers import bytes_text
 UNKNOWN = "?"
 _STAT_TIMEOUT_S = 10.0
 _ASK_S = 5.0
-"""Seconds for which a member is waited for to say what its shards wait for."""
+"""Seconds to wait for a member's answer about what its shards wait for."""
 
 
 async def run(context: Context) -> int:
@@ -53,7 +53,7 @@ async def _problems(
     shards: Sequence[ListedShard],
     selector: LabelSelector,
 ) -> dict[str, str]:
-    """Return what shards wait for, which their members say, by id."""
+    """Ask members what their shards wait for. Return the answers by shard id."""
 
     async def ask(endpoint: str) -> dict[str, str]:
         async with context.answering(endpoint, min(_ASK_S, context.timeout_s)):
@@ -72,7 +72,7 @@ async def _problems(
 async def list_shards(
     context: Context, consumer: ShardClient, selector: LabelSelector
 ) -> ShardList:
-    """Return what matches now. Raise ``Unavailable`` after --timeout."""
+    """Return the matching shards. Raise ``Unavailable`` after --timeout."""
     async with context.answering(consumer.address):
         return await consumer.list_shards(selector)
 
@@ -148,7 +148,7 @@ def status_text(shard: ListedShard) -> str:
 
 
 def errors_text(shards: Sequence[ListedShard]) -> str:
-    """Return the errors of replicas that have FAILED, and what to do about them."""
+    """Return the errors of FAILED replicas, and what to do."""
     lines: list[str] = []
     for shard in shards:
         for member, status in zip(shard.route.members, shard.status, strict=True):
@@ -168,7 +168,7 @@ async def _lags(
     shards: Sequence[ListedShard],
     problems: Mapping[str, str],
 ) -> tuple[list[str], str]:
-    """Return the lag of each shard as text, and why it is unknown for some."""
+    """Return the lag of each shard as text, and the reason why some are unknown."""
     broker = await context.broker()
     journals = sorted(
         {split_journal_meta(s.journal)[0] for one in shards for s in one.spec.sources}
@@ -184,7 +184,7 @@ async def _lags(
     async def one(shard: ListedShard) -> str:
         problem = problems.get(shard.spec.id)
         if problem and status_text(shard) != ReplicaCode.PRIMARY.name:
-            raise Unavailable(f"it {problem}")  # It would answer only after that.
+            raise Unavailable(f"it {problem}")  # A call would wait as long as the shard does.
         return await _lag(context, consumer, shard, heads)
 
     results = await each("lag", shards, one)
@@ -207,10 +207,10 @@ async def _lag(
     shard: ListedShard,
     heads: dict[str, int | GazetteError],
 ) -> str:
-    """Return the bytes that the shard has not consumed: of its source, or of each if several."""
+    """Return the bytes that a shard has not consumed, for each source if it has several."""
     if shard.route.primary is None:
         raise NotFound("it has no primary")
-    # A shard that recovers answers only afterwards: do not wait as long for it as for others.
+    # A shard that recovers does not answer until it is done: wait a shorter time.
     async with context.answering(consumer.address, min(_STAT_TIMEOUT_S, context.timeout_s)):
         stat = await consumer.stat(shard.spec.id)
     lags: list[tuple[str, int]] = []
@@ -219,7 +219,7 @@ async def _lag(
         head = heads[journal]
         if isinstance(head, GazetteError):
             raise head
-        # Bytes before the least offset are never read, and count as no lag.
+        # Bytes before the minimum offset are never read: do not count them.
         through = max(stat.read_through.get(source.journal, 0), source.min_offset)
         lags.append((journal, max(0, head - through)))
     if len(lags) == 1:

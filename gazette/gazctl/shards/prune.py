@@ -1,6 +1,6 @@
 """``gazctl shards prune``: remove fragments of recovery logs that no shard needs.
 
-See `prune_plan` for the rules. All planning is done before the first removal.
+See `prune_plan` for the rules. Nothing is removed before all plans are made.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ async def run(context: Context) -> int:
     selected = (await list_shards(context, consumer, selector)).shards
     if not selected:
         raise NotFound("no shard matches", selector=selector)
-    # Read hints of all shards after the selection, so that a shard created meanwhile counts too.
+    # List all shards after the selection, so that a shard that was created meanwhile counts too.
     shards = (await list_shards(context, consumer, EVERYTHING)).shards
     hints = await _all_hints(context, consumer, [one for one in shards if one.spec.recovery_log])
     needs = Needs()
@@ -67,7 +67,7 @@ async def run(context: Context) -> int:
 async def _all_hints(
     context: Context, consumer: ShardClient, shards: Sequence[ListedShard]
 ) -> dict[str, ShardHints]:
-    """Return the hints of all shards that have a recovery log. Raise if any cannot be read."""
+    """Return the hints of all shards with a recovery log. Raise an error if any cannot be read."""
 
     async def one(shard: ListedShard) -> ShardHints:
         async with context.answering(consumer.address):
@@ -88,7 +88,7 @@ async def _all_hints(
 async def _store_health(
     context: Context, client: Client, journals: Collection[ListedJournal]
 ) -> dict[str, str]:
-    """Return what is wrong with each store of these journals; an empty text if nothing is."""
+    """Return the problem of each store of these journals; empty for a healthy store."""
     urls = sorted({url for one in journals for url in one.spec.fragment.stores})
 
     async def one(url: str) -> str:
@@ -135,7 +135,7 @@ async def _plan(
 
 
 def _why_not(spec: JournalSpec, needs: Needs, health: dict[str, str]) -> tuple[str, bool]:
-    """Return why a log is skipped (empty if it is not), and True if that is a failure."""
+    """Return why a log is skipped, or ``""``; and True if that is a failure."""
     if (reason := needs.blocked.get(spec.name, "")) != "":
         return f"skipped: {reason}", False
     if spec.labels.value_of(CONTENT_TYPE) != CONTENT_RECOVERY_LOG:

@@ -1,15 +1,15 @@
 """Choice of the fragments of recovery logs that no shard needs. Pure.
 
-Each rule keeps too much rather than too little:
+Each rule rather keeps too much:
 
-1. A fragment is kept if any hints of any shard need it: those of the primary, and every backup.
-2. After the last segment of hints everything is kept, since play-back reads on to the write head.
+1. A fragment is kept if any hints of any shard need it: the primary's, or a backup.
+2. Everything after the last segment of hints is kept, since play-back reads up to the write head.
    A forked shard that has written no files yet has its last segment in another log. Then the
-   whole of the log that it writes is kept.
+   whole log that it writes is kept.
 3. A log is skipped while a shard that writes it lacks hints in any slot, or has some without files.
 4. A log is skipped if its listed fragments end before what hints need: the listing is incomplete.
-5. A log is skipped if it has a fragment that no hints need and that is not persisted. Either it
-   is about to be persisted, or the hints are not of this log.
+5. A log is skipped if it has an unpersisted fragment that no hints need. Either the fragment will
+   be persisted soon, or the hints are not of this log.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Span:
 
 @dataclass(slots=True)
 class Needs:
-    """Needs of all shards of a consumer, by log, and reasons to skip some logs."""
+    """The parts of logs that all shards of a consumer need, by log, and reasons to skip logs."""
 
     spans: dict[JournalName, list[Span]] = field(default_factory=dict)
     blocked: dict[JournalName, str] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Needs:
                 self.add_hints(hints)
 
     def add_hints(self, hints: FSMHints) -> None:
-        """Add what a recovery by these hints reads."""
+        """Add the spans that a recovery with these hints reads."""
         for span in spans_of(hints):
             self.spans.setdefault(span.log, []).append(span)
 
@@ -81,7 +81,7 @@ class Needs:
 
 
 def hints_by_slot(spec: ShardSpec, stored: ShardHints) -> dict[str, FSMHints | None]:
-    """Return the hints of a shard by the names of their slots. The first empty backup is among them."""
+    """Return the hints of a shard by the names of their slots, with the first empty backup as None."""
     slots = {"primary": stored.primary}
     slots |= {f"backup {index}": hints for index, hints in enumerate(stored.backups)}
     if len(stored.backups) < spec.hint_backups:
@@ -90,9 +90,9 @@ def hints_by_slot(spec: ShardSpec, stored: ShardHints) -> dict[str, FSMHints | N
 
 
 def spans_of(hints: FSMHints) -> Iterator[Span]:
-    """Yield what a recovery by hints reads. Raise ``Invalid`` for hints that contradict themselves.
+    """Yield the spans that a recovery with some hints reads: the whole log if they have no live files.
 
-    Without live files, it reads the whole log.
+    Raise ``Invalid`` for hints that contradict themselves.
     """
     segments = list(fold_hinted_segments((node.segments for node in hints.live_nodes), hints.log))
     for segment in segments[:-1]:
@@ -104,12 +104,12 @@ def spans_of(hints: FSMHints) -> Iterator[Span]:
 
 
 def unpersisted(fragments: Sequence[Fragment]) -> list[Fragment]:
-    """Return the fragments that are in no store yet, as far as brokers know."""
+    """Return the fragments that are not in a store yet, as brokers know."""
     return [one for one in fragments if not (one.mod_time and one.backing_store)]
 
 
 def references(hints: ShardHints) -> set[JournalName]:
-    """Return the logs that hints of a shard name."""
+    """Return the logs in the hints of a shard."""
     present = [one for one in (hints.primary, *hints.backups) if one is not None]
     return {one.log for one in present} | {
         segment.log

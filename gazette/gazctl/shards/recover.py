@@ -28,7 +28,7 @@ from gazette.runtime.numbers import bytes_text
 from gazette.runtime.tasks import BlockingPool
 
 STAGING: Final = ".gazctl-recover"
-"""A directory within the target directory, so that recovered files are moved and not copied."""
+"""A directory within the target directory: recovered files are moved from there, not copied."""
 
 
 async def run(context: Context) -> int:
@@ -71,7 +71,7 @@ async def run(context: Context) -> int:
 
 
 async def _convert(context: Context, flags: RecoverFlags, directory: Path) -> int:
-    """Make databases of a directory that another player has filled. Needs no cluster."""
+    """Convert a directory that another player has filled to databases. Needs no cluster."""
     given = {
         "--id": flags.id,
         "--dir": flags.dir,
@@ -95,10 +95,10 @@ async def _convert(context: Context, flags: RecoverFlags, directory: Path) -> in
 
 
 def check_directory(directory: Path, *, force: bool) -> None:
-    """Make the directory, and require that it is empty or may be replaced. Raise ``Invalid``."""
+    """Make the directory. Raise ``Invalid`` if it is not empty, and must not be replaced."""
     try:
         directory.mkdir(0o700, parents=True, exist_ok=True)
-        # An interrupted recovery may have left the staging directory. It is ours.
+        # An interrupted recovery may have left the staging directory, which no other program uses.
         shutil.rmtree(directory / STAGING, ignore_errors=True)
         occupied = next(directory.iterdir(), None)
     except OSError as error:
@@ -114,9 +114,9 @@ def check_directory(directory: Path, *, force: bool) -> None:
 async def choose_hints(
     context: Context, consumer: ShardClient, client: Client, spec: ShardSpec, backup: int = -1
 ) -> FSMHints:
-    """Return the newest hints of a shard, or a ``backup`` of them.
+    """Return the newest hints of a shard, or those of a ``backup``.
 
-    Return empty hints if the shard has none and its log can be played from the first byte. Raise
+    Without stored hints, return empty hints if the log can be played from its first byte. Raise
     ``NotFound`` if there is no such backup. Raise ``Corrupt`` if there are no hints and the log was
     pruned: a play-back would give an empty state.
     """
@@ -186,7 +186,7 @@ async def _play(
 
 
 def finish_directory(directory: Path) -> list[str]:
-    """Make plain databases of the recovered files, and replace the directory's content by them.
+    """Convert the recovered files to plain databases, and replace the directory's content by them.
 
     Return the names of the databases.
     """

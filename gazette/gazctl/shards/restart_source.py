@@ -1,4 +1,4 @@
-"""``gazctl shards restart-source``: go on with a source that was deleted and created again."""
+"""``gazctl shards restart-source``: continue with a source that was deleted and created again."""
 
 from __future__ import annotations
 
