@@ -1,8 +1,8 @@
 """One task of a backfill: build the state of one shard, and stage it.
 
-A task is a value that any runner takes: a thread, a process, an executor of a Spark cluster. Any
-number of its attempts may run, one after the other or at once, and end at any time. Each has its
-own objects, and the manifest chooses one.
+A task is a value that any runner can run: a thread, a process, an executor of a Spark cluster. Any number of
+its attempts may run, also at the same time, and end at any time. Each attempt has its own objects, and the
+manifest chooses one attempt.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FRAGMENT_LENGTH: Final = 1 << 20
 _MERGED_MESSAGES: Final = 256
 
 OnRead = Callable[[int], None]
-"""Called with the number of bytes of the history that were read."""
+"""Function that gets the number of bytes of the history that were read since its last call."""
 
 
 def _ignore(_bytes: int) -> None:
@@ -52,13 +52,13 @@ def _ignore(_bytes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """All input for building one shard. ``backfill`` is its name, or an object that pickles."""
+    """The input for building one shard. ``backfill`` is a name, or an object that can be pickled."""
 
     backfill: str | Backfill
     spec: ShardSpec
     access: Access
     runs: tuple[CommittedRun, ...]
-    """Runs of the history that may hold messages of the shard, in the order of their journals."""
+    """Runs of the history that may have messages of the shard, in the order of their journals."""
     checkpoint: Checkpoint
     staging: str
     run_id: str
@@ -68,7 +68,7 @@ class ShardTask:
     overwrite: bool = False
     scratch: Path | None = None
     claim: BackfillClaim | None = None
-    """Set for a shard whose state is in a database."""
+    """Claim of a shard whose state is in a database."""
     verify: bool = False
     """True to compare a state in a database with a replay before it is committed."""
 
@@ -86,7 +86,7 @@ class Attempt:
 
 
 def journal_spec(journal: str, content_type: str) -> JournalSpec:
-    """Return a specification with what an application may ask of a journal: its name and content."""
+    """Return a specification with the parts that an application may ask for: name and content type."""
     return JournalSpec(
         journal,
         1,
@@ -100,8 +100,8 @@ def read_messages(
 ) -> Batches:
     """Return the committed messages of a task's shard, in order per journal. Raise what reads raise.
 
-    If the application has timers, journals are merged by the clocks of publishers, since a live shard got
-    their messages in about that order. Windows and watermarks follow declared times in any order.
+    If the application has timers, merge journals by the clocks of publishers: a live shard got their
+    messages in about that order. Windows and watermarks follow declared times in any order.
     """
     application = backfill.new_application()
     if not defines_timers(application):
@@ -118,7 +118,7 @@ def read_messages(
 
 
 def merge_by_time(journals: Sequence[Batches]) -> Batches:
-    """Yield the messages of journals by the clocks of their publishers. Keep the order of each one."""
+    """Yield the messages of journals by the clocks of their publishers. Keep the order of each journal."""
     if len(journals) == 1:
         yield from journals[0]
         return
@@ -159,7 +159,7 @@ def _read_runs(
 
 
 def _filter(task: ShardTask, backfill: Backfill) -> Callable[[Envelope[Any]], bool] | None:
-    """Return a function that tests whether a message belongs to the shard. Return None if all messages do."""
+    """Return the test if a message belongs to the shard; None if all messages do."""
     if not backfill.history:
         return None
     mapping = shard_mapping(backfill, task.partitions)
@@ -180,16 +180,16 @@ def shard_mapping(backfill: Backfill, partitions: Sequence[Partition]) -> Mappin
 
 
 def observed(shard: OfflineShard, batches: Batches) -> Batches:
-    """Yield the same batches. Have the watermark follow each once the next one is asked for."""
+    """Yield the same batches. Let the watermark follow a batch when the next one is requested."""
     for batch in batches:
         yield batch
         shard.observe(batch)
 
 
 def consumed(backfill: Backfill, batches: Batches) -> Batches:
-    """Yield the messages that shards consume: without those that they have republished elsewhere.
+    """Yield the messages that shards consume, without those that they have republished elsewhere.
 
-    Raise `Misplaced` where a shard would fail. `replay` has the same check.
+    Raise `Misplaced` if a shard would fail. `replay` has the same check.
     """
     if type(backfill).build is Backfill.build:
         return batches
@@ -214,7 +214,7 @@ def run_task(task: ShardTask, on_read: OnRead = _ignore) -> Attempt:
             messages = counted(read_messages(task, backfill, access, on_read))
             messages = consumed(backfill, observed(builder.shard, messages))
             backfill.build(builder.shard, builder.store, messages)
-            for _ in messages:  # Messages that build() did not read are part of the history, too.
+            for _ in messages:  # Read the rest too: it is a part of the history, and of the count.
                 pass
         return count
 
@@ -224,17 +224,17 @@ def run_task(task: ShardTask, on_read: OnRead = _ignore) -> Attempt:
 def build_state(
     task: ShardTask, backfill: Backfill, fill: Callable[[StateBuilder], int]
 ) -> Attempt:
-    """Build a state by ``fill``, which returns how many messages it took, and stage it. Blocks.
+    """Build a state by ``fill``, which returns the number of its messages, and stage it. Blocks.
 
     Raise ``NotAllowed`` when the shard's database has a state already. Raise ``Fenced`` when an
     owner has opened that state since the run began. Raise what ``fill``, the store and the staging
-    area raise. In all cases, nothing of the build is left on the local disk.
+    area raise. Always remove the build from the local disk.
     """
     staging = open_staging(task.staging)
     rng = random.SystemRandom()
     attempt = f"{rng.getrandbits(64):016x}"
     application: Application[Any] = backfill.new_application()
-    # Directories of earlier processes that were killed.
+    # Remove directories of killed processes.
     sweep(task.scratch, SystemClock().now())
     with scratch_directory(BUILDS, task.scratch) as scratch:
         directory = scratch / "state"
@@ -251,7 +251,7 @@ def _build(
 ) -> BuiltState:
     facts = {"verified": True} if task.verify else {}
     if task.claim is not None and builder.held.is_of(task.claim.token):
-        # An earlier attempt has committed to the database: its state is the result.
+        # An earlier attempt has committed the state in the database.
         return builder.in_place(task.checkpoint, facts)
     try:
         if builder.held.checkpoint != Checkpoint():
@@ -281,9 +281,9 @@ def has_state(shard: str) -> NotAllowed:
 def _fill_verified(
     task: ShardTask, backfill: Backfill, fill: Callable[[StateBuilder], int], builder: StateBuilder
 ) -> int:
-    """Fill a database, and compare it with a replay. Raise ``Corrupt`` before anything is committed.
+    """Fill a database, and compare it with a replay. Raise ``Corrupt`` before the commit.
 
-    Both happen in the transaction of the build: a savepoint undoes the replay.
+    Both run in the transaction of the build: a savepoint undoes the replay.
     """
     store, shard = builder.store, builder.shard
     if not store.has_savepoints:
@@ -323,7 +323,7 @@ def _stage(
     name = state_name(task.run_id, task.spec.id, attempt)
     if built.log:
         staging.put(name, builder.path)
-    # Write its description last: a state with a description is complete.
+    # Write the description last: only a complete state has one.
     staging.create(f"{name}.json", built.to_json())
     hit("backfill.staged", task.spec.id)
     return Attempt(task.spec.id, attempt, built)

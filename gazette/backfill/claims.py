@@ -1,4 +1,4 @@
-"""Reads of the states that databases hold, before a run builds new ones. Nothing here writes.
+"""Reads of states in databases, before a run builds new ones. This module writes nothing.
 
 `look` blocks; all other functions are pure. `gazette.stores.claims` says why a run must look first.
 """
@@ -21,10 +21,10 @@ from gazette.stores.state_builder import OfflineShard, claimable
 def look(
     backfill: Backfill, specs: Collection[ShardSpec], fqn: Callable[[str], str]
 ) -> dict[str, HeldState]:
-    """Return, by shard, what databases hold of shards that have no recovery log.
+    """Return, by shard without a recovery log, the state that its database holds.
 
-    Raise ``Invalid`` for stores that cannot be claimed, and if the prefix of shards' keys is not
-    known. Raise ``Unavailable``.
+    Raise ``Invalid`` for stores that cannot be claimed, and if the consumers' prefix is unknown. Raise
+    ``Unavailable``.
     """
     held: dict[str, HeldState] = {}
     for spec in specs:
@@ -41,10 +41,10 @@ def look(
 
 
 def require_claimable(held: Mapping[str, HeldState], token: str, *, overwrite: bool) -> None:
-    """Require that a run with this token may write states, or has written them.
+    """Check that a run with this token may write states, or has written them.
 
-    Raise ``NotAllowed`` for states that would have to be overwritten. Raise ``Fenced`` for states
-    of the run that an owner has opened since.
+    Raise ``NotAllowed`` for states that it would overwrite. Raise ``Fenced`` for states of the run that
+    an owner has opened since.
     """
     for shard, one in held.items():
         if one.is_followed(token):
@@ -58,7 +58,7 @@ def require_claimable(held: Mapping[str, HeldState], token: str, *, overwrite: b
 
 
 def require_in_force(held: Mapping[str, HeldState], token: str) -> None:
-    """Require that databases hold what a run with a manifest has committed. Raise ``Fenced``."""
+    """Raise ``Fenced`` unless databases still hold what a run with a manifest has committed."""
     for shard, one in held.items():
         if not one.is_of(token):
             raise Fenced(
@@ -69,9 +69,9 @@ def require_in_force(held: Mapping[str, HeldState], token: str) -> None:
 
 
 def require_comparable(backfill: Backfill, shards: Collection[str]) -> None:
-    """Require that ``--verify`` can compare the states of these shards, which are in a database.
+    """Raise ``Invalid`` if ``--verify`` cannot compare these shards' states in a database with a replay.
 
-    It compares each with a replay. Raise ``Invalid`` if the backfill lacks `Backfill.content`.
+    The backfill then lacks `Backfill.content`.
     """
     if shards and type(backfill).content is Backfill.content:
         raise Invalid(
@@ -82,7 +82,7 @@ def require_comparable(backfill: Backfill, shards: Collection[str]) -> None:
 
 
 def claims_of(held: Mapping[str, HeldState], token: str) -> dict[str, BackfillClaim]:
-    """Return, by shard, the claims with which the run's attempts may write."""
+    """Return, by shard, the claims of the run's attempts."""
     return {shard: BackfillClaim(one.fence, token) for shard, one in held.items()}
 
 

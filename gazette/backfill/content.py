@@ -1,4 +1,4 @@
-"""The content of stores, in a fixed order, so that two of them can be compared row for row."""
+"""The content of stores, in a fixed order, so that two stores can be compared row by row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OURS: Final = "gazette_checkpoint"
 
 
 def content_of(store: Any) -> Iterator[Any]:
-    """Yield the rows of all tables, the entries of all column families, or those of the document.
+    """Yield the rows of all tables, the entries of all column families, or the document's entries.
 
     Leave out the checkpoint. Raise ``Invalid`` for an unknown store.
     """
@@ -68,7 +68,7 @@ def _entries(store: JSONFileStore[Any]) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place at which two contents differ; None where one has ended."""
+    """The first two rows that differ. None: that content has ended."""
 
     place: int
     first: Any
@@ -87,7 +87,7 @@ def _shown(value: Any) -> str:
 
 
 def first_difference(first: Iterable[Any], second: Iterable[Any]) -> Difference | None:
-    """Return where two contents differ first; None if they do not."""
+    """Return the first difference of two contents; None without one."""
     for place, (one, other) in enumerate(itertools.zip_longest(first, second, fillvalue=_END)):
         if one is _END or other is _END or one != other:
             return Difference(place, None if one is _END else one, None if other is _END else other)
@@ -95,10 +95,10 @@ def first_difference(first: Iterable[Any], second: Iterable[Any]) -> Difference 
 
 
 class Spooled:
-    """Rows in a file, which wait to be compared with others.
+    """Rows in a file, kept for a comparison.
 
-    They are pickled, since ``content`` of a Backfill may return any values. The file has no name:
-    no other process can write to it.
+    They are pickled, since ``content`` of a `Backfill` may return any values. The file has no name: no
+    other process can write to it.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -111,7 +111,7 @@ class Spooled:
             pickle.dump(_plain(row), self._file)
 
     def read(self) -> Iterator[Any]:
-        """Yield the rows from the first on. Only this process wrote what is read."""
+        """Yield all rows. Unpickling is safe: only this process has written them."""
         self._file.seek(0)
         while True:
             try:
@@ -132,12 +132,12 @@ class Spooled:
 
 
 def _plain(row: Any) -> Any:
-    """Copy a row of SQLAlchemy: its rows do not survive their statement."""
+    """Return a row of SQLAlchemy as a tuple: the row is not valid after its statement."""
     return tuple(row) if isinstance(row, tuple) else row
 
 
 def in_transaction(store: Any) -> Any:
-    """Return the store of a database as `Backfill.content` may read it, before the commit."""
+    """Return the store of a database for `Backfill.content`, before the commit."""
     return _InTransaction(store)
 
 

@@ -3,8 +3,8 @@
     note ──► fence ──► play the former state ──► acknowledge what it owes ──► append ──► note
                                                                                  all shards: publish
 
-A driver that dies at any arrow but the last leaves the former state in force, with its hints. What
-that state owes may be appended already; the next owner then appends it again.
+If the driver dies before it publishes, the former state stays in force, with its hints. Acknowledgements that
+this state owes may be appended already; the next owner then appends them again.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from gazette.stores.claims import HeldState
 log = logging.getLogger(__name__)
 
 _READS_MAX: Final = 4
-"""Recovery logs that are played back at a time. Each takes the space of its state on the local disk."""
+"""Recovery logs that are played back at once. Each needs the space of its state on the local disk."""
 
 
 class Cutover:
     """Hand-over of the shards of one run to their new states. Loop-bound.
 
-    ``require_idle`` requires that shards are idle and unchanged.
+    ``require_idle`` raises an error for shards that are not idle, or were changed.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Cutover:
     ) -> None:
         self.publication = Publication(client, shards, clock, rng)
         self.acknowledged = 0
-        """Number of acknowledgements that were appended because former states still owed them."""
+        """Number of appended acknowledgements that former states owed."""
         self._backfill = backfill
         self._application = application
         self._settings = settings
@@ -82,16 +82,15 @@ class Cutover:
         self._rng = rng
         self._previous: dict[str, PreviousState] = {}
         self._forgotten: set[str] = set()
-        """Shards with an unreadable former state, which the user has accepted."""
+        """Shards whose former state is unreadable, which the user has accepted."""
         self._ends: Mapping[JournalName, Offset] = {}
 
     async def look(self, listed: Sequence[ListedShard], held: Mapping[str, HeldState]) -> None:
-        """Read the states that shards have; those in databases are in ``held``.
+        """Read the former states of shards. Those in databases are in ``held``.
 
-        `require_published` judges them. `run` reads a state again only if it was written to
-        meanwhile. Recovery logs are played back several at a time, each to the local disk. Raise
-        ``NotAllowed`` for a state of another application, and for an unreadable one unless the user has
-        accepted that. Cancellation leaves no file.
+        Play several recovery logs back at once, each to the local disk. `run` reads a state again only if
+        it was written to meanwhile. Raise ``NotAllowed`` for a state of another application. Raise it too
+        for an unreadable state, unless the user has accepted that. Cancellation leaves no file.
         """
         self._previous |= {id: PreviousState(one.checkpoint) for id, one in held.items()}
         logs = [one.spec for one in listed if one.spec.recovery_log and one.spec.id not in held]
@@ -113,17 +112,15 @@ class Cutover:
     def require_published(
         self, listed: Sequence[ListedShard], ends: Mapping[JournalName, Offset]
     ) -> None:
-        """Require that a history with these ends loses nothing of what shards publish.
+        """Raise ``NotAllowed`` if publications would be lost or repeated with a history of these ends.
 
-        Raise ``NotAllowed``, unless the user has accepted that.
+        Do not raise if the user has accepted that.
         """
         self._ends = ends
         self._require_published({one.spec.id: one.spec for one in listed}, self._previous)
 
     def require_whole(self, checkpoints: Mapping[str, Checkpoint]) -> None:
-        """Require that new states, which continue at these checkpoints, split no transaction of
-        what shards publish.
-        """
+        """Raise ``NotAllowed`` if states that continue at these checkpoints split a published transaction."""
         publishes = self._backfill.discard_publications
         with self._forgiving():
             require_whole(self._previous, checkpoints, publishes=publishes)
@@ -149,9 +146,9 @@ class Cutover:
     ) -> None:
         """Append the attempts of these shards, in their order, and publish all of them.
 
-        Raise ``Conflict`` or ``Fenced`` when a shard was changed meanwhile. Raise ``NotAllowed`` when one
-        is live or its former state cannot be read. Then nothing was published (see `Publication.publish`).
-        The same holds after a cancellation, and a resumed run continues from here.
+        Raise ``Conflict`` or ``Fenced`` when a shard was changed meanwhile. Raise ``NotAllowed`` when a shard
+        is live or its former state cannot be read. After an error or a cancellation, nothing was published
+        (see `Publication.publish`), and a resumed run continues from here.
         """
         self._progress.begin("appending", sum(one.built.size for one in attempts))
         targets: list[Target] = []
@@ -166,27 +163,27 @@ class Cutover:
             await self._records.remove(attempt)
 
     async def _unpublished(self, targets: list[Target]) -> list[Target]:
-        """Return the targets without those that an interrupted driver has published."""
+        """Return the targets that no interrupted driver has published."""
         pending = []
         for target in targets:
             stored = None
             if target.built.log:
-                with suppress(NotFound):  # The publication decides what a missing shard means.
+                with suppress(NotFound):  # The publication handles a missing shard.
                     stored = await self._shards.get_hints(target.id)
             if stored is None or not is_published(target.built, stored):
                 pending.append(target)
         return pending
 
     async def _append(self, shard: ListedShard, attempt: Attempt, directory: Path) -> int:
-        """Append a state to its log, once. Return where it begins. Raise ``Conflict`` for a live shard."""
+        """Append a state to its log, once. Return its first offset. Raise ``Conflict`` for a live shard."""
         built, records = attempt.built, self._records
         if (base := await records.appended(attempt)) is not None:
             try:
                 await self.publication.require_ours(built)
             except Fenced:
-                pass  # The state is in the log, but behind a newer fence: append it again.
+                pass  # The state is in the log, but another author has fenced it since: append it again.
             else:
-                # The acknowledgements that the former state owed were appended before.
+                # The owed acknowledgements of the former state were appended before.
                 self._progress.add(built.size)
                 return base
         await self._require_idle([shard])
@@ -194,7 +191,7 @@ class Cutover:
         before = self.publication.appended_bytes
 
         async def note(head: int) -> None:
-            """Note for `runs` that the log has our bytes: no other record exists if the driver dies now."""
+            """Note that the log gets our bytes. If the driver dies now, this note is their only record."""
             await self._require_idle([shard])
             await records.note_appending(attempt, head, f"{self._rng.getrandbits(32):08x}")
 
@@ -208,7 +205,7 @@ class Cutover:
         return base
 
     async def _settle(self, spec: ShardSpec, end: Offset) -> None:
-        """Append the acknowledgements that a log owes up to ``end``: no owner can commit to it any more."""
+        """Append the owed acknowledgements of a log's state at ``end``: no owner can commit to it now."""
         if spec.id in self._forgotten:
             return
         previous = self._previous.get(spec.id)

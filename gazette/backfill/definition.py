@@ -1,7 +1,7 @@
 """The application's description of its backfill: `Backfill`, and the default replay of messages.
 
-A backfill folds the history of a shard's sources away from the shard. The application has a class
-for it beside its `Application`:
+A backfill folds the history of a shard's sources away from the shard. The application defines a class for it
+beside its `Application`:
 
     class WordCountBackfill(Backfill):
         application = WordCount
@@ -13,8 +13,8 @@ for it beside its `Application`:
                     counts[envelope.message.word] += 1
             store.executemany("INSERT INTO counts VALUES (?, ?)", sorted(counts.items()))
 
-Without ``build``, the application itself consumes the messages, as the live shard would. That is
-right for every application that does not publish, and as slow as the application.
+Without ``build``, the application consumes the messages, as on a live shard. That is right for every
+application that does not publish, and as slow as the application.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Batches = Iterator[Sequence[Envelope[Any]]]
 REPLAY_MESSAGES: Final = 1 << 18
 """Messages of one transaction of a replay."""
 REPLAY_TIMERS: Final = 1 << 10
-"""Timers that a replay takes from the store at once."""
+"""Most timers that a replay takes from the store at once."""
 
 
 class Backfill:
@@ -54,32 +54,31 @@ class Backfill:
     """
 
     application: ClassVar[Callable[[], Application[Any]]]
-    """Creates the application: usually its class. Its ``new_store`` opens what is built."""
+    """Function that makes the application, usually its class. Its ``new_store`` opens the store to build."""
 
     history: ClassVar[str] = ""
-    """Selector of the journals that hold the history. Empty: each shard's own sources.
+    """Selector of the journals with the history. Empty: each shard's own sources.
 
-    If set, ``mapping`` says which shard a message belongs to. Sources outside the history are
-    consumed from their beginning: no message may be in both.
+    With a selector, ``mapping`` says to which shard a message belongs. Shards consume sources outside
+    the history from their begin: no message may be in both.
     """
 
     partitions: ClassVar[str] = ""
     """With a ``history``: selector of the journals that the publisher's mapping chooses from."""
 
     uuid_field: ClassVar[str] = ""
-    """Place of the UUID in messages; nested fields are joined by dots. Empty: as the application says by
-    a `Source` or a label of the journal, or else the type of the messages."""
+    """Place of the UUID in messages, with dots between nested fields. Empty: the place of a `Source` or of
+    the journal's label, or else that of the messages' type."""
 
     discard_publications: ClassVar[bool] = False
-    """True to drop what the application publishes during a replay; otherwise publishing is an error.
+    """True to drop what the application publishes during a replay: the live shard has published it already.
 
-    The live shard has published it already. Set it also beside a ``build`` that publishes nothing,
-    if the application does publish. Then the history has to end where the replaced state ends, so
-    that nothing is lost or published twice.
+    False: publishing is an error. Set it to True beside a ``build`` too, if the application publishes. Then
+    the history must end where the replaced state ends, so that nothing is lost or published twice.
     """
 
     def new_application(self) -> Application[Any]:
-        """Return the application whose store is built. Raise ``Invalid`` if the class names none."""
+        """Return the application whose store is built. Raise ``Invalid`` if ``application`` is missing."""
         make = getattr(type(self), "application", None)
         if make is None:
             raise Invalid(
@@ -92,34 +91,32 @@ class Backfill:
     def message_type_of(self, application: Application[Any], journal: JournalSpec) -> type[Any]:
         """Return the type that messages decode to. Default: the application's.
 
-        It may be another type: one with fewer fields decodes faster.
+        A type with fewer fields decodes faster.
         """
         return application.message_type_of(journal)
 
     def message_time_of(
         self, application: Application[Any], journal: JournalSpec
     ) -> MessageTime | None:
-        """Return where messages have their time. Default: as the application declares it.
+        """Return where messages of a journal have their time. Default: the application's declaration.
 
-        Override it for journals of a ``history`` that are no sources of the application.
+        Override it for journals of a ``history`` that are not sources of the application.
         """
         return application.message_time_of(journal)
 
     def mapping(self, partitions: PartitionsFunc) -> Mapping[Any] | None:
-        """Return the publisher's function from a message to its partition, among those of
-        ``partitions``.
+        """Return the publisher's function from a message to one of ``partitions``. Only with a ``history``.
 
-        Use `modulo_mapping` or `rendezvous_mapping`, not a random one, which chooses differently
-        each time. A message of the history belongs to the shards that have its partition as a
-        source. Only with a ``history``.
+        A message of the history belongs to the shards that have its partition as a source. Use
+        `modulo_mapping` or `rendezvous_mapping`: a random one chooses differently each time.
         """
         return None
 
     def build(self, shard: OfflineShard, store: Any, messages: Batches) -> None:
         """Build the state of one shard from its committed messages, in order per journal.
 
-        ``store`` is what ``new_store`` opened, with nothing in it. It is committed after this call,
-        with the checkpoint. ``shard.commit()`` commits earlier what would not fit into memory.
+        ``store`` is the result of ``new_store``, and is empty. It is committed after this call, with the
+        checkpoint. Call ``shard.commit()`` earlier if the changes do not fit into memory.
         """
         replay(self.new_application(), shard, store, messages, discard=self.discard_publications)
 
@@ -127,31 +124,30 @@ class Backfill:
     """Fields of messages that ``fold`` reads, as in CREATE TABLE: ``word string, n long``."""
 
     meta: ClassVar[Sequence[str]] = ()
-    """Columns that ``fold`` reads beside them, where the order of messages matters.
+    """Columns of metadata that ``fold`` reads too, for example if the order of messages matters.
 
-    They are ``journal``, ``offset``, ``clock`` and the other columns of a table, each with ``_``
-    before its name.
+    They are ``_journal``, ``_offset``, ``_clock`` and so on: a table's columns with ``_`` before the name.
     """
 
     order: ClassVar[Sequence[str]] = ()
-    """Columns that order the rows of ``load``. Default: all columns that ``fold`` returns."""
+    """Columns that order the rows for ``load``. Default: all columns that ``fold`` returns."""
 
     def combine(self, rows: Any) -> Any:
         """Combine rows of one journal before ``fold``, on Spark. The result of ``fold`` must stay the same.
 
-        ``rows`` is a ``pyarrow.Table`` of ``fields`` and ``meta``. The result must be a table too,
-        for example with sums instead of summands. Spark may pass any of the rows, also some that do not
-        commit in the end, and earlier results of this method. If it raises, its run is read again, and it
-        gets the rows that have committed. Without it, all rows of a task go to Java, which is most of the
-        cost of a fold, and the history is read twice.
+        ``rows`` is a ``pyarrow.Table`` of ``fields`` and ``meta``. The result must be a table too, for
+        example with sums instead of summands. Spark may pass any of the rows, also some that never commit,
+        and earlier results of this method. If this method raises, the run is read again, and this method
+        gets only committed rows. Without this method, the history is read twice, and all rows of a task go
+        to Java: most of the cost of a fold.
         """
         return rows
 
     def fold(self, frame: Any) -> Any:
         """Fold the committed rows of all shards as a DataFrame, on Spark.
 
-        The frame has the columns ``fields``, those of ``meta``, and ``shard``, which must be kept. Then
-        ``load`` gets each shard's rows. Without an implementation ``build`` is called on Spark too.
+        The frame has the columns of ``fields`` and ``meta``, and ``shard``, which the result must have too.
+        Then ``load`` gets each shard's rows. Without this method, Spark also calls ``build``.
         """
         return frame
 
@@ -163,10 +159,9 @@ class Backfill:
         )
 
     def clear(self, shard: OfflineShard, store: Any) -> None:
-        """Remove the shard's state from a database that shards share (`SQLStore`), with
-        ``--overwrite``.
+        """Remove the shard's state from a shared database (`SQLStore`), by ``store.execute``.
 
-        Its statements, by ``store.execute``, and the new state are one transaction.
+        Called with ``--overwrite``. Its statements and the new state are one transaction.
         """
         raise Invalid(
             "the shard has a state already, and the backfill does not say how to remove it",
@@ -177,8 +172,8 @@ class Backfill:
     def content(self, shard: OfflineShard, store: Any) -> Iterable[Any]:
         """Yield what ``--verify`` compares, in a fixed order. Default: `gazette.backfill.content`.
 
-        Implement it for a database that shards share (`SQLStore`): yield the rows of this shard, by
-        ``store.execute``, since the compared transaction has not been committed.
+        Implement it for a shared database (`SQLStore`): yield the rows of this shard, by
+        ``store.execute``, since the transaction is not committed yet.
         """
         from gazette.backfill.content import content_of
 
@@ -186,7 +181,7 @@ class Backfill:
 
 
 def load_backfill(name: str | Backfill) -> Backfill:
-    """Create the backfill ``module:Class``, or that of a file ``path.py:Class``. Return one as it is.
+    """Return the backfill of ``module:Class`` or ``path.py:Class``, or ``name`` if it is a `Backfill`.
 
     Raise ``Invalid`` if it cannot be imported, or is not a `Backfill`.
     """
@@ -312,7 +307,7 @@ class _Transaction:
         self._running = False
 
     def consume(self, messages: Sequence[Envelope[Any]]) -> None:
-        """Have messages consumed. As on a shard, a transaction ends before each deferred message."""
+        """Let the application consume messages. As on a shard, a deferred message ends a transaction."""
         if self._consumed >= REPLAY_MESSAGES and self._shard.commits_on_the_way:
             self._commit()
         while (done := self._deliver(messages)) < len(messages):
@@ -321,7 +316,7 @@ class _Transaction:
             self._commit()
 
     def consume_with_timers(self, timers: ShardTimers, envelope: Envelope[Any]) -> None:
-        """Have a message consumed at its own time. Fire the timers that are due before and after it."""
+        """Let the application consume a message at its own time. Fire timers due before and after it."""
         self._shard.advance(envelope)
         self._fire(timers)
         timers.begin_pass()
@@ -372,9 +367,7 @@ class _Transaction:
             require_none("begin_transaction", result)
 
     def _attempt(self, messages: Sequence[Envelope[Any]]) -> int:
-        """Have messages consumed. As on a shard, the application defers a batch before it changes
-        anything.
-        """
+        """Let the application consume messages. As on a shard, it must defer a batch before any change."""
         savepoint = self._store.savepoint() if self._undoes else None
         try:
             result: object = self._application.consume_messages(  # type: ignore[func-returns-value]

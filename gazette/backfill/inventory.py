@@ -1,8 +1,8 @@
 """Leftovers of backfills: the runs of a staging area, and everything that no run needs.
 
-Three places can hold such *orphans*. The staging area has attempts that do not count, and
-incomplete uploads. Recovery logs have branches that no hints name. Local disks have builds whose
-process has died. A database holds none: what was not committed is gone.
+Such *orphans* are in three places. The staging area may have attempts that do not count, and incomplete
+uploads. Recovery logs may have branches that no hints name. Local disks may have builds of dead processes. A
+database never has orphans: it rolls uncommitted states back.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RunInfo:
     backfill: str
     shards: int
     step: str
-    """The last step that is done: ``begun``, ``planned``, ``built``, ``appended`` or ``published``."""
+    """The last done step: ``begun``, ``planned``, ``built``, ``appended`` or ``published``."""
     objects: int
     bytes: int
     changed_s: float
@@ -59,7 +59,7 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """An object that nothing needs. ``changed_s`` in Unix seconds, zero if unknown."""
+    """An object that no run needs. ``changed_s`` is in Unix seconds; zero if unknown."""
 
     kind: str
     where: str
@@ -67,13 +67,11 @@ class Orphan:
     changed_s: float
     reason: str
     remedy: str
-    """The command that removes it."""
+    """The command that removes the orphan."""
 
 
 class Intent(msgspec.Struct, frozen=True):
-    """Note that is stored before a state is appended to a log: ``author`` is about to write from
-    ``begin`` on.
-    """
+    """Note before an append of a state to a log: ``author`` will write at ``begin`` or later."""
 
     log: str
     author: int
@@ -101,7 +99,7 @@ def _info(staging: Staging, run: str, objects: Sequence[StagedObject]) -> RunInf
 
 
 def step_of(names: Iterable[str], shards: int) -> str:
-    """Return the last step that a run has done, by its objects."""
+    """Return the last done step of a run, from the names of its objects."""
     found = set(names)
     if PUBLISHED in found:
         return "published"
@@ -114,8 +112,8 @@ def step_of(names: Iterable[str], shards: int) -> str:
 def staged_orphans(staging: Staging) -> list[Orphan]:
     """Return objects that no run needs, of any age. Blocks.
 
-    If a run has no manifest, these are states that another attempt has staged too, and incomplete
-    states. An attempt may still complete those.
+    For a run without a manifest, these are duplicate states of a shard, and incomplete states. An attempt
+    may still complete the latter.
     """
     found: list[Orphan] = []
     for run, objects in sorted(runs_of(staging).items()):
@@ -128,15 +126,16 @@ def staged_orphans(staging: Staging) -> list[Orphan]:
 
 
 def _surplus(run: str, objects: Sequence[StagedObject]) -> list[tuple[StagedObject, str]]:
-    """Return what a run without a manifest does not need: incomplete objects, and all attempts of
-    each shard but one.
+    """Return the objects that a run without a manifest does not need, each with the reason.
+
+    They are incomplete objects, and all attempts of each shard except one.
     """
     whole = [
         shard_of(one.name)
         for one in objects
         if one.name.startswith(f"{run}/{STATES}") and one.name.endswith(".json")
     ]
-    kept = dict(whole)  # A resumed run keeps the last of each shard too.
+    kept = dict(whole)  # Keep the last one of each shard, as a resumed run does.
     found: list[tuple[StagedObject, str]] = []
     for one in objects:
         if not one.name.startswith(f"{run}/{STATES}"):
@@ -154,7 +153,7 @@ def _staged(one: StagedObject, reason: str) -> Orphan:
 
 
 def scratch_orphans(parent: Path | None, before_s: float) -> list[Orphan]:
-    """Return local directories, on this machine, of processes that have died. Blocks."""
+    """Return directories of dead processes on this machine. Blocks."""
     return [
         Orphan(
             SCRATCH,
@@ -176,7 +175,7 @@ def intents_of(staging: Staging) -> dict[str, list[tuple[Intent, StagedObject]]]
             if not one.name.startswith(f"{run}/{APPENDING}"):
                 continue
             shard = appending_shard(one.name)
-            with suppress(NotFound):  # It was removed meanwhile.
+            with suppress(NotFound):  # The note was removed meanwhile.
                 data = staging.read(one.name)
                 intent = decoded(data, Intent, "a note of what was about to be appended")
                 found.setdefault(shard, []).append((intent, one))
@@ -188,7 +187,7 @@ async def branch_orphans(
 ) -> list[Orphan]:
     """Return branches of logs that no hints name.
 
-    Such a branch is a state that was appended and not published, or that the shard does not use any
+    Such a branch is a state that was appended and never published, or that the shard does not use any
     more. Raise what a request for hints raises.
     """
     limit = asyncio.Semaphore(_CALLS_MAX)
@@ -196,7 +195,7 @@ async def branch_orphans(
     async def one(shard: str) -> list[Orphan]:
         hints: ShardHints | None = None
         async with limit:
-            with suppress(NotFound):  # The shard is gone: nothing names what is in its log.
+            with suppress(NotFound):  # The shard is gone: no hints name a branch.
                 hints = await shards.get_hints(shard)
         stored = () if hints is None else (hints.primary, *hints.backups)
         needed = in_force([intent for intent, _ in intents[shard]], stored)
@@ -221,8 +220,8 @@ async def branch_orphans(
 def in_force(intents: Sequence[Intent], stored: Sequence[FSMHints | None]) -> set[Intent]:
     """Return the notes of the branches that stored hints name.
 
-    Hints give the author and an offset of each branch. Its note is the author's last one that
-    begins no later than that offset.
+    Hints have the author and an offset of each branch. The note of a branch is the last one of its author
+    that begins at or before that offset.
     """
     found: set[Intent] = set()
     for hints in stored:

@@ -1,10 +1,10 @@
 """Runner of a backfill's tasks on this machine, without a JVM or any installation.
 
-Each task is its own process, with a given number at once. So Python's lock does not keep them on
-one core. The processes end with the driver, however that ends.
+Each task is a process, with a given number of them at once: so Python's lock does not keep them on one core.
+The processes end with the driver, however the driver ends.
 
-Tasks, attempts and errors pass as pickles. Only the driver and the processes that it started hold
-the ends of those pipes. A task is the driver's own code.
+Tasks, attempts and errors are sent through pipes as pickles. This is safe: only the driver and its child
+processes have the ends of these pipes.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from gazette.history.summary import Summary
 
 
 class LocalRunner:
-    """Builds with ``jobs`` processes; with one job, or one task, in this process."""
+    """Builds with ``jobs`` processes; in this process for one job or one task."""
 
     def __init__(self, jobs: int = 0, *, run_bytes: int = RUN_BYTES) -> None:
-        """Create a runner; ``jobs=0`` is one for each core."""
+        """Create a runner. ``jobs=0`` means one job for each core."""
         self.jobs = jobs or os.cpu_count() or 1
         self._run_bytes = run_bytes
         self._lock = threading.Lock()
@@ -69,13 +69,13 @@ class LocalRunner:
             )
 
     def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:
-        """Build all tasks, and return attempts in their order. Raise the first error, and end the others."""
+        """Build all tasks. Return attempts in the order of tasks. At the first error, end all and raise."""
         if self.jobs == 1 or len(tasks) == 1:
             return [self._here(task, on_read) for task in tasks]
         with concurrent.futures.ThreadPoolExecutor(min(self.jobs, len(tasks))) as pool:
             futures = [pool.submit(self._in_process, task, on_read) for task in tasks]
             try:
-                # Raise as soon as any of them fails, not only when those before it are done.
+                # Raise as soon as any task fails, even if earlier ones still run.
                 for future in concurrent.futures.as_completed(futures):
                     future.result()
             except BaseException:
@@ -84,7 +84,7 @@ class LocalRunner:
             return [future.result() for future in futures]
 
     def stop(self) -> None:
-        """End running tasks; their callers get ``Closed``. Any thread."""
+        """End running tasks: `fold` and `build` raise ``Closed``. Any thread."""
         with self._lock:
             self._stopped = True
             for child in self._children:
@@ -107,7 +107,7 @@ class LocalRunner:
             assert child.stdout is not None
             with contextlib.suppress(BrokenPipeError):
                 _send(child.stdin, (sys.path, task))
-            # Keep the pipe open: its end tells the child that the driver has gone.
+            # Keep the pipe open: when it closes, the child knows that the driver has died.
             while (message := _receive(child.stdout)) is not None:
                 if isinstance(message, int):
                     on_read(message)
@@ -151,12 +151,13 @@ def _send(stream: IO[bytes], value: Any) -> None:
 
 
 def _receive(stream: IO[bytes]) -> Any:
-    """Return the next value, or None if the process at the other end has died. Unpickling is safe: only
-    our own processes write to the pipe.
+    """Return the next value; None if the process at the other end has died.
+
+    Unpickling is safe: only our processes write to the pipe.
     """
     try:
         return pickle.load(stream)  # noqa: S301
-    except (EOFError, pickle.UnpicklingError):  # The value may be cut off.
+    except (EOFError, pickle.UnpicklingError):  # The value may be incomplete.
         return None
 
 
@@ -188,7 +189,7 @@ def _end_with(stdin: IO[bytes]) -> None:
 
 
 def as_picklable(error: BaseException, shard: str) -> BaseException:
-    """Return an error that can be sent to another process."""
+    """Return the error, or a substitute of it that can be pickled."""
     try:
         loaded = pickle.loads(pickle.dumps(error))  # noqa: S301
         if type(loaded) is type(error) and str(loaded) == str(error):

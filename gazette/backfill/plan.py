@@ -1,7 +1,7 @@
 """The plan of a run: its shards, the bytes of journals that it reads, and the committed messages.
 
-A plan is made once per run and kept in the staging area. So a resumed run reads the same
-bytes, on any machine.
+A plan is made once per run and stored in the staging area. So a resumed run reads the same bytes, on any
+machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LOST_SHOWN: Final = 5
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The kept plan of a run. ``ends`` are the offsets up to which each journal is read."""
+    """The stored plan of a run. ``ends``: by journal, the offset up to which it is read."""
 
     backfill: str
     shards: list[str]
@@ -47,11 +47,9 @@ class Plan(msgspec.Struct, frozen=True):
     created: str
     begins: dict[str, int] = {}
     token: str = ""
-    """Random name of the run. By it an attempt recognizes what other attempts of the run have
-    committed in a database.
-    """
+    """Random name of the run: by it an attempt recognizes states of the run's attempts in a database."""
     verified: list[str] = []
-    """Shards whose databases are written to only if a replay gives the same state."""
+    """Shards whose states in a database are committed only if a replay gives the same state."""
 
     def to_json(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
@@ -62,7 +60,7 @@ class Plan(msgspec.Struct, frozen=True):
         return decoded(data, cls, "the plan of a backfill")
 
     def require_same(self, name: str, shards: Sequence[str]) -> None:
-        """Require that a run is resumed with the same backfill and shards. Raise ``Conflict``."""
+        """Raise ``Conflict`` if a run is resumed with another backfill or other shards."""
         if (self.backfill, self.shards) != (name, list(shards)):
             raise Conflict(
                 f"the run with this id is of {self.backfill} and {len(self.shards)} shards, not of these",
@@ -71,7 +69,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def sources_of(specs: Collection[ShardSpec]) -> dict[JournalName, Offset]:
-    """Return the journals that shards read, with their first offsets. Raise ``Invalid`` if these differ."""
+    """Return the sources of shards with their first offsets. Raise ``Invalid`` if these differ."""
     found: dict[JournalName, Offset] = {}
     for spec in specs:
         for source in spec.sources:
@@ -94,10 +92,10 @@ def plan_snapshot(
     ends: Mapping[JournalName, Offset] | None = None,
     begins: Mapping[JournalName, Offset] | None = None,
 ) -> Snapshot:
-    """Fix what is read. Blocks. ``ends`` and ``begins`` are those of a plan that is resumed.
+    """Return the snapshot to read. Blocks. ``ends`` and ``begins`` are those of a resumed plan.
 
     Raise ``Invalid`` for ends of journals outside the history. Raise ``NotFound`` for absent
-    journals. Raise ``NotYet`` where a journal has a gap that may yet be filled.
+    journals. Raise ``NotYet`` for missing bytes that may still come.
     """
     if backfill.history:
         base = Selection(selector=LabelSelector.parse(backfill.history))
@@ -141,7 +139,7 @@ def plan_snapshot(
 
 
 def _snapshot(access: OpenAccess, chosen: Selection) -> Snapshot:
-    """Call `take_snapshot`, and name the flag in its errors. Raise ``Invalid``, and what it raises."""
+    """Call `take_snapshot`. Raise its errors, with the name of the flag, and ``Invalid``."""
     try:
         return take_snapshot(access, chosen)
     except Invalid as error:
@@ -156,7 +154,7 @@ def _snapshot(access: OpenAccess, chosen: Selection) -> Snapshot:
 
 
 def list_partitions(access: OpenAccess, backfill: Backfill) -> tuple[Partition, ...]:
-    """Return what the publisher's mapping chooses from. Blocks. Raise ``Invalid`` or ``NotFound``."""
+    """Return the partitions for the publisher's mapping. Blocks. Raise ``Invalid`` or ``NotFound``."""
     if not backfill.history:
         return ()
     if not backfill.partitions:
@@ -176,9 +174,9 @@ def _specs(access: OpenAccess, selection: Selection) -> dict[JournalName, Journa
 
 
 def message_format_of(content_type: str, message_type: type[Any], place: str) -> MessageFormat:
-    """Return how messages of a type are encoded in a journal.
+    """Return the encoding of a type's messages in a journal. Raise ``Invalid`` as `framing_of` does.
 
-    Without a ``place`` of their UUID, the type says it. Raise ``Invalid`` as `framing_of` does.
+    ``place`` is that of the UUID. Empty: the type's.
     """
     uuid_field, message = place or DEFAULT_PLACE, ""
     if not place:
@@ -190,7 +188,7 @@ def message_format_of(content_type: str, message_type: type[Any], place: str) ->
 
 
 def _ends_at(snapshot: Snapshot, until_s: float) -> dict[JournalName, Offset]:
-    """Return, by journal, the end of the last fragment that was stored by a time."""
+    """Return, by journal, the end of the last fragment that was stored at ``until_s`` or before."""
     return {
         journal.journal: max(
             (
@@ -222,9 +220,9 @@ def checkpoint_of(folded: FoldedSnapshot, spec: ShardSpec, application: str) -> 
 
 
 def require_replayable(folded: FoldedSnapshot) -> None:
-    """Require that the live shard can read what is pending at the snapshot's end.
+    """Raise ``Corrupt`` if a journal has lost messages that are pending at the snapshot's end.
 
-    It needs those messages once they commit. Raise ``Corrupt`` if the journal has lost them.
+    The live shard must read them when they commit.
     """
     for journal in folded.snapshot.journals:
         pieces = journal.pieces

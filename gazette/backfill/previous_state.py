@@ -1,20 +1,17 @@
-"""Debts of the state that a shard had before: acknowledgements of what it published last.
+"""The owed acknowledgements of the state that a shard had before.
 
-The checkpoint of a shard's transaction commits what the transaction published. Only then do
-acknowledgements make it visible, journal by journal. If the shard ended in between, its next owner
-finds them in the checkpoint, as *ACK intents*. It appends them before it commits anything. A
-backfill replaces that checkpoint, so it must do the same:
+A shard's transaction commits its checkpoint first. Then acknowledgements make its messages visible, journal
+by journal. If the shard ends in between, its next owner finds them in the checkpoint, as *ACK intents*, and
+appends them before it commits anything. A backfill replaces that checkpoint, so it must append them too:
 
-- Of a **recovery log** the driver plays the former state back. It repeats that if the log has grown
-  before its own fence was there. After the fence no owner can commit to that state, so its
-  checkpoint is the last one. The driver appends the intents before it appends or publishes
-  anything of the new state.
-- A **database** commits the new state on the machine that builds it. The transaction has locked the
-  row, whose intents go on in the new checkpoint. The shard appends them when it starts
-  (`gazette.stores.claims`).
+- For a **recovery log**, the driver plays the former state back, and again if the log has grown before the
+  driver's fence. After the fence no owner can commit to that state, so its checkpoint is final. The driver
+  appends the intents before it appends or publishes the new state.
+- For a **database**, the transaction of the new state locks the row, and adds the row's intents to the new
+  checkpoint. The shard appends them when it starts (`gazette.stores.claims`).
 
-Either way a later owner may append them again: a reader skips an acknowledgement that it has seen.
-They also roll back what the former state had begun to publish, and never committed.
+A later owner may append them again: a reader skips an acknowledgement that it has seen. They also roll back
+messages that the former state had published and never committed.
 """
 
 from __future__ import annotations
@@ -52,12 +49,12 @@ _FILES: Final = "state"
 
 @dataclass(frozen=True, slots=True)
 class PreviousState:
-    """Facts of the state that a shard has until it gets another."""
+    """The state of a shard before a backfill replaces it."""
 
     checkpoint: Checkpoint = Checkpoint()
-    """Empty if there is no state."""
+    """Checkpoint of the state; empty without a state."""
     head: Offset = -1
-    """End of its recovery log when it was read; -1 if its state is in a database."""
+    """End of the recovery log when it was read; -1 for a state in a database."""
 
 
 async def read_previous_state(
@@ -73,15 +70,14 @@ async def read_previous_state(
 ) -> PreviousState:
     """Read the state at the end of a shard's recovery log.
 
-    The log is played back onto the local disk, which takes as much time and disk space as a
-    promotion. Raise ``NotAllowed`` when the log is unreadable, or the state's store is not known.
-    Raise ``Broken`` when the local disk fails, and ``Retryable`` when a later attempt may succeed.
-    Cancellation leaves nothing.
+    Play the log back to the local disk: this takes as much time and disk space as a promotion. Raise
+    ``NotAllowed`` if the log is unreadable, or the state's store is unknown. Raise ``Broken`` if the local
+    disk fails, and ``Retryable`` if a later attempt may succeed. Cancellation leaves no file.
     """
     stored_hints = dict.fromkeys(
         one for one in (stored.primary, *stored.backups) if one is not None
     )
-    # Try hints in the order of a shard. Hints without files come last: they say to read the whole log.
+    # Try hints in the order of a shard. Hints without files come last: they need the whole log.
     hints = sorted(stored_hints, key=lambda one: not one.live_nodes) or [
         FSMHints(log=spec.recovery_log)
     ]
@@ -95,7 +91,7 @@ async def read_previous_state(
             return PreviousState(found, recovered.write_head)
         except (Retryable, Broken):
             raise
-        except Exception as error:  # The application's own store may raise anything.
+        except Exception as error:  # The application's store may raise anything.
             if isinstance(error, OSError) or (
                 isinstance(error, GazetteError) and "errno" in error.facts
             ):
@@ -117,10 +113,7 @@ async def read_previous_state(
 def _checkpoint_in(
     backfill: Backfill, spec: ShardSpec, fsm: RecoveryFSM, directory: Path, fqn: str
 ) -> Checkpoint:
-    """Return the checkpoint in files that were played back, whichever store wrote them.
-
-    The application may use another store now.
-    """
+    """Return the checkpoint in played-back files, of any store: the application may use another one now."""
     if not any(directory.iterdir()):
         return Checkpoint()
     with ShardState(directory, log=spec.recovery_log) as state:
@@ -132,7 +125,7 @@ def _checkpoint_in(
 
 
 def _checkpoint_of(state: ShardState) -> Checkpoint | None:
-    """Return the checkpoint, or None if the state is of a store that is not Gazette's."""
+    """Return the checkpoint; None for the state of a store that is not Gazette's."""
     if state.kind is StateKind.SQLITE:
         ours = state.query("SELECT 1 FROM sqlite_master WHERE name = 'gazette_checkpoint'")
         return state.checkpoint if ours else None
@@ -145,11 +138,9 @@ def _checkpoint_of(state: ShardState) -> Checkpoint | None:
 
 
 async def acknowledge(client: Client, journal: JournalName, intent: bytes) -> bool:
-    """Append an owed acknowledgement to a journal. Return True if the journal exists. May be
-    repeated.
+    """Append an owed acknowledgement. Return False, as a shard does, if the journal was deleted.
 
-    As in a shard, a journal that is gone is skipped. Raise what an append raises. A cancelled call
-    may have appended it.
+    May be repeated. Raise what an append raises. A cancelled call may have appended it.
     """
     try:
         await client.append(AppendParams(journal), intent)
@@ -169,12 +160,12 @@ def require_published(
     *,
     publishes: bool,
 ) -> None:
-    """Require that the new states of shards that publish continue where the former ones ended.
+    """Raise ``NotAllowed`` if a publishing shard's new state does not continue where the former one ended.
 
-    A live shard publishes while it consumes a message. So messages that only the new state has
-    consumed are never published. Those that only the former one has consumed are published again.
-    ``ends`` are those of the history. If ``publishes`` is true, all shards publish. Otherwise a
-    shard publishes if its last transaction did. Raise ``NotAllowed``.
+    A live shard publishes while it consumes. So for messages that only the new state has consumed,
+    nothing is published. For messages that only the former state has consumed, it is published again.
+    ``ends`` are those of the history. If ``publishes``, all shards publish. Otherwise a shard publishes
+    if its last transaction did.
     """
     gaps: dict[tuple[JournalName, Offset, Offset], str] = {}
     for shard, state in sorted(previous.items()):
@@ -205,10 +196,7 @@ def require_published(
 
 
 def require_own(previous: Mapping[str, PreviousState], application: str) -> None:
-    """Require that the replaced states belong to the application. Raise ``NotAllowed``.
-
-    A shard requires the same of its state when it starts.
-    """
+    """Raise ``NotAllowed`` for a replaced state of another application, as a shard does when it starts."""
     for shard, state in sorted(previous.items()):
         owner = state.checkpoint.application
         if owner and owner != application:
@@ -224,10 +212,10 @@ def require_own(previous: Mapping[str, PreviousState], application: str) -> None
 def require_whole(
     previous: Mapping[str, PreviousState], new: Mapping[str, Checkpoint], *, publishes: bool
 ) -> None:
-    """Require that former states of shards that publish do not end within a transaction of a source.
+    """Raise ``NotAllowed`` if a publishing shard's former state ends within a source's transaction.
 
-    A shard may commit when it has consumed only some of a long transaction. A history has whole
-    transactions, and no offset ends one there. Raise ``NotAllowed``.
+    A shard may commit after a part of a long transaction. A history has only whole transactions, so it
+    cannot end there.
     """
     for shard, state in sorted(previous.items()):
         if not publishes and not state.checkpoint.ack_intents:

@@ -1,16 +1,15 @@
-"""Publication of built states: append them to recovery logs, then store their hints by
-compare-and-set.
+"""Publication of built states: append them to recovery logs, then store their hints in one transaction.
 
 This is safe because:
 
-- **Only shards that cannot run are touched.** A shard must be disabled, and have no assignments. It
-  can run again only after a change of its specification, and the publication compares the revision
-  of that. So it fails if the shard is enabled, edited or published meanwhile.
+
+- **Only shards that cannot run are changed.** A shard must be disabled, and have no assignments. It
+  can run again only after a change of its specification, and the publication compares the
+  specification's revision. So it fails if the shard is enabled, edited or published meanwhile.
 - **Appended bytes have no effect** before the publication: they are a branch (see
-  `recoverylog.log_file`). A register fences it, so a concurrent author is noticed as well.
-- **All shards or none**: one transaction of etcd stores all hints of up to `SHARDS_MAX` shards. More
-  shards are published in several transactions, each of which is atomic. A resumed run publishes the
-  rest.
+  `recoverylog.log_file`). A register fences the branch, so that a concurrent author is noticed.
+- **All shards or none**: one transaction of etcd stores the hints of up to `SHARDS_MAX` shards. More
+  shards need several transactions. If the driver dies between two, a resumed run publishes the rest.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ from gazette.runtime.tasks import BlockingPool
 from gazette.stores.state_builder import BuiltState
 
 SHARDS_MAX: Final = 60
-"""Shards of one transaction: etcd accepts 128 operations, and each shard is two."""
+"""Most shards of one transaction: etcd accepts 128 operations, and each shard needs two."""
 
 
 def why_live(shard: ListedShard) -> str:
-    """Return why a shard must not be touched; empty if it may be."""
+    """Return why a shard may run, so that its state must not be replaced; empty if it cannot run."""
     if not shard.spec.disable:
         return "it is not disabled"
     if shard.route.members:
@@ -51,7 +50,7 @@ def why_live(shard: ListedShard) -> str:
 
 
 def require_idle(shards: Collection[ListedShard]) -> None:
-    """Require shards that cannot run. Raise ``NotAllowed`` that names the others."""
+    """Raise ``NotAllowed`` naming shards that may run."""
     live = {one.spec.id: reason for one in shards if (reason := why_live(one))}
     if live:
         listed = "; ".join(f"{shard}: {reason}" for shard, reason in sorted(live.items())[:10])
@@ -63,7 +62,7 @@ def require_idle(shards: Collection[ListedShard]) -> None:
 
 
 def require_unchanged(before: Sequence[ListedShard], now: Sequence[ListedShard]) -> None:
-    """Require that shards are unchanged and idle. Raise ``Conflict`` or ``NotAllowed``."""
+    """Raise ``Conflict`` if shards were changed, or ``NotAllowed`` if they are not idle."""
     found = {one.spec.id: one for one in now}
     for shard in before:
         one = found.get(shard.spec.id)
@@ -80,7 +79,7 @@ def require_unchanged(before: Sequence[ListedShard], now: Sequence[ListedShard])
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A shard as it was when the run began, and the state that it gets."""
+    """A shard as of the begin of the run, and its new state."""
 
     shard: ListedShard
     built: BuiltState
@@ -93,7 +92,7 @@ class Target:
 
 
 def is_published(built: BuiltState, stored: ShardHints) -> bool:
-    """Return True if the shard's hints, or a backup of them, name this state or its successors."""
+    """Return True if the shard's hints, or a backup, name this state or its successors."""
     return any(
         segment.author == built.branch.author and segment.first_seq_no >= built.branch.first_seq_no
         for hints in (stored.primary, *stored.backups)
@@ -117,7 +116,7 @@ class Publication:
         """Bytes appended so far, of all states."""
 
     async def check_log(self, log: str) -> None:
-        """Require that a journal is a recovery log. Raise ``NotFound`` or ``Invalid``."""
+        """Raise ``NotFound`` or ``Invalid`` if a journal is not a recovery log."""
         try:
             found = await self._client.get_journal(log)
         except NotFound as error:
@@ -136,17 +135,16 @@ class Publication:
         on_begin: Callable[[int], Awaitable[None]],
         on_fenced: Callable[[Offset], Awaitable[None]],
     ) -> int:
-        """Append a state to its log. Return the offset at which it begins. It has no effect yet.
+        """Append a state to its log. Return its first offset. It has no effect yet.
 
-        ``on_begin`` is awaited before anything is written, with the log's head. It has to require
-        that the shard is idle. A member that takes the log over afterwards is not fenced: the first
-        append requires the owner that the log had before. ``on_fenced`` is awaited once the log is
-        ours, before any of the state is in it. It is not called for an empty log. The log up to
-        that offset is final then.
+        Await ``on_begin(head)`` before the first append: it must check that the shard is idle. A member
+        that takes the log over after this check is not fenced: the first append requires the same owner
+        as before. Await ``on_fenced(offset)`` once the log has our fence, before the state is
+        appended: the log up to ``offset`` is then final. Do not call it for an empty log.
 
         Raise ``Fenced`` when another author writes the log meanwhile. Raise ``Corrupt`` when the
-        file differs from the built one. A cancelled call may have appended some of it, which is
-        harmless; begin again.
+        file differs from the built one. A cancelled call may have appended a part, which has no
+        effect: call it again.
         """
         client, log = self._client, built.log
         await self.check_log(log)
@@ -178,7 +176,7 @@ class Publication:
         return base
 
     async def require_ours(self, built: BuiltState) -> None:
-        """Require that no other author wrote the log since the state was appended. Raise ``Fenced``."""
+        """Raise ``Fenced`` if another author has written the log since the state was appended."""
         params = AppendParams(built.log, check_registers=fence_check(built.branch.author))
         try:
             result = await self._client.append(params, b"")
@@ -188,12 +186,12 @@ class Publication:
             raise _overtaken(built)
 
     async def publish(self, targets: Sequence[Target], *, enable: bool) -> None:
-        """Store the hints of appended states, each at its offset: now the states take effect.
+        """Store the hints of appended states, moved to their offsets: the states take effect.
 
-        ``enable`` starts the shards at the same moment. Raise ``Conflict`` when a shard was changed
-        since the run began, ``NotAllowed`` when it is live, or ``Fenced``. Then nothing has
-        changed, unless there are more than `SHARDS_MAX` shards. A cancelled call may have
-        published; a resumed run finds out.
+        With ``enable``, also enable the shards. Raise ``Conflict`` when a shard was changed since the
+        run began, ``NotAllowed`` when it is live, or ``Fenced``. After an error nothing is published,
+        except with more than `SHARDS_MAX` shards. A cancelled call may have published; a resumed
+        run finds out.
         """
         for begin in range(0, len(targets), SHARDS_MAX):
             await self._publish_batch(targets[begin : begin + SHARDS_MAX], enable=enable)
@@ -213,7 +211,7 @@ class Publication:
                 await self.require_ours(target.built)
                 hints = moved_hints(target.built.hints, target.base)
             elif not enable:
-                continue  # Its database has the state already.
+                continue  # The shard's database has the state already.
             changes.append(
                 ShardChange(upsert=spec, expect_mod_revision=now.mod_revision, primary_hints=hints)
             )
@@ -233,7 +231,7 @@ class Publication:
 
 
 def _owned_as(registers: LabelSet) -> LabelSelector:
-    """Return a selector of registers that name the same owner of a log, or none."""
+    """Return a selector that requires the same owner of a log: the same register, or its absence."""
     owner = registers.value_of(FENCE_LABEL)
     if owner:
         return LabelSelector(include=LabelSet.of((FENCE_LABEL, owner)))

@@ -44,11 +44,11 @@ class RunRecords:
     """The objects of one run. Loop-bound; calls of the staging area run on ``pool``.
 
     Every method raises what the staging area raises (``Unavailable``, ``NotAllowed``). A cancelled
-    call has made an object whole, or not at all.
+    call has stored an object completely, or not at all.
     """
 
     def __init__(self, staging_url: str, run_id: str) -> None:
-        """Open the staging area. Raise ``Invalid`` for an invalid area or an invalid name of a run."""
+        """Open the staging area. Raise ``Invalid`` for an invalid URL or an invalid name of a run."""
         check_run_id(run_id)
         self.run_id = run_id
         self.staging = open_staging(staging_url)
@@ -85,14 +85,12 @@ class RunRecords:
             )
 
     async def manifest(self) -> set[tuple[str, str]] | None:
-        """Return the pairs of shard and attempt in the manifest; None before
-        it is made. Raise ``Corrupt``.
-        """
+        """Return the manifest's pairs of shard and attempt; None without a manifest. Raise ``Corrupt``."""
         data = await self._find(self._object(MANIFEST))
         return None if data is None else manifest_attempts(data)
 
     async def make_manifest(self, attempts: Mapping[str, str]) -> bool:
-        """Store which attempt of each shard counts. Return True if this call decided it."""
+        """Store the attempt of each shard that counts. Return False if a manifest was stored before."""
         data = msgspec.json.encode({"attempts": attempts})
         return await self._create(self._object(MANIFEST), data)
 
@@ -100,7 +98,7 @@ class RunRecords:
         return await self._find(self._object(PUBLISHED)) is not None
 
     async def mark_published(self, now_s: float) -> None:
-        """Note that the run is published; ``now_s`` is Unix seconds."""
+        """Note that the run is published. ``now_s`` is in Unix seconds."""
         data = msgspec.json.encode({"at": time_text(now_s)})
         await self._create(self._object(PUBLISHED), data)
 
@@ -109,8 +107,9 @@ class RunRecords:
         return await self.blocking(staged_attempt, self.staging, self.run_id, shard, attempt)
 
     async def staged_before(self, checkpoints: Mapping[str, Checkpoint]) -> dict[str, Attempt]:
-        """Return, by shard, states that an earlier driver had built, if they continue at these
-        checkpoints. A checkpoint names its application: leave out states of another one.
+        """Return, by shard, states of an earlier driver that continue at these checkpoints.
+
+        Leave out states of another application: a checkpoint names its application.
         """
 
         def names() -> list[str]:
@@ -141,19 +140,19 @@ class RunRecords:
         return path
 
     async def remove(self, attempt: Attempt) -> None:
-        """Remove a staged state, and keep its description."""
+        """Remove a staged state, but not its description."""
         name = state_name(self.run_id, attempt.shard, attempt.attempt)
         await self.blocking(self.staging.remove, name)
 
     async def note_appending(self, attempt: Attempt, head: int, number: str) -> None:
-        """Note that the state is about to be appended behind ``head``; ``number`` is unique."""
+        """Note, before the append, that a state will be in the log after ``head``. ``number`` is unique."""
         name = appending_name(self.run_id, attempt.shard, attempt.attempt, number)
         built = attempt.built
         intent = Intent(built.log, built.branch.author, head, built.size)
         await self._create(name, msgspec.json.encode(intent))
 
     async def appended(self, attempt: Attempt) -> int | None:
-        """Return the offset of the log at which an appended state begins; None if it was not appended.
+        """Return the first offset of an appended state in its log; None if it was not appended.
 
         Raise ``Corrupt``.
         """
@@ -163,7 +162,7 @@ class RunRecords:
         return decoded(data, _Appended, "a note of what was appended", object=name).base
 
     async def note_appended(self, attempt: Attempt, base: int) -> None:
-        """Note that a whole state is in its log, from ``base`` on. The first such note stays."""
+        """Note that the whole state is in its log, from ``base`` on. Keep an earlier note."""
         name = appended_name(self.run_id, attempt.shard, attempt.attempt)
         await self._create(name, msgspec.json.encode(_Appended(base)))
 

@@ -11,7 +11,7 @@ from gazette.backfill.build import Attempt, ShardTask
 
 @dataclass(slots=True)
 class Progress:
-    """Progress of a run, in bytes or in what ``unit`` names. Any thread may count and read."""
+    """Progress of a run, in bytes or in ``unit``. Any thread may change and read it."""
 
     step: str = "planning"
     unit: str = "bytes"
@@ -36,14 +36,14 @@ class ShardReport:
     messages: int
     bytes: int
     sources: Mapping[str, int]
-    """By source journal, the offset at which the live shard continues."""
+    """By source: the offset at which the live shard continues."""
     open_producers: int
-    """Producers with an open transaction there. The live shard reads it again from its begin."""
+    """Producers with an open transaction there: the live shard reads it again from its begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a run; if ``published`` is false, the result that it would have."""
+    """The result of a run. If ``published`` is false, the result that it would have."""
 
     run_id: str
     published: bool
@@ -54,16 +54,16 @@ class Report:
     verified: tuple[str, ...] = ()
     seconds: float = 0.0
     acknowledged: int = 0
-    """Number of acknowledgements that the run appended because replaced states still owed them.
+    """Number of appended acknowledgements that replaced states owed.
 
-    Shards with their state in a database are not counted: they append their own when they start.
+    Shards with a state in a database do not count: they append theirs when they start.
     """
     refusals: tuple[str, ...] = ()
-    """The reasons why a run would be refused now. Only a dry run has them."""
+    """The reasons why a run would be refused now, for a dry run only."""
 
 
 def shard_report(task: ShardTask, attempts: Sequence[Attempt]) -> ShardReport:
-    """Return the report of one shard. One of ``attempts`` has built its state, or none of them."""
+    """Return the report of one shard. At most one of ``attempts`` has built its state."""
     built = {one.shard: one.built for one in attempts}.get(task.spec.id)
     sources = task.checkpoint.sources
     return ShardReport(

@@ -1,4 +1,5 @@
-"""One run of a backfill, from the choice of its shards to the moment at which they have their states.
+"""One run of a backfill, from the choice of its shards to the publication of their states.
+
 
     PLAN ── first pass ── build, stage ── MANIFEST ── append ── (verify) ── publish ── PUBLISHED
       │          nothing of this takes effect, and all of it can be repeated           │
@@ -46,7 +47,7 @@ from gazette.stores.claims import HeldState
 
 
 class BackfillRun:
-    """One run of a backfill. Processes find ``backfill`` by ``name``, unless that is empty."""
+    """One run of a backfill. Other processes load ``backfill`` by ``name``; empty: by pickle."""
 
     def __init__(
         self,
@@ -91,14 +92,13 @@ class BackfillRun:
     async def run(
         self, *, dry_run: bool = False, on_begin: Callable[[], None] = lambda: None
     ) -> Report:
-        """Run all steps. With ``dry_run`` make only the plan and the first pass, and write nothing.
+        """Run all steps. With ``dry_run``, make only the plan and the first pass, and write nothing.
 
-        ``on_begin`` is called when the run can be resumed, since its plan is stored.
-
-        Raise ``NotAllowed`` for shards that are live, or that have a state which may not be
-        overwritten. Raise ``Conflict`` or ``Fenced`` when a shard was changed meanwhile. Raise
-        ``Corrupt`` when a state differs from a replay. Then the shards are unchanged (see
-        `Publication.publish`). The same holds after a cancellation; call it again to resume.
+        Call ``on_begin`` once the plan is stored: from then on the run can be resumed.
+        Raise ``NotAllowed`` for shards that are live, or have a state that must not be overwritten.
+        Raise ``Conflict`` or ``Fenced`` when a shard was changed meanwhile. Raise ``Corrupt`` when a
+        state differs from a replay. After an error or a cancellation the shards are unchanged (see
+        `Publication.publish`): call this again to resume.
         """
         try:
             return await self._run(on_begin, dry_run=dry_run)
@@ -153,11 +153,11 @@ class BackfillRun:
         return sorted(found, key=lambda one: one.spec.id)
 
     async def _require_stateless(self, listed: Sequence[ListedShard]) -> None:
-        """Require shards without a state, unless the user permits to replace it. Raise ``NotAllowed``."""
+        """Raise ``NotAllowed`` for shards with a state, unless the user permits to replace it."""
         if self._settings.overwrite:
             return
         if await self._records.manifest() is not None:
-            return  # An attempt of this run has made the state since the check.
+            return  # An attempt of this run may have made the state since the check.
         for shard in listed:
             if shard.spec.recovery_log and await self._has_state(shard.spec):
                 raise NotAllowed(
@@ -168,7 +168,7 @@ class BackfillRun:
                 )
 
     async def _refusals(self, listed: Sequence[ListedShard]) -> list[str]:
-        """Return why the run would be refused now. Leave out databases: only a real run reads them."""
+        """Return why the run would be refused now. Do not look into databases: only a real run does."""
         found = []
         try:
             require_idle(listed)
@@ -181,11 +181,10 @@ class BackfillRun:
         return found
 
     async def _look(self, listed: Sequence[ListedShard]) -> dict[str, HeldState]:
-        """Return what databases hold of the shards, as of a moment at which all were idle.
+        """Return what databases hold of the shards, as of one moment at which all shards were idle.
 
-        A shard that opens its state after that moment increments its fence. This run then cannot
-        write to it. So the shards are checked once more afterwards. Raise ``Conflict`` for one that
-        changed.
+        Check the shards again after the look. A shard that opens its state later increments its fence,
+        so that this run cannot write to it. Raise ``Conflict`` for a shard that was changed.
         """
         specs = [one.spec for one in listed if not one.spec.recovery_log]
         if not specs:
@@ -195,14 +194,12 @@ class BackfillRun:
         return held
 
     async def _require_unchanged(self, listed: Sequence[ListedShard]) -> None:
-        """Require that shards are idle and unchanged since they were listed. Raise ``Conflict``."""
+        """Raise ``Conflict`` if shards are not idle, or were changed since they were listed."""
         found = await self._shards.list_shards(self._settings.selector)
         require_unchanged(listed, found.shards)
 
     async def _has_state(self, spec: ShardSpec) -> bool:
-        """Return True if the shard's log has been written to, or pruned. What a database holds,
-        only its store knows.
-        """
+        """Return True if the shard's log was written to, or pruned. A state in a database is not seen."""
         stored = await self._shards.get_hints(spec.id)
         if any(hints is not None for hints in (stored.primary, *stored.backups)):
             return True
@@ -210,7 +207,7 @@ class BackfillRun:
         return await write_head(self._client, spec.recovery_log) > 0
 
     async def _published_before(self, listed: Sequence[ListedShard]) -> Report | None:
-        """Return the report of a run that was published already; None for any other run."""
+        """Return the report of this run if it was published already; else None."""
         if not await self._records.is_published():
             manifest = await self._records.manifest()
             if manifest is None or not await self._all_published(manifest, listed):
@@ -243,12 +240,12 @@ class BackfillRun:
     ) -> tuple[FoldedSnapshot, list[ShardTask]]:
         """Return the folded history, and a task for each shard.
 
-        Three cases share these steps. A new run stores its plan, and can be resumed from then on.
-        A resumed run takes ends, token and verified shards from the stored plan, so that it reads
-        the same bytes. A dry run stores nothing, and keeps no rows for a second pass.
+        A new run stores its plan, and can be resumed from then on. A resumed run takes ends, token and
+        verified shards from the stored plan, so that it reads the same bytes. A dry run stores nothing,
+        and keeps no rows for a second pass.
         """
-        # Make the checks that need no first pass before the plan is stored: a run that they refuse
-        # then leaves nothing behind.
+        # Make the checks that need no first pass before the plan is stored: a refused run then
+        # stores nothing.
         ids = [one.spec.id for one in listed]
         specs = [one.spec for one in listed]
         plan = await self._records.plan()
@@ -314,9 +311,7 @@ class BackfillRun:
         return folded, tasks
 
     async def _build(self, tasks: Sequence[ShardTask]) -> list[Attempt]:
-        """Return the attempt of each task whose state counts. Take them from the manifest, or build
-        them if there is no manifest yet.
-        """
+        """Return the attempt of each task that counts: the manifest's, or a new one without a manifest."""
         chosen = await self._records.manifest()
         if chosen is None:
             checkpoints = {task.spec.id: task.checkpoint for task in tasks}
@@ -360,14 +355,14 @@ class BackfillRun:
         return tuple(sorted(done))
 
     def _verified(self, listed: Sequence[ListedShard]) -> list[str]:
-        """Return the shards that are verified while their states are written to a database."""
+        """Return the shards whose states in a database are verified before their commit."""
         chosen = _spread(self._settings.verify, [one.spec.id for one in listed])
         stored = {one.spec.id for one in listed if not one.spec.recovery_log}
         return [shard for shard in chosen if shard in stored]
 
 
 def _require_complete(tasks: Sequence[ShardTask], attempts: Iterable[str]) -> None:
-    """Require exactly one attempt of each task."""
+    """Raise an error unless there is exactly one attempt of each task."""
     expected, found = {task.spec.id for task in tasks}, set(attempts)
     if expected != found:
         raise Bug(
@@ -378,7 +373,7 @@ def _require_complete(tasks: Sequence[ShardTask], attempts: Iterable[str]) -> No
 
 
 def _spread(count: int, shards: Sequence[str]) -> list[str]:
-    """Return ``count`` of the shards, evenly spread, including the first and the last."""
+    """Return ``count`` shards, evenly spread, including the first and the last."""
     last = len(shards) - 1
     places = {round(n * last / max(1, count - 1)) for n in range(min(count, len(shards)))}
     return [shards[place] for place in sorted(places)]

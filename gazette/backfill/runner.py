@@ -15,13 +15,13 @@ from gazette.history.source import Access
 class Runner(Protocol):
     """Runner of the two passes over the history. Blocking; any thread.
 
-    ``on_read`` is called by any thread with the bytes read since the last call. Bytes of repeated
-    attempts count again.
+    Any thread calls ``on_read`` with the bytes read since the last call. Bytes of repeated attempts
+    count again.
     """
 
     @property
     def description(self) -> str:
-        """The place where the run takes place, as text for users."""
+        """The place where the passes run, as text for users."""
         ...
 
     def fold(
@@ -31,17 +31,16 @@ class Runner(Protocol):
         on_read: OnRead,
         backfill: str | Backfill | None = None,
     ) -> FoldedSnapshot:
-        """Make the first pass: find which messages have committed. Raise what reading them raises.
+        """Make the first pass: find which messages have committed. Raise what reading raises.
 
-        ``backfill`` is as in `ShardTask`. With it, a runner may keep rows, so that the second pass
-        need not read them again.
+        ``backfill`` is that of `ShardTask`. With it, a runner may keep rows for the second pass.
         """
         ...
 
     def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:
         """Make the second pass: build the states of all shards, in the order of their tasks.
 
-        Raise what the application raises. States that are staged by then are kept for a resumed run.
+        Raise what the application raises. States that were staged before stay for a resumed run.
         """
         ...
 

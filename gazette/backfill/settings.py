@@ -12,7 +12,7 @@ from gazette.protocol.label_set import LabelSelector
 
 @dataclass(frozen=True, slots=True)
 class HistoryEnd:
-    """End of the history: its present end, given offsets, or what was stored by a time."""
+    """End of the history: the present heads, given offsets, or the fragments stored up to a time."""
 
     offsets: Mapping[JournalName, Offset] = field(default_factory=dict)
     until_s: float = 0
@@ -27,24 +27,24 @@ class RunSettings:
     run_id: str
     end: HistoryEnd = HistoryEnd()
     enable: bool = False
-    """True if publication enables the shards, so that they run at once."""
+    """True if the publication enables the shards, so that they run at once."""
     overwrite: bool = False
     """True to replace the state of shards that have one."""
     forget_publications: bool = False
-    """True to replace a state although messages may be lost or published twice.
+    """True to replace a state although published messages may be lost or repeated.
 
-    That is so if the state is unreadable, so that its debts are unknown. It is also so if the shard
-    publishes and the new state continues elsewhere.
+    They may be if the state is unreadable, so that its owed acknowledgements are unknown, or if the
+    shard publishes and the new state continues at other offsets.
     """
     verify: int = 0
     """Number of shards that are compared with a replay before anything is published."""
     scratch: Path | None = None
     prefix: str = ""
-    """The consumers' prefix in etcd; needed only for shards with a database as store."""
+    """The consumers' prefix in etcd: needed only for shards with a state in a database."""
 
     application: str = ""
-    """Name of the application that is to own the states; empty for the backfill's own application."""
+    """Name of the application that will own the states. Empty: the backfill's application."""
 
     def fqn(self, shard: str) -> str:
-        """Return the shard's key in etcd; empty if the consumers' prefix is not known."""
+        """Return the shard's key in etcd; empty if the consumers' prefix is unknown."""
         return f"{self.prefix}/items/{shard}" if self.prefix else ""

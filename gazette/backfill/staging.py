@@ -1,6 +1,5 @@
-"""The staging area of a backfill, which holds what is built until it is published.
+"""The staging area of a backfill: a directory or a bucket with the built states until they are published.
 
-It is a directory, or a bucket.
 
     <run>/PLAN.json                     what the run builds, and up to which offsets: made once
     <run>/states/<shard>.<attempt>      a built state; its name is unique, so that an abandoned attempt
@@ -10,8 +9,8 @@ It is a directory, or a bucket.
     <run>/appended/<shard>.<attempt>.json  where in its recovery log it is
     <run>/PUBLISHED.json                the run is done
 
-Objects that are made once are created only if absent. What no manifest names, and what is
-published, is garbage. `garbage` lists it by age, since an abandoned attempt may still end.
+Objects that are made once are created only if absent. Attempts that no manifest names, and published states,
+are garbage. `garbage` lists it by age, since an abandoned attempt may still end.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _COPY_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StagedObject:
-    """An object; ``name`` is relative to the area, ``size`` in bytes, ``mod_time`` in Unix seconds."""
+    """An object. ``name`` is relative to the area, ``size`` in bytes, ``mod_time`` in Unix seconds."""
 
     name: str
     size: int
@@ -73,11 +72,11 @@ class Staging(ABC):
 
     @abstractmethod
     def create(self, name: str, data: bytes) -> bool:
-        """Create the object if it is absent. Return True if it was created. Readers never see a part."""
+        """Create an object if it is absent. Return True if it was created. Readers never see a part."""
 
     @abstractmethod
     def put(self, name: str, source: Path) -> None:
-        """Store a file under a unique name. It becomes visible only when it is whole."""
+        """Store a file under a unique name. Readers see all of it or nothing."""
 
     @abstractmethod
     def read(self, name: str) -> bytes:
@@ -89,7 +88,7 @@ class Staging(ABC):
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[StagedObject]:
-        """Yield all objects below a prefix that is empty or ends in a slash, in order of names."""
+        """Yield all objects below a prefix, in order of names. ``prefix`` is empty or ends with a slash."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
@@ -106,8 +105,8 @@ class Staging(ABC):
 def open_staging(url: str) -> Staging:
     """Return the staging area at a path, in an S3 bucket, or in a bucket that fsspec reaches.
 
-    An S3 URL is ``s3://bucket/path``, with the arguments of stores. Raise ``Invalid`` for anything
-    else, and for a file system that cannot create a file only if it is absent. Make no connection.
+    An S3 URL is ``s3://bucket/path``, with the arguments of blob stores. Raise ``Invalid`` for anything
+    else, and for a file system that cannot create a file only if it is absent. Do not connect.
     """
     scheme = urlsplit(url).scheme
     if scheme == "s3":
@@ -125,7 +124,7 @@ def open_staging(url: str) -> Staging:
 
 
 class DirectoryStaging(Staging):
-    """A directory that all processes of the backfill share."""
+    """A directory that is shared by all processes of the backfill."""
 
     def __init__(self, directory: Path) -> None:
         """Create the area; the first write creates its directory."""
@@ -186,15 +185,14 @@ class DirectoryStaging(Staging):
             try:
                 parent.rmdir()
             except OSError:
-                break  # The directory holds other objects.
+                break  # The directory is not empty.
 
 
 class S3Staging(Staging):
-    """A part of an S3 bucket. Credentials are those of the environment; calls are made as to a
-    fragment store.
+    """A part of an S3 bucket, with credentials of the environment and the calls of a blob store.
 
-    Each call is tried a few times. Methods raise ``Unavailable``, or ``NotAllowed`` if a retry
-    would not help: the bucket is missing, or the credentials or permissions are wrong.
+    Each call is tried a few times. Methods raise ``Unavailable``, or ``NotAllowed`` if a retry would not
+    help: the bucket is missing, or the credentials or permissions are wrong.
     """
 
     def __init__(self, url: str, settings: S3Settings | None = None) -> None:
@@ -234,8 +232,9 @@ class S3Staging(Staging):
 
 
 _EXCLUSIVE: Final = frozenset({"gs", "gcs", "az", "abfs", "abfss", "memory"})
-"""Protocols of fsspec by which a file is created only if it is absent, in one step. Others look first,
-and then write: two drivers could both make the plan of a run.
+"""Protocols of fsspec that create a file only if it is absent, in one step.
+
+Others look first and then write: two drivers could both make the plan of a run.
 """
 
 
@@ -243,7 +242,7 @@ class FsspecStaging(Staging):
     """A bucket of Google or Azure that fsspec reaches, with credentials of the environment."""
 
     def __init__(self, url: str) -> None:
-        """Create the area. Raise ``Invalid`` for another scheme, or one whose package is not installed."""
+        """Create the area. Raise ``Invalid`` for another scheme, and if its package is not installed."""
         if (scheme := urlsplit(url).scheme) not in _EXCLUSIVE:
             raise Invalid(
                 f"there are no staging areas at {scheme}:// ({url!r})",
@@ -283,7 +282,7 @@ class FsspecStaging(Staging):
         except GazetteError:
             raise
         except Exception as error:
-            # Filesystems raise the errors of their SDKs.
+            # A file system raises the errors of its SDK.
             raise Unavailable(f"the staging area failed: {error}", object=name) from error
 
     def create(self, name: str, data: bytes) -> bool:
@@ -331,7 +330,7 @@ def _checked(name: str) -> str:
 
 
 def _copy_here(source: BinaryIO, target: Path) -> None:
-    """Copy a file. Raise ``Broken`` for this machine's disk, and what reading the source raises."""
+    """Copy a file. Raise ``Broken`` if this machine's disk fails, and what reading the source raises."""
 
     def failed(error: OSError) -> Broken:
         return Broken(
@@ -371,7 +370,7 @@ def _failed(error: OSError, path: Path) -> Unavailable:
 
 
 def check_run_id(run_id: str) -> None:
-    """Require a valid name of a run. Raise ``Invalid``."""
+    """Raise ``Invalid`` for an invalid name of a run."""
     if (
         not run_id
         or not all(char.isalnum() or char in "-_." for char in run_id)
@@ -398,7 +397,7 @@ def appending_name(run_id: str, shard_id: str, attempt: str, number: str) -> str
 
 
 def appending_shard(name: str) -> str:
-    """Return the shard whose name `appending_name` put into ``name``."""
+    """Return the shard of a name that `appending_name` has made."""
     return unquote(name.rpartition("/")[2].rsplit(".", 3)[0])
 
 
@@ -410,7 +409,7 @@ def shard_of(name: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """An object that no run needs, and why."""
+    """An object that no run needs, and the reason."""
 
     object: StagedObject
     reason: str
@@ -419,9 +418,9 @@ class Garbage:
 def garbage(staging: Staging, now_s: float, age_s: float) -> list[Garbage]:
     """Return objects that are older than ``age_s`` seconds and that no run needs.
 
-    A published run needs only the record that it is published. A run with a manifest needs the
-    attempts that the manifest names: it can be resumed. A run without one counts as abandoned when
-    it has not changed for ``age_s``.
+    A published run needs only the record that it is published. A run with a manifest needs the attempts of
+    the manifest, to be resumed. A run without a manifest is abandoned if no object of it is younger than
+    ``age_s``.
     """
     found: list[Garbage] = []
     for run, objects in sorted(runs_of(staging).items()):
@@ -445,8 +444,9 @@ def runs_of(staging: Staging) -> dict[str, list[StagedObject]]:
 
 
 def garbage_of(staging: Staging, run: str, objects: Sequence[StagedObject]) -> list[Garbage]:
-    """Return objects that a run does not need, of any age. A run without a manifest needs all of
-    its objects. Blocks.
+    """Return objects that a run does not need, of any age. Blocks.
+
+    A run without a manifest needs all its objects.
     """
     names = {one.name for one in objects}
     if f"{run}/{PUBLISHED}" in names:
@@ -471,7 +471,7 @@ def garbage_of(staging: Staging, run: str, objects: Sequence[StagedObject]) -> l
 
 
 def decoded(data: bytes, kind: type[T], what: str, **facts: Any) -> T:
-    """Decode an object of an area from JSON. Raise ``Corrupt``, which says that it is not ``what``."""
+    """Decode an object of an area from JSON. Raise ``Corrupt`` with the text that it is not ``what``."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError as error:

@@ -30,9 +30,9 @@ _READ_BYTES: Final = 4 << 20
 def opened_state(
     backfill: Backfill, task: ShardTask, built: BuiltState, path: Path
 ) -> Iterator[tuple[Store, Checkpoint]]:
-    """Open a built state as the shard's promotion will: play its log back, and open its store.
+    """Open a built state as a promotion does: play its log back, and open its store.
 
-    Yield the store, and the checkpoint that it restored. Raise ``Corrupt`` when it cannot be opened.
+    Yield the store, and its restored checkpoint. Raise ``Corrupt`` if it cannot be opened.
     """
     with scratch_directory(OPENED, task.scratch) as scratch:
         directory = scratch / "files"
@@ -62,9 +62,9 @@ def opened_state(
 def opened_files(
     backfill: Backfill, spec: ShardSpec, fsm: RecoveryFSM, directory: Path, fqn: str = ""
 ) -> Iterator[tuple[Store, Checkpoint]]:
-    """Open files that were played back from a shard's log with the application's store, to read them.
+    """Open played-back files of a shard's log with the application's store, for reading.
 
-    What the store records is dropped. A temporary file is made in the parent of ``directory``.
+    Drop what the store records. Make a temporary file in the parent of ``directory``.
     """
     log = LogFile(directory.with_name(directory.name + ".log"))
     try:
@@ -91,8 +91,7 @@ def verify(
 ) -> Difference | None:
     """Return the first difference between a built state, staged at ``path``, and a replay.
 
-    Return None if they are equal. The application's own store opens both. The checkpoint is
-    compared as well. Blocks.
+    Return None if they are equal. The application's store opens both. Compare the checkpoints too. Blocks.
     """
     backfill = task.load()
     with scratch_directory(REPLAYS, task.scratch) as scratch:

@@ -9,7 +9,7 @@ from gazette.backfill.local import work
 
 
 def main() -> int:
-    # Output of the application must not mix with what the driver reads.
+    # Output of the application must not get into the pipe to the driver.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return work(sys.stdin.buffer, answers)
@@ -19,4 +19,4 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # A thread waits for a message of the driver, which never comes.
+    os._exit(code)  # Do not wait for the thread that waits for the driver's end.

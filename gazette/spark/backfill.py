@@ -1,9 +1,9 @@
 """Backfills on Spark: `SparkRunner`, and what it needs of a `Backfill`.
 
-Both passes are jobs. Without ``fold`` there is one task per shard, which reads the shard's messages
-and builds its state. With ``fold``, rows of all journals are folded as a DataFrame, grouped by shard
-and put in order. Then one task per shard loads them. Executors fail, are slow, and repeat what
-another one has run. So each attempt stages its own objects, and Spark reports one attempt per shard.
+Both passes are jobs. Without ``fold`` there is one task per shard, which reads the shard's messages and
+builds its state. With ``fold``, the rows of all journals are folded as a DataFrame, grouped by shard and
+sorted. Then one task per shard loads them. Executors fail, are slow, and repeat tasks. So each attempt
+stages its own objects, and Spark reports one attempt per shard.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from gazette.spark.tasks import RESULTS, result_batch, results_in, run_tasks
 from gazette.stores.state_builder import StateBuilder
 
 _PREFIX: Final = "_"
-"""Prefix of the names of columns that are not fields of messages."""
+"""Prefix of the names of metadata columns."""
 
 __all__ = ["Backfill", "SparkRunner"]
 
 
 class SparkRunner:
-    """Runs on a session of Spark: a given one, or one of ``master`` that is created when needed."""
+    """Runs on a given session of Spark, or on one with ``master`` that is created when needed."""
 
     def __init__(
         self, master: str = "local[*]", *, spark: Any = None, run_bytes: int = RUN_BYTES
     ) -> None:
-        """Check that Spark can run, before anything is done.
+        """Check that Spark can run.
 
-        Raise ``Invalid`` if Spark is not installed, or ``master`` is malformed. Raise
-        ``Unavailable`` without a Java, or if a standalone master does not answer.
+        Raise ``Invalid`` if Spark is not installed, or ``master`` is malformed. Raise ``Unavailable``
+        without a Java, or if a standalone master does not answer.
         """
         if importlib.util.find_spec("pyspark") is None:
             raise not_installed("Spark", "pyspark", "spark", path="--master")
@@ -68,7 +68,7 @@ class SparkRunner:
         self._own = spark is None
         self._run_bytes = run_bytes
         self._rows: FoldRows | None = None
-        """The rows of the fold whose first pass was made last."""
+        """The rows of the last fold."""
 
     @property
     def description(self) -> str:
@@ -76,7 +76,7 @@ class SparkRunner:
 
     @property
     def spark(self) -> Any:
-        """The session of Spark. Raises ``Unavailable`` if there is no Java to run it."""
+        """The session of Spark. Raises ``Unavailable`` without a Java."""
         if self._spark is None:
             self._spark = session(self._master, app_name="gazette backfill")
         return self._spark
@@ -88,10 +88,10 @@ class SparkRunner:
         on_read: OnRead,
         backfill: str | Backfill | None = None,
     ) -> FoldedSnapshot:
-        """Make the first pass as a job: a task per run. With ``combine`` it makes the rows of a fold, too.
+        """Make the first pass as a job: a task per run. With ``combine``, also make the rows of a fold.
 
-        Raise ``Invalid`` if ``fold`` of the backfill needs fields that do not exist, or cannot leave out what
-        shards do not consume. Raise ``Broken`` for Spark's errors, and what reading raises.
+        Raise ``Invalid`` if the backfill's ``fold`` needs fields that do not exist, or would count messages
+        that shards do not consume. Raise ``Broken`` for Spark's errors, and what reading raises.
         """
         self._release()
         given = None if backfill is None else _fold_of(backfill, snapshot)
@@ -102,9 +102,9 @@ class SparkRunner:
             return self._rows.fold(snapshot, self._run_bytes, on_read)
 
     def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:
-        """Make the second pass: return one attempt of each shard, in the order of tasks.
+        """Make the second pass. Return one attempt of each shard, in the order of tasks.
 
-        A fold reads the runs of `FoldRows.runs`.
+        A fold reads only `FoldRows.runs`.
         """
         if not tasks:
             return []
@@ -140,12 +140,12 @@ class SparkRunner:
         length = sum(run.run.length for task in tasks for run in task.runs)
         with reporting(self.spark, len(given.runs), length, on_read):
             rows = loaded.collect()
-        if not rows:  # Spark leaves out all tasks of a DataFrame that it finds to be empty.
+        if not rows:  # Spark runs no task for an empty DataFrame.
             return self._run_tasks(partial(_load, batches=()), tasks, lambda _: None)
         return results_in(rows, len(tasks))
 
     def _with_shards(self, backfill: Backfill, given: FoldRows, tasks: Sequence[ShardTask]) -> Any:
-        """Return the committed rows of the history, each with the shard that it belongs to."""
+        """Return the committed rows of the history, each with its shard."""
         shards = _shards_by_journal(tasks)
         if not backfill.history:
             return given.rows(lambda journal: shards.get(journal, ()))
@@ -154,7 +154,7 @@ class SparkRunner:
         return rows.mapInArrow(mapping, rows.schema)
 
     def stop(self) -> None:
-        """End a session of our own, and with it what it runs. In another one, remove kept rows."""
+        """End the session and its jobs if this object has made it. Otherwise only remove kept rows."""
         self._release()
         if self._own and self._spark is not None:
             spark, self._spark = self._spark, None
@@ -169,8 +169,9 @@ class SparkRunner:
 def _fold_of(
     backfill: str | Backfill, snapshot: Snapshot
 ) -> tuple[Any, RowFormat, Combine | None] | None:
-    """Return the columns of a fold, how its rows are made, and what combines them. Return None without
-    a fold. Raise ``Invalid`` for a fold whose fields do not exist.
+    """Return a fold's columns, the format of its rows, and its ``combine``; None without a fold.
+
+    Raise ``Invalid`` for a fold whose fields do not exist.
     """
     loaded = load_backfill(backfill)
     if type(loaded).fold is Backfill.fold:
@@ -190,7 +191,7 @@ def _fold_of(
 
 
 def _require_counted(backfill: Backfill, snapshot: Snapshot) -> None:
-    """Raise ``Invalid`` if a fold would count messages that shards do not consume where they are."""
+    """Raise ``Invalid`` if a fold would count misplaced messages, which shards do not consume there."""
     application = backfill.new_application()
     for one in snapshot.journals:
         place = application.key_place(one.journal)
@@ -204,12 +205,12 @@ def _require_counted(backfill: Backfill, snapshot: Snapshot) -> None:
 
 
 def _combine(backfill: str | Backfill, rows: pa.Table) -> pa.Table:
-    """Call ``combine`` of a backfill, which is loaded where it runs."""
+    """Call ``combine`` of a backfill. An executor loads the backfill by name."""
     return load_backfill(backfill).combine(rows)
 
 
 def _schema(backfill: Backfill) -> Any:
-    """Return the columns to read, and no others: each costs time. Raise ``Invalid``."""
+    """Return only the columns that the fold needs: each column costs time. Raise ``Invalid``."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     if unknown := sorted(set(backfill.meta) - META.keys()):
@@ -233,7 +234,7 @@ def _schema(backfill: Backfill) -> Any:
 def _load_each(
     tasks: Sequence[ShardTask], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Load the rows of the shard whose number is that of this task of Spark."""
+    """Load the rows of one shard: its number is that of this task of Spark."""
     from pyspark import TaskContext
 
     context: Any = TaskContext.get()
@@ -260,7 +261,7 @@ def _load(task: ShardTask, batches: Iterable[pa.RecordBatch]) -> Attempt:
 
 
 def _shards_by_journal(tasks: Sequence[ShardTask]) -> dict[JournalName, list[int]]:
-    """Return the numbers of the shards that have a journal as a source."""
+    """Return, by journal, the numbers of the shards with this source."""
     shards: dict[JournalName, list[int]] = {}
     for number, task in enumerate(tasks):
         for source in task.spec.sources:
@@ -273,7 +274,7 @@ def _map_rows(
     shards: Mapping[JournalName, Sequence[int]],
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows with the shards that have the partitions of their messages as sources."""
+    """Yield rows with their shards: those that have the partition of the message as a source."""
     mapping = shard_mapping(task.load(), task.partitions)
     for batch in batches:
         given = batch.drop_columns(SHARD)

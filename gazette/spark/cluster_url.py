@@ -1,6 +1,6 @@
-"""Checks of Spark masters before Java is started: the URL, and whether the process there answers.
+"""Checks of Spark masters before Java is started: the URL, and if the process there answers.
 
-Spark reports either fault only after a minute, by a stack trace.
+Spark reports these faults only after a minute, by a stack trace.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _CONNECT_S: Final = 10.0
 
 
 def addresses_of(master: str) -> tuple[tuple[str, int], ...]:
-    """Return host and port of each standalone master, or of the server of Spark Connect.
+    """Return host and port of each standalone master, or of a server of Spark Connect.
 
-    Return none for other kinds. Raise ``Invalid``.
+    Return an empty tuple for other kinds. Raise ``Invalid``.
     """
     if _LOCAL.fullmatch(master) or _OTHERS.fullmatch(master):
         return ()
@@ -54,11 +54,9 @@ def addresses_of(master: str) -> tuple[tuple[str, int], ...]:
 
 
 def require_reachable(master: str) -> None:
-    """Require that a standalone master, or a server of Spark Connect, accepts connections.
+    """Raise ``Unavailable`` unless a standalone master, or a server of Spark Connect, accepts connections.
 
-    Block for up to 10 s each.
-
-    Raise ``Invalid``, or ``Unavailable`` if none of the named masters does.
+    Block for up to 10 s for each address. Raise ``Invalid`` for a malformed URL.
     """
     reasons: list[str] = []
     for host, port in addresses_of(master):

@@ -1,4 +1,4 @@
-"""Hints of errors, for users that see only a traceback."""
+"""Hints of errors in tracebacks: users of Spark see nothing else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, Self
 from gazette.errors import Bug, GazetteError, NotAllowed
 
 WHAT_TO_DO: Final = "What to do: "
-"""Begin of the line of a traceback that has the hint of its error."""
+"""Begin of the line of a traceback with the hint."""
 _SKIP: Final = (
     "Repair or stop its producer. `mode=PERMISSIVE` reads such messages as null, "
     "`mode=DROPMALFORMED` leaves them out."
@@ -41,11 +41,10 @@ _SIGN: Final = (
 
 
 class with_hints(ContextDecorator):
-    """Show the hints of errors below their messages, in Python's tracebacks and so in Spark's.
+    """Show the hints of errors below their messages in tracebacks, Python's and so Spark's.
 
-    Users of Spark see only tracebacks, in the middle of those of Java. So an error that has a hint
-    is shown without frames and cause. A ``Bug`` is shown with them. This is also a decorator, but
-    not for generators.
+    Users of Spark see only tracebacks, in the middle of those of Java. So an error with a hint is shown
+    without frames and cause, except a ``Bug``. This is also a decorator, but not for generators.
     """
 
     def __enter__(self) -> Self:
@@ -62,8 +61,8 @@ class with_hints(ContextDecorator):
 
 
 def _hint_of(error: GazetteError) -> str:
-    """Return the error's hint, unless it concerns something that Spark does not have."""
-    # Import late: Spark imports this module in every process that looks for a data source.
+    """Return the error's hint, unless it is about something that Spark does not have."""
+    # Import here: Spark imports this module in every process that looks for a data source.
     from gazette.history.snapshot import (
         GAP_HINT,
         LOST_HINT,

@@ -1,4 +1,4 @@
-"""Errors of Spark and of its tasks as ours: what a task raised, without Java's stack."""
+"""Errors of Spark and of its tasks as a `GazetteError`: what a task raised, without Java's stack."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from gazette.errors import Broken
 from gazette.spark.error_hints import WHAT_TO_DO
 
 _RAISED: Final = re.compile(r"[A-Za-z_][\w.]*(: |$)")
-"""The line of a traceback that names what was raised."""
+"""Pattern of a traceback's line with the name of the exception."""
 _HINT: Final = re.compile(rf"^{WHAT_TO_DO}(.*)", re.MULTILINE)
 _CALLING: Final = "An error occurred while calling"
-"""Begin of the line that names the method of Java."""
+"""Begin of the line with the name of the Java method."""
 _OURS: Final = ("py4j", "pyspark")
 
 
 @contextmanager
 def wrap_spark_errors() -> Iterator[None]:
-    """Wrap jobs of a backfill. Raise ``Broken``, caused by what Spark raised."""
+    """Wrap jobs of a backfill: raise ``Broken``, caused by Spark's exception."""
     try:
         yield
     except Exception as error:
@@ -41,11 +41,11 @@ def wrap_spark_errors() -> Iterator[None]:
 
 
 def cause_in(text: str) -> str:
-    """Return what a Python task raised, from Java's text; else the first line that says more."""
+    """Return the exception of a Python task from Java's text; else the first line with more facts."""
     lines = [line.rstrip() for line in text.splitlines()]
     began = [n for n, line in enumerate(lines) if "Traceback (most recent call" in line]
     if began:
-        # Lines of the stack are indented.
+        # The stack's lines are indented: skip them.
         causes = [line for line in lines[began[-1] + 1 :] if _RAISED.match(line)]
         if causes:
             return causes[0]

@@ -1,10 +1,10 @@
 """The rows of a history that a backfill folds as a DataFrame: `FoldRows`.
 
-The first pass finds what has committed, and the second makes the rows. With ``combine``, the first
-makes them, too: its tasks read each run once (`read_once`). Their summaries go to the driver, and their
-combined rows stay on the executors, as Spark's own cached partitions. Spark makes a partition that is
-lost again, by reading its runs once more. When the summaries are folded, the driver knows which rows
-count. Only runs that have to be read again are read by the second pass.
+The first pass finds which messages have committed, and the second makes the rows. With ``combine``, the
+tasks of the first pass make the rows too: each reads its runs once (`read_once`). The summaries go to the
+driver. The combined rows stay on the executors, as cached partitions of Spark. If Spark loses a partition,
+it makes it again from its runs. When the summaries are folded, the driver knows which rows count. The
+second pass reads only runs that must be read again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from gazette.spark.tasks import result_batch, results_in, task_frame
 from gazette.spark.worker_process import run_each
 
 SHARD: Final = "shard"
-"""The column with the shard of a row: its index among the run's shards."""
+"""Column with the shard of a row: its index among the shards of the backfill."""
 ShardsOf = Callable[[JournalName], Sequence[int]]
-"""Function that returns the shards that get the messages of a journal."""
+"""Function from a journal to the shards that get its messages."""
 
 _RUN: Final = pa.field("number", pa.int32())
 _PART: Final = pa.field("part", pa.int64())
@@ -44,7 +44,7 @@ _ROW: Final = "row"
 _LOST: Final = pa.field("lost", pa.bool_())
 _SHARD: Final = pa.field(SHARD, pa.int32())
 _AGAIN: Final = -2
-"""Part of the result of a run that has to be read again."""
+"""Number of the part that stands for the result of a run that must be read again."""
 _REFUSED: Final = (
     "combine() has raised for rows that it had combined before, when rows that Spark had lost were "
     "made again"
@@ -57,7 +57,7 @@ class FoldRows:
     def __init__(
         self, spark: Any, access: Access, schema: Any, format: RowFormat, combine: Combine | None
     ) -> None:
-        """Read nothing. ``schema`` is that of ``format``, as a ``StructType``."""
+        """Make it without reading. ``schema`` is that of ``format``, as a ``StructType``."""
         self._spark = spark
         self._access = access
         self._schema = schema
@@ -65,11 +65,11 @@ class FoldRows:
         self._combine = combine
         self._frame: Any = None
         self._read: list[tuple[Run, OnePass]] = []
-        """Runs that were read once, with their results; the index is the column ``number``."""
+        """Runs that were read once, with their results. The column ``number`` is the index here."""
         self._wanted: list[tuple[int, int]] = []
-        """Rows that count: values of the columns ``number`` and ``part``."""
+        """Rows that count, by the values of the columns ``number`` and ``part``."""
         self.runs: tuple[CommittedRun, ...] = ()
-        """The runs that the second pass reads, as of `fold`."""
+        """The runs for the second pass, set by `fold`."""
 
     def fold(self, snapshot: Snapshot, run_bytes: int, on_read: OnRead) -> FoldedSnapshot:
         """Make the first pass. Raise what reading raises."""
@@ -77,7 +77,7 @@ class FoldRows:
         def summarise_all(runs: Sequence[Run]) -> list[Summary]:
             if self._frame is None and runs:
                 return self._read_all(runs, on_read)
-            # Some runs begin elsewhere than was assumed. Their rows are read again.
+            # Some runs begin at other offsets than assumed: the second pass reads them again.
             return summarise_by_spark(self._spark, self._access, runs, on_read)
 
         if self._combine is None:
@@ -104,7 +104,7 @@ class FoldRows:
         return [result.summary for result in found]
 
     def rows(self, shards_of: ShardsOf) -> Any:
-        """Return a DataFrame of the committed rows, each with its shard, or once for each of several."""
+        """Return a DataFrame of the committed rows, once for each shard that gets them."""
         from pyspark.sql.types import IntegerType, StructField, StructType
 
         schema = StructType([*self._schema.fields, StructField(SHARD, IntegerType())])
@@ -118,12 +118,12 @@ class FoldRows:
         return made.union(task_frame(self._spark, items, len(items), work, schema))
 
     def _rows_made(self, shards_of: ShardsOf) -> Any:
-        """Return the rows of the first pass that count."""
+        """Return the rows of the first pass that count, with their shards."""
         counting: list[tuple[int, int, int | None, bool]] = []
         for at, part in self._wanted:
             counting += [(at, part, shard, False) for shard in shards_of(self._read[at][0].journal)]
-        # No row counts of what has to be read again. So if Spark makes rows of a run again, and they
-        # become such rows, that must not pass for a run without rows.
+        # Spark may make lost rows of a run again, and find then that the run must be read again. Such a
+        # result must not look like a run without rows: join it as "lost", which raises below.
         counting += [(at, _AGAIN, None, True) for at in {at for at, _ in self._wanted}]
         fields = pa.schema([_RUN, _PART, _SHARD, _LOST])
         table = pa.Table.from_pylist(
@@ -131,7 +131,7 @@ class FoldRows:
         )
         counted = self._spark.createDataFrame(table).coalesce(1).hint("broadcast")
         rows = self._frame.join(counted, [_RUN.name, _PART.name])
-        # Both sides are named: Spark would ask for ``lost`` alone before the join.
+        # Test columns of both sides of the join: Spark would test ``lost`` alone before the join.
         refused = f"lost AND result IS NOT NULL THEN assert_true(false, '{_REFUSED}') IS NULL"
         return rows.where(f"CASE WHEN {refused} ELSE true END").select(f"{_ROW}.*", SHARD)
 
@@ -156,7 +156,7 @@ def _read_run(
 
 
 def _once_batch(row: pa.DataType, number: int, found: Part | OnePass) -> pa.RecordBatch:
-    """Return rows of a run, or its result."""
+    """Return rows of a run, or the run's result, as a batch."""
     part: int | None
     if isinstance(found, Part):
         count, part, result = found.rows.num_rows, found.number, None
@@ -177,7 +177,7 @@ def _shard_rows(
     access: OpenAccess,
     item: tuple[CommittedRun, Sequence[int]],
 ) -> Iterator[pa.RecordBatch]:
-    """Make the second pass over a run, for each of the shards that get its rows."""
+    """Yield the rows of a run in the second pass, once for each shard that gets them."""
     run, shards = item
     combiner = Combiner(combine, format.schema)
     combined = chain.from_iterable(map(combiner.add, read_rows(access, run, format)))

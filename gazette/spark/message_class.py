@@ -1,8 +1,8 @@
 """Check of the classes that the option ``message`` may name.
 
-Every user with the right to query may set that option, by SQL too. To import a module is to run its
-code, and that of the packages around it. So the option may name only modules that protoc has
-generated, and those that the job's environment lists.
+Every user that may query can set that option, also in SQL. To import a module runs its code, and that of its
+packages. So the option may name only modules that protoc has generated, and those that the job's environment
+lists.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gazette.history.columns import MessageFormat
 from gazette.labels import CONTENT_PROTO_FIXED
 
 MODULES_VARIABLE: Final = "GAZETTE_SPARK_MESSAGE_MODULES"
-"""Environment variable with names of further modules, separated by commas."""
+"""Environment variable with the names of further modules, separated by commas."""
 _GENERATED: Final = "_pb2"
 _NAME: Final = re.compile(
     r"([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*):[A-Za-z_][A-Za-z0-9_.]*"
@@ -28,9 +28,9 @@ _NAME: Final = re.compile(
 
 
 def message_class(name: str) -> type[Message]:
-    """Import the class that ``name`` gives as ``module:Class``.
+    """Import the class ``module:Class``.
 
-    Raise `Invalid` for a module that may not be named, and for what is no class of protobuf messages.
+    Raise `Invalid` for a module that is not permitted, and unless it is a class of protobuf messages.
     """
     require_permitted(name)
     found: Any = MessageFormat(CONTENT_PROTO_FIXED, message=name).message_type()
@@ -44,7 +44,7 @@ def message_class(name: str) -> type[Message]:
 
 
 def require_permitted(name: str) -> None:
-    """Raise `Invalid` unless the module of ``name`` may be imported. Do not import anything."""
+    """Raise `Invalid` unless the module of ``name`` is permitted. Import nothing."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise _cannot_import(name, "it is not module:Class")
@@ -64,7 +64,7 @@ def require_permitted(name: str) -> None:
 
 
 def _is_present(module: str) -> bool:
-    """Return whether a module can be found. Unlike ``importlib.util.find_spec``, import no package."""
+    """Return True if a module can be found. Import no package, as ``importlib.util.find_spec`` would."""
     name, path = "", None
     for part in module.split("."):
         name = f"{name}.{part}" if name else part

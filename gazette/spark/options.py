@@ -21,18 +21,18 @@ _CREDENTIALS: Final[dict[str, tuple[str, str]]] = {
     "certFile": ("cert_file", "certificate to present to servers (PEM)"),
     "certKeyFile": ("cert_key_file", "key of that certificate (PEM)"),
 }
-"""By option: the flag of clients of the same meaning, and what it is."""
+"""By option: the client flag of the same meaning, and its description."""
 
 
 def credential_options(group: str) -> dict[str, str]:
-    """Return the options with the credentials of a group, such as ``broker``, and what each is."""
+    """Return the credential options of a group, such as ``broker``, with their descriptions."""
     return {f"{group}.{name}": text for name, (_, text) in _CREDENTIALS.items()}
 
 
 class Options:
     """Options by name, in any case. Errors name the option, its value, and what to do.
 
-    ``known`` has the options and what each is. ``renamed`` has what to do in place of former names.
+    ``known``: the options with their descriptions. ``renamed``: by former name, what to do instead.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Options:
         return name.lower() in self._values
 
     def knows(self, name: str) -> bool:
-        """Return True if there is such an option, given or not."""
+        """Return True if an option of this name exists, given or not."""
         return name.lower() in self._known
 
     def text(self, name: str, default: str = "") -> str:

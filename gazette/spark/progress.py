@@ -1,7 +1,6 @@
 """Progress of a pass that Spark makes: `reporting`.
 
-It is read from what Spark knows of its stages, and not from accumulators: those count a task that is
-repeated once more.
+It comes from Spark's information about stages. Accumulators would count a repeated task twice.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _CANCELS: Final = "spark.job.interruptOnCancel"
 
 
 class StageTasks(NamedTuple):
-    """A stage: its number, its tasks, and how many attempts of tasks have ended well."""
+    """A stage: its number, its number of tasks, and the number of successful attempts of tasks."""
 
     number: int
     tasks: int
@@ -33,10 +32,10 @@ class StageTasks(NamedTuple):
 
 @contextmanager
 def reporting(spark: Any, tasks: int, length: int, on_read: OnRead) -> Iterator[None]:
-    """Report the progress of the stage of ``tasks`` tasks that the block runs in this thread.
+    """Report the progress of the stage with ``tasks`` tasks that the block runs on this thread.
 
-    Call ``on_read`` with bytes of ``length`` as tasks end, as if each task read as much. At the end
-    of the block call it with the rest, unless the block raises. The calls come from another thread.
+    Call ``on_read`` with an equal part of ``length`` bytes for each task that ends. At the end of the
+    block call it with the rest, unless the block raises. The calls come from another thread.
     """
     counted = _Counted(tasks, length, on_read)
     context = getattr(spark, "sparkContext", None)  # Spark Connect has none.
@@ -53,7 +52,7 @@ class _Counted:
         self._done = 0
 
     def see(self, stages: Iterable[StageTasks]) -> None:
-        """Report what these stages show to be done, if it is more than before."""
+        """Report the progress of these stages, if it is more than before."""
         share = tasks_ended(stages, self._tasks)
         self._reach(self._length * share // max(1, self._tasks))
 
@@ -67,11 +66,11 @@ class _Counted:
 
 
 def tasks_ended(stages: Iterable[StageTasks], tasks: int) -> int:
-    """Return how many of ``tasks`` tasks have ended, in the newest stage that has as many.
+    """Return how many of ``tasks`` tasks have ended, in the newest stage with exactly so many tasks.
 
-    Other stages distribute or gather. If Spark makes a part of a stage again, that attempt has fewer
-    tasks, and nothing is known of it. With speculation more attempts than tasks may end. A stage of
-    one task is not known from one that distributes: nothing is known of it, either.
+    Other stages distribute or gather. If Spark repeats a part of a stage, that attempt has fewer tasks and
+    is ignored. With speculation, more attempts than tasks may end. A stage of one task looks like a
+    stage that distributes: return 0 then.
     """
     found = [stage for stage in stages if stage.tasks == tasks > 1]
     return min(tasks, max(found).ended) if found else 0
@@ -79,7 +78,7 @@ def tasks_ended(stages: Iterable[StageTasks], tasks: int) -> int:
 
 @contextmanager
 def _by_polling(context: Any, see: Callable[[Iterable[StageTasks]], None]) -> Iterator[None]:
-    """Look every half second, by a thread that ends with the block."""
+    """Look every half second, on a thread that ends with the block."""
     group = f"gazette-{uuid.uuid4().hex}"
     ended = threading.Event()
 
@@ -92,7 +91,7 @@ def _by_polling(context: Any, see: Callable[[Iterable[StageTasks]], None]) -> It
                 LOGGER.debug("progress of Spark is unknown", extra={"reason": str(error)})
                 return
 
-    # Jobs of this thread belong to the group. A caller may have one of its own.
+    # Give this thread's jobs a group, and restore the caller's group afterwards.
     before = {key: context.getLocalProperty(key) for key in (_GROUP, _DESCRIPTION, _CANCELS)}
     context.setLocalProperty(_GROUP, group)
     thread = threading.Thread(target=poll, name="progress", daemon=True)
@@ -116,7 +115,7 @@ def _stages(tracker: Any, group: str) -> Iterator[StageTasks]:
 
 @contextmanager
 def _by_server(spark: Any, see: Callable[[Iterable[StageTasks]], None]) -> Iterator[None]:
-    """Have a server of Spark Connect report, as it does while it runs a query of this session."""
+    """Get reports from a server of Spark Connect: it sends them while it runs a query of this session."""
 
     def handle(stages: Iterable[Any] | None, **_: Any) -> None:
         see(

@@ -18,16 +18,16 @@ DEFAULTS: Final[dict[str, str]] = {
 }
 _PY_FILES: Final = "spark.submit.pyFiles"
 _CONNECT_MODE: Final = "SPARK_CONNECT_MODE_ENABLED"
-"""Variable that PySpark sets for a session of Spark Connect, and keeps when it is stopped."""
+"""Variable that PySpark sets for a session of Spark Connect, and keeps after its end."""
 _SERVER: Final = "SPARK_REMOTE"
 _ONE_SESSION: Final = "Use that one, or stop it first."
 _STARTS: Final = 3
 _NOT_STARTED: Final = "JAVA_GATEWAY_EXITED"
 _LOCAL_DEFAULTS: Final[dict[str, str]] = {
-    # Without an address Spark looks the machine's name up, and warns of the result.
+    # Without an address, Spark looks up the machine's name, and warns of the result.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # On clusters the UI stays on: it is how their users find out what a job does.
+    # Only for local sessions: on a cluster, users need the UI to see what a job does.
     "spark.ui.enabled": "false",
 }
 
@@ -38,16 +38,16 @@ def session(
     app_name: str = "gazette",
     conf: Mapping[str, str] | None = None,
 ) -> Any:
-    """Return a session of Spark (a ``pyspark.sql.SparkSession``), with Java and workers that work.
+    """Return a session of Spark (a ``pyspark.sql.SparkSession``) with a working Java and working workers.
 
-    Find a Java (`gazette.spark.java.ensure_java`), and let workers run this same Python. ``conf``
-    is further configuration, and goes first. Set ``JAVA_HOME``, ``PYSPARK_PYTHON`` and a few more
-    variables of this process, for its children. With a server of Spark Connect (``sc://host``),
-    none of that is needed here.
+    Find a Java (`gazette.spark.java.ensure_java`), and let workers run the same Python. ``conf`` is
+    further configuration, and takes precedence. Set ``JAVA_HOME``, ``PYSPARK_PYTHON`` and some other
+    variables of this process, for its children. For a server of Spark Connect (``sc://host``), do
+    nothing of this.
 
-    Raise `Unavailable` if Spark has no Java, or a master or server does not answer. Raise
-    `Invalid` if Spark is not installed, and for a text that is not a master. Raise `Conflict` if
-    the process has a session with another master: it can have one only.
+    Raise `Unavailable` without a Java, or if a master or server does not answer. Raise `Invalid` if
+    Spark is not installed, and for a malformed master. Raise `Conflict` if the process has a session with
+    another master: it can have only one.
     """
     try:
         from pyspark.sql import SparkSession
@@ -72,7 +72,7 @@ def session(
     else:
         require_reachable(master)
         os.environ["JAVA_HOME"] = str(ensure_java(os.environ))
-        # By default workers run any `python3` on their PATH.
+        # By default, workers run the first `python3` on their PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         if master.startswith("local"):
@@ -80,7 +80,7 @@ def session(
     builder: Any = SparkSession.builder
     spark = started(_configured(builder.master(master).appName(app_name), settings))
     if spark.conf.get(_PY_FILES, ""):
-        # Spark gives modules of --py-files to registered sources, and not to those that it finds.
+        # Spark passes modules of --py-files only to registered sources, so register ours.
         from gazette.spark.source.source import GazetteDataSource
 
         spark.dataSource.register(GazetteDataSource)
@@ -96,9 +96,9 @@ def _configured(builder: Any, settings: Mapping[str, str]) -> Any:
 
 
 def _leave_connect_mode(master: str) -> None:
-    """Let the process have a session with a master again, after one of Spark Connect was stopped.
+    """Leave the mode of Spark Connect after its session was stopped, for a session with a master.
 
-    Raise `Conflict` if that one is still there. Has no effect if the mode is set for the whole process.
+    Raise `Conflict` if that session still runs. Do nothing if the mode is set for the whole process.
     """
     if _CONNECT_MODE not in os.environ or _SERVER in os.environ:
         return
@@ -127,7 +127,7 @@ def _connected(server: str, app_name: str, conf: Mapping[str, str]) -> Any:
     settings = {_TIME_ZONE: DEFAULTS[_TIME_ZONE], **conf}
     try:
         from pyspark.sql.connect.session import SparkSession as _  # noqa: F401
-    except ImportError as error:  # PySpark raises it with a sentence for each missing package.
+    except ImportError as error:  # Its text names each missing package.
         raise Invalid(
             f"Spark Connect needs packages that are not installed ({error})",
             path="master",
@@ -138,10 +138,9 @@ def _connected(server: str, app_name: str, conf: Mapping[str, str]) -> Any:
 
 
 def started(builder: Any) -> Any:
-    """Return the builder's session. Raise `Unavailable` when Java does not start, several times over.
+    """Return the builder's session. Raise `Unavailable` if Java does not start in several attempts.
 
-    A fork of this process starts it. The fork sometimes dies before it executes Java, when threads
-    of gRPC are at work.
+    PySpark forks this process to start Java. Sometimes the fork dies before that, if threads of gRPC run.
     """
     failed: RuntimeError | None = None
     for _ in range(_STARTS):

@@ -1,4 +1,4 @@
-"""Work on objects by tasks of Spark: `run_tasks`. Needs a session of either kind, Spark Connect included."""
+"""Work on objects by tasks of Spark: `run_tasks`. Works with any session, also of Spark Connect."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 Work = Callable[[Iterator[T]], Iterable[R]]
-"""Function that a task calls with its items. It yields the result of each before it takes the next."""
+"""Function that a task calls with its items. It yields an item's result before it takes the next item."""
 
 RESULTS: Final = "number int, result binary"
-"""Columns of results, as `result_batch` has them."""
+"""Columns of the results of `result_batch`."""
 
 
 def run_tasks(
@@ -37,9 +37,8 @@ def run_tasks(
 ) -> list[R]:
     """Return the result of ``work`` for each item, in the order of items. Blocks.
 
-    There is a task for each item, but at most ``tasks_max`` tasks. Neighbours share a task.
-    ``on_read`` is called as tasks end, with bytes of ``length`` (see `reporting`). Raise Spark's
-    errors.
+    There is a task for each item, but at most ``tasks_max`` tasks: then neighbouring items share a
+    task. Call ``on_read`` with bytes of ``length`` as tasks end (see `reporting`). Raise Spark's errors.
     """
     if not items:
         return []
@@ -50,9 +49,9 @@ def run_tasks(
 
 
 def results_in(rows: Iterable[Any], count: int) -> list[Any]:
-    """Return the results of rows of `RESULTS`, by number.
+    """Return the results in rows of `RESULTS`, in order of number.
 
-    Raise `Bug` unless there is one of each number below ``count``.
+    Raise `Bug` unless there is exactly one for each number below ``count``.
     """
     results = {row.number: cloudpickle.loads(bytes(row.result)) for row in rows}
     if sorted(results) != list(range(count)):
@@ -68,25 +67,25 @@ def task_frame(
     schema: Any,
     batch: Callable[[int, R], pa.RecordBatch] | None = None,
 ) -> Any:
-    """Return a DataFrame of the batches that ``work`` yields, or of what ``batch`` makes of its results.
+    """Return a DataFrame of the batches that ``work`` yields, or that ``batch`` makes from its results.
 
-    ``batch`` gets the number of the item that was taken last. Neighbours share a task, if there are
-    more than ``tasks_max`` items.
+    ``batch`` also gets the number of the last taken item. Neighbouring items share a task if there are
+    more than ``tasks_max``.
     """
     tasks = max(1, min(len(items), tasks_max))
     bounds = [-(-task * len(items) // tasks) for task in range(tasks + 1)]
     shares = [cloudpickle.dumps(list(items[a:b])) for a, b in pairwise(bounds)]
-    # A list of rows would take Spark 40 ms more of a core than a table of Arrow.
+    # A table of Arrow costs Spark 40 ms less of a core than a list of rows.
     table = pa.table(
         {
             "task": pa.array(range(tasks), pa.int32()),
             "first": pa.array(bounds[:-1], pa.int32()),
             "items": pa.array(shares, pa.binary()),
-            # Spark takes equal plans for the same. What one call has cached must not stand for another.
+            # Make the plan unique: Spark would use what another call with an equal plan has cached.
             "call": pa.repeat(uuid.uuid4().hex, tasks),
         }
     )
-    # One task distributes them. So it is not taken for a stage that works on them.
+    # Let one task distribute the items, so that this stage does not look like the one that works.
     frame = spark.createDataFrame(table).coalesce(1).repartitionById(tasks, "task")
     return frame.mapInArrow(partial(_run, work, batch), schema)
 

@@ -1,9 +1,9 @@
 """Views that each query plans again: `create_view`.
 
-Spark keeps what a DataFrame, or a view of one, has planned first: for sources in Python, that is a
-list of fragments. But it resolves the text of a view for every query. The text of such a view reads a
-table of Spark's catalog, and a table is loaded for every query. Tables of Python sources have columns
-and no options, so the text has these.
+Spark keeps the first plan of a DataFrame, or of a view of one: for sources in Python, that is a list of
+fragments. But it resolves the text of a view for every query. So the text of our view reads a table of
+Spark's catalog, which Spark loads for every query. A table of a Python source has columns but no options,
+so the text has the options.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from gazette.spark.source.planning import option_texts
 from gazette.spark.source.schema import table_schema
 
 _TABLE: Final = "gazette_columns_"
-"""Begin of the names of our tables in the catalog. Each stands for some columns, and has no data."""
+"""Begin of the names of our tables in the catalog. Each table has columns, and no data."""
 _SCHEMA: Final = "spark_catalog.default"
 
 
 @with_hints()
 def create_view(spark: Any, name: str, *, schema: Any = None, **options: Any) -> None:
-    """Create a temporary view of journals, or replace it. Each query plans it again, up to now.
+    """Create or replace a temporary view of journals. Each query reads them up to its own time.
 
-    ``schema`` and ``options`` are as of `read`. The columns are fixed by this call. A DataFrame of
-    the view (``spark.table(name)``) is one query: Spark keeps what it has planned.
-
-    Raise `Invalid` for a name that is not one, and what planning raises if columns are inferred.
+    ``schema`` and ``options`` are those of `read`. This call fixes the columns. A DataFrame of the view
+    (``spark.table(name)``) is one query: Spark keeps its plan. Raise `Invalid` for a malformed name. If
+    columns are inferred, raise what planning raises.
     """
     if not re.fullmatch(r"\w+", name):
         raise Invalid(
@@ -50,16 +49,16 @@ def create_view(spark: Any, name: str, *, schema: Any = None, **options: Any) ->
     digest = hashlib.sha256(schema.json().encode()).hexdigest()
     table = f"{_SCHEMA}.{_TABLE}{digest[:24]}"
     columns = ", ".join(f"{_name(field.name)} {_ddl(field.dataType)}" for field in schema.fields)
-    # By SQL: the catalog of Spark Connect reads a table that it has created, without our options.
+    # Use SQL: the catalog API of Spark Connect would read the new table, without our options.
     spark.sql(f"CREATE TABLE IF NOT EXISTS {table} ({columns}) USING gazette")
     said = ", ".join(f"{_literal(key)} = {_literal(text)}" for key, text in given.items())
-    # The name is letters and digits, and all texts are escaped.
+    # Safe: the table's name has only letters and digits, and all texts are escaped.
     query = f"SELECT * FROM {table} WITH ({said})"  # noqa: S608
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW {_name(name)} AS {query}")
 
 
 def _ddl(kind: types.DataType) -> str:
-    """Return a type as SQL. Spark's own text of a struct does not quote the names of its fields."""
+    """Return a type as SQL. Spark's text of a struct does not quote names of fields."""
     if isinstance(kind, types.StructType):
         fields = (f"{_name(field.name)}: {_ddl(field.dataType)}" for field in kind.fields)
         return f"struct<{', '.join(fields)}>"

@@ -1,4 +1,4 @@
-"""Work of tasks in a process of Spark: `run_each`. The next tasks run in the same process."""
+"""Work of tasks in a worker process of Spark: `run_each`. Later tasks run in the same process."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ R = TypeVar("R")
 def run_each(
     access: Access, work: Callable[[OpenAccess, T], Iterable[R]], items: Iterable[T]
 ) -> Iterator[R]:
-    """Yield what ``work`` makes of each item. Show hints of errors, as tasks of Spark need it.
+    """Yield the results of ``work`` for each item. Show hints of errors in tracebacks.
 
     At the end, exclude the present objects from the garbage collector. Workers collect garbage after
-    every task, through all objects. Most of these come from imports, and are never garbage.
+    every task, through all objects. Most objects come from imports, and are never garbage.
     """
     with with_hints(), access.open() as opened:
         for item in items:

@@ -1,9 +1,9 @@
 """The parts of a sink: a task's `publish`, and the driver's `commit` and `roll_back`.
 
-Every attempt of every task is its own producer, which leaves its messages pending. It hands the
-driver what commits them or rolls them back, and does not append it: only the driver knows which
-attempt of a task has won. The driver records what it is about to append before it appends anything,
-so a repetition appends the same. Appending an acknowledgement twice changes nothing.
+Every attempt of every task is a producer, which leaves its messages pending. It passes to the driver the
+acknowledgements that commit them or roll them back: only the driver knows which attempt of a task has won.
+The driver records the acknowledgements before it appends them, so that a repetition appends the same ones.
+An acknowledgement that is appended twice has no further effect.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from gazette.spark.source.options import WriteOptions
 log = logging.getLogger(__name__)
 
 _RECORDS_KEPT: Final = 100
-"""Number of records of a query that are kept; Spark asks again for its last batch only."""
+"""Records of a query that are kept. Spark repeats only its last batch."""
 
 _NAMES_SHOWN: Final = 5
 _OTHER_VALUES: Final = {
@@ -68,13 +68,13 @@ _OTHER_VALUES: Final = {
 
 Message = Any
 Keyed = tuple[Any, Message]
-"""The value of the column by which a message is mapped (None without one), and the message. With
-``journalColumn``, it is the name of the journal."""
+"""The value of the column that maps a message (None without one), and the message. With ``journalColumn``,
+the value is the name of the journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Published messages of one attempt of a task: by journal, what commits them and rolls them back."""
+    """Published messages of an attempt of a task: by journal, the bytes that commit or roll them back."""
 
     producer: ProducerId
     commits: Mapping[JournalName, bytes]
@@ -88,7 +88,7 @@ def publish(
 ) -> Attempt:
     """Publish messages as a new producer, pending. Return once they are in their journals.
 
-    After a failure, roll back what was published as far as possible, and raise the failure.
+    After a failure, roll back what was published, if possible, and raise the failure.
     """
     service = access.run(_service(access))
     try:
@@ -133,14 +133,14 @@ async def _partitions(access: OpenAccess, options: WriteOptions) -> Partitions:
 
 
 def _with_place(message: Message, partition: Partition) -> Message:
-    """Return the message of a row. The UUID comes first, where readers find it fastest."""
+    """Return the message of a row, with the UUID first: readers find it there fastest."""
     if isinstance(message, dict) and partition.uuid in ("", DEFAULT_PLACE):
         return {DEFAULT_PLACE: "", **message}
     return message
 
 
 class _Publishing:
-    """One attempt."""
+    """One attempt of a task."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class _Publishing:
         self._partitions = partitions
         self._choose = choice_of(options, partitions)
         self._samples: dict[Partition, Message] = {}
-        """One message of each journal, from which acknowledgements are made."""
+        """One message of each journal, to make acknowledgements from."""
 
     def run(self, batches: Iterable[Sequence[Keyed]], query: str) -> Attempt:
         publisher, rows = self._publisher, 0
@@ -180,7 +180,7 @@ class _Publishing:
         return Attempt(publisher.producer, intents, self._rollbacks(), rows, query)
 
     def _require_journals(self, batch: Sequence[Keyed]) -> None:
-        """Raise `Invalid` if a row names another journal than those to write to."""
+        """Raise `Invalid` if a row names a journal that is not selected."""
         column = self._options.journal_column
         if not column:
             return
@@ -195,9 +195,7 @@ class _Publishing:
             )
 
     def _rollbacks(self) -> dict[JournalName, bytes]:
-        """Return, by journal, the acknowledgement that rolls back all that was published: its clock
-        is below all of theirs.
-        """
+        """Return, by journal, an acknowledgement with a clock below all messages: it rolls them back."""
         uuid = build_uuid(self._publisher.producer, self._begin_clock, ACK_TXN)
         found = {}
         for partition, message in self._samples.items():
@@ -219,7 +217,7 @@ class _Publishing:
         try:
             self._access.run(append())
         except GazetteError as error:
-            # Readers keep these messages pending until they forget their producer.
+            # Readers keep these messages pending until they forget the producer.
             log.warning(
                 "messages of a failed task could not be rolled back: %(error)s", {"error": error}
             )
@@ -228,7 +226,7 @@ class _Publishing:
 def choice_of(options: WriteOptions, partitions: Partitions) -> Choice:
     """Return the function from a message, and the value of the column that maps it, to a journal.
 
-    Labels of journals say the key if a declaration has made them.
+    If a declaration has made the journals, their labels say the key.
     """
     if options.journal_column:
         by_name = {
@@ -253,7 +251,7 @@ def _choose_by_column(choose: Choice, column: str, message: Message, key: Any) -
 
 
 def _some_of(names: Collection[str]) -> str:
-    """Return a few names, for an error."""
+    """Return some names, as text for an error."""
     shown = ", ".join(sorted(names)[:_NAMES_SHOWN])
     more = len(names) - _NAMES_SHOWN
     return f"{shown} and {more} more" if more > 0 else shown
@@ -265,11 +263,11 @@ def _some_of(names: Collection[str]) -> str:
 def commit(
     access: OpenAccess, attempts: Sequence[Attempt], commits: str = "", name: str = ""
 ) -> None:
-    """Make visible what the winners published. The effect is the same however often this is called.
+    """Commit the messages of these attempts. Repeated calls have the same effect.
 
-    With ``commits`` (a directory), first record there as ``name`` what is to be appended. An
-    existing record is the decision: append it again, and roll back attempts that it lacks. Raise
-    what appends raise; then call it again.
+    With ``commits`` (a directory), first record the acknowledgements there as ``name``. An existing
+    record is the decision: append it again, and roll back attempts that it lacks. Raise what
+    appends raise; then call it again.
     """
     attempts = [attempt for attempt in attempts if attempt.rows]
     decided = [dict(attempt.commits) for attempt in attempts]
@@ -287,7 +285,7 @@ def commit(
 
 
 def roll_back(access: OpenAccess, attempts: Iterable[Attempt]) -> None:
-    """Roll back what these attempts published, so that it never becomes visible. Raise what appends raise."""
+    """Roll back the messages of these attempts. Raise what appends raise."""
     _append(access, _joined([attempt.rolls_back for attempt in attempts if attempt.rows]))
 
 
@@ -300,7 +298,7 @@ def _joined(contents: Iterable[Mapping[JournalName, bytes]]) -> dict[JournalName
 
 
 def _append(access: OpenAccess, contents: Mapping[JournalName, bytes]) -> None:
-    """Append to each journal in one piece."""
+    """Append each journal's content in one append."""
 
     async def append() -> None:
         client = await access.client()
@@ -326,12 +324,12 @@ class _Record:
     def decide(
         self, commits: Mapping[str, Mapping[JournalName, bytes]]
     ) -> dict[str, dict[JournalName, bytes]]:
-        """Record this, or return what was recorded before."""
+        """Record the commits. Return those of an earlier record, if any."""
         if (found := self._load()) is not None:
             return found
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            # This does nothing if another driver was first.
+            # Do nothing if another driver has recorded before.
             content = io.BytesIO(msgspec.json.encode(commits, order="sorted"))
             write_durably(str(self._path), content, replace=False)
         except OSError as error:
@@ -345,7 +343,7 @@ class _Record:
         return found
 
     def tidy(self) -> None:
-        """Remove old records of the same query, which Spark does not ask for any more."""
+        """Remove old records of the query: Spark does not repeat their batches."""
         query, _, number = self.name.rpartition("-")
         if not query or not number.isdigit():
             return

@@ -43,7 +43,7 @@ class Published(WriterCommitMessage):
 
 
 class _Writer:
-    """The common part of both kinds of writers. Created on the driver, pickled, and run elsewhere."""
+    """The common part of both writers. Made on the driver, pickled, and run on executors."""
 
     def __init__(self, options: WriteOptions, schema: Any) -> None:
         self._options = options
@@ -66,7 +66,7 @@ class _Writer:
                 path="option journalColumn",
             )
         require_distinct(self._schema)
-        # The target is no part of the message. The UUID of a row of CSV and of protobuf has its own place.
+        # The column of the target is not a part of the message. In CSV and protobuf, the UUID is no field.
         self._is_place = options.shape.uuid_field in ("", _UUID) and options.value != "json"
         apart = {*([column] if column else []), *([_UUID] if self._is_place else [])}
         self._fields = pa.schema([field for field in self._schema if field.name not in apart])
@@ -120,7 +120,7 @@ class _Writer:
 
 
 class GazetteWriter(_Writer, DataSourceArrowWriter):
-    """Publishes a table: either all of it becomes visible, or nothing."""
+    """Publishes a table: all of it becomes visible, or nothing."""
 
     @with_hints()
     def commit(self, messages: list[Any]) -> None:
@@ -134,14 +134,14 @@ class GazetteWriter(_Writer, DataSourceArrowWriter):
 
 
 class GazetteStreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """Publishes a stream: each batch becomes visible once, after it has ended."""
+    """Publishes a stream: each batch becomes visible once, at its end."""
 
     @with_hints()
     def commit(self, messages: list[Any], batchId: int) -> None:
         attempts = _attempts(messages)
         if not attempts:
             return
-        # The name includes the query: batches of another query have the same numbers.
+        # Include the query in the name: batches of other queries have the same numbers.
         name = f"{attempts[0].query or 'query'}-{batchId}"
         with self._options.access.open() as access:
             commit(access, attempts, self._options.commits, name)
@@ -157,11 +157,9 @@ def _attempts(messages: Sequence[Any]) -> list[Attempt]:
 
 
 def _maker(options: WriteOptions, names: Sequence[str]) -> Maker:
-    """Return the function from rows to messages of the named columns. Publishing gives messages
-    their UUID.
-    """
+    """Return the function from rows to messages of the named columns, without UUIDs."""
     if options.value == "json":
-        # Binary, decimals and times become texts, and keys of maps too.
+        # Binary values, decimals, times and keys of maps become texts.
         return lambda row: msgspec.to_builtins({name: row[name] for name in names}, str_keys=True)
     if options.value == "csv":
         return lambda row: CSVRecord(["", *[_text(row[name]) for name in names]])
@@ -182,7 +180,7 @@ def _maker(options: WriteOptions, names: Sequence[str]) -> Maker:
 
 
 def _checked(make: Maker) -> Maker:
-    """Return the function with a check: the column of the UUID holds none, or one of a publisher."""
+    """Return ``make`` with a check: the column of the UUID must be null, or have a publisher's UUID."""
 
     def checked(row: dict[str, Any]) -> Any:
         value = row.get(_UUID)
@@ -199,7 +197,7 @@ def _checked(make: Maker) -> Maker:
 
 
 def _require_json(path: str, kind: types.DataType) -> None:
-    """Raise `Invalid` for a type whose values would be read back as others."""
+    """Raise `Invalid` for a type whose values would read back as other values."""
     if isinstance(kind, types.VariantType):
         raise Invalid(
             "a variant cannot be written as JSON",
@@ -214,7 +212,7 @@ def _require_json(path: str, kind: types.DataType) -> None:
     elif isinstance(kind, types.ArrayType):
         _require_json(path, kind.elementType)
     elif isinstance(kind, types.MapType) and isinstance(kind.keyType, types.IntegralType):
-        _require_json(path, kind.valueType)  # Types of applications have such keys.
+        _require_json(path, kind.valueType)  # Types of applications may have integers as keys.
     else:
         require_readable(path, kind)
         if isinstance(kind, types.MapType):
@@ -222,7 +220,7 @@ def _require_json(path: str, kind: types.DataType) -> None:
 
 
 def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return the rows. Raise `Invalid` for a value that Python has not."""
+    """Return the rows. Raise `Invalid` for a value that Python cannot represent."""
     try:
         rows: list[dict[str, Any]] = batch.to_pylist(maps_as_pydicts="strict")
         return rows
@@ -241,7 +239,7 @@ def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Return True if CSV text of values is read back as the same values."""
+    """Return True if values of a type read back equal from CSV text."""
     is_of = pa.types
     return bool(
         is_of.is_string(kind)

@@ -115,7 +115,7 @@ _RENAMED: Final[dict[str, str]] = {
     "planning_threads": _NOT_NEEDED,
     "pushdown": "Leave it out: Spark applies filters after reading.",
 }
-"""Advice in place of former names, and of some that Spark's other sources have."""
+"""Advice for former names of options, and for some names of Spark's other sources."""
 Mode = Literal["permissive", "dropmalformed", "failfast"]
 _MALFORMED: Final[dict[Mode, Malformed]] = {
     "permissive": "null",
@@ -130,7 +130,7 @@ class SourceOptions(Options):
 
     def __init__(self, options: Mapping[str, str], known: Mapping[str, str]) -> None:
         if "provider" in {name.lower() for name in options}:
-            # Spark passes properties of the table to what is to infer its columns.
+            # Spark passes the table's properties when it infers columns for CREATE TABLE.
             raise Invalid(
                 "CREATE TABLE takes columns, and no options", path="provider", hint=_IN_QUERIES
             )
@@ -138,10 +138,7 @@ class SourceOptions(Options):
         self._empty = not options
 
     def offsets(self, name: str, every: str) -> tuple[int | None, dict[str, int]]:
-        """Return an offset for all journals, and offsets by journal.
-
-        The text ``every`` is the same as none.
-        """
+        """Return an offset for all journals, and offsets by journal. The text ``every`` means no offset."""
         text = self.text(name)
         if text.lower() in ("", every):
             return None, {}
@@ -172,7 +169,7 @@ class SourceOptions(Options):
         return journals, selector
 
     def time_ns(self, name: str) -> int | None:
-        """Return a time as Unix nanoseconds. One without a zone is UTC."""
+        """Return a time as Unix nanoseconds. A time without a zone is UTC."""
         text = self.text(name)
         if not text:
             return None
@@ -250,12 +247,12 @@ _ARGUMENTS: Final = {
     "meta_prefix": "metaPrefix",
     "value": "value",
 }
-"""Arguments that errors of `gazette.history` name, and the options of the same meaning."""
+"""Options by the arguments of `gazette.history` with the same meaning, for errors."""
 
 
 @contextmanager
 def as_options() -> Iterator[None]:
-    """Report the name of an argument as that of an option."""
+    """Replace the name of an argument in errors by that of the option."""
     try:
         yield
     except Invalid as error:
@@ -336,10 +333,10 @@ class ReadOptions(TableColumns):
         )
 
     def inferred(self) -> ReadOptions:
-        """Return the options for a schema that was inferred from some of the messages.
+        """Return the options for a schema that was inferred from some messages.
 
-        A message that does not fit is then an error, unless a mode is given. Spark infers from all
-        messages: the columns would have been others.
+        A message that does not fit is then an error, unless a mode is given: Spark would infer from all
+        messages, and find other columns.
         """
         if self.has_mode:
             return self
@@ -390,7 +387,7 @@ class WriteOptions:
     selector: LabelSelector | None
     content_type: str
     content_type_unlabelled: str
-    """For journals without a label: the content type of the given value, if any."""
+    """Content type for journals without a label, from the option ``value``; empty without it."""
     value: str
     shape: MessageFormat
     """Class of protobuf messages, and place of the UUID."""

@@ -1,9 +1,8 @@
-"""Reads of a long history with a cluster: in `read`, Spark's executors make both passes.
+"""Reads of a long history on a cluster: `read` makes both passes on Spark's executors.
 
-A data source plans in a process of the driver that has no Spark. So ``format("gazette")`` alone reads
-there, with threads, the fragments whose summaries are not kept yet. For terabytes, `read` makes the
-first pass a job: its tasks find or make the summaries, and combine those of each run. The same
-processes then make the rows.
+A data source plans in a process of the driver that has no Spark. So ``format("gazette")`` alone reads the
+fragments without a kept summary there, with threads. For terabytes, `read` makes the first pass a job: its
+tasks find or make the summaries, and combine those of each run. The same processes then make the rows.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from gazette.spark.tasks import run_tasks, task_frame
 from gazette.spark.worker_process import run_each
 
 TASKS_MAX: Final = 4096
-"""Greatest number of tasks of the first pass. The driver's share of each is some milliseconds."""
+"""Most tasks of the first pass. Each costs the driver some milliseconds."""
 
 
 @with_hints()
 def read(spark: Any, *, schema: Any = None, **options: Any) -> Any:
     """Return a DataFrame of journals as of now; the executors make both passes.
 
-    ``options`` are those of ``format("gazette")``; a dot in a name is written as ``__``
-    (``broker__address``). This call fixes what is read, whatever is appended later. Raise what
-    planning raises.
+    ``options`` are those of ``format("gazette")``: write ``__`` for a dot in a name
+    (``broker__address``). Messages that are appended after this call are not read. Raise what planning
+    raises.
     """
     parsed = ReadOptions.parse(option_texts(options))
     if schema is None:
@@ -67,11 +66,11 @@ def fold_by_spark(
 ) -> FoldedSnapshot:
     """Run the first pass as a job: tasks summarise the runs, and the driver folds.
 
-    ``on_read`` is called with bytes as tasks end. Raise what reading raises, as on the driver.
+    Call ``on_read`` with bytes as tasks end. Raise what reading raises, as on the driver.
     """
 
     def summarise_all(runs: Sequence[Run]) -> list[Summary]:
-        # This function may be called again, with runs that begin elsewhere.
+        # This function may be called again, with runs that begin at other offsets.
         return summarise_by_spark(spark, access, runs, on_read)
 
     with access.open() as opened:
@@ -81,7 +80,7 @@ def fold_by_spark(
 def summarise_by_spark(
     spark: Any, access: Access, runs: Sequence[Run], on_read: OnRead | None = None
 ) -> list[Summary]:
-    """Return the summaries of runs, which tasks make. Arguments and errors are as of `fold_by_spark`."""
+    """Return the summaries of runs, made by tasks. Arguments and errors are those of `fold_by_spark`."""
     length = sum(run.length for run in runs)
     work = partial(run_each, access, _summaries)
     return run_tasks(spark, runs, work, TASKS_MAX, length=length, on_read=on_read)
@@ -92,7 +91,7 @@ def _summaries(access: OpenAccess, run: Run) -> Iterator[Summary]:
 
 
 def option_texts(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return options of a call in Python as texts, and with a dot for ``__`` in their names."""
+    """Return the options of a call in Python as texts, with a dot for ``__`` in names."""
     return {name.replace("__", "."): _text(value) for name, value in options.items()}
 
 

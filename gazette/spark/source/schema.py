@@ -1,4 +1,4 @@
-"""The columns of journals as a table: given, known by the messages' class, or inferred."""
+"""The columns of journals as a table: given, from the messages' class, or inferred."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _READABLE: Final = (
 
 
 def table_schema(options: ReadOptions) -> tuple[Any, bool]:
-    """Return the ``StructType`` of a table whose reader gave none, and True if it is inferred.
+    """Return the ``StructType`` of a table without a given schema, and True if it is inferred.
 
-    Raise `Invalid`, and what reading raises: some of the messages are read to infer columns.
+    Raise `Invalid`, and what reading raises: columns are inferred from some messages.
     """
     with as_options():
         fields, inferred = options.known_fields(options.value), False
@@ -47,7 +47,7 @@ def table_schema(options: ReadOptions) -> tuple[Any, bool]:
 
 
 def row_format(options: ReadOptions, schema: Any, shapes: Iterable[MessageFormat]) -> RowFormat:
-    """Return how rows of a schema are made of the messages of journals. Raise `Invalid`."""
+    """Return the format of rows of a schema, for messages of these shapes. Raise `Invalid`."""
     with as_options():
         value = value_of_all(options.value, shapes)
         if value == "csv":
@@ -64,8 +64,9 @@ def row_format(options: ReadOptions, schema: Any, shapes: Iterable[MessageFormat
 
 
 def make_format(schema: Any, value: str, prefix: str, **bounds: Any) -> RowFormat:
-    """Return how rows of a schema are made. ``prefix`` begins the names of metadata, and ``bounds`` are
-    further fields of `RowFormat`. Raise `Invalid`.
+    """Return the format of rows of a schema. Raise `Invalid`.
+
+    ``prefix`` is that of metadata columns. ``bounds`` are further fields of `RowFormat`.
     """
     for field in schema.fields:
         require_readable(field.name, field.dataType)
@@ -88,9 +89,9 @@ def make_format(schema: Any, value: str, prefix: str, **bounds: Any) -> RowForma
 
 
 def _require_cases(names: Sequence[str], prefix: str) -> None:
-    """Raise `Invalid` for a column that only its case tells from one of metadata.
+    """Raise `Invalid` for a column whose name differs from a metadata column only in case.
 
-    Spark takes both for the same, unless ``spark.sql.caseSensitive`` is set. As a field, it would be null.
+    To Spark both are the same, unless ``spark.sql.caseSensitive`` is set. As a field, it would be null.
     """
     meta = {f"{prefix}{key}".lower(): f"{prefix}{key}" for key in META}
     for name in names:
@@ -115,7 +116,7 @@ def _encode_variant(text: str) -> dict[str, bytes]:
 
 
 def require_readable(path: str, kind: types.DataType) -> None:
-    """Raise `Invalid` for types to which no part of a message converts."""
+    """Raise `Invalid` for a type to which no value of a message converts."""
     if isinstance(kind, types.StructType):
         for field in kind.fields:
             require_readable(f"{path}.{field.name}", field.dataType)

@@ -1,8 +1,8 @@
 """``format("gazette")``: journals as a data source of Spark.
 
-Spark imports this module in every process that looks for any data source. So nothing slow is
-imported before it is needed. Readers and writers are created on the driver, pickled, and run in
-other processes. They hold only options and their meaning.
+Spark imports this module in every process that looks for any data source, so it imports slow modules only
+when needed. Readers and writers are made on the driver, pickled, and run in other processes. They have
+only options and parsed values.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from gazette.spark.error_hints import with_hints
 class GazetteDataSource(DataSource):
     """Data source of Spark for journals. The page on Spark has its options.
 
-    Spark finds it, as ``format("gazette")``: no session has to register it.
+    Spark finds it by the name ``format("gazette")``, without a registration.
     """
 
     _inferred = False
-    """True if the columns were inferred from some messages. Spark keeps this object together with
-    the columns.
-    """
+    """True if the columns were inferred from some messages. Spark keeps this object with the columns."""
 
     @classmethod
     def name(cls) -> str:
@@ -35,7 +33,7 @@ class GazetteDataSource(DataSource):
         from gazette.spark.source.options import STREAM, ReadOptions
         from gazette.spark.source.schema import table_schema
 
-        # The use is not known yet: Spark may read the table at once or as a stream.
+        # Accept options of streams: it is not known yet if Spark reads a table or a stream.
         schema, self._inferred = table_schema(ReadOptions.parse(self.options, STREAM))
         return schema
 

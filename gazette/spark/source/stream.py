@@ -1,9 +1,9 @@
 """Journals as a stream of Spark: micro-batches of committed messages.
 
-To plan a batch takes the summaries of its fragments. The driver could make them from the bytes, and
-does so for few bytes, and for the first batch. Otherwise tasks of one batch summarise the fragments
-of the next one ("ahead"), and the driver finds the summaries. So an offset also says up to where
-that was asked. A batch may do nothing else.
+To plan a batch, the driver needs the summaries of its fragments. It makes them itself from few bytes, and
+for the first batch. Otherwise tasks of one batch summarise the fragments of the next one ("ahead"), and the
+driver finds the kept summaries. So an offset also says up to where tasks were asked for summaries. Some
+batches have only such tasks.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from gazette.spark.source.stream_offset import (
 from gazette.spark.source.table import RunPartition, check_isolation, read_partition
 
 _DRIVER_BYTES: Final = 1 << 18
-"""Bytes without a summary that the driver reads itself for a batch. A batch only for them takes longer."""
+"""Most bytes without a summary that the driver reads itself: a batch for them would take longer."""
 
 
 _KEPT_MAX: Final = 10_000
-"""Number of pieces that are remembered to have a summary."""
+"""Most pieces that are remembered to have a summary."""
 
 
 class AheadPartition(InputPartition):
@@ -75,12 +75,12 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._journals = StreamJournals(options, clock)
         self._admission = BatchAdmission(lambda *given: find_message(self._journals.access, *given))
         self._folded: tuple[StreamOffset, StreamOffset, FoldedSnapshot] | None = None
-        """The batch that was planned last: its offsets, and its fold."""
+        """The last planned batch: its two offsets, and its fold."""
         self._kept: set[tuple[JournalName, Piece]] = set()
-        """Pieces that are known to have a summary."""
+        """Pieces with a known summary."""
         self._planned = False
-        """True once a batch was planned. Only then may one wait for summaries, since ``Trigger.Once``
-        has a single batch."""
+        """True once a batch was planned. The first one must not wait for summaries: with ``Trigger.Once``
+        it is the only one."""
 
     # These methods run on the driver:
 
@@ -141,7 +141,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned = True
         until, lives, former = decode_offset(end), decode_lives(end), decode_lives(start)
         self._journals.resume(lives)
-        # A journal that has lost its end, or was created again, is read from its begin.
+        # Read a journal that has lost its end, or was created again, from its begin.
         known = {
             journal: source
             for journal, source in decode_offset(start).items()
@@ -173,7 +173,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [*rows, *ahead]
 
     def commit(self, end: StreamOffset) -> None:
-        """Keep nothing: Spark may ask for the same batch again."""
+        """Do nothing: Spark may repeat the same batch."""
 
     def stop(self) -> None:
         self._journals.close()
@@ -188,15 +188,15 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from read_partition(self._options.read.access, partition)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Take to an executor only what is read, and not what is known of the journals."""
+        """Return the parts to send to an executor: options and schema, not what is known of the journals."""
         return type(self), (self._options, self._schema)
 
     # What tasks summarise, and what the driver does:
 
     def _summarises_ahead(self, limit: ReadLimit) -> bool:
-        """Return True if tasks may summarise what the driver would otherwise read.
+        """Return True if tasks may summarise fragments instead of the driver.
 
-        A limit of rows has the driver read what it counts.
+        With a limit of rows, the driver must read the bytes to count them.
         """
         return self._options.read.committed and not isinstance(limit, ReadMaxRows)
 
@@ -209,7 +209,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[JournalName, Offset]:
         """Return earlier ends if many bytes before ``ends`` have no summary yet.
 
-        What was asked for once is not waited for again: the driver reads what is missing.
+        Do not wait again for summaries that tasks were asked for: the driver then reads the bytes.
         """
         ready = dict(ends)
         if not (self._planned or self._journals.has_target):
@@ -232,7 +232,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         asked: Mapping[JournalName, Offset],
         limit: ReadLimit,
     ) -> dict[JournalName, Offset]:
-        """Return up to where to ask tasks for the summaries of later batches."""
+        """Return, by journal, the offset up to which to ask tasks for summaries of later batches."""
         ahead: dict[JournalName, Offset] = {}
         for journal in listed if self._summarises_ahead(limit) else ():
             name = journal.journal
@@ -255,13 +255,13 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return False
         cut = piece.fragment is not None and piece.end < piece.fragment.end
         if cut and piece.end - piece.begin != self._options.max_bytes:
-            return False  # Tasks keep whole fragments, and portions of a batch each.
+            return False  # Tasks keep summaries only of whole fragments, and of portions of a batch's size.
         return store.keeps(journal.journal, journal.shape, [piece])
 
     def _ahead(
         self, start: StreamOffset, until: Sources, ahead: Mapping[JournalName, Offset]
     ) -> list[InputPartition]:
-        """Return tasks for the summaries that a batch asks for, and the one before did not."""
+        """Return tasks for summaries that this batch asks for, and the batch before did not."""
         asked = decode_ahead(start)
         ends = {name: end for name, end in ahead.items() if end > asked.get(name, 0)}
         if not ends:
@@ -290,7 +290,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return folded.checkpoint(self._options.horizon_ns).sources
 
     def _whole(self, journal: JournalSnapshot) -> Offset:
-        """Return the end of its last complete message: usually that of its last fragment."""
+        """Return the end of the journal's last complete message: usually the end of its last fragment."""
         if not journal.pieces:
             return journal.end
         last = replace(journal, begin=journal.pieces[-1].begin, pieces=journal.pieces[-1:])
@@ -326,7 +326,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 @contextmanager
 def _placed(known: Sources) -> Iterator[None]:
-    """Say so if no message begins where the stream continues. Raise ``Corrupt``."""
+    """Raise ``Corrupt`` if no message begins where the stream continues."""
     try:
         yield
     except MalformedMessage as error:
@@ -350,7 +350,7 @@ def _further(
     ends: Mapping[JournalName, Offset],
     sources: Sources,
 ) -> dict[JournalName, Offset]:
-    """Return later ends for journals whose next message continues behind the end."""
+    """Return later ends for journals whose next message continues after the end."""
     further = {}
     for journal in listed:
         begin = begins[journal.journal]

@@ -1,4 +1,4 @@
-"""The size of a batch of a stream, if it is limited. Pure but for the counting of rows."""
+"""The limited size of a stream's batch. Pure, except that rows are counted."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from gazette.history.snapshot import JournalSnapshot, Piece, cover
 from gazette.protocol.ids import JournalName, Offset
 
 FindMessage = Callable[[JournalSnapshot, Piece, int], tuple[int, Offset]]
-"""Function to the number of messages of a piece, and its end. If the piece has more messages than the
-given number: that number, and where the next message begins."""
+"""Function that returns the number of messages of a piece, and its end. If the piece has more than the given
+number of messages, it returns that number, and the begin of the next message."""
 
 
 @dataclass(slots=True)
 class BatchAdmission:
     """Chooser of the ends of batches.
 
-    Journals have their turns, one fragment each. A batch ends where a fragment does. If the limit is
-    less than the first fragment, it ends within that one.
+    Journals take turns, one fragment each. A batch ends where a fragment does. If the limit is less than
+    the first fragment, the batch ends within it.
     """
 
     find_message: FindMessage
@@ -33,7 +33,7 @@ class BatchAdmission:
         begins: Mapping[JournalName, Offset],
         limit: ReadLimit,
     ) -> dict[JournalName, Offset]:
-        """Return where to end the next batch, of the journals that it reads."""
+        """Return the ends of the next batch, for the journals that it reads."""
         if isinstance(limit, ReadMaxBytes):
             budget, by_bytes = limit.max_bytes, True
         elif isinstance(limit, ReadMaxRows):
@@ -41,8 +41,7 @@ class BatchAdmission:
         else:
             return {one.journal: max(one.end, begins[one.journal]) for one in journals}
         ends: dict[JournalName, Offset] = {}
-        # Begin after the journal that was served last. Otherwise journals that always have more
-        # would take every batch.
+        # Begin after the last served journal. Otherwise journals with many bytes would fill every batch.
         waiting = [
             (one, iter(cover(one.pieces, begins[one.journal], one.end)))
             for one in sorted(journals, key=lambda one: (one.journal <= self._served, one.journal))
@@ -66,7 +65,7 @@ class BatchAdmission:
 
 
 def next_pieces(journal: JournalSnapshot, begin: Offset, limit: ReadLimit) -> Sequence[Piece]:
-    """Return the pieces behind ``begin`` that the next batch may begin to read."""
+    """Return the pieces from ``begin`` on that the next batch may read, at least in part."""
     pieces = cover(journal.pieces, begin, journal.end)
     if not isinstance(limit, ReadMaxBytes):
         return pieces
@@ -79,9 +78,9 @@ def next_pieces(journal: JournalSnapshot, begin: Offset, limit: ReadLimit) -> Se
 
 
 def later_end(journal: JournalSnapshot, begin: Offset, end: Offset) -> Offset | None:
-    """Return the end of a batch that reads more of a journal, as its next message is longer.
+    """Return a later end of a batch, because the journal's next message is longer.
 
-    Return None if there is no more of the journal.
+    Return None if the journal has no more bytes.
     """
     behind = next((piece for piece in journal.pieces if piece.end > end), None)
     if behind is None:

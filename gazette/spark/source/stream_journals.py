@@ -1,4 +1,4 @@
-"""The journals of a stream: listed no more often than needed, and the snapshot of each batch."""
+"""The journals of a stream: their listings, no more than needed, and the snapshot of each batch."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Sources = Mapping[JournalName, SourceCheckpoint]
 
 _LISTED_MAX: Final = 1000
 _PER_FRAGMENT_S: Final = 0.0005
-"""Back-off of listings: seconds for each fragment of one beyond `_LISTED_MAX`. A fragment takes a tenth
-of that to list."""
+"""Seconds to wait before the next listing, for each fragment beyond `_LISTED_MAX`. To list a fragment takes
+a tenth of that."""
 _ASK_BROKERS: Final = (
     ". Brokers know if an operator has confirmed that they are lost: read by the option broker.address, "
     "with direct=true instead of store"
@@ -40,16 +40,16 @@ class _Listed:
     """A listing of the journals."""
 
     again_s: float
-    """Time of the machine's clock from which on to list again."""
+    """Time of the machine's clock at which to list again."""
     snapshot: Snapshot
     known: frozenset[JournalName]
-    """Journals of which something had been read when they were listed."""
+    """Journals that the query had read from when they were listed."""
     lives: Mapping[JournalName, JournalLife]
-    """Lives of which something had been read then."""
+    """Lives of journals that the query had read from then."""
 
 
 class StreamJournals:
-    """The journals of a stream. It belongs to one process of the driver, and to one thread."""
+    """The journals of a stream, in one process of the driver. For one thread."""
 
     def __init__(self, options: StreamOptions, clock: Clock | None = None) -> None:
         self._options = options
@@ -59,21 +59,21 @@ class StreamJournals:
         self._target: dict[JournalName, Offset] | None = None
         self._places = FragmentPlaces()
         self._again: dict[JournalName, Offset] = {}
-        """Journals that lost what was read of them, as the last listing has shown, and their ends there."""
+        """Journals that lost bytes that were read before, and their ends, as of the last listing."""
         self._lives: Mapping[JournalName, JournalLife] = {}
         """Lives that the query has read."""
         self._others: dict[JournalName, JournalLife] = {}
-        """Other lives of these journals, as the last listing has shown."""
+        """Other lives of these journals, as of the last listing."""
         self._warned: set[tuple[JournalName, Offset]] = set()
-        """Journals and ends of lost bytes that were reported."""
+        """Journals and ends of reported lost bytes."""
         self._awaited: set[tuple[JournalName, Offset]] = set()
-        """Journals and ends of bytes that the stream waits for, and that were reported."""
-        # A time is about where a new query begins, and not about later journals.
+        """Journals and ends of reported bytes that the stream waits for."""
+        # A begin time is for the journals of a new query, not for later journals.
         self._selection = replace(options.read.selection, begin_time_s=0.0)
 
     @property
     def access(self) -> OpenAccess:
-        """The access of this process. It is opened when it is first used."""
+        """The access of this process, opened at its first use."""
         if self._access is None:
             self._access = self._options.read.access.open(self._clock)
         return self._access
@@ -84,12 +84,12 @@ class StreamJournals:
             self._access = None
 
     def resume(self, lives: Mapping[JournalName, JournalLife]) -> None:
-        """Take the lives to which the query's offsets belong. Call it before the other methods."""
+        """Set the lives to which the query's offsets belong. Call it before the other methods."""
         self._lives = lives
 
     @property
     def lives(self) -> dict[JournalName, JournalLife]:
-        """Lives of the journals as they are read on: those of the query, and those of the last listing."""
+        """Lives of the journals: those of the query and, for other journals, those of the last listing."""
         listed = (
             {} if self.recent is None else {one.journal: one.life for one in self.recent.journals}
         )
@@ -98,12 +98,12 @@ class StreamJournals:
 
     @property
     def recent(self) -> Snapshot | None:
-        """The last listing, however old it is."""
+        """The last listing, of any age."""
         return None if self._listed is None else self._listed.snapshot
 
     @property
     def has_target(self) -> bool:
-        """True if the query ends where the journals ended when it began."""
+        """True if the query ends at the ends that the journals had when it began."""
         return self._target is not None
 
     def fix_target(self) -> None:
@@ -111,9 +111,9 @@ class StreamJournals:
         self._target = {one.journal: one.end for one in self._list({}).journals}
 
     def starts(self) -> dict[JournalName, SourceCheckpoint]:
-        """Return where a new query begins."""
+        """Return the offsets at which a new query begins."""
         given, latest = self._options.read.selection, self._options.latest
-        listed = self._list({}).journals  # It has the lives of the journals, too.
+        listed = self._list({}).journals  # A listing also has the lives of the journals.
         if given.begin_time_s or latest:
             given = replace(given, lost="skip")
             snapshot = take_snapshot(self.access, given, self._places)
@@ -125,18 +125,18 @@ class StreamJournals:
         return {one.journal: SourceCheckpoint(self.first(one)) for one in listed}
 
     def first(self, journal: JournalSnapshot) -> Offset:
-        """Return where to begin to read a journal of which nothing is known."""
+        """Return the offset at which to begin a journal that the query has not read."""
         return self._selection.begin.get(journal.journal, self._selection.begin_all)
 
     def begin(self, journal: JournalSnapshot, known: Sources) -> Offset:
-        """Return how far a journal was read."""
+        """Return the offset up to which a journal was read."""
         source = known.get(journal.journal)
         return self.first(journal) if source is None else source.read_through
 
     def listing(self, known: Sources) -> list[JournalSnapshot]:
-        """Return a recent listing; for a query that is to end, only up to its target.
+        """Return a recent listing; for a query with a target, only up to the target.
 
-        Raise ``Corrupt`` for a journal that ends before what was read of it, unless lost bytes are
+        Raise ``Corrupt`` for a journal that ends before the offset that was read, unless lost bytes are
         skipped.
         """
         listed = self._list(known).journals
@@ -147,7 +147,7 @@ class StreamJournals:
         ]
 
     def kept(self, known: Sources) -> Sources:
-        """Return ``known`` without the journals that were created again: they are read from their begin."""
+        """Return ``known`` without journals that were created again: read them from their begin."""
         self._list(known)
         gone = {
             name
@@ -157,12 +157,12 @@ class StreamJournals:
         return {name: one for name, one in known.items() if name not in gone} if gone else known
 
     def _list(self, known: Sources) -> Snapshot:
-        """Return a recent listing: Spark may ask hundreds of times a second."""
+        """Return a recent listing. Spark may ask hundreds of times a second."""
         now = self._clock.monotonic()
         if (
             self._listed is None
             or now >= self._listed.again_s
-            # The recent listing was not checked for journals that lost what was read of them.
+            # The recent listing was not checked for losses of these journals.
             or not known.keys() <= self._listed.known
             or self._lives != self._listed.lives
         ):
@@ -174,11 +174,9 @@ class StreamJournals:
         return self._listed.snapshot
 
     def _take(self, known: Sources) -> Snapshot:
-        """Return a new listing. Repeat it for as long as a broker that lags behind its peers may
-        answer.
-        """
-        # Begin where each journal was read to, and end before bytes that may still appear. Each batch
-        # looks for bytes that are lost.
+        """Return a new listing. Repeat it while the answer may be that of a broker behind its peers."""
+        # Begin at the offset that was read, and end before bytes that may still come. Each batch
+        # checks for lost bytes.
         begin = {journal: source.read_through for journal, source in known.items()}
         given = replace(self._selection, begin={**self._selection.begin, **begin}, lost="wait")
         self._again, self._others = {}, {}
@@ -219,7 +217,7 @@ class StreamJournals:
         return take_snapshot(self.access, given, self._places)
 
     def _other_lives(self, snapshot: Snapshot, known: Sources) -> dict[JournalName, JournalLife]:
-        """Return the lives of journals that were created again since something was read of them.
+        """Return the lives of journals that were created again after the query had read them.
 
         Raise ``Corrupt`` for the first of them, unless lost bytes are skipped.
         """
@@ -244,7 +242,7 @@ class StreamJournals:
         return others
 
     def _report_awaited(self, snapshot: Snapshot) -> None:
-        """Log once for each range of bytes that the stream waits for."""
+        """Log each range of bytes that the stream waits for, once."""
         for journal in snapshot.journals:
             if journal.awaited is None or (journal.journal, journal.awaited.end) in self._awaited:
                 continue
@@ -265,13 +263,13 @@ class StreamJournals:
 
     def _is_short(self, journal: JournalSnapshot, known: Sources) -> bool:
         source = known.get(journal.journal)
-        # A snapshot begins at the journal's end if that is before the offset that was asked for. A
-        # store without fragments of a journal does not know the journal's end.
+        # A snapshot begins at the journal's end if that is before the wanted offset. A store without
+        # fragments of a journal does not know the journal's end.
         knows_end = journal.begin > 0 or not self._selection.stores
         return source is not None and knows_end and journal.begin < source.read_through
 
     def snapshot(self, known: Sources, ends: Mapping[JournalName, Offset]) -> Snapshot:
-        """Return what a batch reads. List again, since fragments may have been joined or pruned.
+        """Return the snapshot of a batch. List again, since fragments may have been joined or pruned.
 
         Raise ``Corrupt`` for lost bytes, unless they are skipped.
         """

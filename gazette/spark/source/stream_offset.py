@@ -1,8 +1,7 @@
 """The offset of a stream: the sources of a checkpoint, in JSON. Pure.
 
-For each journal it has how far it was read *and* what was known of its producers there. So the
-messages of a batch follow from its two offsets and the journals alone. It does not matter how often,
-or in which process, the batch is planned.
+For each journal it has the offset that was read *and* the states of its producers there. So the messages of a
+batch depend only on its two offsets and the journals. Any process may plan the batch, any number of times.
 """
 
 from __future__ import annotations
@@ -21,13 +20,14 @@ from gazette.protocol.journal_life import JournalLife
 StreamOffset: TypeAlias = dict[str, Any]
 """``{journal: {"at": offset, "producers": {hex: "clock" or "clock@begin"}}}``, clocks in hex.
 
-With ``"life": "cluster.revision"``, the offset belongs to that life of the journal. With ``"ahead": offset``,
-tasks were asked for summaries up to there. With ``"since": clock``, the stream has only messages of that
-clock and later ones: it is the same for all journals."""
+Optional: ``"life": "cluster.revision"`` is the life of the journal. ``"ahead": offset`` says up to where
+tasks were asked for summaries. ``"since": clock`` is the least clock of the stream's messages, the same for
+all journals.
+"""
 
 AT: Final = "at"
 AWAITED: Final = "awaited"
-"""Key of the bytes that a query waits for. Only reported ends have it."""
+"""Key of the bytes that a query waits for. Only ends for the query's progress have it."""
 _PRODUCERS, _AHEAD, _SINCE, _LIFE = "producers", "ahead", "since", "life"
 _DIGITS: Final = 2 * PRODUCER_BYTES
 
@@ -38,7 +38,7 @@ def encode_offset(
     since: int = 0,
     lives: Mapping[JournalName, JournalLife] = {},
 ) -> StreamOffset:
-    """Encode sources, up to where summaries were asked for behind them, the least clock, and lives.
+    """Encode sources. ``ahead``, ``since`` and ``lives``: see `StreamOffset`.
 
     Keys ascend, since Spark compares offsets as texts.
     """
@@ -77,19 +77,19 @@ def decode_offset(offset: StreamOffset) -> dict[JournalName, SourceCheckpoint]:
 
 
 def decode_ahead(offset: StreamOffset) -> dict[JournalName, Offset]:
-    """Return up to where summaries were asked for. Raise `Corrupt`."""
+    """Return, by journal, the offset up to which tasks were asked for summaries. Raise `Corrupt`."""
     with _decoding():
         return {name: int(one[_AHEAD]) for name, one in offset.items() if _AHEAD in one}
 
 
 def decode_since(offset: StreamOffset) -> int:
-    """Return the least clock of the messages of the stream. Raise `Corrupt`."""
+    """Return the least clock of the stream's messages. Raise `Corrupt`."""
     with _decoding():
         return max((int(one.get(_SINCE, "0"), 16) for one in offset.values()), default=0)
 
 
 def decode_lives(offset: StreamOffset) -> dict[JournalName, JournalLife]:
-    """Return the lives of the journals, where they are known. Raise `Corrupt`."""
+    """Return the known lives of the journals. Raise `Corrupt`."""
     lives = {}
     with _decoding():
         for journal, value in offset.items():
@@ -100,7 +100,7 @@ def decode_lives(offset: StreamOffset) -> dict[JournalName, JournalLife]:
 
 
 def encode_ends(journals: Iterable[JournalSnapshot]) -> StreamOffset:
-    """Return the ends of journals for the progress of a query, also behind bytes that it waits for."""
+    """Return the ends of journals for a query's progress, also if it waits for earlier bytes."""
     ends = {}
     for one in journals:
         waits = one.awaited

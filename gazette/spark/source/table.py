@@ -32,15 +32,15 @@ class RunPartition(InputPartition):
 
 
 def read_partition(access: Access, partition: InputPartition | None) -> Iterator[Any]:
-    """Yield the rows of one task."""
-    # Without partitions, Spark makes one of nothing.
+    """Yield the rows of a task's run."""
+    # If there are no partitions, Spark makes an empty one.
     if not isinstance(partition, RunPartition):
         return iter(())
     return run_each(access, partial(read_rows, format=partition.format), [partition.value])
 
 
 def checked_snapshot(access: OpenAccess, options: ReadOptions) -> Snapshot:
-    """Return the bytes to read as of now. Log what is lost. Raise `Invalid`, and what listing raises."""
+    """Return a snapshot of the journals. Log lost bytes. Raise `Invalid`, and what listing raises."""
     snapshot = options.snapshot(access)
     warn_of_loss(snapshot)
     check_isolation(options, snapshot)
@@ -48,7 +48,7 @@ def checked_snapshot(access: OpenAccess, options: ReadOptions) -> Snapshot:
 
 
 def check_isolation(options: ReadOptions, snapshot: Snapshot) -> None:
-    """Raise `Invalid` if messages cannot be read committed, since their UUID is not visible to us."""
+    """Raise `Invalid` if messages cannot be read committed: their UUIDs are unknown."""
     with within("option"):
         for journal in snapshot.journals if options.committed else ():
             require_uuids(journal.journal, journal.shape)

@@ -1,4 +1,4 @@
-"""``format("gazette-state")``: states of shards as a data source of Spark. Quick to import, as `source`."""
+"""``format("gazette-state")``: states of shards as a data source of Spark. Fast to import."""
 
 from __future__ import annotations
 

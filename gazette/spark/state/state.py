@@ -1,9 +1,8 @@
-"""The state of shards as a table, from their recovery logs: the content of
-``format("gazette-state")``.
+"""The state of shards as a table, from their recovery logs: ``format("gazette-state")``.
 
-It has rows of a table of SQLite, entries of a RocksDB column family, or the document of a JSON
-file. They show the last commit, or the one that `gazette.recoverylog.time_travel.Moment` chooses.
-Each shard is a task.
+It has rows of a table of SQLite, entries of a RocksDB column family, or the document of a JSON file. They
+show the last commit, or the one that a `gazette.recoverylog.time_travel.Moment` selects. Each shard is a
+task.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ _REAL: Final = ("REAL", "FLOA", "DOUB")
 
 @dataclass(frozen=True, slots=True)
 class StateOptions:
-    """The state to read."""
+    """Options of ``format("gazette-state")``."""
 
     brokers: BrokerClientFlags
     consumers: ConsumerClientFlags
@@ -69,7 +68,7 @@ class StateOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StateOptions:
-        """Parse the options. Raise `Invalid` that names the option."""
+        """Parse the options. Raise `Invalid` with the name of the option."""
         given = Options(options, KNOWN)
         if "path" in given:
             raise Invalid(
@@ -92,7 +91,7 @@ class StateOptions:
 
 
 class ShardPartition(InputPartition):
-    """A shard, and all hints that it has."""
+    """A shard, and all its hints."""
 
     def __init__(self, shard: str, hints: tuple[FSMHints, ...]) -> None:
         super().__init__(shard)
@@ -100,7 +99,7 @@ class ShardPartition(InputPartition):
 
 
 def list_partitions(options: StateOptions) -> list[ShardPartition]:
-    """Return the shards that match. Blocks. Raise ``NotFound``, or ``Invalid`` without a recovery log."""
+    """Return the matching shards. Blocks. Raise ``NotFound``, or ``Invalid`` without a recovery log."""
 
     async def listed() -> list[ShardPartition]:
         found: list[ShardPartition] = []
@@ -135,7 +134,7 @@ async def _require_reachable(client: Client | ShardClient, what: str) -> None:
 
 @contextmanager
 def _opened(options: StateOptions, partition: ShardPartition) -> Iterator[ShardState]:
-    """Open a shard's state in its own directory."""
+    """Open a shard's state in a temporary directory."""
 
     async def connected() -> tuple[Any, asyncio.AbstractEventLoop]:
         client = options.brokers.client("", SystemClock())
@@ -198,14 +197,14 @@ def columns_of(options: StateOptions, state: ShardState) -> list[tuple[str, str]
 
 
 def is_empty(state: ShardState) -> bool:
-    """Return True if there is no file: stores of JSON have none before their first commit."""
+    """Return True if there is no file: a store of JSON has no file before its first commit."""
     return state.kind is StateKind.FILES and not any(state.directory.iterdir())
 
 
 def require_columns(
     options: StateOptions, state: ShardState, shard: str, names: Sequence[str]
 ) -> None:
-    """Require that the state of a shard has these columns. Raise `Invalid`, and as `columns_of` does."""
+    """Raise `Invalid` unless the state of a shard has these columns. Raise as `columns_of` does."""
     try:
         known = [name for name, _ in columns_of(options, state)]
     except GazetteError as error:
@@ -233,7 +232,7 @@ def _type_of(declared: str) -> str:
 def rows_of(
     options: StateOptions, state: ShardState, names: list[str]
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a state, of these columns."""
+    """Yield the rows of a state with these columns."""
     if state.kind is StateKind.SQLITE:
         quoted = ", ".join(_quoted(name) for name in names) or "NULL"
         sql = f"SELECT {quoted} FROM {_quoted(options.table)}"  # noqa: S608
@@ -297,9 +296,9 @@ def _batch(schema: pa.Schema, names: list[str], shard: str, rows: list[tuple[Any
 
 
 def state_schema(given: Mapping[str, str]) -> str:
-    """Return the columns that these options name, as in CREATE TABLE.
+    """Return the columns of the option ``fields``, as in CREATE TABLE.
 
-    Without the option fields, recover a shard to find them; this blocks.
+    Without the option, recover a shard to find them: this blocks.
     """
     options = StateOptions.parse(given)
     if options.fields:
