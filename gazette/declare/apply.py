@@ -1,4 +1,4 @@
-"""Applies a declaration to a running cluster: lists what there is, and puts what is missing."""
+"""Applies a declaration to a running cluster: lists specifications, and puts missing or changed ones."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gazette.protocol.status import Status
 
 _ATTEMPTS: Final = 5
 _SHOWN_MAX: Final = 5
-"""Number of differences that an error names."""
+"""Most differences that an error names."""
 TXN_CHANGES: Final = 64
-"""Number of changes in one transaction. etcd accepts 128 operations by default."""
+"""Most changes in one transaction: etcd accepts 128 operations by default."""
 
 
 async def changes_needed(
@@ -35,7 +35,8 @@ async def changes_needed(
     more_partitions: bool = False,
     changed_key: bool = False,
 ) -> DeclaredChanges:
-    """Return the changes that the cluster needs. Without ``members``, assume that there is no shard.
+    """Return the changes that the cluster needs. Without ``members``, assume that it has no shards.
+
 
     Raise ``NotAllowed`` or ``Conflict`` as `changes_of` does, or an error of the calls.
     """
@@ -55,7 +56,7 @@ async def changes_needed(
 async def fitted(settings: SpecSettings, brokers: Client) -> SpecSettings:
     """Return settings with as many replicas as the brokers can hold, at most `REPLICAS_MAX`.
 
-    For settings whose replication was not given.
+    Call it if the user has not given the replication.
     """
     count = await broker_count(brokers)
     replication = REPLICAS_MAX if count is None else max(1, min(count, REPLICAS_MAX))
@@ -63,7 +64,7 @@ async def fitted(settings: SpecSettings, brokers: Client) -> SpecSettings:
 
 
 async def warnings_of(changes: DeclaredChanges, brokers: Client) -> list[str]:
-    """Return what the user should know of the replication of journals that are put."""
+    """Return warnings about the replication of journals that are put."""
     puts = {one.spec.replication for one in changes.journals}
     count = await broker_count(brokers) if puts else None
     if count is None:
@@ -87,7 +88,7 @@ async def warnings_of(changes: DeclaredChanges, brokers: Client) -> list[str]:
 
 
 async def require_healthy(brokers: Client, changes: DeclaredChanges) -> None:
-    """Raise ``Unavailable`` if a store that journals get by these changes cannot be used by brokers."""
+    """Raise ``Unavailable`` if brokers cannot use a store of journals that are put."""
     stores = {store for one in changes.journals for store in one.spec.fragment.stores}
     for store in sorted(stores):
         if problem := await brokers.fragment_store_health(store):
@@ -104,7 +105,7 @@ async def _listed(
     brokers: Client,
     shards: tuple[ListedShard, ...],
 ) -> list[ListedJournal]:
-    """Return the journals that the declaration, or a shard, names."""
+    """Return the journals that the declaration or a shard names."""
     selectors = [one.selector for one in declaration.journals]
     selectors += [LabelSelector.of(name=name) for name in declaration.dead_letters]
     logs = {spec.name for spec in log_specs(declaration, settings)}
@@ -125,10 +126,9 @@ async def put_declared(
 ) -> DeclaredChanges:
     """Put the journals of the changes that ``find`` returns, and the shards if there are ``members``.
 
-    Another program may change some of them at the same time. Then find again what differs. Return the
-    changes that were found last. Raise ``Conflict`` if that happens each time.
-
-    Cancellation may leave some of them applied: the next run finds which.
+    If another program changes some of them at the same time, call ``find`` again. Return the changes of the
+    last call. Raise ``Conflict`` if this happens each time. Cancellation may leave some changes applied:
+    the next run finds the others.
     """
     for attempt in range(_ATTEMPTS):
         changes = await find()
@@ -146,7 +146,7 @@ async def put_declared(
 
 
 async def _put(changes: DeclaredChanges, brokers: Client, members: ShardClient | None) -> None:
-    """Put journals before shards. Raise ``Conflict`` if one was changed since it was listed."""
+    """Put journals, and then shards. Raise ``Conflict`` if one was changed since it was listed."""
     if changes.journals:
         journals = [
             JournalChange(upsert=one.spec, expect_mod_revision=one.revision)

@@ -1,7 +1,7 @@
-"""Changes that make a cluster what a declaration says, without ever deleting anything.
+"""Changes by which a cluster gets what a declaration says. Nothing is ever deleted. No IO.
 
-No IO. Journals and shards that are missing are created. Those that exist change only where the
-declaration, or a setting that was given, says so. What an operator has set elsewhere stays.
+Missing journals and shards are created. Existing ones change only the fields that the declaration, or a given
+setting, determines. Other fields, which an operator may have set, stay.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PAGE: Final = "docs/declaring.md"
 
 
 class ExistingJournal(Protocol):
-    """A journal as it is: `gazette.client.journals.ListedJournal`."""
+    """An existing journal: `gazette.client.journals.ListedJournal`."""
 
     @property
     def spec(self) -> JournalSpec: ...
@@ -55,7 +55,7 @@ class ExistingJournal(Protocol):
 
 
 class ExistingShard(Protocol):
-    """A shard as it is: `gazette.client.shards.ListedShard`."""
+    """An existing shard: `gazette.client.shards.ListedShard`."""
 
     @property
     def spec(self) -> ShardSpec: ...
@@ -65,7 +65,7 @@ class ExistingShard(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeclaredChange(Generic[SpecT]):
-    """One specification to put. ``revision`` is the one that it replaces, 0 to create it."""
+    """One specification to put. ``revision`` is that of the specification to replace; 0 to create it."""
 
     spec: SpecT
     revision: Revision
@@ -80,10 +80,10 @@ class DeclaredChanges:
     journals: tuple[DeclaredChange[JournalSpec], ...]
     shards: tuple[DeclaredChange[ShardSpec], ...]
     unchanged: int
-    """Number of journals and shards that are as declared."""
+    """Number of journals and shards that need no change."""
 
     def lines(self, *, shards: bool = True) -> list[str]:
-        """Return one line for each change, and one for all that stays. ``shards``: of shards as well."""
+        """Return a line for each change, and one for everything that stays. ``shards``: include shards."""
         lines = [_line("journal", one.spec.name, one) for one in self.journals]
         if shards:
             lines += [_line("shard", one.spec.id, one) for one in self.shards]
@@ -102,10 +102,9 @@ def changes_of(
 ) -> DeclaredChanges:
     """Return the changes that a cluster with these journals and shards needs.
 
-    ``given`` names the fields of ``settings`` that the user has given: these change existing
-    specifications too. Others only shape new ones. ``more_partitions`` permits to raise the number
-    of partitions of something with keys. ``changed_key`` permits another key. Raise ``NotAllowed`` for
-    changes that are refused.
+    ``given`` names the fields of ``settings`` that the user has given: these also change existing
+    specifications. The other fields are only for new ones. ``more_partitions`` permits more partitions
+    of journals with keys. ``changed_key`` permits another key. Raise ``NotAllowed`` for refused changes.
     """
     existing = {one.spec.name: one for one in journals}
     held = {one.spec.id: one for one in shards}
@@ -134,7 +133,7 @@ def changes_of(
         shard = _shard_change(wanted, running, given)
         shard_changes += [shard] if shard is not None else []
         unchanged += shard is None
-        # A shard that exists keeps its log, whatever its name: the state is there.
+        # An existing shard keeps its log, whatever the log's name: its state is there.
         log = wanted.recovery_log if running is None else running.spec.recovery_log
         if log and log not in existing and running is not None:
             raise _lost_log(wanted.id, log)
@@ -147,7 +146,7 @@ def changes_of(
 
 
 def partitions_of(declared: DeclaredJournals, journals: Iterable[JournalName]) -> list[JournalName]:
-    """Return those journals that are partitions of a source or output, ordered by name."""
+    """Return the journals that are partitions of a source or output, ordered by name."""
     prefix = f"{declared.name}/part-"
     return sorted(name for name in journals if name.startswith(prefix))
 
@@ -171,7 +170,7 @@ def _check_count(
             hint=f"Partitions are named {declared.name}/part-000 and so on. Declare another name.",
         )
     if 0 < count < wanted and declared.key is not None and not more_partitions:
-        # A key stays if its hash has the same remainder by both counts.
+        # A key stays in its partition if its hash has the same remainder for both counts.
         moved = round(100 * (1 - count / math.lcm(count, wanted)))
         raise NotAllowed(
             f"{declared.name} has {count} partitions, and the declaration says {wanted}: about {moved} % "
@@ -182,11 +181,11 @@ def _check_count(
 
 
 def _check_key(declared: DeclaredJournals, existing: Mapping[str, ExistingJournal]) -> None:
-    """Refuse another key than the one by which the messages that are there were mapped."""
+    """Raise ``NotAllowed`` if present messages were mapped by another key."""
     for name in partitions_of(declared, existing):
         labels = existing[name].spec.labels
         former, wanted = KeyRule.of_labels(labels), declared.key
-        # Journals of an older version have no labels.
+        # Journals that an older version has created have no labels.
         if former is None and not labels.values_of(MESSAGE_PARTITIONS):
             continue
         if _mapped_by(former) == _mapped_by(wanted):
@@ -227,7 +226,7 @@ def _journal_change(
         )
     _check_uuid_place(declared, spec)
     changed = replace(spec, labels=_labels(declared, spec.labels, drops_key=drops_key))
-    # Another application may declare the same journals without a retention: that is no wish to end it.
+    # Keep a retention that is not declared here: another application may declare it.
     if declared.retention_ns:
         fragment = replace(changed.fragment, retention_ns=declared.retention_ns)
         changed = replace(changed, fragment=fragment)
@@ -237,7 +236,7 @@ def _journal_change(
 def _other_change(
     wanted: JournalSpec, current: ExistingJournal | None, given: Collection[str]
 ) -> DeclaredChange[JournalSpec] | None:
-    """Return the change of a recovery log, or of dead letters: of what the user has given alone."""
+    """Return the change of a recovery log or a dead-letter journal: only fields that the user has given."""
     if current is None:
         return DeclaredChange(wanted, 0, _new_journal(wanted))
     return _difference(current, _with_given(current.spec, wanted, given))
@@ -262,10 +261,10 @@ def _difference(
 
 
 def _check_uuid_place(declared: DeclaredJournals, spec: JournalSpec) -> None:
-    """Refuse another place of the UUID: readers would not find those of messages that are there."""
+    """Raise ``NotAllowed`` for another place of the UUID: readers would not find it in present messages."""
     former, wanted = spec.labels.value_of(MESSAGE_UUID) or "", declared.uuid or DEFAULT_PLACE
     if not former and declared.names_uuid and spec.labels.value_of(MESSAGE_TYPE):
-        former = DEFAULT_PLACE  # As all declarations of before.
+        former = DEFAULT_PLACE  # Older versions had only this place.
     if not former or former == wanted:
         return
     raise NotAllowed(
@@ -279,16 +278,16 @@ def _check_uuid_place(declared: DeclaredJournals, spec: JournalSpec) -> None:
 def _has_declared(
     declared: DeclaredJournals, existing: Mapping[str, ExistingJournal], label: str
 ) -> bool:
-    """Return True if a label of the journals is there by this application's declaration."""
+    """Return True if this application's declaration has set a label of the journals."""
     names = partitions_of(declared, existing)
     record = declared.record_of(label)
     return any(record in existing[one].spec.labels.values_of(DECLARED_BY) for one in names)
 
 
 def _labels(declared: DeclaredJournals, labels: LabelSet, *, drops_key: bool) -> LabelSet:
-    """Return labels that say what is declared, without those that this application declared before.
+    """Return the labels with the declared ones, and without former ones of this application.
 
-    Keep what an operator, or another application, has set.
+    Keep labels that an operator, or another application, has set.
     """
     if drops_key:
         labels = _without_records(labels, _records_of(labels, MESSAGE_KEY))
@@ -304,7 +303,7 @@ def _labels(declared: DeclaredJournals, labels: LabelSet, *, drops_key: bool) ->
 
 
 def _without_time(declared: DeclaredJournals, labels: LabelSet) -> LabelSet:
-    """Return labels without a time that this application, and no other, has declared."""
+    """Return the labels without the time that only this application has declared."""
     own, records = declared.record_of(MESSAGE_TIME), _records_of(labels, MESSAGE_TIME)
     if own not in records:
         return labels
@@ -332,7 +331,7 @@ _FRAGMENT_FIELDS: Final = {
     "flush_interval_ns": "flush_interval_ns",
     "refresh_interval_ns": "refresh_interval_ns",
 }
-"""Fields of `FragmentSpec`, by those of `SpecSettings` that they follow."""
+"""Fields of `FragmentSpec`, by the fields of `SpecSettings` for them."""
 
 
 def _shard_change(
@@ -370,7 +369,7 @@ def _shard_change(
 
 
 def _check_shards(declaration: Declaration, held: Mapping[str, ExistingShard]) -> None:
-    """Refuse a second reader of the same messages: each would count them."""
+    """Raise ``NotAllowed`` for a second shard that reads the same messages: both would count them."""
     declared = {f"shard-{index:03d}" for index in range(declaration.shards)}
     journals = {name for source in declaration.sources for name in source.journals}
     for name, shard in sorted(held.items()):

@@ -1,6 +1,6 @@
-"""The declaration of a whole application, checked: `Declaration`, plain data for specifications.
+"""The checked declaration of an application: `Declaration`, plain data for specifications. No IO.
 
-No IO: `gazette.declare.specs` turns a declaration into specifications of journals and shards.
+`gazette.declare.specs` makes specifications of journals and shards from it.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from gazette.protocol.text.validation import within
 log = logging.getLogger(__name__)
 
 REMOVABLE: Final = (MESSAGE_KEY, MESSAGE_TIME)
-"""Labels that a declaration may have today and lack tomorrow."""
+"""Labels that a later declaration may remove."""
 
 
 class DeclaredJournals(msgspec.Struct, frozen=True):
-    """A source or an output as plain data: what specifications need to know of it."""
+    """A source or an output as plain data for specifications."""
 
     name: str
     partitions: int
@@ -64,15 +64,15 @@ class DeclaredJournals(msgspec.Struct, frozen=True):
     message_type: str
     """Value of the label `MESSAGE_TYPE`."""
     retention_ns: int
-    """0 keeps everything."""
+    """Age in nanoseconds from which fragments may be pruned; 0 keeps everything."""
     uuid: str = ""
     """Value of the label `MESSAGE_UUID`. Empty: the field ``uuid``, or messages without a UUID."""
     names_uuid: bool = False
-    """True if the declaration or its type names the place, and not the mere name of a field."""
+    """True if the declaration or its type names the place, and it is not only a field's name."""
     message_time: str = ""
-    """Value of the label `MESSAGE_TIME`. Empty: the clock of the publisher counts."""
+    """Value of the label `MESSAGE_TIME`. Empty: the time is the clock of the publisher."""
     application: str = ""
-    """Name of the application, as labels and names of journals have it."""
+    """Name of the application, in the form for labels and names of journals."""
 
     @property
     def labels(self) -> LabelSet:
@@ -92,7 +92,7 @@ class DeclaredJournals(msgspec.Struct, frozen=True):
         )
 
     def record_of(self, label: str) -> str:
-        """Return the value of the label `DECLARED_BY` that says: this application has declared ``label``."""
+        """Return the value of `DECLARED_BY` that says that this application has declared ``label``."""
         return f"{self.application}/{label.rpartition('/')[2]}"
 
     @property
@@ -107,7 +107,7 @@ class DeclaredJournals(msgspec.Struct, frozen=True):
 
 
 class Declaration(msgspec.Struct, frozen=True):
-    """All that the class of an application declares, checked as a whole. Plain data."""
+    """Everything that an application's class declares, checked as a whole. Plain data."""
 
     application: str
     """Name of the application."""
@@ -116,27 +116,27 @@ class Declaration(msgspec.Struct, frozen=True):
     recovery_logs: bool = True
     """False for stores that are durable without a log, such as ``SQLStore``."""
     dead_letters: tuple[str, ...] = ()
-    """Journals that the poison policies of its shards name, without those of sources and outputs."""
+    """Dead-letter journals of its shards' poison policies, without sources and outputs."""
 
     @property
     def shards(self) -> int:
-        """Number of shards: that of the partitions of each source."""
+        """Number of shards: the number of partitions of each source."""
         return self.sources[0].partitions
 
     @property
     def slug(self) -> str:
-        """Name of the application as a part of journal names and of keys of etcd."""
+        """Name of the application in the form for journal names and keys of etcd."""
         return _slug(self.application)
 
     @property
     def journals(self) -> tuple[DeclaredJournals, ...]:
-        """Sources, and outputs that are no sources as well."""
+        """Sources, and outputs that are not sources too."""
         names = {source.name for source in self.sources}
         return (*self.sources, *(one for one in self.outputs if one.name not in names))
 
 
 def declaration_of(application: Any, *, name: str = "") -> Declaration:
-    """Return what an application declares. Raise ``Invalid`` that says what does not fit together.
+    """Return the declaration of an application. Raise ``Invalid`` for parts that contradict each other.
 
     ``name`` replaces the name of the application, as ``--consumer.application`` does.
     """
@@ -165,7 +165,7 @@ def declaration_of(application: Any, *, name: str = "") -> Declaration:
 
 @dataclass(frozen=True, slots=True)
 class _DeclaredShard:
-    """The attributes of a shard that a poison policy may ask for before it runs."""
+    """The attributes of a shard that `Application.poison_policy` may read before the shard runs."""
 
     spec: ShardSpec
 
@@ -198,14 +198,14 @@ def _dead_letters(application: Any, declaration: Declaration) -> tuple[str, ...]
         try:
             policy = application.poison_policy(_DeclaredShard(spec))
         except Exception as error:  # noqa: BLE001 - of the application
-            # It may need what `initialize` makes, which has not been called. The shard asks it again.
+            # It may need results of `initialize`, which was not called. The shard calls it again.
             log.warning(
                 "a dead-letter journal that does not exist is not created, since poison_policy fails "
                 "before the application is initialized: %(error)r",
                 {"error": error},
             )
             break
-        if isinstance(policy, PoisonPolicy):  # The shard refuses any other.
+        if isinstance(policy, PoisonPolicy):  # The shard refuses anything else.
             names.add(policy.dead_letters)
     return tuple(sorted(names - {name for one in declaration.journals for name in one.journals}))
 
@@ -311,10 +311,7 @@ def _uuid_label(declared: Source[Any] | Output[Any]) -> str:
 
 
 def message_type_label(declared: Source[Any] | Output[Any]) -> str:
-    """Return the value of the label `MESSAGE_TYPE` of the journals.
-
-    For protobuf, it is the full name of the message, and else the name of the class.
-    """
+    """Return the value of the label `MESSAGE_TYPE`: protobuf's full name, or the name of the class."""
     descriptor = getattr(declared.message_type, "DESCRIPTOR", None)
     name = type_name(declared.message_type) if descriptor is None else descriptor.full_name
     text = re.sub(r"[^\w\-+/.]", "-", str(name))

@@ -1,4 +1,4 @@
-"""Types of declared messages: their classes, fields and framing, and partitions that know them."""
+"""Types of declared messages: their classes, fields and framing, and partitions with these facts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gazette.message.message import CSVRecord
 def with_declared(
     partitions: PartitionsFunc, declared: Callable[[Partition], Partition]
 ) -> PartitionsFunc:
-    """Return the same partitions, each with what a declaration adds to it.
+    """Return a function of the same partitions, each one changed by ``declared``.
 
-    Any thread may call the function. It raises what ``declared`` raises.
+    Any thread may call it. It raises what ``declared`` raises.
     """
     known = Partitions(()), Partitions(())
 
@@ -32,7 +32,7 @@ def with_declared(
 
 
 def classes_of(message_type: Any) -> tuple[type, ...]:
-    """Return the classes of messages of a type: several of a union."""
+    """Return the classes of messages of a type: several for a union."""
     origin = get_origin(message_type)
     if isinstance(message_type, UnionType) or origin is Union:
         return tuple(kind for one in get_args(message_type) for kind in classes_of(one))
@@ -40,7 +40,7 @@ def classes_of(message_type: Any) -> tuple[type, ...]:
 
 
 def type_name(message_type: Any) -> str:
-    """Return the name of a type of messages. A union has the names of its members, joined by ``+``."""
+    """Return the name of a type of messages. For a union, join the names of its members by ``+``."""
     return "+".join(str(getattr(one, "__name__", one)) for one in classes_of(message_type))
 
 
@@ -54,7 +54,7 @@ def content_type_of(message_type: Any) -> str:
 
 
 def fields_of(message_type: Any) -> tuple[str, ...] | None:
-    """Return the names of the fields of a type, or None if they are not known."""
+    """Return the names of the fields of a type; None if they are unknown."""
     if len(kinds := classes_of(message_type)) > 1:
         each = [fields_of(kind) for kind in kinds]
         known = [set(names) for names in each if names is not None]

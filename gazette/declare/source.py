@@ -4,7 +4,7 @@
         words = Source("words", Word, partitions=4, key="word")
         counts = Output("counts", Count, partitions=2, key="word")
 
-No IO: `gazette.declare.specs` turns a declaration into specifications of journals and shards.
+No IO: `gazette.declare.specs` makes specifications of journals and shards from a declaration.
 """
 
 from __future__ import annotations
@@ -51,40 +51,39 @@ from gazette.runtime.near_names import near_name
 M = TypeVar("M")
 
 PARTITIONS_MAX: Final = 1000
-"""Greatest number of partitions: their names sort by number up to ``part-999``."""
+"""Most partitions: their names sort by number up to ``part-999``."""
 RECOVERY_DIRECTORY: Final = "recovery"
-"""Directory of the recovery logs. No declared name may begin with it."""
+"""Directory of the recovery logs. A declared name must not begin with it."""
 
 
 @dataclass(frozen=True)
 class _Declared(Generic[M]):
-    """Journals that one name stands for: its partitions, ``name/part-000`` and so on."""
+    """Journals of one name: its partitions, ``name/part-000`` and so on."""
 
     name: str
     """Directory of the journals: ``words`` has the journals ``words/part-000`` and so on."""
     message_type: type[M] | UnionType
-    """A `gazette.Message` (or any ``msgspec.Struct``), dataclass, pydantic model or protobuf class.
-
-    For a union of them, name it for type checkers: ``Source[Put | Delete]("rows", Put | Delete)``."""
+    """A `gazette.Message` (or any ``msgspec.Struct``), dataclass, pydantic model or protobuf class. Type
+    checkers need a union spelled out: ``Source[Put | Delete]("rows", Put | Delete)``."""
     _: KW_ONLY
     partitions: int = 1
-    """Number of journals. For production, choose it in advance: raising it moves keys."""
+    """Number of journals. Choose it in advance for production: a greater number later moves keys."""
     key: str | Callable[[M], Any] | None = None
-    """Field of the message, or function from a message to its key. Messages with equal keys go to the
-    same partition, in order. None spreads messages at random. For a CSV record: number of a column."""
+    """Field of the message, or function from a message to its key. For a CSV record: number of a column.
+    Messages with equal keys go to the same partition, in order. None: at random."""
     content_type: str = ""
-    """Framing. Empty: protobuf for protobuf classes, CSV for `CSVRecord`, and else lines of JSON."""
+    """Framing. Empty: protobuf for protobuf classes, CSV for `CSVRecord`, otherwise lines of JSON."""
     uuid: str = ""
-    """Place of the UUID in messages: names as they stand in JSON, joined by dots, such as ``_meta.uuid``.
-    Empty: as the type says by ``gazette_uuid``, or else its field ``uuid``."""
+    """Place of the UUID in messages: names in JSON, joined by dots, such as ``_meta.uuid``. Empty: the
+    type's ``gazette_uuid``, or else its field ``uuid``."""
     time: str | Callable[[M], Any] | MessageTime | None = None
-    """Field of the message, or function, with the time at which what it tells happened: the time of
-    watermarks, windows and joins. None: the clock of its publisher. Numbers need a `MessageTime`."""
+    """Field of the message, or function, with the time of its event: for watermarks, windows and joins.
+    None: the clock of its publisher. Numbers need a `MessageTime`."""
     retention: timedelta | None = None
-    """Age from which ``gazctl journals prune`` removes stored fragments. None keeps everything."""
+    """Age of stored fragments from which ``gazctl journals prune`` removes them. None: never."""
 
     def __post_init__(self) -> None:
-        """Raise ``Invalid`` that names the field that cannot be used."""
+        """Raise ``Invalid`` with the name of a field that cannot be used."""
         if not isinstance(self.name, str):
             raise self._invalid("name", f"{self.name!r} is not text", "Give a name such as words.")
         if not self.content_type:
@@ -108,42 +107,42 @@ class _Declared(Generic[M]):
 
     @property
     def uuid_place(self) -> str:
-        """Place of the UUID in messages. Empty if they have none."""
+        """Place of the UUID in messages; empty for messages without UUIDs."""
         place = framing_of(self.content_type, self.message_type, place=self.uuid).codec.place
         return "" if place is None else place.text
 
     def has(self, journal: str) -> bool:
-        """Return True if a journal is one of the partitions, or has the declared name itself."""
+        """Return True if a journal is one of the partitions, or has exactly the declared name."""
         return journal == self.name or journal.startswith(f"{self.name}/")
 
     @property
     def message_time(self) -> MessageTime | None:
-        """The place of the time in messages. None: the clock of their publisher counts."""
+        """Place of the time in messages. None: the time is the clock of their publisher."""
         return MessageTime.of(self.time)
 
     @property
     def message_types(self) -> tuple[type, ...]:
-        """Classes of the messages: several if they are declared as a union."""
+        """Classes of the messages: several for a union."""
         return classes_of(self.message_type)
 
     @property
     def key_rule(self) -> KeyRule | None:
-        """The rule for keys in the labels of the journals. None without a key."""
+        """Rule for keys in the labels of the journals; None without a key."""
         if (field := self._key_field) is not None:
             return KeyRule.of_field(field.name, field.encoding, self.partitions)
         return KeyRule.of_function(self.key, self.partitions) if callable(self.key) else None
 
     @property
     def key_encoding(self) -> KeyEncoding:
-        """The encoding of values of the key, and of their texts."""
+        """Encoding of values of the key, and of their texts."""
         field = self._key_field
         return ANY if field is None else field.encoding
 
     def key_of(self, message: M) -> CanonicalKey:
-        """Return the key of a message as it is hashed.
+        """Return the key of a message, encoded for hashing.
 
-        Raise ``Invalid`` if none is declared, the message is of another type, or its value cannot be a key.
-        Raise what the key's function raises.
+        Raise ``Invalid`` without a declared key, for a message of another type, or for a value that cannot
+        be a key. Raise what the key's function raises.
         """
         value = self._key_value(message)
         field = self._key_field
@@ -157,7 +156,7 @@ class _Declared(Generic[M]):
     def partition_of_key(self, value: Any) -> str:
         """Return the journal to which messages with a value of the key belong.
 
-        Raise ``Invalid`` if no key is declared, or the value cannot be one.
+        Raise ``Invalid`` without a declared key, or for a value that cannot be a key.
         """
         self._read_key  # noqa: B018 - it raises without a key.
         return self.journals[hash_of_key(self.key_encoding.encode(value)) % self.partitions]
@@ -166,7 +165,7 @@ class _Declared(Generic[M]):
         try:
             return self._read_key(message)
         except Exception:
-            # A message of another type has no such key: say that, and not which attribute it lacks.
+            # For a message of another type, raise the error of its type, not of a missing attribute.
             self._partition(self.name).require_type(type(message))
             raise
 
@@ -175,10 +174,10 @@ class _Declared(Generic[M]):
     ) -> Mapping[M]:
         """Return the mapping of messages to partitions: by the key, or at random without one.
 
-        Publishing a message of another type by it raises ``Invalid``. Equal keys of sources with the same
-        number of partitions go to partitions of the same number. So one shard reads them all.
-        ``partitions`` are those that exist, as ``service.partitions`` finds them; None: those that are
-        declared. ``rng`` defaults to the operating system's.
+        It raises ``Invalid`` for a message of another type. Sources with the same number of partitions map
+        equal keys to partitions of the same number: so one shard reads all of them. ``partitions`` are the
+        existing ones, by ``service.partitions``; None: the declared ones. ``rng`` defaults to the operating
+        system's.
         """
         if partitions is None:
             declared = Partitions(map(self._partition, self.journals))
@@ -186,7 +185,7 @@ class _Declared(Generic[M]):
         return self._mapping(with_declared(partitions, self._declared), rng)
 
     def __call__(self, message: M) -> Partition:
-        """Return the declared partition for a message: a source or an output is a mapping itself."""
+        """Return the declared partition for a message: a source or an output is also a mapping."""
         return self._declared_mapping(message)
 
     @cached_property
@@ -199,7 +198,7 @@ class _Declared(Generic[M]):
         field = self._key_field
         if field is None:
             return modulo_mapping(partitions, self.key_of)
-        # A text is looked up as it is, which is fastest.
+        # A text needs no encoding, which is fastest.
         key = self._key_value if field.encoding is TEXT else self.key_of
         return modulo_mapping(partitions, key, field.encoding)
 
@@ -207,7 +206,7 @@ class _Declared(Generic[M]):
         return self._declared(Partition(journal, self.content_type))
 
     def _declared(self, partition: Partition) -> Partition:
-        """Return a partition with the types, the UUIDs and the time that are declared for its messages.
+        """Return a partition with the declared types, place of UUIDs and time of its messages.
 
         Raise ``Invalid`` if the label of its journal names another place of UUIDs.
         """
@@ -229,7 +228,7 @@ class _Declared(Generic[M]):
             validate_journal_name(f"{self.name}/part-000")
         except Invalid as error:
             raise self._invalid("name", error.message, hint) from error
-        # A semicolon would begin a metadata segment, which no specification may have.
+        # A semicolon begins a metadata segment, which specifications must not have.
         if ";" in self.name or self.name.endswith("/"):
             raise self._invalid("name", "not a directory of journals", hint)
         if self.name.split("/")[0] == RECOVERY_DIRECTORY:
@@ -238,7 +237,7 @@ class _Declared(Generic[M]):
             )
 
     def _check_partitions(self) -> None:
-        # Callers without a type checker may give anything. True is an int, and no number.
+        # Callers without a type checker may give anything. True is an int, but not a number.
         count: Any = self.partitions
         valid = isinstance(count, int) and not isinstance(count, bool)
         if not (valid and 1 <= count <= PARTITIONS_MAX):
@@ -270,7 +269,7 @@ class _Declared(Generic[M]):
 
     @cached_property
     def _key_field(self) -> KeyField | None:
-        """The field that is the key. None for a function, and without a key."""
+        """The field that is the key; None for a function, and without a key."""
         return declared_field(self.message_type, self.key) if isinstance(self.key, str) else None
 
     @cached_property
@@ -343,14 +342,18 @@ class _Declared(Generic[M]):
 class Source(_Declared[M]):
     """Journals that an application reads. A class attribute of an `Application`.
 
-    Shard number N reads partition number N of every source. Messages decode to the declared type:
-    leave ``message_type`` and ``message_type_of`` of the application alone.
+    Shard number N reads partition number N of every source. Messages decode to the declared type: do
+    not set ``message_type`` or ``message_type_of`` of the application.
     """
 
     misplaced: MisplacedPolicy = "count"
-    """Policy for a message whose key belongs to another partition. ``count``: consume, count and
-    log it. ``fail``: fail, or skip it by the `PoisonPolicy`. ``republish``: publish it to its partition in
-    the same transaction, instead of consuming it. Then tables and other applications see it twice."""
+    """Policy for a message whose key belongs to another partition.
+
+    - ``count``: consume it, count it and log a warning.
+    - ``fail``: fail, or skip it by the `PoisonPolicy`.
+    - ``republish``: do not consume it, but publish it to its partition in the same transaction. Then tables
+      and other applications see it twice.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -367,7 +370,7 @@ class Source(_Declared[M]):
             )
 
     def key_place(self, journal: str) -> KeyPlace | None:
-        """Return which messages belong to a partition. None without a key, and for other journals."""
+        """Return the keys that belong to a partition; None without a key, and for other journals."""
         name = split_journal_meta(journal)[0]
         if self.key is None or name not in self.journals:
             return None
@@ -384,7 +387,7 @@ class Source(_Declared[M]):
         )
 
     def __set_name__(self, owner: type, name: str) -> None:
-        # So the type counts wherever the class is used, as in an `AppDriver`, and not in processes only.
+        # Set it on the class, so that the type applies wherever the class is used, as in an `AppDriver`.
         if getattr(owner, "message_type_of", None) is Application.message_type_of:
             setattr(owner, "message_type_of", _declared_type)  # noqa: B010
         if getattr(owner, "message_time_of", None) is Application.message_time_of:
@@ -405,7 +408,7 @@ class Output(_Declared[M]):
         def consume_message(self, shard, store, envelope, publisher):
             publisher.publish_uncommitted(self.counts, Count(...))
 
-    Members need no right to create its journals: `gazette run`, or ``apply``, has created them.
+    Members need no right to create its journals: `gazette run` or ``apply`` creates them.
     """
 
 
@@ -427,7 +430,7 @@ def sources_of(application: Any) -> list[Source[Any]]:
 
 
 def source_of(application: Application[Any], journal: str) -> Source[Any]:
-    """Return the source of which a journal is a partition. Raise ``Invalid`` for any other journal."""
+    """Return the source that has a journal as a partition. Raise ``Invalid`` for any other journal."""
     sources = sources_of(application)
     for source in sources:
         if source.has(journal):
@@ -449,16 +452,16 @@ def _declared_uuid(application: Application[Any], journal: JournalSpec) -> str:
 
 
 def _keyed_journals(application: Application[Any]) -> LabelSelector | None:
-    """Return the partitions of a source with a key: `Application.keyed_journals`.
+    """Return the partitions of any source with a key: `Application.keyed_journals`.
 
-    Any of them will do. They have the same number of partitions, and shard N reads number N of each.
+    All sources have the same number of partitions, and shard N reads number N of each.
     """
     sources = declared_in(type(application), (Source,))
     return next((one.selector for one in sources if one.key is not None), None)
 
 
 def _key_place(application: Application[Any], journal: str) -> KeyPlace | None:
-    """Return which messages belong to a source journal: `Application.key_place`."""
+    """Return the keys that belong to a source journal: `Application.key_place`."""
     places = (one.key_place(journal) for one in declared_in(type(application), (Source,)))
     return next((one for one in places if one is not None), None)
 
@@ -470,7 +473,7 @@ def _key_encoding(application: Application[Any]) -> KeyEncoding:
 
 
 def declared_in(kind: type, of: tuple[type[_Declared[Any]], ...]) -> list[Any]:
-    """Return the attributes of a class that are declarations: those of base classes first."""
+    """Return the declarations among the attributes of a class, those of base classes first."""
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         for name, value in vars(base).items():

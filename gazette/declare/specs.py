@@ -1,6 +1,6 @@
 """Specifications of a declaration: journals, recovery logs and shards.
 
-No IO. The same YAML comes out of `to_yaml` that an operator would have written.
+No IO. `to_yaml` makes the same YAML that an operator would write.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ HINT_BACKUPS: Final = 2
 
 
 REPLICAS_MAX: Final = 3
-"""Replicas of a journal without a given number, where there are as many brokers."""
+"""Default number of replicas of a journal, if there are enough brokers."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpecSettings:
-    """Settings that specifications need beside a declaration: where and how bytes are kept."""
+    """Settings for specifications that a declaration does not have: stores, replication and so on."""
 
     stores: tuple[str, ...]
-    """URLs of blob stores. Fragments are written to the first one, and read from all."""
+    """URLs of blob stores. Fragments are written to the first one, and read from all of them."""
     replication: int = REPLICAS_MAX
-    """Number of brokers that have a replica of each journal."""
+    """Number of replicas of each journal."""
     hot_standbys: int = 1
     """Number of hot standbys of each shard."""
     fragment_bytes: int = 256 << 20
-    """Length at which a fragment is closed."""
+    """Length in bytes at which a fragment is closed."""
     flush_interval_ns: int = duration.HOUR
-    """Age at which a fragment is closed and stored, however short it is."""
+    """Age in nanoseconds at which a fragment of any length is closed and stored."""
     refresh_interval_ns: int = 5 * duration.MINUTE
-    """Interval at which brokers list the stores."""
+    """Interval in nanoseconds at which brokers list the stores."""
     max_txn_duration_ns: int = duration.SECOND
-    """Longest time for which a transaction consumes messages before it commits."""
+    """Longest time in nanoseconds for which a transaction consumes messages before it commits."""
 
     def __post_init__(self) -> None:
         """Raise ``Invalid`` without a store."""
@@ -103,7 +103,7 @@ def dead_letter_specs(declaration: Declaration, settings: SpecSettings) -> list[
 
 
 def shard_specs(declaration: Declaration, settings: SpecSettings) -> list[ShardSpec]:
-    """Return the shards of `shards_of` with all that settings say. Raise ``Invalid``."""
+    """Return the shards of `shards_of` with these settings. Raise ``Invalid``."""
     log: dict[str, Any] = {}
     if declaration.recovery_logs:
         log = {
@@ -148,7 +148,7 @@ def shards_yaml(declaration: Declaration, settings: SpecSettings) -> str:
 
 
 def fragment_spec(settings: SpecSettings, retention: int) -> FragmentSpec:
-    """Return how the fragments of new journals are kept. ``retention`` is in nanoseconds, 0 for ever."""
+    """Return the fragment settings of new journals. ``retention`` is in nanoseconds; 0: for ever."""
     return FragmentSpec(
         length=settings.fragment_bytes,
         codec=Codec.ZSTANDARD,

@@ -1,4 +1,4 @@
-"""Aggregates of windows: how values become one state, and a state one result. Pure."""
+"""Aggregates of windows: values to one state, and a state to one result. Pure."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Aggregate(Generic[S, V, R]):
-    """An aggregate of values ``V``, by a state ``S`` that is kept as JSON, with a result ``R``.
+    """An aggregate of values ``V``, with a state ``S`` that is kept as JSON, and a result ``R``.
 
-    ``add`` and ``merge`` return the new state. ``merge`` joins the states of two sessions, the
-    earlier one first. Windows other than `Sessions` do not need it. ``state_type`` is the type of states:
-    ``dict[int, int]``, ``set[str]``, a Struct. Without it, states hold only what JSON has.
+    ``add`` and ``merge`` return the new state. ``merge`` joins the states of two sessions, the earlier
+    one first. Only `Sessions` need it. ``state_type`` is the type of states: ``dict[int, int]``,
+    ``set[str]``, a Struct. Without it, states have only values of JSON.
 
-    ``result`` is called with each new state, too. A value after which it would be NaN, infinite or an
-    ``ArithmeticError`` is refused, so that each window can close.
+    ``result`` is also called with each new state, so that each window can close. A value is refused if the
+    result after it would be NaN, infinite or an ``ArithmeticError``.
 
-    ``name`` and the type are a part of the definition of windows: a state that was made by another
-    aggregate is refused. Without a name, only the type is.
+    ``name`` and ``state_type`` are a part of the definition of windows: a state of another aggregate is
+    refused. Without a name, only the type is compared.
     """
 
     zero: Callable[[], S]
@@ -65,7 +65,7 @@ def total() -> Aggregate[float, float, float]:
 
 
 def least(value_type: Any = Any) -> Aggregate[Any, Any, Any]:
-    """Return the aggregate of the least value. Give ``value_type`` for values that JSON does not have."""
+    """Return the aggregate of the least value. Values that JSON does not have need ``value_type``."""
     return Aggregate(
         zero=_none,
         add=lambda state, value: _first(lt, state, value),
@@ -109,7 +109,7 @@ def _none() -> Any:
 
 
 def _sum(one: float, value: float) -> float:
-    """Return a sum. Raise ``InvalidValue`` for a value that is no number, or that makes it overflow."""
+    """Return a sum. Raise ``InvalidValue`` for a value that is no number, or for an overflow."""
     try:
         result = one + value
     except (ArithmeticError, TypeError) as error:
@@ -125,7 +125,7 @@ def _sum(one: float, value: float) -> float:
 
 
 def _first(is_before: Callable[[Any, Any], bool], one: Any, value: Any) -> Any:
-    """Return the one of two values that is before the other. Raise ``InvalidValue`` if neither can be."""
+    """Return the first one of two values. Raise ``InvalidValue`` if they cannot be compared."""
     finite(value, "value")
     if value is None:
         raise InvalidValue("is None, which has no order", path="value", hint="Leave it out.")

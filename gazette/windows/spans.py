@@ -1,7 +1,7 @@
-"""Spans of windows: which windows a time belongs to. Pure.
+"""Spans of windows: from a time to its windows. Pure.
 
-Times are Unix microseconds. A window has its begin, and not its end. Windows of fixed size are aligned
-to the Unix epoch, in UTC.
+Times are Unix microseconds. A window includes its begin, not its end. Windows of fixed size are aligned to
+the Unix epoch, in UTC.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from gazette.consumer.timers.timer import duration_us
 from gazette.errors import Invalid
 
 HOPPING_MAX: Final = 1_000
-"""Most windows that one message may belong to."""
+"""Most windows of one message."""
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 Span: TypeAlias = tuple[int, int]
-"""Begin and end of a window."""
+"""Begin and end of a window, in Unix microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hopping:
-    """Windows of ``size``, of which one begins every ``step``. Each message belongs to several."""
+    """Windows of ``size``. A window begins every ``step``, so that a message belongs to several."""
 
     size: timedelta
     step: timedelta
@@ -58,7 +58,7 @@ class Hopping:
 
 @dataclass(frozen=True, slots=True)
 class Tumbling:
-    """Windows of ``size``, one after the other. Each message belongs to one."""
+    """Windows of ``size``, one after the other. A message belongs to one."""
 
     size: timedelta
 
@@ -77,7 +77,7 @@ class Tumbling:
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """Windows that end ``gap`` after the last of their messages. A message may join two of them."""
+    """Windows that end ``gap`` after their last message. A message may join two of them."""
 
     gap: timedelta
 

@@ -1,4 +1,4 @@
-"""Joins of two streams: messages of the same key whose times are within a bound."""
+"""Joins of two streams: messages with the same key, whose times are within a bound."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gazette.windows.tables import (
 )
 
 if TYPE_CHECKING:
-    # With a default, type checkers ask for no annotation where a join has no types.
+    # The defaults of these variables: a join without types needs no annotation.
     from typing_extensions import TypeVar
 
     L = TypeVar("L", default=Any)
@@ -43,22 +43,19 @@ _NEVER: Final = -(1 << 63)
 
 
 class JoinKind(enum.Enum):
-    """The messages that give a result without a partner, too."""
+    """The messages that also give a result without a partner."""
 
     INNER = "inner"
-    """None of them."""
+    """No messages."""
     LEFT = "left"
-    """Those of the left side."""
+    """Messages of the left side."""
     OUTER = "outer"
-    """Those of both sides."""
+    """Messages of both sides."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinResult(Generic[L, R]):
-    """Two messages that belong together. One of them is None if the other found no partner.
-
-    The times are in UTC.
-    """
+    """A pair of messages, with times in UTC. One of them is None if the other found no partner."""
 
     key: str
     left: L | None
@@ -69,10 +66,10 @@ class JoinResult(Generic[L, R]):
 
 @dataclass(frozen=True, slots=True)
 class JoinOutcome(Generic[L, R]):
-    """The outcome of a message of a join."""
+    """The outcome of adding a message."""
 
     late: bool
-    """True if its partners may be gone already. It then changed nothing, and has no pairs."""
+    """True if its partners may be removed already: it changed nothing, and has no pairs."""
     pairs: Sequence[JoinResult[L, R]]
     """The message with each partner so far, in the order of their times."""
 
@@ -105,15 +102,14 @@ class StreamJoin(Generic[L, R]):
                 for alone in self.bought.on_timer(shard, store, timer):
                     publisher.publish_uncommitted(...)
 
-    A right message belongs to a left one if it has the same key, and is at most ``before`` earlier
-    and at most ``after`` later. Both bounds are inclusive. Each pair is a result of the call that adds
-    its second message. A message waits for partners until the watermark has passed the last time
-    that one may have. Then it is removed. If the ``kind`` asks for it and it found no partner, it is a result
-    of `on_timer`.
+    A right message is a partner of a left one if it has the same key, and is at most ``before`` earlier
+    and at most ``after`` later. Both bounds are inclusive. The call that adds the second message of a pair
+    returns the pair. A message waits until the watermark has passed the last possible time of a partner,
+    and is then removed. If it found no partner, and the ``kind`` asks for it, `on_timer` returns it.
 
-    Values are kept as JSON, in the table ``name``. They are of ``left_type`` and ``right_type``. Without
-    these types, they hold only what JSON has. Type checkers hold calls and results to these types. For a
-    type that is no class, such as a union, they need it spelled out: ``StreamJoin[View, Put | Delete](…)``.
+    Values are kept as JSON, in the table ``name``. Their types are ``left_type`` and ``right_type``. Without
+    these, they have only values of JSON. Type checkers check calls and results by these types. For a type
+    that is no class, such as a union, spell it out: ``StreamJoin[View, Put | Delete](…)``.
     """
 
     def __init__(
@@ -146,7 +142,7 @@ class StreamJoin(Generic[L, R]):
 
     @property
     def schema(self) -> str:
-        """SQL that creates the table if it is absent, and keeps the definition of the join."""
+        """SQL that creates the table if it is absent, and stores the definition of the join."""
         return define(
             self.name,
             kind="join of streams",
@@ -167,9 +163,9 @@ class StreamJoin(Generic[L, R]):
     def add_left(
         self, shard: Shard, store: SQLiteStore, key: str, at: datetime, value: L
     ) -> JoinOutcome[L, R]:
-        """Add a message of the left side, and return its pairs.
+        """Add a message of the left side. Return its pairs with earlier messages.
 
-        Raise ``Invalid`` for another store. Raise ``InvalidValue`` for a bad key or time, or for a
+        Raise ``Invalid`` for another kind of store. Raise ``InvalidValue`` for a bad key or time, or for a
         value that would not read back equal. Raise ``NotAllowed`` without ``event_time``.
         """
         return self._add(shard, store, _LEFT, key, unix_us(at), value)
@@ -177,7 +173,7 @@ class StreamJoin(Generic[L, R]):
     def add_right(
         self, shard: Shard, store: SQLiteStore, key: str, at: datetime, value: R
     ) -> JoinOutcome[L, R]:
-        """Add a message of the right side, and return its pairs. Raise what `add_left` does."""
+        """Add a message of the right side. Return its pairs. Raise as `add_left` does."""
         return self._add(shard, store, _RIGHT, key, unix_us(at), value)
 
     def _add(
@@ -189,7 +185,7 @@ class StreamJoin(Generic[L, R]):
         earlier, later = self._before, self._after
         if side == _RIGHT:
             earlier, later = later, earlier
-        # A message at the watermark is in time: a row is due one microsecond behind its last partner.
+        # A message at the watermark is not late: a row is due 1 µs after the last possible partner.
         due = at + later + 1
         if watermark is not None and due <= watermark:
             return JoinOutcome(True, ())
@@ -214,7 +210,7 @@ class StreamJoin(Generic[L, R]):
                 " WHERE key = ? AND side = ? AND at = ? AND number = ? AND paired = 0",
                 [(key, other, found_at, number) for found_at, number, _ in partners],
             )
-        # Both values are decoded, so that they are of the declared types.
+        # Decode both values, so that both have the declared types.
         own = (side, at, text)
         pairs = [
             self._joined(key, own, (other, found_at, found)) for found_at, _, found in partners
@@ -224,10 +220,9 @@ class StreamJoin(Generic[L, R]):
     def on_timer(
         self, shard: Shard, store: SQLiteStore, timer: Timer
     ) -> Sequence[JoinResult[L, R]]:
-        """Remove messages that can have no further partner. Return those that found none, if the
-        ``kind`` asks for them.
+        """Remove messages that can have no further partner. Return those without a partner, by ``kind``.
 
-        Return nothing for timers of others: call it for each timer.
+        Call it for each timer: it returns an empty list for timers of other objects.
         """
         if timer.key != self._sweep.key:
             return ()

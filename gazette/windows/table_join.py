@@ -1,4 +1,4 @@
-"""Joins of a stream and a table: each message with the row of its key at its time."""
+"""Joins of a stream and a table: each message with its key's row at its time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gazette.windows.tables import (
 )
 
 if TYPE_CHECKING:
-    # With a default, type checkers ask for no annotation where a join has no types.
+    # The defaults of these variables: a join without types needs no annotation.
     from typing_extensions import TypeVar
 
     V = TypeVar("V", default=Any)
@@ -39,15 +39,15 @@ _AT_ONCE: Final = timedelta(0)
 
 @dataclass(frozen=True, slots=True)
 class TableJoinResult(Generic[V, R]):
-    """A message, and the row of its key. The times are in UTC."""
+    """A message and its row, with times in UTC."""
 
     key: str
     value: V
     at: datetime
     row: R | None
-    """None if the key had no row."""
+    """Row of the key; None if it had no row."""
     row_at: datetime | None
-    """Time from which the row holds: later than ``at`` if the message waited for it."""
+    """Time from which the row holds. It is later than ``at`` if the message waited for the row."""
 
 
 class TableJoin(Generic[V, R]):
@@ -75,15 +75,15 @@ class TableJoin(Generic[V, R]):
                 for one in self.priced.on_timer(shard, store, timer):
                     publisher.publish_uncommitted(...)
 
-    A row holds from the time of its message until that of the next row of its key. A message has
-    its result, once, when the watermark has passed its time: then the row of that time is known. If there is
-    none, it waits for the first row that begins within ``wait`` after its time. Without one, the row of
-    the result is None.
+    A row holds from the time of its message until that of the next row of its key. A message has one
+    result, when the watermark has passed its time: then the row at that time is known. Without such a row,
+    the message waits for the first row that begins within ``wait`` after its time. Without that row too,
+    the row of the result is None.
 
-    Rows are kept as JSON, in the table ``name``: those that hold at the watermark, and later ones.
-    Values and rows are of ``value_type`` and ``row_type``. Without these types, they hold only what JSON has.
-    Type checkers hold calls and results to these types. For a type that is no class, such as a union, they
-    need it spelled out: ``TableJoin[Sale, int | str](…)``.
+    Rows are kept as JSON, in the table ``name``: those that hold at the watermark, and later ones. The
+    types of values and rows are ``value_type`` and ``row_type``. Without these, they have only values of
+    JSON. Type checkers check calls and results by these types. For a type that is no class, such as a
+    union, spell it out: ``TableJoin[Sale, int | str](…)``.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class TableJoin(Generic[V, R]):
 
     @property
     def schema(self) -> str:
-        """SQL that creates the tables if they are absent, and keeps the definition of the join."""
+        """SQL that creates the tables if they are absent, and stores the definition of the join."""
         return define(
             self.name,
             kind="join with a table",
@@ -130,9 +130,9 @@ class TableJoin(Generic[V, R]):
     def put(self, shard: Shard, store: SQLiteStore, key: str, at: datetime, row: R | None) -> bool:
         """Write the row of a key from a time on. None deletes the row.
 
-        Return False if the watermark has passed a later row of the key: the row then changed nothing.
-        Raise ``Invalid`` for another store. Raise ``InvalidValue`` for a bad key or time, or for a
-        row that would not read back equal. Raise ``NotAllowed`` without ``event_time``.
+        Return False, and change nothing, if the watermark has passed a later row of the key. Raise
+        ``Invalid`` for another kind of store. Raise ``InvalidValue`` for a bad key or time, or for a row that
+        would not read back equal. Raise ``NotAllowed`` without ``event_time``.
         """
         key = check_keeps(store, key, "a join")
         text = None
@@ -146,7 +146,7 @@ class TableJoin(Generic[V, R]):
         ((following,),) = rows
         if following is not None and watermark is not None and following <= watermark:
             return False
-        # A row is removed when the watermark reaches the next one, and a deletion at its own time.
+        # A row is due when the watermark reaches the next row, and a deletion at its own time.
         due = at_us if row is None else following
         store.execute(
             f"UPDATE {self._table} SET due = ?2 WHERE key = ?1 AND value IS NOT NULL"  # noqa: S608
@@ -159,7 +159,7 @@ class TableJoin(Generic[V, R]):
             (key, at_us, due, text),
         )
         if row is not None:
-            # Messages that wait for a row have theirs when the watermark has passed both times.
+            # A waiting message has its result when the watermark has passed its time and the row's.
             store.execute(
                 f"UPDATE {self._waiting} SET due = max(at, ?2) + 1"  # noqa: S608
                 " WHERE key = ?1 AND at >= ?2 - ?3 AND due > max(at, ?2) + 1",
@@ -169,9 +169,9 @@ class TableJoin(Generic[V, R]):
         return True
 
     def add(self, shard: Shard, store: SQLiteStore, key: str, at: datetime, value: V) -> bool:
-        """Add a message of the stream. Its result comes from `on_timer`.
+        """Add a message of the stream. `on_timer` returns its result.
 
-        Return False if it is late: it is before the watermark, and changed nothing. Raise what `put` does.
+        Return False, and change nothing, if it is before the watermark (late). Raise as `put` does.
         """
         key = check_keeps(store, key, "a join")
         text = self._values.encode(value, "value", join=self.name, key=key).decode()
@@ -187,7 +187,7 @@ class TableJoin(Generic[V, R]):
         return True
 
     def latest(self, store: SQLiteStore, key: str) -> R | None:
-        """Return the newest row of a key, such as for a query or a late message. None without one.
+        """Return the newest row of a key, for a query or a late message; None without one.
 
         Raise ``InvalidValue`` for a bad key.
         """
@@ -203,7 +203,7 @@ class TableJoin(Generic[V, R]):
     ) -> Sequence[TableJoinResult[V, R]]:
         """Return messages whose rows are known now, or missing. Remove rows that no message needs.
 
-        Return nothing for timers of others: call it for each timer.
+        Call it for each timer: it returns an empty list for timers of other objects.
         """
         if timer.key != self._sweep.key:
             return ()
@@ -235,7 +235,7 @@ class TableJoin(Generic[V, R]):
         return results
 
     def _row(self, store: SQLiteStore, key: str, at: int) -> tuple[int | None, R | None]:
-        """Return the row of a time, or else the first one within the bound, with its own time."""
+        """Return the row at a time, or else the first one within ``wait`` after it, with the row's time."""
         held: list[Any] = store.execute(
             f"SELECT at, value FROM {self._table} WHERE key = ? AND at <= ?"  # noqa: S608
             " ORDER BY at DESC LIMIT 1",

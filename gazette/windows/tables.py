@@ -1,4 +1,4 @@
-"""Tables of windows and joins: their names, and the times at which their rows are due."""
+"""Tables of windows and joins: names, keys, and the timer for rows that are due."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from gazette.message.message_time import LAST_US
 from gazette.stores.sqlite.store import SQLiteStore
 
 SWEPT_MAX: Final = 1_000
-"""Rows that one timer removes, or more if they are due at the same time."""
+"""Rows that one timer removes; more if they are due at the same time."""
 KEY_CHARACTERS_MAX: Final = PAYLOAD_BYTES_MAX // 4
-"""Longest key: it fits into the payload of a timer, in any script."""
+"""Longest key, in characters: it fits into the payload of a timer, in any script."""
 MICROSECOND: Final = timedelta(microseconds=1)
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _NAME: Final = re.compile(r"(?!gazette_|sqlite_)[a-z][a-z0-9_]{0,40}", re.ASCII)
 
 
 def check_name(name: object, what: str) -> str:
-    """Return the name of windows or joins. Raise ``Invalid`` unless it can name their table."""
+    """Return the name of windows or joins. Raise ``Invalid`` if it cannot be a table's name."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise Invalid(
             f"invalid name of {what} ({name!r})",
@@ -40,7 +40,7 @@ def check_name(name: object, what: str) -> str:
 
 
 def check_keeps(store: SQLiteStore, key: object, what: str) -> str:
-    """Return a key as `check_key` does. Raise ``Invalid`` unless the store has SQL tables of the shard."""
+    """Return a key as `check_key` does. Raise ``Invalid`` unless the store is a `SQLiteStore`."""
     if not isinstance(store, SQLiteStore):
         raise Invalid(
             f"{what} cannot be kept in a {type(store).__name__}", hint="Use a SQLiteStore."
@@ -49,7 +49,7 @@ def check_keeps(store: SQLiteStore, key: object, what: str) -> str:
 
 
 def check_key(key: object, what: str) -> str:
-    """Return the key of a message as a plain text. Raise ``InvalidValue`` for one that no row can have."""
+    """Return the key of a message as a plain text. Raise ``InvalidValue`` for a key that no row can have."""
     if not isinstance(key, str):
         raise InvalidValue(
             f"the key of {what} is of type {type(key).__name__}",
@@ -77,16 +77,16 @@ def duration(us: int) -> str:
 
 
 def watermark_us(shard: Shard) -> int | None:
-    """Return the watermark in Unix microseconds, or None if it is not known."""
+    """Return the watermark in Unix microseconds; None while it is unknown."""
     watermark = shard.watermark
     return None if watermark is None else unix_us(watermark)
 
 
 class Sweep:
-    """One timer of event time for the rows of tables, set for the first row that is due.
+    """One timer of event time for all rows of some tables: cheaper than a timer for each row.
 
-    It costs less than a timer for each row. ``tables`` are quoted names of tables with an index by
-    their column ``due``.
+    It is set for the first row that is due. ``tables`` are quoted names of tables with an index of their
+    column ``due``.
     """
 
     def __init__(self, name: str, *tables: str) -> None:
@@ -101,19 +101,19 @@ class Sweep:
         ]
 
     def set(self, shard: Shard, store: SQLiteStore) -> None:
-        """Set the timer for the first row, if there is one."""
+        """Set the timer for the first row, if any."""
         first = self._first_due(store)
         if first is not None:
             self._schedule(shard, first)
 
     def add(self, shard: Shard, store: SQLiteStore, due: int) -> None:
-        """Set the timer if a row that is to be written is the first one. Call it before writing."""
+        """Set the timer if a new row would be the first one. Call it before the row is written."""
         first = self._first_due(store)
         if first is None or due < first:
             self._schedule(shard, due)
 
     def until(self, store: SQLiteStore, watermark: int) -> int:
-        """Return the time up to which rows are removed now: the watermark, or less if they are many."""
+        """Return the time up to which to remove rows now: the watermark, or less if there are many rows."""
         until = watermark
         for sql in self._nth:
             rows: list[Any] = store.execute(sql, (until,)).fetchall()
@@ -125,6 +125,6 @@ class Sweep:
         return min((due for (due,) in rows if due is not None), default=None)
 
     def _schedule(self, shard: Shard, due: int) -> None:
-        # No watermark is beyond the year 9999: such rows stay.
+        # The watermark never passes the year 9999: later rows stay.
         if due <= LAST_US:
             shard.schedule(self.key, time_at(due), domain=TimeDomain.EVENT)

@@ -43,7 +43,7 @@ class WindowResult(Generic[R]):
     end: datetime
     value: R
     final: bool
-    """True if the window has closed. Otherwise further results follow."""
+    """True if the window has closed. Otherwise it has further results."""
 
 
 class _Open(NamedTuple):
@@ -53,7 +53,7 @@ class _Open(NamedTuple):
     end: int
     state: str
     early: int
-    """1 if a timer for an early result is set."""
+    """1 if a timer for an early result is set; else 0."""
 
 
 def _window(row: Any) -> _Open:
@@ -61,7 +61,7 @@ def _window(row: Any) -> _Open:
 
 
 def _require_years(span: Span, at: datetime) -> None:
-    """Raise ``InvalidValue`` for a window with a bound that is no time: its result would tell another one."""
+    """Raise ``InvalidValue`` for a window that begins or ends outside of the years 1 to 9999."""
     if span[0] < FIRST_US or span[1] > LAST_US:
         raise InvalidValue(
             f"a window of the time is not within the years 1 to 9999 ({at})",
@@ -71,7 +71,8 @@ def _require_years(span: Span, at: datetime) -> None:
 
 
 class Windows(Generic[S, V, R]):
-    """Windows over event time, by key, with an aggregate of the values of each.
+    """Windows over event time, by key, with an aggregate of their values.
+
 
         class PerMinute(Application[SQLiteStore]):
             event_time = EventTime(lateness=timedelta(seconds=10))
@@ -87,12 +88,12 @@ class Windows(Generic[S, V, R]):
                 for result in self.clicks.on_timer(shard, store, timer):
                     publisher.publish_uncommitted(...)
 
-    A window closes when the watermark reaches its end. It then has its final result, once. Its rows
-    are in the table ``name``: ``key``, ``begin`` and ``end`` in Unix microseconds, and ``state`` as JSON.
-    Queries may read them.
+    A window closes when the watermark reaches its end, and then has one final result. Queries may read
+    the rows of open windows in the table ``name``: ``key``, ``begin`` and ``end`` in Unix microseconds, and
+    ``state`` as JSON.
 
-    With ``early``, a window that has changed also has results before it closes: one at most in each such
-    time, by the clock of the member.
+    With ``early``, a changed window also has results before it closes: at most one in each such time, by
+    the clock of the member.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Windows(Generic[S, V, R]):
 
     @property
     def schema(self) -> str:
-        """SQL that creates the table if it is absent, and keeps the definition of its windows."""
+        """SQL that creates the table if it is absent, and stores the definition of the windows."""
         return define(
             self.name,
             kind="windows",
@@ -144,10 +145,10 @@ class Windows(Generic[S, V, R]):
     def add(self, shard: Shard, store: SQLiteStore, key: str, at: datetime, value: V) -> bool:
         """Add a value to the windows of its key and time.
 
-        Return False if it is late: all of these windows have closed, and it changed nothing. Raise
-        ``Invalid`` for another store. Raise ``InvalidValue`` for a bad key or time, for a state that would
-        not read back equal, or for a result that is NaN, infinite or too large. The value then changed
-        nothing. Raise ``NotAllowed`` without ``event_time``.
+        Return False, and change nothing, if it is late: all of these windows have closed. Raise
+        ``Invalid`` for another kind of store. Raise ``InvalidValue``, and change nothing, for a bad key or
+        time, for a state that would not read back equal, or for a result that is NaN, infinite or too
+        large. Raise ``NotAllowed`` without ``event_time``.
         """
         key = check_keeps(store, key, "windows")
         closed_us = watermark_us(shard)
@@ -174,7 +175,7 @@ class Windows(Generic[S, V, R]):
         spans = [span for span in all_spans if closed_us is None or span[1] > closed_us]
         for span in spans:
             _require_years(span, at)
-        # A value that the aggregate refuses changes none of its windows.
+        # Compute all states first: a value that the aggregate refuses must change no window.
         changed = [(span, *self._with_value(store, key, span, value)) for span in spans]
         for span, former, state in changed:
             if former is None:
@@ -185,7 +186,7 @@ class Windows(Generic[S, V, R]):
     def _with_value(
         self, store: SQLiteStore, key: str, span: Span, value: V
     ) -> tuple[_Open | None, str]:
-        """Return a window as it is, and its encoded state with a value more."""
+        """Return the present window, and its encoded state with the value added."""
         found = store.execute(
             f"SELECT begin, end, state, early FROM {self._table} WHERE key = ? AND begin = ?",  # noqa: S608
             (key, span[0]),
@@ -219,7 +220,7 @@ class Windows(Generic[S, V, R]):
             min([begin, *(one.begin for one in touched)]),
             max([end, *(one.end for one in touched)]),
         )
-        # States are merged in the order of their begins, and the value is added to the first one.
+        # Add the value to the first session, and merge the others in the order of their begins.
         first = self.aggregate.zero() if not touched else self._decode(key, touched[0])
         state = self.aggregate.add(first, value)
         for one in touched[1:]:
@@ -272,7 +273,7 @@ class Windows(Generic[S, V, R]):
         shard.cancel(self._timer(kind, window.begin, key)[0], domain=domain)
 
     def _timer(self, kind: str, begin: int, key: str) -> tuple[str, bytes]:
-        """Return the key and the payload of a timer. A key of a window that is too long is in the payload."""
+        """Return the key and the payload of a timer. If a window's key is too long, it is in the payload."""
         name = f"{self.name}:{kind}:{begin}:{key}"
         encoded = key.encode()
         if len(name) - len(key) + len(encoded) <= KEY_BYTES_MAX:
@@ -280,7 +281,7 @@ class Windows(Generic[S, V, R]):
         return f"{self.name}:{kind}#:{begin}:{sha256(encoded).hexdigest()}", encoded
 
     def _encode(self, state: S) -> str:
-        """Return a state as JSON. Raise ``InvalidValue`` if its window could not close with it."""
+        """Return a state as JSON. Raise ``InvalidValue`` for a state with which the window cannot close."""
         text = self._states.encode(state, "state").decode()
         self._result(state)
         return text
@@ -303,10 +304,10 @@ class Windows(Generic[S, V, R]):
         return self._states.decode(window.state, "state", windows=self.name, key=key)
 
     def on_timer(self, shard: Shard, store: SQLiteStore, timer: Timer) -> Sequence[WindowResult[R]]:
-        """Return the result of the window that a timer belongs to. Close the window if it is final.
+        """Return the result of a timer's window. Close the window if the result is final.
 
-        Return nothing for timers of others: call it for each timer. Raise ``InvalidValue`` for a result
-        that is NaN, infinite or too large, of a state that another version of the aggregate made.
+        Call it for each timer: it returns an empty list for timers of other objects. Raise ``InvalidValue``
+        for a result that is NaN, infinite or too large: the state is from another version of the aggregate.
         """
         return list(self._results(shard, store, timer))
 

@@ -45,7 +45,7 @@ ROOMS: Final[dict[str, int]] = {
     "codecs/": 796,
     "config/": 754,
     "consumer/": 11040,
-    "declare/": 1675,
+    "declare/": 1674,
     "dev/": 1747,
     "etcd/": 2086,
     "fragment/": 3579,
@@ -64,6 +64,6 @@ ROOMS: Final[dict[str, int]] = {
     "spark/": 4500,
     "stores/": 7599,
     "testing/": 2860,
-    "windows/": 1259,
+    "windows/": 1255,
 }
 """Most lines of each room: code, docstrings, comments and blank lines, without generated code."""
