@@ -323,7 +323,14 @@ class KnownHead:
 
         self._claimed, self._tenure = tenure, None
         self._noted, self._closed = end, registers
-        await self._write(change, tenure)
+        if not await self._write(change, tenure, end):
+            raise Conflict(
+                "the known head of the journal is beyond the end of its spool",
+                hint="No action: the journal is suspended later.",
+                journal=self._journal,
+                end=end,
+                known_head=self._head.offset,
+            )
         self._tenure = tenure
         self.settled.set()
 

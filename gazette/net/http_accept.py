@@ -25,6 +25,8 @@ _ACCEPTS_PER_TURN: Final = 64
 _RETRY_S: Final = 1.0
 _HANDSHAKE_S: Final = 10.0
 """Seconds from the connection to the end of its TLS handshake."""
+_SHUTDOWN_S: Final = 60.0
+"""Seconds from the end of a TLS connection until the client has taken what was written before."""
 _OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _OPTIONS: Final = (
     (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
@@ -221,6 +223,7 @@ class Acceptor:
                 connection,
                 ssl=self._tls,
                 ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_S,
+                ssl_shutdown_timeout=None if self._tls is None else _SHUTDOWN_S,
             )
         except OSError as error:  # A reset, or a handshake that failed or took too long.
             log.debug("a connection did not begin: %(error)s", {"error": error})

@@ -7,6 +7,7 @@ client has a limit of time, and a body is read no further than the application t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ _HEAD_MAX: Final = 65_536
 """Most bytes of a request's head, or of the trailers of a body."""
 _UNREAD_MAX: Final = 65_536
 """Bytes of a body that may wait for the application. With more, the client is not read."""
+_UNSENT_MAX: Final = 65_536
+"""Bytes of an answer that wait for the client, before the application has to wait."""
 _TOO_LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _CLOSE: Final = (b"connection", b"close")
 _NO_REQUEST: Final = "this is no request of HTTP/1.1"
@@ -103,6 +106,7 @@ class HttpConnection(asyncio.Protocol):
         self.writable.set()
         self.since = self._heard_at = self._loop.time()
         self._request: AsgiCycle | None = None
+        self._asks_for_head = False
         self._request_alarm = _Alarm(self._request_late)
         self._body_alarm = _Alarm(self._body_late)
         self._stall_alarm = _Alarm(self._stalled)
@@ -123,21 +127,26 @@ class HttpConnection(asyncio.Protocol):
         return self._request is not None and self._request.complete
 
     def close(self) -> None:
-        """Close the connection after the bytes that were written. No effect if it is closing already."""
+        """Close the connection after the bytes that were written. The client must take them in `STALL_S`."""
         if not self.transport.is_closing():
             self.transport.close()
+            if self.transport.get_write_buffer_size():
+                self._stall_alarm.set(STALL_S)
 
     # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
+        transport.set_write_buffer_limits(high=_UNSENT_MAX)  # With TLS it would be 512 KiB.
         self._serving.connections.add(self)
         self._made()
         self._request_alarm.set(HEAD_S)
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._loop.time()
+        if self.protocol.their_state is h11.MUST_CLOSE:
+            return  # Behind the last request of a connection nothing has a meaning (RFC 9112, 9.6).
         if self.idle and not self.protocol.trailing_data[0]:  # The next request begins.
             self._request_alarm.unset()
         self.protocol.receive_data(data)
@@ -149,7 +158,8 @@ class HttpConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.writable.set()
-        self._stall_alarm.unset()
+        if not self.transport.is_closing():
+            self._stall_alarm.unset()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._serving.connections.discard(self)
@@ -182,6 +192,7 @@ class HttpConnection(asyncio.Protocol):
     def _take(self, event: h11.Request | h11.Data | h11.EndOfMessage) -> None:
         request = self._request
         if isinstance(event, h11.Request):
+            self._asks_for_head = event.method == b"HEAD"
             if event.http_version.startswith(b"1."):
                 self._begin(event)
             else:
@@ -278,10 +289,15 @@ class HttpConnection(asyncio.Protocol):
 
     def answer(self, status: int, text: str) -> None:
         """Write a whole answer, after which the connection is closed."""
+        if self.transport.is_closing():
+            return
         body = text.encode()
         length = (b"content-length", str(len(body)).encode())
-        head = self.head(status, (_TEXT, _CLOSE, length))
-        self.send(head, h11.Data(data=body), h11.EndOfMessage())
+        parts = [] if self._asks_for_head else [h11.Data(data=body)]
+        with contextlib.suppress(
+            h11.LocalProtocolError
+        ):  # There is no place for an answer any more.
+            self.send(self.head(status, (_TEXT, _CLOSE, length)), *parts, h11.EndOfMessage())
 
     def answered(self) -> None:
         """Continue with the next request. Close the connection if its answer said so."""
@@ -387,10 +403,9 @@ class AsgiCycle:
             return
         kind = message["type"]
         if kind == "http.response.start" and not self.started:
+            head = self._connection.head(message["status"], message.get("headers", ()))
             self.started, self._awaits_continue = True, False
-            self._connection.send(
-                self._connection.head(message["status"], message.get("headers", ()))
-            )
+            self._connection.send(head)
         elif kind == "http.response.body" and self.started and not self.complete:
             self._send_body(message.get("body", b""), more=message.get("more_body", False))
         else:

@@ -256,11 +256,14 @@ class HttpServer:
     def _make_room(self) -> bool:
         """Close the connection that has waited longest for a request; unused connections first."""
         assert self._serving is not None
-        ones = self._serving.connections
-        waiting = [one for one in ones if not one.busy and not one.transport.is_closing()]
+        waiting = [one for one in self._serving.connections if not one.busy]
         if not waiting:
             return False
-        min(waiting, key=lambda one: (one.heard, one.since)).close()
+        first = min(waiting, key=lambda one: (one.transport.is_closing(), one.heard, one.since))
+        if first.transport.is_closing():
+            first.transport.abort()  # Its client does not take the rest of an answer.
+        else:
+            first.close()
         return True
 
     async def stop(self, grace_s: float) -> None:

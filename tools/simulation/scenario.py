@@ -117,6 +117,8 @@ class Scenario:
         """How many faults have not come to their end, when they put right what they made wrong."""
         self.done = False
         self._numbers = 0
+        self._refusals: dict[int, BaseException] = {}
+        """Errors of stores that were judged, by identity. They are kept, so that no other gets it."""
         self._writers: list[asyncio.Task[None]] = []
         self._down: dict[str, Callable[[], None]] = {}
         self._client: Client | None = None
@@ -961,7 +963,13 @@ class Scenario:
         self.world.say(append.client, f"append {append.number} failed", append.refused, error)
 
     def _require_trouble(self, append: Append, error: BaseException) -> None:
-        """Record a violation unless a store has been in trouble for as long as brokers wait for one."""
+        """Record a violation unless a store has been in trouble for as long as brokers wait for one.
+
+        An append service that has ended by such an error raises it again, at any time later.
+        """
+        if id(error) in self._refusals:
+            return
+        self._refusals[id(error)] = error
         now = since = self.world.loop.now
         stores = [one for one in self.world.history.faults if "store" in one.what]
         for fault in sorted(stores, key=lambda one: one.end, reverse=True):

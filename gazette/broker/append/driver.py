@@ -222,7 +222,7 @@ class AppendDriver:
             case ev.PutAssignments(route):
                 return await self._write(put_assignments(self._context, self._at, route))
             case ev.PutSuspend(level, offset):
-                return await self._write(self._suspend(level, offset))
+                return await self._suspend(level, offset)
             case (
                 ev.LoadHead()
                 | ev.AwaitReadiness()
@@ -237,12 +237,20 @@ class AppendDriver:
                 assert_never(effect)
         return None
 
-    async def _suspend(self, level: SuspendLevel, offset: Offset) -> Revision:
+    async def _suspend(self, level: SuspendLevel, offset: Offset) -> ev.Event:
         if level is not SuspendLevel.NONE:
             assert self._replica is not None
-            registers = self._held.spool.registers
-            await self._replica.head.suspend(self._at.tenure, offset, registers)
-        return await put_suspend(self._context, self._at, level, offset)
+            pipeline, head = self._held, self._replica.head
+            try:
+                # All replicas must have what the head says, and no answer may open it again.
+                await self._wait(pipeline.all_turns())
+                if pipeline.failure is not None:
+                    return ev.Failed(pipeline.failure)
+                if offset >= head.offset:  # The spool of a read-only journal may lack bytes.
+                    await head.suspend(self._at.tenure, offset, pipeline.spool.registers)
+            except (_Interrupted, GazetteError) as error:
+                return self._unfinished(error)
+        return await self._write(put_suspend(self._context, self._at, level, offset))
 
     # Waits that end when the caller leaves or the route changes.
 
