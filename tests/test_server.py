@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -535,6 +536,116 @@ async def test_what_cannot_be_served_is_answered_with_the_reason(
     head, _, body = answered.partition(b"\r\n\r\n")
     assert b"content-length: %d" % len(body) in head
     assert why in body.decode()
+
+
+@asynccontextmanager
+async def serving(application: Any) -> AsyncIterator[tuple[HttpServer, TaskScope, int]]:
+    """Serve an application of ASGI without any framework around it."""
+    listener = bind_tcp("127.0.0.1", 0)
+    http = HttpServer(listener, application, tls=None, limit=2)
+    scope = TaskScope("test")
+    http.start(scope)
+    yield http, scope, listener.getsockname()[1]
+    await http.stop(0.0)
+    assert scope.failure is None
+    await scope.stop()
+
+
+async def answers(port: int, request: bytes) -> bytes:
+    """Return all that is answered before the server closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    answered = await reader.read()
+    writer.close()
+    return answered
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_an_application_that_fails_is_answered_for(method: str) -> None:
+    """Before the head of its answer, or with a header that cannot be sent. HEAD gets no body."""
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/header":
+            headers = [(b"x", b"a\r\nb: c")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        raise ValueError("a defect")
+
+    async with serving(application) as (_, _, port):
+        for path in ("/", "/header"):
+            request = f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+            head, _, body = (await answers(port, request)).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 500 ")
+            assert bool(body) == (method == "GET")
+        head, _, body = (await answers(port, b"HEAD / HTTP/2.0\r\nHost: x\r\n\r\n")).partition(
+            b"\r\n\r\n"
+        )
+        assert (head[:13], body) == (b"HTTP/1.1 505 ", b"")
+
+
+async def test_a_head_request_that_does_not_end_is_cut_off_with_the_server() -> None:
+    entered = asyncio.Event()
+
+    async def hang(scope: Any, receive: Any, send: Any) -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    async with serving(hang) as (http, scope, port):
+        asking = scope.spawn(answers(port, b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n"), name="ask")
+        await entered.wait()
+        await http.stop(0.0)
+        assert (await asking).startswith(b"HTTP/1.1 500 ")
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_bytes_behind_the_last_request_of_a_connection_change_nothing(version: str) -> None:
+    """The request has taken effect, so its client must not be answered 400."""
+    taken, sent = asyncio.Event(), asyncio.Event()
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        assert (await receive())["body"] == b"abc"
+        taken.set()
+        await sent.wait()
+        await PlainTextResponse("done")(scope, receive, send)
+
+    async with serving(application) as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"PUT / HTTP/{version}\r\nHost: x\r\nConnection: close\r\nContent-Length: 3\r\n\r\n"
+        writer.write(f"{head}abc".encode())
+        await taken.wait()
+        writer.write(b"\r\n")
+        await turns()
+        sent.set()
+        answered = await reader.read()
+        writer.close()
+    assert answered.startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_closed_connection_whose_client_reads_nothing_makes_room() -> None:
+    """Its answer is written, and less than its application would have to wait for is not taken."""
+    time = LoopTime()
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await Response(bytes(40_000))(scope, receive, send)
+
+    async with serving(application) as (_, _, port):
+        clients = []
+        for _ in range(2):
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            client.setblocking(False)
+            clients.append(client)
+            # As many answers as the buffers of the kernel do not take.
+            for _ in range(400):
+                with contextlib.suppress(BlockingIOError):
+                    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                await turns(2)
+        time.advance(http_connection.IDLE_S)
+        await turns()
+        last = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        assert (await answers(port, last)).startswith(b"HTTP/1.1 200 ")
+        for client in clients:
+            client.close()
 
 
 def limited(connections: int) -> Server:

@@ -25,6 +25,7 @@ from gazette.etcd.client import Etcd
 from gazette.fragment.cover_set import CoverSet
 from gazette.fragment.set_aside import SetAside
 from gazette.protocol.fragment import ZERO_SUM, Codec, Fragment
+from gazette.protocol.journal import JournalFlag
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.status import Status
 from gazette.protocol.text import duration
@@ -910,3 +911,22 @@ async def test_a_suspension_whose_registers_are_not_known_is_refused(
     assert (await append(cluster["b"], b"x")).status is Status.INDEX_HAS_GREATER_OFFSET
     outcome = await append(cluster["b"], b"x", offset=5)
     assert outcome.commit is not None
+
+
+@pytest.mark.parametrize("control", [SuspendControl.NOW, SuspendControl.IF_FLUSHED])
+async def test_suspending_a_read_only_journal_changes_no_head_that_its_spool_has_not_reached(
+    cluster: FixedCluster, tmp_path: Path, control: SuspendControl
+) -> None:
+    """Its new primary needs no bytes of former ones, as nothing is appended. They may still upload theirs."""
+    author = LabelSet.of(("author", "7"))
+    cluster.create(journal_spec(JOURNAL), "a")
+    await append(cluster["a"], b"first", union_registers=author)
+    cluster.assign(JOURNAL, "b")
+    await until(lambda: (head := known(cluster)) is not None and head.closed is not None)
+    before = known(cluster)
+    await until(lambda: stored(tmp_path))
+    cluster.put_spec(replace(journal_spec(JOURNAL), flags=JournalFlag.O_RDONLY))
+    await append(cluster["b"], suspend=control)
+    assert known(cluster) == before
+    assert before is not None
+    assert before.closed == author

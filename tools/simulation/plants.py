@@ -33,7 +33,6 @@ from gazette.fragment.refusals import Refusals
 from gazette.fragment.upload import Upload
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import JournalSpec
-from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
 from gazette.protocol.route import Route
 from gazette.protocol.status import Status
 from gazette.runtime.latch import Latch
@@ -289,16 +288,6 @@ def closing_of_another_tenure() -> None:
 #
 # The order of promotion saves bytes beyond the promise: a survivor that leads sends them to those that have
 # joined. `tests/allocator/test_converge.py` demands the order.
-def suspended_without_registers() -> None:
-    """Record that a journal has no registers when it is suspended."""
-    before = KnownHead.suspend
-
-    async def suspend(self: KnownHead, tenure: int, end: int, registers: LabelSet) -> None:
-        await before(self, tenure, end, EMPTY_LABELS)
-
-    _replace(KnownHead, "suspend", suspend)
-
-
 PLANTS: Final[dict[str, Plant]] = {
     plant.__name__.replace("_", "-"): plant
     for plant in (
@@ -324,7 +313,6 @@ PLANTS: Final[dict[str, Plant]] = {
         journal_refused_for_its_store,
         closing_too_early,
         closing_of_another_tenure,
-        suspended_without_registers,
     )
 }
 

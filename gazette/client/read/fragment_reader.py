@@ -31,6 +31,7 @@ from gazette.runtime.metrics import (
     READ_FRAGMENT_BYTES,
 )
 from gazette.runtime.tasks import BlockingPool
+from gazette.runtime.tls import signed_url_context
 
 T = TypeVar("T")
 
@@ -243,7 +244,9 @@ def _open_http(
     try:
         response = cast(
             "http.client.HTTPResponse",
-            urllib.request.urlopen(request, timeout=timeout_s),  # noqa: S310
+            urllib.request.urlopen(  # noqa: S310
+                request, timeout=timeout_s, context=signed_url_context()
+            ),
         )
     except urllib.error.HTTPError as error:
         with error:
