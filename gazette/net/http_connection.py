@@ -98,13 +98,12 @@ class HttpConnection(asyncio.Protocol):
     def __init__(self, serving: Serving, made: Callable[[], None] = lambda: None) -> None:
         self._serving = serving
         self._made = made
-        self._loop = asyncio.get_running_loop()
         self.protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_MAX)
         refuse_bare_lf(self.protocol)
         self.transport: asyncio.Transport
         self.writable = asyncio.Event()
         self.writable.set()
-        self.since = self._heard_at = self._loop.time()
+        self.since = self._heard_at = _time()
         self._request: AsgiCycle | None = None
         self._asks_for_head = False
         self._request_alarm = _Alarm(self._request_late)
@@ -144,7 +143,7 @@ class HttpConnection(asyncio.Protocol):
         self._request_alarm.set(HEAD_S)
 
     def data_received(self, data: bytes) -> None:
-        self._heard_at = self._loop.time()
+        self._heard_at = _time()
         if self.protocol.their_state is h11.MUST_CLOSE:
             return  # Behind the last request of a connection nothing has a meaning (RFC 9112, 9.6).
         if self.idle and not self.protocol.trailing_data[0]:  # The next request begins.
@@ -256,7 +255,7 @@ class HttpConnection(asyncio.Protocol):
         if request.complete:
             self.close()
             return
-        late_s = self._loop.time() - self._heard_at
+        late_s = _time() - self._heard_at
         if late_s < BODY_S:
             self._body_alarm.set(BODY_S - late_s)
         elif request.holds_up_client:
@@ -301,7 +300,7 @@ class HttpConnection(asyncio.Protocol):
 
     def answered(self) -> None:
         """Continue with the next request. Close the connection if its answer said so."""
-        self.since = self._loop.time()
+        self.since = _time()
         self._serving.moved.set()
         if self._serving.ends or self.protocol.our_state is h11.MUST_CLOSE:
             self.close()
@@ -422,6 +421,10 @@ class AsgiCycle:
         if self.complete:
             self._changed.set()
             self._connection.answered()
+
+
+def _time() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _scope_of(transport: asyncio.Transport, head: h11.Request) -> Scope:

@@ -54,7 +54,7 @@ ROOMS: Final[dict[str, int]] = {
     "http2/": 3117,
     "keyspace/": 523,
     "message/": 8939,
-    "net/": 4172,
+    "net/": 4175,
     "process/": 385,
     "protocol/": 5689,
     "recoverylog/": 5442,
