@@ -67,6 +67,8 @@ class QuietTimes:
         """Time of the last declared loss, by journal."""
         self._ends: dict[str, int] = {}
         """End of what was stored at the last loss, of journals without an append that began later."""
+        self._lives: dict[str, int] = {}
+        """Revision at which each journal was last created."""
         self._ops: dict[int, Invoked] = {}
         self._window: _Window | None = None
 
@@ -75,6 +77,7 @@ class QuietTimes:
         match event:
             case Created():
                 self._journals.add(event.journal)
+                self._lives[event.journal] = event.revision
                 self.gaps.pop(event.journal, None)
                 self._stored.pop(event.journal, None)
                 self._lost.pop(event.journal, None)
@@ -125,6 +128,8 @@ class QuietTimes:
     def _enter_completed(self, event: Completed) -> None:
         invoked = self._ops.pop(event.op)
         journal = invoked.journal
+        if event.outcome == "ok" and 0 < event.revision < self._lives.get(journal, 0):
+            return  # The late answer of an append to a former life.
         if event.outcome == "ok":
             self._heads[journal] = max(self._heads[journal], event.end)
             if event.begin < event.end and invoked.time > self._lost.get(journal, float("inf")):

@@ -875,6 +875,25 @@ def test_a_run_in_which_nothing_was_acknowledged() -> None:
     ]
 
 
+@pytest.mark.parametrize(("revision", "kinds"), [(20, set()), (40, {"stuck"})])
+def test_a_late_answer_of_a_former_life_is_no_head_of_the_present_one(
+    revision: int, kinds: set[str]
+) -> None:
+    story = Story()
+    op = story.invoke()
+    late = story.land(op)
+    story.say(Created, JOURNAL, 2, 30, life=2)
+    story.content = b""
+    story.events.append(Opened(story.tick(), "tail", JOURNAL, 0, follows=True))
+    story.acknowledge(op, *late, revision=revision)
+    story.say(Quiet, "begun")
+    other = story.invoke()
+    story.acknowledge(other, *story.land(other), revision=40)
+    story.events.append(Read(story.tick(), "tail", JOURNAL, 0, 99, ""))
+    story.say(Quiet, "ended")
+    assert {one.kind for one in story.verdict().violations} & {"stuck"} == kinds
+
+
 # What readers, brokers and the run itself say.
 
 
