@@ -596,8 +596,11 @@ async def test_a_head_request_that_does_not_end_is_cut_off_with_the_server() -> 
         assert (await asking).startswith(b"HTTP/1.1 500 ")
 
 
+@pytest.mark.parametrize("at_once", [False, True], ids=["later", "at once"])
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-async def test_bytes_behind_the_last_request_of_a_connection_change_nothing(version: str) -> None:
+async def test_bytes_behind_the_last_request_of_a_connection_change_nothing(
+    version: str, at_once: bool
+) -> None:
     """The request has taken effect, so its client must not be answered 400."""
     taken, sent = asyncio.Event(), asyncio.Event()
 
@@ -610,7 +613,7 @@ async def test_bytes_behind_the_last_request_of_a_connection_change_nothing(vers
     async with serving(application) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         head = f"PUT / HTTP/{version}\r\nHost: x\r\nConnection: close\r\nContent-Length: 3\r\n\r\n"
-        writer.write(f"{head}abc".encode())
+        writer.write(f"{head}abc".encode() + (b"\r\n" if at_once else b""))
         await taken.wait()
         writer.write(b"\r\n")
         await turns()
@@ -646,6 +649,24 @@ async def test_a_closed_connection_whose_client_reads_nothing_makes_room() -> No
         assert (await answers(port, last)).startswith(b"HTTP/1.1 200 ")
         for client in clients:
             client.close()
+
+
+async def test_no_log_has_bytes_of_a_request_that_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They may be those of a token."""
+    async with Running(bound()) as running:
+        for line in (
+            "Authorization: Bearer secret\x00",
+            "Authorization Bearer secret",
+            "se cret: x",
+        ):
+            reader, writer = await connected(running.server)
+            writer.write(f"GET / HTTP/1.1\r\nHost: x\r\n{line}\r\n\r\n".encode())
+            assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+            writer.close()
+    assert "an HTTP request was refused" in caplog.text
+    assert "cret" not in caplog.text
 
 
 def limited(connections: int) -> Server:

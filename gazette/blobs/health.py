@@ -10,7 +10,7 @@ from typing import Final
 
 from gazette.blobs.blob_store import BlobStore
 from gazette.errors import Broken, GazetteError, NotAllowed, Unavailable
-from gazette.runtime.tls import signed_url_context
+from gazette.runtime.tls import tls_context
 
 CHECK_PREFIX: Final = ".test/"
 CHECK_PATH: Final = ".test/health-check"
@@ -77,7 +77,7 @@ def next_check_s(failures: int, rng: random.Random) -> float:
 def _fetch(url: str) -> bytes:
     try:
         with urllib.request.urlopen(  # noqa: S310
-            url, timeout=_FETCH_TIMEOUT_S, context=signed_url_context()
+            url, timeout=_FETCH_TIMEOUT_S, context=tls_context()
         ) as response:
             return bytes(response.read(2 * len(_CHECK_CONTENT)))
     except urllib.error.HTTPError as error:

@@ -45,10 +45,8 @@ class Refusals:
         """Count a failure of an upload to a store that may be healthy. Have the store checked."""
         active = self._blob_stores.get(upload.first_store(upload.spec()))
         suspicion = self._suspected.get(upload)
-        if (
-            suspicion is not None and suspicion.store != active.url
-        ):  # The journal has got another one.
-            self._take_back(upload)
+        if suspicion is not None and suspicion.store != active.url:
+            self._take_back(upload)  # The journal has got another store.
             suspicion = None
         if suspicion is None or active.health.error is not None:  # It may be the store that fails.
             suspicion = self._suspected[upload] = _Suspicion(active.url)

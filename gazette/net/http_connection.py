@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -47,7 +48,8 @@ _REFUSALS: Final = {
     501: "a body must be sent with a Content-Length, or with Transfer-Encoding: chunked",
     505: "only HTTP/1.1 and HTTP/1.0 are served here",
 }
-_SHOWN_MAX: Final = 80
+_BYTES: Final = re.compile(r"[:'\"]| b['\"]| bytearray")
+"""Where a reason of h11 may go on with bytes of the request: they may hold a token, so no log has them."""
 _TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
 
 
@@ -145,7 +147,7 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._heard_at = _time()
         if self.protocol.their_state is h11.MUST_CLOSE:
-            return  # Behind the last request of a connection nothing has a meaning (RFC 9112, 9.6).
+            return  # Keep none of it.
         if self.idle and not self.protocol.trailing_data[0]:  # The next request begins.
             self._request_alarm.unset()
         self.protocol.receive_data(data)
@@ -172,8 +174,11 @@ class HttpConnection(asyncio.Protocol):
     # What the client sends.
 
     def _advance(self) -> None:
-        """Handle the events that h11 finds in the bytes that have arrived."""
-        while not self.transport.is_closing():
+        """Handle the events that h11 finds in the bytes that have arrived.
+
+        Behind the last request of a connection nothing has a meaning (RFC 9112, 9.6).
+        """
+        while not self.transport.is_closing() and self.protocol.their_state is not h11.MUST_CLOSE:
             try:
                 event = self.protocol.next_event()
             except h11.RemoteProtocolError as error:
@@ -215,9 +220,10 @@ class HttpConnection(asyncio.Protocol):
     def _refuse(self, status: int, why: str = "") -> None:
         """Refuse what is no request. In the middle of an answer there is no place for another one."""
         reason = _REFUSALS.get(status, _NO_REQUEST)
+        detail = _BYTES.split(why)[0]
         log.warning(
             "an HTTP request was refused: %(reason)s",
-            {"reason": f"{reason} ({why[:_SHOWN_MAX]})" if why else reason},
+            {"reason": f"{reason} ({detail})" if detail else reason},
             extra={"cause": f"refused {status}"},
         )
         if self._request is not None:
@@ -293,9 +299,8 @@ class HttpConnection(asyncio.Protocol):
         body = text.encode()
         length = (b"content-length", str(len(body)).encode())
         parts = [] if self._asks_for_head else [h11.Data(data=body)]
-        with contextlib.suppress(
-            h11.LocalProtocolError
-        ):  # There is no place for an answer any more.
+        # h11 refuses if there is no place for an answer any more.
+        with contextlib.suppress(h11.LocalProtocolError):
             self.send(self.head(status, (_TEXT, _CLOSE, length)), *parts, h11.EndOfMessage())
 
     def answered(self) -> None:

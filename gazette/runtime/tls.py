@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from functools import cache
 
 
 def tls_context(
@@ -21,9 +20,3 @@ def tls_context(
     # From 3.13 on, and in Go, a file may have an intermediate certificate alone.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
-
-
-@cache
-def signed_url_context() -> ssl.SSLContext:
-    """Return the context for URLs that stores have signed. It trusts the roots of this machine."""
-    return tls_context()

@@ -25,7 +25,7 @@ from gazette.etcd.client import Etcd
 from gazette.fragment.cover_set import CoverSet
 from gazette.fragment.set_aside import SetAside
 from gazette.protocol.fragment import ZERO_SUM, Codec, Fragment
-from gazette.protocol.journal import JournalFlag
+from gazette.protocol.journal import JournalFlag, Suspend, SuspendLevel
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.process import BrokerSpec
 from gazette.protocol.status import Status
@@ -974,3 +974,26 @@ async def test_a_suspension_waits_for_the_answers_of_appends_before_it(
         head = known(cluster)
         assert head is not None
         assert (head.offset, head.closed) == (13, None)
+
+
+async def test_a_read_only_journal_keeps_the_offset_at_which_it_resumes(
+    cluster: FixedCluster,
+) -> None:
+    """Its head does not say its registers, as after a suspension by an earlier version."""
+    cluster.create(journal_spec(JOURNAL), "a")
+    await append(cluster["a"], b"first")
+    await append(cluster["a"], suspend=SuspendControl.NOW)
+    await until(lambda: not cluster["a"].context.persister.unpersisted)
+    await lose_all(cluster, "a")
+    head = known(cluster)
+    assert head is not None
+    cluster.etcd.change({KEY: replace(head, closed=None).encode()})
+    suspended = Suspend(SuspendLevel.PARTIAL, 5)
+    cluster.put_spec(replace(journal_spec(JOURNAL), flags=JournalFlag.O_RDONLY, suspend=suspended))
+    cluster.assign(JOURNAL, "b")
+    await append(cluster["b"])
+    item = cluster["b"].context.state.item(JOURNAL)
+    assert item is not None
+    suspend = item.decoded.value.spec.suspend
+    assert suspend is not None
+    assert suspend.offset == 5

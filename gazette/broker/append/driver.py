@@ -245,7 +245,7 @@ class AppendDriver:
                 # All replicas must have what the head says, and no answer may open it again.
                 await self._wait(pipeline.all_turns())
                 if pipeline.failure is not None:
-                    return ev.Failed(pipeline.failure)
+                    return ev.SendFailed(pipeline.failure)
                 if offset >= head.offset:  # The spool of a read-only journal may lack bytes.
                     await head.suspend(self._at.tenure, offset, pipeline.spool.registers)
             except (_Interrupted, GazetteError) as error:

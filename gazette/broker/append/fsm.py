@@ -356,7 +356,8 @@ class AppendFSM:
             return self._refuse(Status.REGISTER_MISMATCH)
         if seen.undecided_to > max(head, resume_at):
             return self._refuse(Status.FRAGMENT_STORE_UNHEALTHY, store_error=seen.undecided)
-        if end < resume_at and (known.closed is not None or known.offset < resume_at):
+        is_known = known.closed is not None or known.offset < resume_at
+        if end < resume_at and (is_known or not spec.may_write):
             self.roll_to = resume_at
             # A head that was closed at this offset keeps the registers that the lost spools had. If it is not
             # closed, they are not known: the append then goes on as if bytes were missing.

@@ -31,7 +31,7 @@ from gazette.runtime.metrics import (
     READ_FRAGMENT_BYTES,
 )
 from gazette.runtime.tasks import BlockingPool
-from gazette.runtime.tls import signed_url_context
+from gazette.runtime.tls import tls_context
 
 T = TypeVar("T")
 
@@ -245,7 +245,7 @@ def _open_http(
         response = cast(
             "http.client.HTTPResponse",
             urllib.request.urlopen(  # noqa: S310
-                request, timeout=timeout_s, context=signed_url_context()
+                request, timeout=timeout_s, context=tls_context()
             ),
         )
     except urllib.error.HTTPError as error:
