@@ -246,7 +246,7 @@ docs: $(DOCS_STAMP)
 
 protos: $(DEV_STAMP)
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
-	    gazette/protocol/pb/*.proto gazette/etcd/pb/*.proto
+	    gazette/protocol/pb/*.proto gazette/cluster/etcd/pb/*.proto
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from gazette.allocator.exchange import Exchange
-from gazette.allocator.flow_network import FlowItem, FlowMember, share_bounds
-from gazette.allocator.solver import Problem, solve
+from gazette.cluster.allocator.exchange import Exchange
+from gazette.cluster.allocator.flow_network import FlowItem, FlowMember, share_bounds
+from gazette.cluster.allocator.solver import Problem, solve
 from gazette.message.key_hash import fnv32a_of_all
 from gazette.message.uuid import build_uuid, clock_at, parse_columns
 

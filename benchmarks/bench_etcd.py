@@ -21,7 +21,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from gazette.etcd.client import Etcd, EtcdSettings, Op
+from gazette.cluster.etcd.client import Etcd, EtcdSettings, Op
 from gazette.http2.transport import Transport
 from gazette.runtime.clock import SystemClock
 from gazette.testing.etcd import etcd_for_tests

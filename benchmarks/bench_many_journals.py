@@ -23,10 +23,10 @@ from typing import Final
 from gazette.client.append.appender import AppendParams
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange
-from gazette.dev.cluster import ClusterSettings, LocalCluster
 from gazette.errors import GazetteError
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSelector
+from gazette.run.dev.cluster import ClusterSettings, LocalCluster
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.timeouts import timeout
 from tools.bench.cluster import journal_spec

@@ -58,7 +58,7 @@ def summarised(root: Path) -> int:
 
 def planned(root: Path) -> int:
     """Plan a table, and return its number of tasks."""
-    from gazette.spark.source.source import GazetteDataSource
+    from gazette.history.spark.source.source import GazetteDataSource
 
     given = options_of(root)
     del given["refresh"]
@@ -70,7 +70,7 @@ def polled(root: Path) -> int:
 
     The first listing, of all fragments, is not a part of it.
     """
-    from gazette.spark.source.source import GazetteDataSource
+    from gazette.history.spark.source.source import GazetteDataSource
 
     given = {**options_of(root), "startingOffsets": "latest"}
     reader = GazetteDataSource(given).streamReader(schema())

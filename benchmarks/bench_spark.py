@@ -38,9 +38,9 @@ import psutil
 import pyarrow as pa
 from spark_history import SHAPES, STORE, journal_name, stored_bytes, write_history
 
-from gazette.backfill.local import LocalRunner
-from gazette.backfill.plan import tasks_of
-from gazette.backfill.settings import RunSettings
+from gazette.history.backfill.local import LocalRunner
+from gazette.history.backfill.plan import tasks_of
+from gazette.history.backfill.settings import RunSettings
 from gazette.history.columns import MessageFormat
 from gazette.history.ddl import parse_columns
 from gazette.history.field_arrays import scannable
@@ -255,7 +255,7 @@ class History:
 
 
 def works_of(history: History, spark: Any) -> dict[str, Work]:
-    from gazette.spark.backfill import SparkRunner
+    from gazette.history.spark.backfill import SparkRunner
 
     def by_spark(backfill: BenchRows) -> int:
         runner = SparkRunner(spark=spark, run_bytes=history.run_bytes)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         StateView,
         Store,
     )
+    from gazette.consumer.declare.source import Output, Source
     from gazette.consumer.query.all_shards import ListPage, gather_route, list_route
     from gazette.consumer.query.query import QueryResult, ShardQuery
     from gazette.consumer.query.shard_route import ShardRequest, shard_route
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from gazette.consumer.timers.timer import EventTime, TimeDomain, Timer, TimerTable
     from gazette.consumer.transaction.error_cause import ErrorCause
     from gazette.consumer.transaction.poison import DeadLetter, DeadTimer, PoisonPolicy
-    from gazette.declare.source import Output, Source
     from gazette.errors import GazetteError
     from gazette.history.tables import read_batches, read_table
     from gazette.message.envelope import Envelope
@@ -66,7 +66,7 @@ _HOMES = {
     "Message": "gazette.message.message",
     "MessageProducer": "gazette.consumer.application",
     "MessageTime": "gazette.message.message_time",
-    "Output": "gazette.declare.source",
+    "Output": "gazette.consumer.declare.source",
     "Partition": "gazette.message.mapping",
     "PoisonPolicy": "gazette.consumer.transaction.poison",
     "Publisher": "gazette.message.publisher",
@@ -75,7 +75,7 @@ _HOMES = {
     "Shard": "gazette.consumer.application",
     "ShardQuery": "gazette.consumer.query.query",
     "ShardRequest": "gazette.consumer.query.shard_route",
-    "Source": "gazette.declare.source",
+    "Source": "gazette.consumer.declare.source",
     "StateView": "gazette.consumer.application",
     "Store": "gazette.consumer.application",
     "TimeDomain": "gazette.consumer.timers.timer",

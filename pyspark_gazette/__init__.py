@@ -5,6 +5,6 @@ It makes ``spark.read.format("gazette")`` known without registering anything.
 
 from __future__ import annotations
 
-from gazette.spark.source.source import GazetteDataSource as DefaultSource
+from gazette.history.spark.source.source import GazetteDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

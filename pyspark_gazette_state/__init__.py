@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gazette.spark.state.source import GazetteStateDataSource as DefaultSource
+from gazette.history.spark.state.source import GazetteStateDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

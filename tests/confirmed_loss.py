@@ -9,8 +9,8 @@ from pathlib import Path
 
 from gazette.client.append.appender import AppendParams, SuspendControl
 from gazette.client.read.reader import WRITE_HEAD, ReadParams
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import NotYet
-from gazette.etcd.client import Etcd
 from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.label_set import LabelSet
 from gazette.testing.broker import BrokerFixture, journal_spec

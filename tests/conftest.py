@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from gazette.etcd.client import Etcd, EtcdSettings
+from gazette.cluster.etcd.client import Etcd, EtcdSettings
 from gazette.runtime.clock import SystemClock
 from gazette.testing.clock import ManualClock
 from gazette.testing.etcd import EtcdServer, etcd_for_tests

@@ -28,9 +28,10 @@ def names_of_reference(pages: Iterable[Path]) -> set[str]:
 
 
 def exported_names(package: Path) -> Iterator[str]:
-    """Yield the names in ``__all__`` of the packages below a directory."""
-    for path in sorted(package.rglob("__init__.py")):
-        module = ".".join(path.parent.relative_to(package.parent).parts)
+    """Yield the names in ``__all__`` of a package, of those below it, and of its own modules."""
+    for path in sorted({*package.rglob("__init__.py"), *package.glob("*.py")}):
+        home = path.parent if path.name == "__init__.py" else path.with_suffix("")
+        module = ".".join(home.relative_to(package.parent).parts)
         for node in parsed(path.read_text()).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 yield from (f"{module}.{name}" for name in ast.literal_eval(node.value))

@@ -24,7 +24,7 @@ from starlette.routing import Route as HttpRoute
 from gazette.auth import Capability, Claims, KeyedAuth, StaticToken, bearer
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange
-from gazette.etcd.client import Etcd
+from gazette.cluster.etcd.client import Etcd
 from gazette.message.publishing.client_publisher import ClientPublisher
 from gazette.message.publishing.service import CommitFailed
 from gazette.protocol.label_set import EVERYTHING, LabelSelector, LabelSet

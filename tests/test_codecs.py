@@ -15,8 +15,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gazette.codecs.codec import Decompressor, new_compressor, new_decompressor
 from gazette.errors import Corrupt, Invalid
+from gazette.protocol.codecs.codec import Decompressor, new_compressor, new_decompressor
 from gazette.protocol.fragment import Codec
 from tests.facts import raises
 

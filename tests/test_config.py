@@ -11,11 +11,11 @@ import pytest
 
 from gazette.broker.flags import BrokerFlags
 from gazette.broker.main import print_config, schema
+from gazette.cluster.process.groups import DebugFlags, EtcdFlags, LogFlags
+from gazette.cluster.process.member import ProcessFlags
 from gazette.config.schema import Schema, duration, exit_with, setting
 from gazette.errors import Invalid
 from gazette.gazctl.commands import COMMANDS, schema_of
-from gazette.process.groups import DebugFlags, EtcdFlags, LogFlags
-from gazette.process.member import ProcessFlags
 from tests.facts import raises
 
 

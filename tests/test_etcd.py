@@ -12,10 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gazette.cluster.etcd.client import (
+    Compacted,
+    Compare,
+    Etcd,
+    EtcdSettings,
+    KeyValue,
+    LeaseLost,
+    Op,
+)
+from gazette.cluster.etcd.connection import grpc_target
+from gazette.cluster.etcd.values import only_reads, prefix_range
 from gazette.errors import Closed, GazetteError, Invalid, NotFound, NotYet, Unavailable
-from gazette.etcd.client import Compacted, Compare, Etcd, EtcdSettings, KeyValue, LeaseLost, Op
-from gazette.etcd.connection import grpc_target
-from gazette.etcd.values import only_reads, prefix_range
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.ports import free_port
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
@@ -248,7 +256,7 @@ async def test_a_write_that_was_not_sent_is_not_applied_and_tries_every_endpoint
 
 
 async def unconnected(settings: EtcdSettings) -> Etcd:
-    from gazette.etcd.connection import Connection
+    from gazette.cluster.etcd.connection import Connection
 
     return Etcd(Connection(settings, SystemClock()))
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
+from gazette.cluster.etcd.client import Etcd, EtcdSettings
 from gazette.errors import Unavailable
-from gazette.etcd.client import Etcd, EtcdSettings
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.ports import free_port
 from gazette.runtime.tasks import TaskScope

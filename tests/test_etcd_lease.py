@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gazette.cluster.etcd.client import Etcd, EtcdSettings, LeaseLost
 from gazette.errors import Closed
-from gazette.etcd.client import Etcd, EtcdSettings, LeaseLost
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gazette.etcd.client import Etcd, EtcdSettings, Lease, LeaseLost
-from gazette.etcd.lease_thread import STALL_MAX_S, keep_alive_apart
+from gazette.cluster.etcd.client import Etcd, EtcdSettings, Lease, LeaseLost
+from gazette.cluster.etcd.lease_thread import STALL_MAX_S, keep_alive_apart
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.etcd import EtcdServer

@@ -12,10 +12,10 @@ from typing import Any
 import grpc
 import pytest
 
+from gazette.cluster.etcd.client import Etcd, EtcdSettings
+from gazette.cluster.etcd.connection import Connection
+from gazette.cluster.etcd.pb import auth_pb2, rpc_pb2, rpc_pb2_grpc
 from gazette.errors import Invalid, NotAllowed, Unavailable
-from gazette.etcd.client import Etcd, EtcdSettings
-from gazette.etcd.connection import Connection
-from gazette.etcd.pb import auth_pb2, rpc_pb2, rpc_pb2_grpc
 from gazette.runtime.clock import SystemClock
 from gazette.testing.etcd import EtcdServer, ServerTls, etcd_for_tests
 from tests.facts import raises

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from gazette.cluster.etcd.client import Etcd, EtcdSettings
+from gazette.cluster.etcd.server import EtcdServer, find_etcd
 from gazette.errors import Broken, Conflict, Invalid, NotFound, Unavailable
-from gazette.etcd.client import Etcd, EtcdSettings
-from gazette.etcd.server import EtcdServer, find_etcd
 from gazette.runtime.clock import SystemClock
 from gazette.testing.etcd import etcd_for_tests
 from tests.facts import is_advised, raises

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gazette.cluster.etcd.client import Compacted, Etcd, EtcdSettings, Op, WatchResponse
 from gazette.errors import Closed, Unavailable
-from gazette.etcd.client import Compacted, Etcd, EtcdSettings, Op, WatchResponse
 from gazette.runtime.clock import SystemClock
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
 from tests.facts import raises

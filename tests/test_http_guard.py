@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from gazette.etcd.client import Etcd
+from gazette.cluster.etcd.client import Etcd
 from gazette.net.http_guard import GuardRules, HttpGuard, is_loopback
 from gazette.net.http_server import HttpServer, bind_tcp, bind_unix
 from gazette.runtime.file_limit import ConnectionLimits

@@ -23,8 +23,8 @@ from gazette.client.client import Client
 from gazette.client.journals import JournalChange
 from gazette.client.read.reader import ReadParams
 from gazette.client.shards import ShardClient
-from gazette.dev.processes import ChildProcess, await_ready
-from gazette.etcd.client import Etcd
+from gazette.cluster.etcd.client import Etcd
+from gazette.run.dev.processes import ChildProcess, await_ready
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.ports import free_port
 from gazette.testing.broker import BrokerFixture, journal_spec

@@ -21,7 +21,7 @@ TABLES = "gazette.lazy"
 """The module that imports others of the package by name: those of its callers' tables."""
 NAME = r"[\w.]+(:\w+)?"
 IMPORTERS_OF_USERS = {
-    "gazette.backfill.definition": "the module of a backfill",
+    "gazette.history.backfill.definition": "the module of a backfill",
     "gazette.gazctl.declared_output": "the module of --declared",
     "gazette.history.columns": "the module of a message class",
     "gazette.run.target": "the module of an application",

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import FragmentsParams
 from gazette.client.read.reader import ReadParams
-from gazette.etcd.client import Etcd
+from gazette.cluster.etcd.client import Etcd
 from gazette.protocol.fragment import Codec
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture, shard_spec

@@ -20,8 +20,11 @@ RUN_CODE = {
 CALLS = {"eval", "exec", "compile", "unsafe_load", "full_load", "read_pickle"}
 """Functions that do. Of modules: ``re.compile`` is not one of them."""
 ALLOWED = {
-    "gazette/backfill/local.py": ("pickle", "pipes to the processes that a backfill started"),
-    "gazette/backfill/content.py": (
+    "gazette/history/backfill/local.py": (
+        "pickle",
+        "pipes to the processes that a backfill started",
+    ),
+    "gazette/history/backfill/content.py": (
         "pickle",
         "a temporary file without a name, read by its writer",
     ),
@@ -33,7 +36,7 @@ ALLOWED = {
         "marshal",
         "writes only: two values are compared by it",
     ),
-    "gazette/spark/tasks.py": (
+    "gazette/history/spark/tasks.py": (
         "pyspark.cloudpickle",
         "tasks of a job's own session, as Spark's RDDs",
     ),

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from gazette.broker.flags import BrokerFlags
 from gazette.client.flags import BrokerClientFlags, ConsumerClientFlags
+from gazette.cluster.process.groups import DebugFlags, EtcdFlags, LogFlags
+from gazette.cluster.process.member import ProcessFlags
 from gazette.config.ini_file import ini_value
 from gazette.config.option import Option, setting
 from gazette.config.schema import Schema
-from gazette.process.groups import DebugFlags, EtcdFlags, LogFlags
-from gazette.process.member import ProcessFlags
 from gazette.runconsumer.flags import ConsumerFlags
 from gazette.runtime.redaction import CUT, is_plain, shown_url
 from tests.secrets import FORMS, NAMES, SECRETS, require_absent

@@ -7,8 +7,8 @@ import random
 import pytest
 import zstandard
 
-from gazette.codecs.codec import new_decompressor
-from gazette.codecs.zstd_blocks import BLOCK_BYTES_MAX, ZstdBlocks
+from gazette.protocol.codecs.codec import new_decompressor
+from gazette.protocol.codecs.zstd_blocks import BLOCK_BYTES_MAX, ZstdBlocks
 from gazette.protocol.fragment import Codec
 
 SKIPPABLE = (0x184D2A53).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"\xff" * 5

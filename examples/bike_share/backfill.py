@@ -19,7 +19,7 @@ from typing import Any, Final
 from bike_share.app import BikeShare
 from bike_share.history import WINDOW, History
 from bike_share.rides import Leg, Stop
-from gazette.backfill.definition import Backfill, Batches
+from gazette.backfill import Backfill, Batches
 
 KEPT: Final = ("bike", "ride", "start_time", "start_station", "end_time", "end_station")
 

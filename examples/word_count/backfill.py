@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from gazette.backfill.definition import Backfill, Batches
+from gazette.backfill import Backfill, Batches
 from word_count.app import WordCount
 from word_count.counts import Counts
 

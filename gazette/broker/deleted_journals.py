@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from gazette.protocol.ids import JournalName
 
 if TYPE_CHECKING:
-    from gazette.allocator.state import State
-    from gazette.etcd.client import Etcd
+    from gazette.cluster.allocator.state import State
+    from gazette.cluster.etcd.client import Etcd
 
 
 def deleted_key(root: str, journal: JournalName) -> str:

@@ -8,11 +8,11 @@ from pathlib import Path
 from gazette.blobs.fsspec import check_protocols
 from gazette.broker.settings import BrokerSettings
 from gazette.client.rpc.channel import TlsSettings
+from gazette.cluster.process.groups import check_directory
+from gazette.cluster.process.member import MemberFlags
 from gazette.config.schema import duration, setting
 from gazette.http2.connection import STREAMS_MAX
 from gazette.net.server import ServerSettings
-from gazette.process.groups import check_directory
-from gazette.process.member import MemberFlags
 
 
 @dataclass(frozen=True, slots=True)

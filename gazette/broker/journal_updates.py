@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gazette.cluster.etcd.values import Compare, Op, Operation
 from gazette.errors import Bug
-from gazette.etcd.values import Compare, Op, Operation
 from gazette.protocol.ids import Offset, Revision
 from gazette.protocol.journal import Suspend, SuspendLevel
 from gazette.protocol.pb import broker_pb2

@@ -9,11 +9,11 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from gazette.allocator.model import Assignment, DecodedKV, Item, Member, allocator_decoder
-from gazette.allocator.routes import route_of
-from gazette.allocator.state import State
+from gazette.cluster.allocator.model import Assignment, DecodedKV, Item, Member, allocator_decoder
+from gazette.cluster.allocator.routes import route_of
+from gazette.cluster.allocator.state import State
+from gazette.cluster.etcd.values import KeyValue
 from gazette.errors import Invalid
-from gazette.etcd.values import KeyValue
 from gazette.protocol.ids import JournalName, ProcessId, Revision
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSet

@@ -22,20 +22,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from gazette.allocator.model import item_key
 from gazette.broker.key_space import tenure_of
+from gazette.cluster.allocator.model import item_key
+from gazette.cluster.etcd.values import Compare, KeyValue, Op
 from gazette.errors import Conflict, GazetteError, NotFound, Unavailable
-from gazette.etcd.values import Compare, KeyValue, Op
 from gazette.fragment.closing import Closing, ClosingName
 from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.label_set import Label, LabelSet
 from gazette.runtime.timeouts import timeout
 
 if TYPE_CHECKING:
-    from gazette.allocator.state import State
     from gazette.broker.lease_guard import LeaseGuard
     from gazette.broker.replica_context import ReplicaContext
-    from gazette.etcd.client import Etcd
+    from gazette.cluster.allocator.state import State
+    from gazette.cluster.etcd.client import Etcd
     from gazette.runtime.clock import Clock
 
 log = logging.getLogger(__name__)

@@ -19,19 +19,19 @@ from typing import Final
 from gazette.auth import KeyedAuth, NoAuth
 from gazette.broker.flags import BrokerFlags
 from gazette.broker.service import BrokerService
-from gazette.config.schema import Loaded, Schema, exit_with
-from gazette.errors import GazetteError, Invalid
-from gazette.net.diagnostics import diagnostic_routes
-from gazette.net.server import Server, warn_of_open_server
-from gazette.process.bootstrap import (
+from gazette.cluster.process.bootstrap import (
     EXIT_FAILED,
     EXIT_OK,
     print_effective,
     run_member,
     serve_until_signal,
 )
-from gazette.process.groups import DebugFlags, EtcdFlags, LogFlags, member_id
-from gazette.process.member import ProcessFlags
+from gazette.cluster.process.groups import DebugFlags, EtcdFlags, LogFlags, member_id
+from gazette.cluster.process.member import ProcessFlags
+from gazette.config.schema import Loaded, Schema, exit_with
+from gazette.errors import GazetteError, Invalid
+from gazette.net.diagnostics import diagnostic_routes
+from gazette.net.server import Server, warn_of_open_server
 from gazette.protocol.text.validation import within
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.random_names import two_words

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from gazette.allocator.model import item_key
-from gazette.allocator.routes import route_of
 from gazette.broker.append.flow_control import RateBalance
 from gazette.broker.append.line import Line
 from gazette.broker.append.sessions import SessionLedger
@@ -24,6 +22,8 @@ from gazette.broker.known_head import KnownHead
 from gazette.broker.replication.other_followers import Incarnation, OtherFollowers
 from gazette.broker.replication.pipeline import Pipeline, roll_back
 from gazette.broker.replication.upload_gate import UploadGate
+from gazette.cluster.allocator.model import item_key
+from gazette.cluster.allocator.routes import route_of
 from gazette.errors import Closed, Conflict, GazetteError, Unavailable
 from gazette.fragment import metrics
 from gazette.fragment.completed_spool import CompletedSpool

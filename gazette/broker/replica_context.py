@@ -11,17 +11,17 @@ from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import Pool, TaskScope
 
 if TYPE_CHECKING:
-    from gazette.allocator.state import State
     from gazette.blobs.registry import BlobStores
     from gazette.broker.pulser import Pulser
     from gazette.broker.refresher import Refresher
     from gazette.client.rpc.channel import Channels
-    from gazette.etcd.client import Etcd
+    from gazette.cluster.allocator.state import State
+    from gazette.cluster.etcd.client import Etcd
+    from gazette.cluster.keyspace.key_space import KeySpace
     from gazette.fragment.kept_files import KeptFiles
     from gazette.fragment.local_file import Disk
     from gazette.fragment.persister import Persister
     from gazette.fragment.spool_memory import SpoolMemory
-    from gazette.keyspace.key_space import KeySpace
 
 
 @dataclass(frozen=True, slots=True)

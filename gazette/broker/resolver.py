@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from gazette.allocator.model import DecodedKV
-from gazette.allocator.routes import etcd_header, route_of, with_endpoints
-from gazette.allocator.state import LocalItem, State
 from gazette.auth import Claims
 from gazette.broker.append.events import Resolved
 from gazette.broker.key_space import MISSING_ID, JournalItem, local_id_of, tenure_of
+from gazette.cluster.allocator.model import DecodedKV
+from gazette.cluster.allocator.routes import etcd_header, route_of, with_endpoints
+from gazette.cluster.allocator.state import LocalItem, State
+from gazette.cluster.keyspace.key_space import KeySpace
 from gazette.errors import Closed, Invalid, Unavailable
-from gazette.keyspace.key_space import KeySpace
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import ProcessId, Revision, split_journal_meta
 from gazette.protocol.journal import JournalSpec, SuspendLevel

@@ -17,12 +17,6 @@ from typing import Any, Final
 from starlette.applications import Starlette
 from starlette.routing import Route as HttpRoute
 
-from gazette.allocator.drain import Drain
-from gazette.allocator.drain_status import ItemNames
-from gazette.allocator.membership import Membership
-from gazette.allocator.model import member_key
-from gazette.allocator.shutdown import end_all, leave
-from gazette.allocator.state import State
 from gazette.auth import KeyedAuth, NoAuth, admission
 from gazette.blobs.registry import BlobSettings, BlobStores, StoreConstructor
 from gazette.broker.api.append import AppendApi
@@ -46,15 +40,21 @@ from gazette.broker.replica_context import Pools
 from gazette.broker.resolver import Resolver
 from gazette.broker.settings import BrokerSettings
 from gazette.client.rpc.channel import Channels, TlsSettings
+from gazette.cluster.allocator.drain import Drain
+from gazette.cluster.allocator.drain_status import ItemNames
+from gazette.cluster.allocator.membership import Membership
+from gazette.cluster.allocator.model import member_key
+from gazette.cluster.allocator.shutdown import end_all, leave
+from gazette.cluster.allocator.state import State
+from gazette.cluster.etcd.client import Etcd, EtcdSettings
+from gazette.cluster.etcd.startup import connect_with_retry
+from gazette.cluster.keyspace.key_space import KeySpace
 from gazette.errors import Unavailable
-from gazette.etcd.client import Etcd, EtcdSettings
-from gazette.etcd.startup import connect_with_retry
 from gazette.fragment.kept_files import KeptFiles
 from gazette.fragment.local_file import Disk, LocalDisk
 from gazette.fragment.persister import Persister, PersisterSettings
 from gazette.fragment.spool_memory import SpoolMemory
 from gazette.http2.transport import Transport
-from gazette.keyspace.key_space import KeySpace
 from gazette.net.diagnostics import diagnostic_routes
 from gazette.net.http_guard import GuardRules, HttpGuard
 from gazette.net.server import Server

@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from gazette.cluster.etcd.lease_thread import STALL_MAX_S
 from gazette.consumer.timers.timer import Timer
 from gazette.consumer.transaction.running_callback import RunningCallback
-from gazette.etcd.lease_thread import STALL_MAX_S
 from gazette.message.envelope import Envelope
 from gazette.runtime.clock import Clock
 from gazette.runtime.user_code import place_of_thread

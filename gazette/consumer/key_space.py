@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from gazette.allocator.model import Assignment, DecodedKV, Item, Member, allocator_decoder
+from gazette.cluster.allocator.model import Assignment, DecodedKV, Item, Member, allocator_decoder
+from gazette.cluster.etcd.values import KeyValue
 from gazette.consumer.application_name import Owner
 from gazette.consumer.prefix_owner import decode_owner, owner_key
 from gazette.errors import Invalid
-from gazette.etcd.values import KeyValue
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.process import ConsumerSpec

@@ -20,16 +20,19 @@ from prometheus_client import REGISTRY
 from starlette.applications import Starlette
 from starlette.routing import Route as HttpRoute
 
-from gazette.allocator.drain import Drain
-from gazette.allocator.drain_status import ItemNames
-from gazette.allocator.membership import Membership
-from gazette.allocator.model import DecodedKV, member_key
-from gazette.allocator.shutdown import end_all, leave
-from gazette.allocator.state import State
 from gazette.auth import Claims, KeyedAuth, NoAuth, Verifier, admission
 from gazette.client.append.service import AppendService, MemoryBudget
 from gazette.client.client import Client
 from gazette.client.rpc.channel import Channels, TlsSettings
+from gazette.cluster.allocator.drain import Drain
+from gazette.cluster.allocator.drain_status import ItemNames
+from gazette.cluster.allocator.membership import Membership
+from gazette.cluster.allocator.model import DecodedKV, member_key
+from gazette.cluster.allocator.shutdown import end_all, leave
+from gazette.cluster.allocator.state import State
+from gazette.cluster.etcd.client import Etcd, EtcdSettings
+from gazette.cluster.etcd.startup import connect_with_retry
+from gazette.cluster.keyspace.key_space import KeySpace
 from gazette.consumer.api.json_gateway import json_routes
 from gazette.consumer.api.shard_api import CAPABILITIES, ShardApi
 from gazette.consumer.application import Application
@@ -55,10 +58,7 @@ from gazette.consumer.shard.restarts import Restarts
 from gazette.consumer.shard.shard import Shard
 from gazette.consumer.shard.thread import ShardThread, WorkerFactory
 from gazette.errors import Bug, GazetteError, Invalid, Unavailable
-from gazette.etcd.client import Etcd, EtcdSettings
-from gazette.etcd.startup import connect_with_retry
 from gazette.http2.transport import Transport
-from gazette.keyspace.key_space import KeySpace
 from gazette.message.mapping import PartitionWatch, modulo_mapping
 from gazette.message.publisher import Publisher
 from gazette.message.uuid import Clock as MessageClock

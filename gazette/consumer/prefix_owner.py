@@ -7,11 +7,11 @@ from typing import Final
 import msgspec
 from google.protobuf.message import DecodeError
 
-from gazette.allocator.model import MEMBERS
+from gazette.cluster.allocator.model import MEMBERS
+from gazette.cluster.etcd.client import Etcd
+from gazette.cluster.etcd.values import Compare, Op
 from gazette.consumer.application_name import Owner
 from gazette.errors import Conflict, Invalid
-from gazette.etcd.client import Etcd
-from gazette.etcd.values import Compare, Op
 from gazette.protocol.pb import consumer_pb2
 
 OWNER: Final = "/application"

@@ -13,16 +13,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gazette.allocator.model import DecodedKV
-from gazette.allocator.routes import etcd_header, route_of, with_endpoints
-from gazette.allocator.state import LocalItem, State
 from gazette.auth import Claims
+from gazette.cluster.allocator.model import DecodedKV
+from gazette.cluster.allocator.routes import etcd_header, route_of, with_endpoints
+from gazette.cluster.allocator.state import LocalItem, State
+from gazette.cluster.keyspace.key_space import KeySpace
 from gazette.consumer.application import Store
 from gazette.consumer.key_space import ShardItem
 from gazette.consumer.shard.restarts import ANNOUNCED
 from gazette.consumer.shard.shard import Shard
 from gazette.errors import Closed, Invalid, Unavailable
-from gazette.keyspace.key_space import KeySpace
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header, Route

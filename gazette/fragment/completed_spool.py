@@ -16,11 +16,11 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from gazette.codecs.codec import Compressor, new_compressor
 from gazette.errors import Corrupt, Unavailable
 from gazette.fragment import metrics
 from gazette.fragment.local_file import SpoolContent, SpoolFile
 from gazette.fragment.set_aside import content_encoding
+from gazette.protocol.codecs.codec import Compressor, new_compressor
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import Offset
 from gazette.protocol.label_set import LabelSet

@@ -73,7 +73,7 @@ class ConsumerFlags(ConsumerClientFlags):
 
 @dataclass(frozen=True, slots=True)
 class LogFlags:
-    """Group ``log``. The module of the other one, `gazette.process.groups`, needs etcd."""
+    """Group ``log``. The module of the other one, `gazette.cluster.process.groups`, needs etcd."""
 
     level: str = setting("warn", "least severity to log", choices=tuple(LEVELS))
     format: str = setting("text", "form of log lines", choices=("text", "json", "color"))

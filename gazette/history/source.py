@@ -22,10 +22,10 @@ from gazette.client.client import Client
 from gazette.client.flags import BrokerClientFlags
 from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.client.rpc.preflight import require_reachable
-from gazette.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.errors import Corrupt, Invalid, NotFound, Unavailable
 from gazette.history.snapshot import READ_AGAIN_HINT, Piece
 from gazette.history.summary_store import SummaryStore
+from gazette.protocol.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.ids import JournalName, Offset
 from gazette.runtime.clock import Clock, SystemClock

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from gazette.declare.declaration import Declaration, DeclaredJournals
+from gazette.consumer.declare.declaration import Declaration, DeclaredJournals
 from gazette.message.key_hash import fnv32a
 from gazette.run.samples import NOW, NOW_S, MessageSample
 

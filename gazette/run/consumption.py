@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from gazette.client.client import Client
-from gazette.dev.heads import write_head
 from gazette.errors import GazetteError
+from gazette.run.dev.heads import write_head
 from gazette.run.http_get import get
 from gazette.runtime.clock import Clock
 from gazette.runtime.numbers import bytes_text

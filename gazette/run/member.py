@@ -20,9 +20,9 @@ import msgspec
 
 from gazette.config.schema import exit_with
 from gazette.consumer.callbacks import require_callbacks
+from gazette.consumer.declare.declaration import Declaration, declaration_of
 from gazette.consumer.member import ConsumerMember
 from gazette.consumer.query.shard_route import ShardRoute
-from gazette.declare.declaration import Declaration, declaration_of
 from gazette.errors import Invalid
 from gazette.run.samples import MessageSample, samples_of
 from gazette.run.target import RunTarget, user_files
@@ -101,7 +101,7 @@ def run(argv: Sequence[str]) -> int:
     except Invalid as error:
         return exit_with(error, sys.stderr)
     # At the end all processes stop, and none takes over. That is no news, whatever was asked to be logged.
-    logging.getLogger("gazette.allocator.drain").setLevel(logging.ERROR)
+    logging.getLogger("gazette.cluster.allocator.drain").setLevel(logging.ERROR)
     NotingMember.routes_file = Path(file)
     return process.run(application, ["serve", *flags], os.environ, member=NotingMember)
 

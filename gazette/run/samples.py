@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
-from gazette.declare.source import Source, sources_of
+from gazette.consumer.declare.source import Source, sources_of
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.codec import DECODE_ERRORS
 from gazette.message.framing.framing import framing_of

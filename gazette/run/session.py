@@ -18,22 +18,22 @@ import msgspec
 from gazette.client.client import Client
 from gazette.client.rpc.preflight import require_kind, require_reachable
 from gazette.client.shards import ShardClient
-from gazette.declare.apply import (
+from gazette.consumer.declare.apply import (
     changes_needed,
     fitted,
     put_declared,
     require_healthy,
     warnings_of,
 )
-from gazette.declare.changes import DeclaredChanges
-from gazette.declare.declaration import Declaration
-from gazette.dev.cluster import ClusterSettings, LocalCluster
-from gazette.dev.processes import ChildProcess
+from gazette.consumer.declare.changes import DeclaredChanges
+from gazette.consumer.declare.declaration import Declaration
 from gazette.errors import Broken, Conflict, GazetteError, Invalid, NotAllowed
 from gazette.run.announcement import announced
 from gazette.run.banner import banner
 from gazette.run.changed_files import ChangedFiles
 from gazette.run.consumption import ConsumptionReport, space_text
+from gazette.run.dev.cluster import ClusterSettings, LocalCluster
+from gazette.run.dev.processes import ChildProcess
 from gazette.run.member import DESCRIBE, Description
 from gazette.run.members import MemberProcess, RunMembers
 from gazette.run.settings import RunFlags

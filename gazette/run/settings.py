@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gazette.cluster.process.groups import LOG_LEVELS
 from gazette.config.schema import duration, setting
-from gazette.declare.specs import DEVELOPMENT, REPLICAS_MAX, SpecSettings
+from gazette.consumer.declare.specs import DEVELOPMENT, REPLICAS_MAX, SpecSettings
 from gazette.errors import Invalid
-from gazette.process.groups import LOG_LEVELS
 
 flag: Any = partial(setting, flag_only=True)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from gazette.client.flags import ConsumerClientFlags
 from gazette.client.rpc.channel import TlsSettings
+from gazette.cluster.process.groups import check_directory
+from gazette.cluster.process.member import MemberFlags
 from gazette.config.schema import duration, setting
+from gazette.consumer.declare.specs import REPLICAS_MAX, SpecSettings
 from gazette.consumer.settings import ConsumerSettings
-from gazette.declare.specs import REPLICAS_MAX, SpecSettings
-from gazette.process.groups import check_directory
-from gazette.process.member import MemberFlags
 from gazette.protocol.text.duration import SECOND
 
 

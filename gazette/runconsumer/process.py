@@ -20,6 +20,15 @@ from typing import Any, Final, NoReturn
 
 from gazette.auth import KeyedAuth, NoAuth
 from gazette.client.flags import BrokerClientFlags
+from gazette.cluster.process.bootstrap import (
+    EXIT_FAILED,
+    EXIT_OK,
+    print_effective,
+    run_member,
+    serve_until_signal,
+)
+from gazette.cluster.process.groups import DebugFlags, EtcdFlags, LogFlags, member_id
+from gazette.cluster.process.member import ProcessFlags
 from gazette.config.schema import Loaded, Schema, exit_with
 from gazette.consumer.application import Application
 from gazette.consumer.callbacks import require_callbacks
@@ -27,15 +36,6 @@ from gazette.consumer.member import ConsumerMember
 from gazette.errors import GazetteError, Invalid
 from gazette.net.diagnostics import diagnostic_routes
 from gazette.net.server import Server, warn_of_open_server
-from gazette.process.bootstrap import (
-    EXIT_FAILED,
-    EXIT_OK,
-    print_effective,
-    run_member,
-    serve_until_signal,
-)
-from gazette.process.groups import DebugFlags, EtcdFlags, LogFlags, member_id
-from gazette.process.member import ProcessFlags
 from gazette.protocol.text.validation import within
 from gazette.runconsumer import specs
 from gazette.runconsumer.flags import ConsumerFlags

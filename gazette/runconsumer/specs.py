@@ -16,20 +16,20 @@ from gazette.client.client import Client
 from gazette.client.flags import BrokerClientFlags
 from gazette.client.rpc.preflight import require_kind, require_reachable
 from gazette.client.shards import ShardClient
+from gazette.cluster.process.groups import DebugFlags, EtcdFlags, LogFlags
+from gazette.cluster.process.member import ProcessFlags
 from gazette.config.schema import Loaded, Schema
-from gazette.declare.apply import (
+from gazette.consumer.declare.apply import (
     changes_needed,
     fitted,
     put_declared,
     require_healthy,
     warnings_of,
 )
-from gazette.declare.changes import DeclaredChanges
-from gazette.declare.declaration import Declaration, declaration_of
-from gazette.declare.specs import SpecSettings, journals_yaml, shards_yaml
+from gazette.consumer.declare.changes import DeclaredChanges
+from gazette.consumer.declare.declaration import Declaration, declaration_of
+from gazette.consumer.declare.specs import SpecSettings, journals_yaml, shards_yaml
 from gazette.errors import GazetteError, Invalid, Unavailable
-from gazette.process.groups import DebugFlags, EtcdFlags, LogFlags
-from gazette.process.member import ProcessFlags
 from gazette.protocol.text.validation import within
 from gazette.runconsumer.flags import (
     ConsumerFlags,

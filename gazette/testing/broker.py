@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from gazette.allocator.model import MEMBERS
 from gazette.auth import KeyedAuth, NoAuth
 from gazette.blobs.registry import StoreConstructor
 from gazette.broker.service import BrokerService
@@ -17,8 +16,9 @@ from gazette.client.client import Client
 from gazette.client.journals import JournalChange
 from gazette.client.read.fragment_reader import FragmentAccess
 from gazette.client.rpc.channel import TlsSettings
-from gazette.etcd.client import Etcd
-from gazette.etcd.lease import Lease
+from gazette.cluster.allocator.model import MEMBERS
+from gazette.cluster.etcd.client import Etcd
+from gazette.cluster.etcd.lease import Lease
 from gazette.fragment.local_file import Disk
 from gazette.net.server import Server, ServerSettings
 from gazette.protocol.fragment import Codec

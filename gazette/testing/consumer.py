@@ -8,20 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from gazette.allocator.model import ASSIGNMENTS, Assignment, DecodedKV
 from gazette.auth import KeyedAuth, NoAuth
 from gazette.client.client import Client
 from gazette.client.read.fragment_reader import FragmentAccess
 from gazette.client.read.reader import ReadParams
 from gazette.client.shards import ShardChange, ShardClient
+from gazette.cluster.allocator.model import ASSIGNMENTS, Assignment, DecodedKV
+from gazette.cluster.etcd.client import Etcd
+from gazette.cluster.etcd.values import Compare, Op
 from gazette.consumer.application import Application
 from gazette.consumer.callbacks import require_callbacks
 from gazette.consumer.member import ConsumerMember
 from gazette.consumer.settings import ConsumerSettings
 from gazette.consumer.shard.shard import Shard
 from gazette.errors import Bug, Conflict, GazetteError, NotFound, NotYet, Retryable
-from gazette.etcd.client import Etcd
-from gazette.etcd.values import Compare, Op
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.net.server import Server, ServerSettings
 from gazette.protocol.journal import JournalSpec

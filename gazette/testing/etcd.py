@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gazette.etcd.server import EtcdServer, ServerTls, find_etcd
+from gazette.cluster.etcd.server import EtcdServer, ServerTls, find_etcd
 
 __all__ = ["EtcdServer", "ServerTls", "etcd_for_tests", "find_etcd"]
 

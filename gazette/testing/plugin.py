@@ -21,7 +21,7 @@ import pytest
 
 if TYPE_CHECKING:
     from gazette import Application
-    from gazette.etcd.client import Etcd
+    from gazette.cluster.etcd.client import Etcd
     from gazette.testing.app_driver import AppDriver
     from gazette.testing.broker import BrokerFixture
     from gazette.testing.consumer import ConsumerFixture
@@ -68,7 +68,7 @@ if importlib.util.find_spec("pytest_asyncio") is not None:
     @pytest_asyncio.fixture
     async def gazette_etcd_client(gazette_etcd: str) -> AsyncIterator[Etcd]:
         """Yield a client of that etcd, and empty the etcd after the test."""
-        from gazette.etcd.client import Etcd, EtcdSettings
+        from gazette.cluster.etcd.client import Etcd, EtcdSettings
         from gazette.runtime.clock import SystemClock
 
         settings = EtcdSettings(endpoints=(gazette_etcd,))

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from gazette.codecs.codec import new_compressor
 from gazette.message.framing.framing import framing_of
 from gazette.message.uuid import uuid_text
+from gazette.protocol.codecs.codec import new_compressor
 from gazette.protocol.fragment import Codec, Fragment, FragmentStoreUrl
 from gazette.protocol.ids import JournalName, Offset
 

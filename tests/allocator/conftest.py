@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from gazette.allocator.converge import ItemStep, Round, converge
-from gazette.allocator.desired import SolverInput
-from gazette.allocator.model import allocator_decoder, member_key
-from gazette.allocator.solver import ITEMS_PER_NETWORK, solve
-from gazette.allocator.state import State
 from gazette.broker.key_space import progress
+from gazette.cluster.allocator.converge import ItemStep, Round, converge
+from gazette.cluster.allocator.desired import SolverInput
+from gazette.cluster.allocator.model import allocator_decoder, member_key
+from gazette.cluster.allocator.solver import ITEMS_PER_NETWORK, solve
+from gazette.cluster.allocator.state import State
+from gazette.cluster.etcd.values import Compare, DeleteOp, KeyValue, PutOp, Target
+from gazette.cluster.keyspace import fold
+from gazette.cluster.keyspace.key_values import prefixed
 from gazette.errors import Invalid
-from gazette.etcd.values import Compare, DeleteOp, KeyValue, PutOp, Target
-from gazette.keyspace import fold
-from gazette.keyspace.key_values import prefixed
 
 ROOT = "/root"
 

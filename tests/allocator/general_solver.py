@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.graph.python.min_cost_flow import SimpleMinCostFlow
 
-from gazette.allocator.flow_network import FlowItem, FlowMember, Weights
+from gazette.cluster.allocator.flow_network import FlowItem, FlowMember, Weights
 
 Ints: TypeAlias = NDArray[np.int64]
 

@@ -11,15 +11,15 @@ from typing import Any, cast
 
 import pytest
 
-from gazette.allocator import allocate as allocate_module
-from gazette.allocator import metrics
-from gazette.allocator.allocate import MAX_TXN_OPS, allocate
-from gazette.allocator.model import member_key
-from gazette.allocator.session import MemberSession
-from gazette.allocator.state import State
+from gazette.cluster.allocator import allocate as allocate_module
+from gazette.cluster.allocator import metrics
+from gazette.cluster.allocator.allocate import MAX_TXN_OPS, allocate
+from gazette.cluster.allocator.model import member_key
+from gazette.cluster.allocator.session import MemberSession
+from gazette.cluster.allocator.state import State
+from gazette.cluster.etcd.client import Compare, Etcd, Op, TxnResult
+from gazette.cluster.keyspace.key_space import KeySpace
 from gazette.errors import Broken, Unavailable
-from gazette.etcd.client import Compare, Etcd, Op, TxnResult
-from gazette.keyspace.key_space import KeySpace
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.tasks import BlockingPool, Pool, TaskScope
 from tests.facts import is_advised, logged, raises

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from gazette.allocator.converge import ItemStep, Round, converge
-from gazette.allocator.state import State
-from gazette.etcd.values import Compare, Op, Target
+from gazette.cluster.allocator.converge import ItemStep, Round, converge
+from gazette.cluster.allocator.state import State
+from gazette.cluster.etcd.values import Compare, Op, Target
 
 MEMBERS = [(f"members/{m}", "10") for m in ("a#1", "b#2", "c#3", "d#4")]
 C = "consistent"

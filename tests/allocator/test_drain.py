@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from gazette.allocator.drain import Drain
-from gazette.allocator.drain_status import DrainStatus, ItemNames, drain_status
-from gazette.allocator.state import State
+from gazette.cluster.allocator.drain import Drain
+from gazette.cluster.allocator.drain_status import DrainStatus, ItemNames, drain_status
+from gazette.cluster.allocator.state import State
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock
@@ -154,7 +154,7 @@ async def test_a_drain_waits_briefly_while_nothing_moves_and_long_otherwise(
     three: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Case: no member can take over.
-    with caplog.at_level(logging.INFO, logger="gazette.allocator.drain"):
+    with caplog.at_level(logging.INFO, logger="gazette.cluster.allocator.drain"):
         leaving = Leaving(three, {})
         assert await leaving.run() == pytest.approx(ALONE_S, abs=0.6)
     lines = [record.getMessage() for record in caplog.records]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gazette.allocator.exchange import Exchange
-from gazette.allocator.flow_network import FlowItem, FlowMember, share_bounds
+from gazette.cluster.allocator.exchange import Exchange
+from gazette.cluster.allocator.flow_network import FlowItem, FlowMember, share_bounds
 from gazette.errors import Broken
 from tests.allocator.general_solver import FlowNetwork
 from tests.facts import raises

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from gazette.allocator.shutdown import end_all, leave, release
+from gazette.cluster.allocator.shutdown import end_all, leave, release
 from gazette.errors import Closed, GazetteError, Unavailable
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gazette.allocator.model import (
+from gazette.cluster.allocator.model import (
     Assignment,
     Item,
     Member,
@@ -15,8 +15,8 @@ from gazette.allocator.model import (
     item_key,
     member_key,
 )
+from gazette.cluster.etcd.values import KeyValue
 from gazette.errors import Invalid
-from gazette.etcd.values import KeyValue
 
 
 class Value:

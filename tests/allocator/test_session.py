@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import pytest
 
-from gazette.allocator.session import CONFLICT_RETRY_S, CONFLICT_RETRY_SOON_S, MemberSession
+from gazette.cluster.allocator.session import CONFLICT_RETRY_S, CONFLICT_RETRY_SOON_S, MemberSession
+from gazette.cluster.etcd.client import Etcd, EtcdSettings, Lease, LeaseLost, Op
+from gazette.cluster.etcd.values import KeyValue
+from gazette.cluster.keyspace.key_space import KeySpace
 from gazette.errors import Broken, Unavailable
-from gazette.etcd.client import Etcd, EtcdSettings, Lease, LeaseLost, Op
-from gazette.etcd.values import KeyValue
-from gazette.keyspace.key_space import KeySpace
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock

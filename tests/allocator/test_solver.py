@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gazette.allocator.flow_network import FlowItem, FlowMember, Weights, share_bounds
-from gazette.allocator.solver import Problem, Solution, solve
-from gazette.allocator.solver_process import solve_in_child
+from gazette.cluster.allocator.flow_network import FlowItem, FlowMember, Weights, share_bounds
+from gazette.cluster.allocator.solver import Problem, Solution, solve
+from gazette.cluster.allocator.solver_process import solve_in_child
 from gazette.errors import Unavailable
 from tests.facts import raises
 

@@ -8,8 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from gazette import Application, Envelope, Message
-from gazette.backfill.definition import Backfill
 from gazette.consumer.application import DeferToNextTransaction
+from gazette.history.backfill.definition import Backfill
 from gazette.message.mapping import modulo_mapping
 from gazette.stores.json_file import JSONFileStore
 from gazette.stores.rocksdb.store import RocksDBStore

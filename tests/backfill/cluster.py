@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from gazette.backfill.definition import Backfill
-from gazette.backfill.local import LocalRunner
-from gazette.backfill.report import Report
-from gazette.backfill.run import BackfillRun
-from gazette.backfill.settings import RunSettings
-from gazette.backfill.verify import opened_files
 from gazette.client.append.appender import AppendParams
+from gazette.history.backfill.definition import Backfill
+from gazette.history.backfill.local import LocalRunner
+from gazette.history.backfill.report import Report
+from gazette.history.backfill.run import BackfillRun
+from gazette.history.backfill.settings import RunSettings
+from gazette.history.backfill.verify import opened_files
 from gazette.history.source import Access
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gazette.etcd.client import Etcd
+from gazette.cluster.etcd.client import Etcd
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture
 from tests.backfill.cluster import Cluster

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gazette.backfill.definition import Backfill
-from gazette.backfill.local import LocalRunner
-from gazette.backfill.plan import message_format_of, tasks_of
-from gazette.backfill.settings import RunSettings
-from gazette.backfill.staging import open_staging, state_name
 from gazette.consumer.application import Application
+from gazette.history.backfill.definition import Backfill
+from gazette.history.backfill.local import LocalRunner
+from gazette.history.backfill.plan import message_format_of, tasks_of
+from gazette.history.backfill.settings import RunSettings
+from gazette.history.backfill.staging import open_staging, state_name
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access
 from gazette.protocol.checkpoint import Checkpoint

@@ -6,11 +6,11 @@ import random
 from functools import partial
 from typing import Any
 
-from gazette.dev.word_count import import_examples
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import Partition, Partitions
 from gazette.message.uuid import ACK_TXN, OUTSIDE_TXN, build_uuid, uuid_text
+from gazette.run.dev.word_count import import_examples
 from gazette.testing.app_driver import AppDriver
 from tests.backfill.apps import (
     SingleWindows,

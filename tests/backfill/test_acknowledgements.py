@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from gazette import Envelope
-from gazette.backfill import previous_state
-from gazette.backfill.definition import Backfill
-from gazette.backfill.settings import HistoryEnd
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.client.read.reader import ReadParams
 from gazette.client.shards import ShardChange
 from gazette.consumer.application import Store
 from gazette.errors import Broken, Fenced, NotAllowed, Unavailable
+from gazette.history.backfill import previous_state
+from gazette.history.backfill.definition import Backfill
+from gazette.history.backfill.settings import HistoryEnd
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.framing.framing import framing_of

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from gazette.backfill.build import Attempt, ShardTask, build_state, run_task
-from gazette.backfill.definition import Backfill
-from gazette.backfill.local import LocalRunner
 from gazette.errors import Conflict, Corrupt, Fenced, Invalid, NotAllowed, Unavailable
+from gazette.history.backfill.build import Attempt, ShardTask, build_state, run_task
+from gazette.history.backfill.definition import Backfill
+from gazette.history.backfill.local import LocalRunner
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.failpoints import armed
 from gazette.stores.sql.store import create_checkpoint_table, create_engine, create_tables

@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 
-from gazette.backfill.local import LocalRunner
-from gazette.backfill.settings import HistoryEnd
-from gazette.backfill.staging import DirectoryStaging, garbage, state_name
 from gazette.errors import (
     Closed,
     Conflict,
@@ -23,6 +20,9 @@ from gazette.errors import (
     NotFound,
     Unavailable,
 )
+from gazette.history.backfill.local import LocalRunner
+from gazette.history.backfill.settings import HistoryEnd
+from gazette.history.backfill.staging import DirectoryStaging, garbage, state_name
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.framing.framing import framing_of

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gazette import Application, Envelope, EventTime, Timer
-from gazette.backfill.definition import Backfill
+from gazette.history.backfill.definition import Backfill
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.windows import JoinKind, StreamJoin, TableJoin

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gazette.backfill.plan import plan_snapshot
-from gazette.backfill.settings import HistoryEnd
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import NotYet
-from gazette.etcd.client import Etcd
+from gazette.history.backfill.plan import plan_snapshot
+from gazette.history.backfill.settings import HistoryEnd
 from gazette.history.snapshot import LostBytes, Snapshot
 from gazette.history.source import Access
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE

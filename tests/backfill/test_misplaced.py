@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from gazette import Source
-from gazette.backfill.build import ShardTask, run_task
-from gazette.backfill.definition import Backfill
-from gazette.backfill.local import LocalRunner
-from gazette.backfill.plan import message_format_of, tasks_of
-from gazette.backfill.settings import RunSettings
 from gazette.consumer.transaction.key_check import Misplaced
 from gazette.errors import Invalid
+from gazette.history.backfill.build import ShardTask, run_task
+from gazette.history.backfill.definition import Backfill
+from gazette.history.backfill.local import LocalRunner
+from gazette.history.backfill.plan import message_format_of, tasks_of
+from gazette.history.backfill.settings import RunSettings
 from gazette.history.snapshot import Snapshot
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access
@@ -132,7 +132,7 @@ def test_a_build_fails_where_the_shard_would(root: Path) -> None:
 def test_a_fold_that_would_count_messages_twice_is_refused(root: Path, backfill: Backfill) -> None:
     """Before a session of Spark is begun."""
     pytest.importorskip("pyspark")
-    from gazette.spark.backfill import SparkRunner
+    from gazette.history.spark.backfill import SparkRunner
 
     access, snapshot = snapshot_of(root)
     with raises(Invalid, path=f"{type(backfill).__name__}.fold", says=PARTS[0], advises="build()"):

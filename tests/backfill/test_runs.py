@@ -12,7 +12,9 @@ from typing import cast
 import msgspec
 import pytest
 
-from gazette.backfill.inventory import (
+from gazette.client.shards import ShardClient
+from gazette.errors import Corrupt, NotFound
+from gazette.history.backfill.inventory import (
     Intent,
     branch_orphans,
     in_force,
@@ -22,10 +24,8 @@ from gazette.backfill.inventory import (
     staged_orphans,
     step_of,
 )
-from gazette.backfill.plan import Plan
-from gazette.backfill.staging import DirectoryStaging, appending_name
-from gazette.client.shards import ShardClient
-from gazette.errors import Corrupt, NotFound
+from gazette.history.backfill.plan import Plan
+from gazette.history.backfill.staging import DirectoryStaging, appending_name
 from gazette.protocol.hints import FnodeSegments, FSMHints, Segment
 from gazette.recoverylog.scratch import BUILDS, abandoned, scratch_directory, sweep
 from gazette.runtime.clock import SystemClock

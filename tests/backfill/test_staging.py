@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from gazette.backfill.staging import (
+from gazette.blobs.s3.access import S3Settings
+from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, NotFound, Unavailable
+from gazette.history.backfill.staging import (
     MANIFEST,
     PLAN,
     PUBLISHED,
@@ -21,8 +23,6 @@ from gazette.backfill.staging import (
     open_staging,
     state_name,
 )
-from gazette.blobs.s3.access import S3Settings
-from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, NotFound, Unavailable
 from gazette.runtime.clock import SystemClock
 from tests.backfill.apps import Words, WordsBackfill
 from tests.backfill.cluster import history, shard_settings, source

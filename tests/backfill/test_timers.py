@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gazette import Application, Envelope, EventTime, MessageTime, Source, TimeDomain, Timer
-from gazette.backfill.build import merge_by_time
-from gazette.backfill.definition import Backfill, replay
 from gazette.errors import NotAllowed
+from gazette.history.backfill.build import merge_by_time
+from gazette.history.backfill.definition import Backfill, replay
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.uuid import OUTSIDE_TXN, build_uuid, clock_at, clock_unix_ns
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
@@ -227,7 +227,7 @@ def test_a_replay_fires_as_the_shard_did(tmp_path: Path) -> None:
 
 
 def test_a_build_sets_timers_and_has_the_watermark(tmp_path: Path) -> None:
-    from gazette.backfill.build import observed
+    from gazette.history.backfill.build import observed
 
     batch = [envelope("a/source", at) for at in (1, 5, 3)]
     with builder(tmp_path, Silences()) as built:

@@ -13,8 +13,8 @@ from gazette.client.append.appender import AppendParams
 from gazette.client.journals import FragmentsParams, JournalChange
 from gazette.client.read.fragment_reader import FragmentAccess
 from gazette.client.read.reader import ReadParams
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Unavailable
-from gazette.etcd.client import Etcd
 from gazette.protocol.fragment import Codec
 from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.blobs.s3_endpoint import BUCKET, FaultProxy, store_url

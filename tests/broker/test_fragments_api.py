@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gazette.auth import Capability, Claims, KeyedAuth, bearer
 from gazette.broker.api.fragments import select_page
 from gazette.client.append.appender import AppendParams
-from gazette.etcd.client import Etcd
+from gazette.cluster.etcd.client import Etcd
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import JournalFlag, Suspend, SuspendLevel
 from gazette.protocol.label_set import LabelSelector

@@ -16,8 +16,8 @@ from gazette.broker.api.append import AppendApi
 from gazette.broker.append.events import AppendTerms, Outcome
 from gazette.broker.append.line import Line, SmallAppend
 from gazette.client.append.appender import AppendParams
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Broken, Bug
-from gazette.etcd.client import Etcd
 from gazette.fragment.metrics import COMMITS
 from gazette.http2 import frames as fr
 from gazette.protocol.append_session import SessionAppend, ledger_of

@@ -23,8 +23,8 @@ from gazette.broker.append import line as append_line
 from gazette.broker.http.headers import route_headers, route_token
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Invalid
-from gazette.etcd.client import Etcd
 from gazette.net.json_gateway import to_json
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.ids import ProcessId

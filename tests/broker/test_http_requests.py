@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from gazette.broker.http.requests import gunzipped
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Invalid
-from gazette.etcd.client import Etcd
 from gazette.net.http_requests import Refusal
 from gazette.runtime.tasks import BlockingPool
 from gazette.testing.broker import BrokerFixture, journal_spec

@@ -13,8 +13,8 @@ from gazette.blobs.blob_store import BlobInfo
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import FragmentsParams, JournalChange
 from gazette.client.read.reader import ReadParams
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import GazetteError
-from gazette.etcd.client import Etcd
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.journal import JournalSpec
 from gazette.runtime.clock import SystemClock

@@ -10,9 +10,9 @@ import pytest
 
 from gazette.broker.key_space import broker_decoder, decode_journal
 from gazette.client.append.appender import AppendParams
+from gazette.cluster.etcd.client import Etcd, Op
+from gazette.cluster.etcd.values import KeyValue
 from gazette.errors import Invalid
-from gazette.etcd.client import Etcd, Op
-from gazette.etcd.values import KeyValue
 from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import Suspend, SuspendLevel
 from gazette.protocol.pb import broker_pb2

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from gazette.allocator.model import item_key, member_key
 from gazette.auth import Capability, Claims
 from gazette.blobs.blob_store import BlobStore
 from gazette.broker.append.driver import AppendCall, AppendDriver
@@ -20,8 +19,9 @@ from gazette.broker.append.events import AppendTerms, Ending, Outcome, SuspendCo
 from gazette.broker.known_head import Head, head_key
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
+from gazette.cluster.allocator.model import item_key, member_key
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Conflict, Unavailable
-from gazette.etcd.client import Etcd
 from gazette.fragment.cover_set import CoverSet
 from gazette.fragment.set_aside import SetAside
 from gazette.protocol.fragment import ZERO_SUM, Codec, Fragment

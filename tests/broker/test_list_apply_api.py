@@ -14,12 +14,12 @@ import grpc.aio
 import pytest
 from starlette.routing import Route
 
-from gazette.allocator.model import item_key
 from gazette.auth import Capability, Claims, KeyedAuth, bearer
 from gazette.broker.api.list_apply import with_prefix_as_name
 from gazette.client.append.appender import AppendParams
-from gazette.etcd.client import Etcd
-from gazette.etcd.values import Op
+from gazette.cluster.allocator.model import item_key
+from gazette.cluster.etcd.client import Etcd
+from gazette.cluster.etcd.values import Op
 from gazette.protocol.journal import JournalSpec, Suspend, SuspendLevel
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2

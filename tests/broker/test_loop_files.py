@@ -10,7 +10,7 @@ import pytest
 
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import FragmentsParams
-from gazette.etcd.client import Etcd
+from gazette.cluster.etcd.client import Etcd
 from gazette.protocol.fragment import Codec
 from gazette.protocol.pb import broker_pb2
 from gazette.testing.broker import BrokerFixture, journal_spec

@@ -11,7 +11,7 @@ import httpx
 
 from gazette.client.append.appender import AppendParams
 from gazette.client.client import Client
-from gazette.etcd.client import Etcd
+from gazette.cluster.etcd.client import Etcd
 from gazette.testing.broker import BrokerFixture, journal_spec
 
 

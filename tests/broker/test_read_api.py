@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from gazette.auth import Capability, Claims, KeyedAuth, bearer
 from gazette.client.append.appender import AppendParams
 from gazette.client.rpc.errors import END_OF_STREAM
-from gazette.codecs.codec import new_compressor
-from gazette.etcd.client import Etcd
+from gazette.cluster.etcd.client import Etcd
 from gazette.fragment.local_file import LocalDisk, LocalFile
+from gazette.protocol.codecs.codec import new_compressor
 from gazette.protocol.content import Content, content_response, decode_read, encode_read
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import JournalFlag, Suspend, SuspendLevel

@@ -9,8 +9,6 @@ from typing import Any, cast
 
 import pytest
 
-from gazette.allocator.model import assignment_key, item_key, member_key
-from gazette.allocator.state import State
 from gazette.auth import Capability, Claims
 from gazette.broker.append.driver import AppendCall, AppendDriver
 from gazette.broker.append.events import AppendTerms, Ending
@@ -19,9 +17,17 @@ from gazette.broker.key_space import MISSING_ID, broker_decoder, is_consistent
 from gazette.broker.pulse import NoContent
 from gazette.broker.resolver import Resolver
 from gazette.broker.settings import BrokerSettings
+from gazette.cluster.allocator.model import assignment_key, item_key, member_key
+from gazette.cluster.allocator.state import State
+from gazette.cluster.etcd.values import (
+    KeyValue,
+    RangeResult,
+    ResponseHeader,
+    WatchEvent,
+    WatchResponse,
+)
+from gazette.cluster.keyspace.key_space import KeySpace
 from gazette.errors import Closed, Invalid, Unavailable
-from gazette.etcd.values import KeyValue, RangeResult, ResponseHeader, WatchEvent, WatchResponse
-from gazette.keyspace.key_space import KeySpace
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.journal import JournalSpec, Suspend, SuspendLevel
 from gazette.protocol.label_set import LabelSelector, LabelSet

@@ -21,7 +21,6 @@ import grpc.aio
 import httpx
 import pytest
 
-from gazette.allocator.model import item_key, member_key
 from gazette.auth import Capability, Claims
 from gazette.blobs.file import FileStore
 from gazette.broker.main import serve
@@ -31,9 +30,10 @@ from gazette.client.append.appender import AppendParams
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange
 from gazette.client.read.reader import ReadParams
+from gazette.cluster.allocator.model import item_key, member_key
+from gazette.cluster.etcd.client import Etcd, EtcdSettings
+from gazette.cluster.etcd.startup import connect_with_retry
 from gazette.errors import Broken, GazetteError, Unavailable
-from gazette.etcd.client import Etcd, EtcdSettings
-from gazette.etcd.startup import connect_with_retry
 from gazette.net.http_server import bind_tcp
 from gazette.net.server import Server, ServerSettings
 from gazette.protocol.fragment import FragmentStoreUrl

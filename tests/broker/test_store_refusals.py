@@ -11,8 +11,8 @@ import pytest
 
 from gazette.client.append.appender import AppendParams, append_once
 from gazette.client.journals import JournalChange, fragment_store_health
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import GazetteError, Unavailable
-from gazette.etcd.client import Etcd
 from gazette.fragment.metrics import PERSIST_FAILURES
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope

@@ -11,7 +11,7 @@ import pytest
 from gazette.auth import Capability, Claims
 from gazette.client.append.appender import AppendParams
 from gazette.client.read.reader import ReadParams
-from gazette.etcd.client import Etcd
+from gazette.cluster.etcd.client import Etcd
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture, journal_spec
 

@@ -14,7 +14,7 @@ import pytest
 
 from gazette.client.append.appender import AppendParams
 from gazette.client.rpc.channel import TlsSettings
-from gazette.etcd.client import Etcd
+from gazette.cluster.etcd.client import Etcd
 from gazette.net.http_server import TlsFiles
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub

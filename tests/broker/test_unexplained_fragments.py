@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from gazette.allocator.model import item_key
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import FragmentsParams, JournalChange
 from gazette.client.read.reader import WRITE_HEAD, ReadParams
+from gazette.cluster.allocator.model import item_key
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import GazetteError, NotYet, Unavailable
-from gazette.etcd.client import Etcd
 from gazette.fragment.unexplained import COMMAND
 from gazette.labels import FOREIGN_FRAGMENTS, FORMER_POSTFIX
 from gazette.protocol.fragment import Codec, Fragment

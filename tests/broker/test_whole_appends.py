@@ -14,7 +14,7 @@ import pytest
 
 from gazette.auth import Capability, Claims, KeyedAuth
 from gazette.client.append.appender import AppendParams
-from gazette.etcd.client import Etcd
+from gazette.cluster.etcd.client import Etcd
 from gazette.http2 import frames as fr
 from gazette.http2.headers import Fields, HeaderDecoder, encode_fields
 from gazette.http2.messages import PREFIX_BYTES, prefixed

@@ -13,8 +13,8 @@ import pytest
 
 from gazette.client.read.reader import ReadParams
 from gazette.client.read.retry_reader import RetryReader
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import NotYet
-from gazette.etcd.client import Etcd
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.protocol.label_set import LabelSet
 from gazette.testing.broker import BrokerFixture, journal_spec

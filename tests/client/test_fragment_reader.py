@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gazette.client.read.fragment_reader import AHEAD_BYTES, FragmentAccess
-from gazette.codecs.codec import new_compressor
 from gazette.errors import Broken, Corrupt, GazetteError, Invalid, NotAllowed, NotFound, Unavailable
+from gazette.protocol.codecs.codec import new_compressor
 from gazette.protocol.fragment import Codec, Fragment
 from tests.facts import raises
 

@@ -16,8 +16,8 @@ from gazette.client.read.fragment_reader import FragmentAccess
 from gazette.client.read.reader import WRITE_HEAD, OffsetJump, ReadParams
 from gazette.client.read.retry_reader import RetryReader
 from gazette.client.rpc.channel import ChannelSettings
-from gazette.codecs.codec import new_compressor
 from gazette.errors import Closed, Corrupt, Invalid, NotAllowed, NotFound, NotYet
+from gazette.protocol.codecs.codec import new_compressor
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Route

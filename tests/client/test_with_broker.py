@@ -11,8 +11,8 @@ from gazette.client import AppendService, Client, Reader, RetryReader
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import FragmentsParams, JournalChange
 from gazette.client.read.reader import WRITE_HEAD, ReadParams
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Conflict, Fenced, NotFound
-from gazette.etcd.client import Etcd
 from gazette.protocol.fragment import Codec
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.runtime.tasks import TaskScope, await_future

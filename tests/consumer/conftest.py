@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gazette import Application
-from gazette.etcd.client import Etcd
+from gazette.cluster.etcd.client import Etcd
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture, log_spec
 from tests.consumer.apps import SHARD, Start, Tally, source_spec

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from gazette.client.shards import ShardChange
+from gazette.cluster.etcd.client import Etcd
 from gazette.consumer.application_name import Owner, name_of
 from gazette.consumer.prefix_owner import claim_prefix, decode_owner, owner_key
 from gazette.errors import Invalid, NotAllowed
-from gazette.etcd.client import Etcd
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.process import ConsumerSpec

@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from gazette.client.client import Client
+from gazette.cluster.etcd.client import Etcd
 from gazette.consumer.broker_watch import RetryLog
 from gazette.consumer.member import ConsumerMember
 from gazette.consumer.service import ConsumerService
 from gazette.consumer.settings import ConsumerSettings
-from gazette.etcd.client import Etcd
 from gazette.net.server import Server, ServerSettings
 from gazette.protocol.label_set import LabelSelector
 from gazette.runtime.clock import SystemClock

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gazette.allocator.model import Member, item_key, member_key
+from gazette.cluster.allocator.model import Member, item_key, member_key
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from gazette.client.shards import ShardChange
+from gazette.cluster.etcd.client import Etcd
 from gazette.consumer.settings import ConsumerSettings
 from gazette.errors import GazetteError, Invalid
-from gazette.etcd.client import Etcd
 from gazette.protocol.hints import FSMHints, decode_hints
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from gazette.cluster.etcd.values import KeyValue
 from gazette.consumer.key_space import consumer_decoder
 from gazette.errors import Invalid
-from gazette.etcd.values import KeyValue
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.shard import ReplicaCode
 from gazette.protocol.text.duration import SECOND

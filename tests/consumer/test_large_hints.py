@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gazette.cluster.etcd.client import Etcd
 from gazette.consumer.shard.hints_store import (
     HintsSize,
     read_hints,
@@ -18,7 +19,6 @@ from gazette.consumer.shard.hints_store import (
     store_recovered_hints,
 )
 from gazette.errors import Corrupt, Invalid, Unavailable
-from gazette.etcd.client import Etcd
 from gazette.protocol.hints import (
     HINTS_BYTES_MAX,
     FnodeSegments,

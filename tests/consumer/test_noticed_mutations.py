@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gazette.client.shards import ShardChange
+from gazette.cluster.etcd.client import Etcd
 from gazette.consumer.shard import primary as primary_module
 from gazette.consumer.transaction.inbox import Jump
-from gazette.etcd.client import Etcd
 from gazette.protocol.hints import FSMHints, Property
 from gazette.runtime import failpoints
 from gazette.runtime.tasks import OpFuture

@@ -13,11 +13,11 @@ import pytest
 from starlette.requests import Request
 
 from gazette.client.shards import ShardChange
+from gazette.cluster.etcd.values import LeaseLost
 from gazette.consumer.application import StateView
 from gazette.consumer.query.query_router import RunningQueries
 from gazette.consumer.query.standby_reads import StandbyReads
 from gazette.errors import Moved, NotFound
-from gazette.etcd.values import LeaseLost
 from gazette.runtime.tasks import BlockingPool
 from gazette.testing.broker import BrokerFixture, leases_of
 from gazette.testing.clock import ManualClock

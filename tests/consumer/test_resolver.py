@@ -10,9 +10,9 @@ import pytest
 
 from gazette.auth import Claims
 from gazette.client.shards import ShardChange
+from gazette.cluster.etcd.client import Etcd
 from gazette.consumer.resolver import MISSING_ID, Resolution
 from gazette.errors import Closed, Invalid
-from gazette.etcd.client import Etcd
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.route import EtcdHeader, Header
 from gazette.protocol.status import ShardStatus

@@ -14,13 +14,13 @@ import pytest
 
 from gazette.client.append.appender import AppendParams
 from gazette.client.shards import ShardChange
+from gazette.cluster.etcd.client import Etcd
+from gazette.cluster.etcd.values import Compare, Op
 from gazette.consumer.shard import hints_store as hints_store_module
 from gazette.consumer.shard import primary as primary_module
 from gazette.consumer.shard import shard as shard_module
 from gazette.consumer.shard.hints_store import store_recorded_hints, store_recovered_hints
 from gazette.errors import Closed, GazetteError, NotAllowed, NotFound, Unavailable
-from gazette.etcd.client import Etcd
-from gazette.etcd.values import Compare, Op
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.protocol.hints import decode_hints
 from gazette.protocol.label_set import LabelSet

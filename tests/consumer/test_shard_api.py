@@ -12,8 +12,8 @@ import pytest
 
 from gazette.auth import Capability, Claims, KeyedAuth
 from gazette.client.shards import ShardChange, ShardClient
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Conflict, GazetteError, NotAllowed, NotFound
-from gazette.etcd.client import Etcd
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.pb import consumer_pb2 as pb

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from gazette import Application, CSVRecord, Message, MessageProducer, Output, Source
-from gazette.declare.declaration import Declaration, declaration_of, message_type_label
+from gazette.consumer.declare.declaration import Declaration, declaration_of, message_type_label
 from gazette.errors import Invalid
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.mapping import Partition, Partitions

@@ -14,10 +14,10 @@ from gazette import Application, Message, Source
 from gazette.blobs.file import FileStore
 from gazette.client.journals import JournalChange
 from gazette.client.shards import ShardChange
-from gazette.declare.apply import put_declared
-from gazette.declare.changes import DeclaredChange, DeclaredChanges
+from gazette.cluster.etcd.client import Etcd
+from gazette.consumer.declare.apply import put_declared
+from gazette.consumer.declare.changes import DeclaredChange, DeclaredChanges
 from gazette.errors import Conflict, Invalid
-from gazette.etcd.client import Etcd
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ShardSpec

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from gazette import Application, DeadLetter, Message, MessageTime, Output, PoisonPolicy, Source
-from gazette.declare.changes import DeclaredChanges, changes_of
-from gazette.declare.declaration import Declaration, declaration_of
-from gazette.declare.specs import (
+from gazette.consumer.declare.changes import DeclaredChanges, changes_of
+from gazette.consumer.declare.declaration import Declaration, declaration_of
+from gazette.consumer.declare.specs import (
     DEVELOPMENT,
     SpecSettings,
     journal_specs,

@@ -16,7 +16,7 @@ from word_count import ngram_pb2
 
 from gazette import Application, CSVRecord, Message, Output, Source
 from gazette.client.append.appender import AppendParams
-from gazette.declare.declaration import declaration_of, message_type_label
+from gazette.consumer.declare.declaration import declaration_of, message_type_label
 from gazette.errors import GazetteError, Invalid
 from gazette.message.codec import MsgspecCodec
 from gazette.message.mapping import Mapping, Partition, Partitions, fixed_mapping

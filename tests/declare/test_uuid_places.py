@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from gazette import Application, Message, Output, Source
-from gazette.declare.changes import changes_of
-from gazette.declare.declaration import Declaration, declaration_of
-from gazette.declare.specs import SpecSettings, journal_specs
+from gazette.consumer.declare.changes import changes_of
+from gazette.consumer.declare.declaration import Declaration, declaration_of
+from gazette.consumer.declare.specs import SpecSettings, journal_specs
 from gazette.errors import Invalid, NotAllowed
 from gazette.labels import MESSAGE_TYPE, MESSAGE_UUID
 from gazette.message.mapping import Partition, Partitions

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from gazette.dev import demo
-from gazette.dev.demo_backfill import Runner, choose_runner
 from gazette.errors import Invalid
+from gazette.run.dev import demo
+from gazette.run.dev.demo_backfill import Runner, choose_runner
 from tests.support.missing import missing
 
 

@@ -21,10 +21,10 @@ from gazette.client.append.appender import AppendParams
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange
 from gazette.client.read.reader import ReadParams
-from gazette.dev.cluster import ClusterSettings, LocalCluster
-from gazette.dev.processes import ChildProcess, python_module
-from gazette.dev.word_count import WordCountCluster, WordCountSettings
 from gazette.errors import GazetteError
+from gazette.run.dev.cluster import ClusterSettings, LocalCluster
+from gazette.run.dev.processes import ChildProcess, python_module
+from gazette.run.dev.word_count import WordCountCluster, WordCountSettings
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.ports import free_port
 from gazette.testing.broker import journal_spec

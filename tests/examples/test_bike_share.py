@@ -13,12 +13,12 @@ import pytest
 
 from gazette.client.client import Client
 from gazette.client.read.reader import ReadParams
-from gazette.dev.word_count import import_examples
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Invalid
-from gazette.etcd.client import Etcd
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.message.envelope_reader import CommittedReader
 from gazette.protocol.label_set import LabelSet
+from gazette.run.dev.word_count import import_examples
 from gazette.runtime.clock import SystemClock
 from gazette.testing.app_driver import AppDriver
 from gazette.testing.broker import BrokerFixture, journal_spec

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gazette.client.append.appender import AppendParams
-from gazette.etcd.client import Etcd
+from gazette.cluster.etcd.client import Etcd
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.protocol.label_set import LabelSet
 from gazette.testing.broker import BrokerFixture, journal_spec

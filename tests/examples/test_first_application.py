@@ -17,15 +17,15 @@ from gazette.client.append.service import AppendService
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange
 from gazette.client.shards import ShardChange, ShardClient
-from gazette.dev.cluster import ClusterSettings, LocalCluster
-from gazette.dev.heads import write_head
-from gazette.dev.processes import ChildProcess, await_ready
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.message.mapping import fixed_mapping
 from gazette.message.message import Message
 from gazette.message.publisher import Publisher
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ShardSource, ShardSpec
+from gazette.run.dev.cluster import ClusterSettings, LocalCluster
+from gazette.run.dev.heads import write_head
+from gazette.run.dev.processes import ChildProcess, await_ready
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.ports import free_port
 from gazette.testing.broker import journal_spec

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gazette.client.append.appender import AppendParams
-from gazette.etcd.client import Etcd
+from gazette.cluster.etcd.client import Etcd
 from gazette.protocol.fragment import Codec
 from gazette.testing.broker import BrokerFixture, journal_spec
 

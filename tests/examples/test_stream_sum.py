@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from gazette.client.client import Client
-from gazette.dev.word_count import import_examples
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Corrupt
-from gazette.etcd.client import Etcd
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.protocol.label_set import LabelSet
+from gazette.run.dev.word_count import import_examples
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.app_driver import AppDriver

@@ -13,11 +13,11 @@ import grpc.aio
 import httpx
 import pytest
 
-from gazette.dev.word_count import NGRAM_TYPE, import_examples
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Invalid
-from gazette.etcd.client import Etcd
 from gazette.labels import CONTENT_PROTO_FIXED, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.protocol.label_set import LabelSet
+from gazette.run.dev.word_count import NGRAM_TYPE, import_examples
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture, log_spec, shard_spec
 from tests.facts import raises

@@ -10,9 +10,9 @@ from typing import Final
 import httpx
 
 from gazette.client.client import Client
-from gazette.dev.cluster import ClusterSettings, LocalCluster
+from gazette.cluster.etcd.client import Etcd, EtcdSettings
 from gazette.errors import NotFound
-from gazette.etcd.client import Etcd, EtcdSettings
+from gazette.run.dev.cluster import ClusterSettings, LocalCluster
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import leases_of

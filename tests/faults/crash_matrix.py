@@ -12,7 +12,7 @@ import signal
 from dataclasses import dataclass
 from typing import Final
 
-from gazette.dev.word_count import Member
+from gazette.run.dev.word_count import Member
 from gazette.runtime.tasks import TaskScope
 from tests.faults.fold_cluster import LOGGED, FoldCluster, shard_of
 

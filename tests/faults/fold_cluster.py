@@ -23,8 +23,6 @@ from gazette.client.append.service import AppendService
 from gazette.client.journals import JournalChange
 from gazette.client.shards import ListedShard, ShardChange, ShardClient
 from gazette.consumer.shard.restarts import ANNOUNCED
-from gazette.dev.processes import ChildProcess, await_ready, python_module
-from gazette.dev.word_count import Member
 from gazette.errors import Broken, GazetteError, Unavailable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.message.mapping import fixed_mapping
@@ -34,6 +32,8 @@ from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ReplicaCode, ShardSource, ShardSpec
 from gazette.protocol.text import duration
+from gazette.run.dev.processes import ChildProcess, await_ready, python_module
+from gazette.run.dev.word_count import Member
 from gazette.runtime.ports import free_port
 from gazette.runtime.tasks import OpFuture, TaskScope, await_future
 from tests.faults.backbone import Backbone, python_path

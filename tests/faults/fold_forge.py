@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from gazette.dev.processes import ChildProcess
 from gazette.errors import Broken
+from gazette.run.dev.processes import ChildProcess
 from gazette.runtime.clock import Clock
 from gazette.runtime.supervisor import PARENT_ENV
 from gazette.runtime.tasks import TaskScope

@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 import pyspark
 
+from gazette.history.spark.java import ensure_java
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.ports import free_port
-from gazette.spark.java import ensure_java
 from tests.faults.gated import GATES_ENV
 
 ROOT = Path(__file__).parents[2]

@@ -17,11 +17,11 @@ from gazette.client.client import Client
 from gazette.client.journals import FragmentsParams, JournalChange
 from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.client.rpc.errors import status_of
-from gazette.dev.heads import write_head
 from gazette.errors import Conflict, GazetteError, Unavailable
 from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.text import duration
+from gazette.run.dev.heads import write_head
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from tools.chaos.cluster import STORE, Broker, ChaosCluster, ChaosSettings

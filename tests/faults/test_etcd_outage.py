@@ -14,13 +14,13 @@ from gazette.client.append.appender import AppendParams, append_once
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange, apply_journals
 from gazette.client.read.reader import Reader, ReadParams
-from gazette.dev.cluster import Broker, ClusterSettings, LocalCluster
-from gazette.dev.processes import await_ready
 from gazette.errors import GazetteError
 from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.text import duration
+from gazette.run.dev.cluster import Broker, ClusterSettings, LocalCluster
+from gazette.run.dev.processes import await_ready
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gazette.dev.word_count import Member
+from gazette.run.dev.word_count import Member
 from gazette.runtime.tasks import TaskScope, await_future
 from tests.faults.databases import sql_environ
 from tests.faults.fold_cluster import LOGGED, UP_S, FoldCluster, report, shard_of

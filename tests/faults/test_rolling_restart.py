@@ -25,19 +25,19 @@ import pytest
 
 from gazette.client.append.service import AppendService
 from gazette.client.client import Client
-from gazette.dev.cluster import ClusterSettings, LocalCluster
-from gazette.dev.demo_load import all_counts
-from gazette.dev.word_count import (
+from gazette.labels import MESSAGE_TYPE
+from gazette.message.mapping import PartitionWatch, modulo_mapping
+from gazette.message.publisher import Publisher
+from gazette.protocol.label_set import LabelSelector
+from gazette.run.dev.cluster import ClusterSettings, LocalCluster
+from gazette.run.dev.demo_load import all_counts
+from gazette.run.dev.word_count import (
     NGRAM_TYPE,
     Member,
     WordCountCluster,
     WordCountSettings,
     import_examples,
 )
-from gazette.labels import MESSAGE_TYPE
-from gazette.message.mapping import PartitionWatch, modulo_mapping
-from gazette.message.publisher import Publisher
-from gazette.protocol.label_set import LabelSelector
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import BlockingPool, TaskScope, await_future
 

@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("pandas")
 pytest.importorskip("pyspark")
 
-from gazette.backfill.staging import DirectoryStaging
+from gazette.history.backfill.staging import DirectoryStaging
 from tests.backfill.apps import Words, WordsBackfill
 from tests.backfill.cluster import (
     GAMMA,

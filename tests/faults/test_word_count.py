@@ -27,15 +27,6 @@ import pytest
 from gazette.client.append.service import AppendService
 from gazette.client.client import Client
 from gazette.client.read.reader import ReadParams
-from gazette.dev.cluster import ClusterSettings, LocalCluster
-from gazette.dev.demo_load import all_counts
-from gazette.dev.processes import ChildProcess
-from gazette.dev.word_count import (
-    NGRAM_TYPE,
-    WordCountCluster,
-    WordCountSettings,
-    import_examples,
-)
 from gazette.errors import NotYet
 from gazette.labels import CONTENT_PROTO_FIXED, MESSAGE_TYPE
 from gazette.message.envelope_decoder import EnvelopeDecoder
@@ -44,6 +35,15 @@ from gazette.message.mapping import PartitionWatch, modulo_mapping
 from gazette.message.publisher import Publisher
 from gazette.message.sequencer.sequencer import Sequencer
 from gazette.protocol.label_set import LabelSelector
+from gazette.run.dev.cluster import ClusterSettings, LocalCluster
+from gazette.run.dev.demo_load import all_counts
+from gazette.run.dev.processes import ChildProcess
+from gazette.run.dev.word_count import (
+    NGRAM_TYPE,
+    WordCountCluster,
+    WordCountSettings,
+    import_examples,
+)
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope, await_future
 

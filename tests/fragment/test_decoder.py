@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import zstandard
 
-from gazette.codecs.codec import new_compressor
-from gazette.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.errors import Corrupt, Invalid
+from gazette.protocol.codecs.codec import new_compressor
+from gazette.protocol.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.runtime.tasks import BlockingPool
 from tests.facts import raises

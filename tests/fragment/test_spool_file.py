@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec import structs
 
-from gazette.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.errors import Bug, Corrupt, Invalid, Unavailable
 from gazette.fragment import spool_bytes, spool_file
 from gazette.fragment.completed_spool import CompletedSpool
@@ -30,6 +29,7 @@ from gazette.fragment.local_file import Closer, LocalDisk, LocalFile, LocalFragm
 from gazette.fragment.spool import Content, Proposal, SpoolResult
 from gazette.fragment.spool_file import Spool
 from gazette.fragment.spool_memory import SpoolMemory
+from gazette.protocol.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.protocol.fragment import ZERO_SUM, Codec, Fragment
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
 from gazette.protocol.status import Status

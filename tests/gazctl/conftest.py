@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gazette.etcd.client import Etcd
+from gazette.cluster.etcd.client import Etcd
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture
 from tests.consumer.apps import Tally

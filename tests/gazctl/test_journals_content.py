@@ -17,8 +17,8 @@ from gazette.blobs.file import FileStore
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.client.read.reader import ReadParams
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import NotYet, Unavailable
-from gazette.etcd.client import Etcd
 from gazette.gazctl.journals import append as journals_append
 from gazette.gazctl.journals import append_status as append_waits
 from gazette.gazctl.main import run_in_loop

@@ -15,8 +15,8 @@ from google.protobuf import text_format
 
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Corrupt
-from gazette.etcd.client import Etcd
 from gazette.gazctl.journals.fragments import holes
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.protocol.fragment import Fragment

@@ -13,7 +13,7 @@ from pathlib import Path
 from gazette.auth import KeyedAuth
 from gazette.client.append.appender import AppendParams
 from gazette.client.read.reader import ReadParams
-from gazette.etcd.client import Etcd
+from gazette.cluster.etcd.client import Etcd
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec

@@ -15,8 +15,8 @@ from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.client.read.reader import ReadParams
 from gazette.client.read.retry_reader import RetryReader
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Corrupt, GazetteError, NotYet
-from gazette.etcd.client import Etcd
 from gazette.message.publishing.client_publisher import ClientPublisher
 from gazette.runtime.tasks import await_future
 from gazette.testing.broker import BrokerFixture

@@ -17,7 +17,7 @@ from google.protobuf import text_format
 from gazette import Application, Envelope, Publisher
 from gazette.client.append.appender import AppendParams
 from gazette.client.shards import ShardChange
-from gazette.etcd.client import Etcd
+from gazette.cluster.etcd.client import Etcd
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.protocol.hints import FnodeSegments, FSMHints, Segment
 from gazette.protocol.label_set import LabelSet

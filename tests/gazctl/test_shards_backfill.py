@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from gazette.backfill.definition import load_backfill
-from gazette.backfill.report import Progress
 from gazette.client.client import Client
 from gazette.errors import Invalid
 from gazette.gazctl.shards.backfill_waits import report_stalls
+from gazette.history.backfill.definition import load_backfill
+from gazette.history.backfill.report import Progress
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.stores.sql.store import create_checkpoint_table, create_engine, create_tables

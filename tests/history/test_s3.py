@@ -22,8 +22,8 @@ from tests.blobs.s3_endpoint import FaultProxy, store_url
 pytest.importorskip("pyspark")
 
 from gazette.history.snapshot_builder import take_snapshot
-from gazette.spark.source.options import ReadOptions
-from gazette.spark.source.schema import row_format, table_schema
+from gazette.history.spark.source.options import ReadOptions
+from gazette.history.spark.source.schema import row_format, table_schema
 from tests.facts import is_advised, raises
 
 JOURNAL = "words/part-000"

@@ -26,8 +26,8 @@ from word_count import ngram_pb2
 
 import gazette
 from gazette.client.append.appender import AppendParams
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Corrupt, Invalid, NotFound, Unavailable
-from gazette.etcd.client import Etcd
 from gazette.history import in_order
 from gazette.history.columns import MalformedArray
 from gazette.history.json_values import JsonRow

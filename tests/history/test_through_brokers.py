@@ -11,8 +11,8 @@ import gazette
 from gazette.auth import KeyedAuth
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import FragmentsParams
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Invalid, NotAllowed, NotFound, NotYet
-from gazette.etcd.client import Etcd
 from gazette.history.first_pass import fold_by_threads
 from gazette.history.read import read_envelopes
 from gazette.history.snapshot import JournalSnapshot, LostBytes

@@ -24,7 +24,7 @@ from gazette.auth import Claims
 from gazette.client.append.appender import AppendParams
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange
-from gazette.etcd.client import Etcd
+from gazette.cluster.etcd.client import Etcd
 from gazette.http2.grpc_client import Http2Channel
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.ports import free_port

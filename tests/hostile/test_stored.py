@@ -17,9 +17,9 @@ from gazette.blobs.blob_store import BlobStore
 from gazette.blobs.extras import kind_of
 from gazette.blobs.file import FileStore
 from gazette.blobs.registry import BlobSettings, default_constructors
-from gazette.codecs.codec import new_compressor
-from gazette.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.errors import Corrupt, GazetteError
+from gazette.protocol.codecs.codec import new_compressor
+from gazette.protocol.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.protocol.fragment import Codec, Fragment, FragmentStoreUrl
 from tests.hostile.conftest import Matrix, mutated
 

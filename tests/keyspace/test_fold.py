@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gazette.cluster.etcd.values import KeyValue, WatchEvent
+from gazette.cluster.keyspace.fold import fold, load
+from gazette.cluster.keyspace.key_values import DecodedKeyValue
 from gazette.errors import Bug
-from gazette.etcd.values import KeyValue, WatchEvent
-from gazette.keyspace.fold import fold, load
-from gazette.keyspace.key_values import DecodedKeyValue
 from tests.facts import raises
 
 

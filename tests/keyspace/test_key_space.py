@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
+from gazette.cluster.etcd.client import Compacted, Compare, Etcd, EtcdSettings, KeyValue, Op
+from gazette.cluster.etcd.values import RangeResult, ResponseHeader, WatchEvent, WatchResponse
+from gazette.cluster.keyspace.key_space import KeySpace, backoff_s
 from gazette.errors import Broken, Bug, Closed, Invalid, NotAllowed, Unavailable
-from gazette.etcd.client import Compacted, Compare, Etcd, EtcdSettings, KeyValue, Op
-from gazette.etcd.values import RangeResult, ResponseHeader, WatchEvent, WatchResponse
-from gazette.keyspace.key_space import KeySpace, backoff_s
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock

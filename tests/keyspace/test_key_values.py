@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette.etcd.values import KeyValue
-from gazette.keyspace.key_values import DecodedKeyValue, find, prefixed
+from gazette.cluster.etcd.values import KeyValue
+from gazette.cluster.keyspace.key_values import DecodedKeyValue, find, prefixed
 
 KEYS = st.text(st.sampled_from("/#ab\uffff\U00010000"), max_size=4)
 

@@ -18,7 +18,7 @@ import httpx
 import msgspec
 
 from gazette import Source
-from gazette.etcd.client import Etcd, EtcdSettings
+from gazette.cluster.etcd.client import Etcd, EtcdSettings
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.protocol.label_set import LabelSet
 from gazette.runtime.clock import SystemClock

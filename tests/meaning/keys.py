@@ -24,6 +24,8 @@ from gazette import EventTime, Source
 from gazette.consumer.transaction.key_check import KeyCheck
 from gazette.errors import Invalid
 from gazette.gazctl.messages import key_at, object_of
+from gazette.history.spark.sink.publishing import choice_of
+from gazette.history.spark.source.options import WriteOptions
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.envelope import build_envelopes
 from gazette.message.key_hash import hash_of_key
@@ -38,8 +40,6 @@ from gazette.message.publishing.choices import (
 from gazette.net.raw_path import RawPathRoute
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSet
-from gazette.spark.sink.publishing import choice_of
-from gazette.spark.source.options import WriteOptions
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver
 from gazette.windows import JoinKind, StreamJoin, TableJoin, Tumbling, Windows, count

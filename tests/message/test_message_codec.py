@@ -15,7 +15,7 @@ import pydantic
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from gazette.declare.source import Source
+from gazette.consumer.declare.source import Source
 from gazette.errors import Invalid
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.codec import has_validate

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette import CSVRecord, Message, MessageTime, Output, Source
-from gazette.declare.declaration import declaration_of
+from gazette.consumer.declare.declaration import declaration_of
 from gazette.errors import Invalid
 from gazette.message.envelope import TimedEnvelope, build_envelopes
 from gazette.message.message_time import TimeReader, UnusableTime

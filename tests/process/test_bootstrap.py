@@ -7,7 +7,7 @@ import sys
 
 _PROGRAM = """
 import asyncio, gc, weakref
-from gazette.process.bootstrap import serve_until_signal
+from gazette.cluster.process.bootstrap import serve_until_signal
 
 class Node:
     pass

@@ -16,8 +16,8 @@ import pytest
 from gazette.client import AppendService, Client
 from gazette.client.append.appender import AppendParams, SuspendControl
 from gazette.client.journals import JournalChange
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Broken, Closed, Corrupt, Fenced, GazetteError, Unavailable
-from gazette.etcd.client import Etcd
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.journal import SuspendLevel
 from gazette.recoverylog.log.ops import Create, RecordedOp, encode_op

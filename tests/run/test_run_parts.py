@@ -19,7 +19,7 @@ import pytest
 
 from gazette import Application, CSVRecord, Message, MessageTime, Source
 from gazette.client.client import Client
-from gazette.declare.declaration import Declaration, DeclaredJournals
+from gazette.consumer.declare.declaration import Declaration, DeclaredJournals
 from gazette.errors import Conflict, Invalid
 from gazette.message.key_rule import KeyRule
 from gazette.run.banner import banner, publish_command, query_command

@@ -16,12 +16,12 @@ import pytest
 
 from gazette import Application
 from gazette.client.shards import ShardChange, ShardClient
+from gazette.cluster.etcd.client import Etcd
+from gazette.cluster.process.bootstrap import EXIT_FAILED
 from gazette.config.schema import setting
 from gazette.consumer.member import ConsumerMember
 from gazette.errors import Bug
-from gazette.etcd.client import Etcd
 from gazette.net.http_server import bind_tcp
-from gazette.process.bootstrap import EXIT_FAILED
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.process import ConsumerSpec
 from gazette.protocol.shard import ReplicaCode

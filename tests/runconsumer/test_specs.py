@@ -14,10 +14,10 @@ import pytest
 
 from gazette.client.client import Client
 from gazette.client.shards import ShardClient
-from gazette.dev.cluster import ClusterSettings, LocalCluster
-from gazette.dev.processes import ChildProcess, await_ready
 from gazette.gazctl.journals.apply import parse_changes
 from gazette.protocol.shard_list import ShardList
+from gazette.run.dev.cluster import ClusterSettings, LocalCluster
+from gazette.run.dev.processes import ChildProcess, await_ready
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.ports import free_port
 

@@ -9,8 +9,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from gazette.etcd.client import Etcd, EtcdSettings
-from gazette.etcd.connection import Member
+from gazette.cluster.etcd.client import Etcd, EtcdSettings
+from gazette.cluster.etcd.connection import Member
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.testing.clock import ManualClock
 from gazette.testing.etcd import EtcdServer, etcd_for_tests

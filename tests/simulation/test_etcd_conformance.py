@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import pytest
 
-from gazette.allocator.session import MemberSession
+from gazette.cluster.allocator.session import MemberSession
+from gazette.cluster.etcd.client import Compacted, Compare, KeyValue, LeaseLost, Op
+from gazette.cluster.etcd.pb import kv_pb2, rpc_pb2
+from gazette.cluster.etcd.startup import connect_with_retry
+from gazette.cluster.keyspace.key_space import KeySpace
 from gazette.errors import Invalid, NotFound, NotYet
-from gazette.etcd.client import Compacted, Compare, KeyValue, LeaseLost, Op
-from gazette.etcd.pb import kv_pb2, rpc_pb2
-from gazette.etcd.startup import connect_with_retry
-from gazette.keyspace.key_space import KeySpace
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from tests.facts import raises

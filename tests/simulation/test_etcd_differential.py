@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gazette.etcd.pb import kv_pb2, rpc_pb2, rpc_pb2_grpc
+from gazette.cluster.etcd.pb import kv_pb2, rpc_pb2, rpc_pb2_grpc
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
 from tools.simulation.etcd import EtcdError, Store, WatchStream
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from gazette.etcd.pb import rpc_pb2
+from gazette.cluster.etcd.pb import rpc_pb2
 from gazette.testing.clock import ManualClock
 from tools.simulation.etcd import EtcdError, FakeEtcd, WatchStream
 

@@ -12,7 +12,7 @@ import pytest
 
 from gazette.client.journals import list_journals
 from gazette.client.read.reader import Reader, ReadParams
-from gazette.etcd.pb import rpc_pb2
+from gazette.cluster.etcd.pb import rpc_pb2
 from tools.simulation.checker import check
 from tools.simulation.loop import Node
 from tools.simulation.run import in_children, quiet

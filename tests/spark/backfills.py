@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gazette.backfill.build import Attempt, ShardTask
-from gazette.backfill.plan import tasks_of
-from gazette.backfill.settings import RunSettings
+from gazette.history.backfill.build import Attempt, ShardTask
+from gazette.history.backfill.plan import tasks_of
+from gazette.history.backfill.settings import RunSettings
 from gazette.history.columns import MessageFormat
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access
+from gazette.history.spark.backfill import Backfill
 from gazette.protocol.label_set import EVERYTHING
 from gazette.protocol.shard import ShardSource, ShardSpec
-from gazette.spark.backfill import Backfill
 from tests.backfill.apps import MappedBackfill, Words
 
 

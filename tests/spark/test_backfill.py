@@ -19,12 +19,12 @@ def test_rows_of_a_history_elsewhere_are_mapped_as_the_publisher_maps(tmp_path: 
     """By the function that an executor runs, without a session."""
     import pyarrow as pa
 
-    from gazette.backfill.build import ShardTask
+    from gazette.history.backfill.build import ShardTask
     from gazette.history.source import Access
+    from gazette.history.spark.backfill import _map_rows, _shards_by_journal
     from gazette.message.key_hash import fnv32a
     from gazette.message.mapping import Partition
     from gazette.protocol.checkpoint import Checkpoint
-    from gazette.spark.backfill import _map_rows, _shards_by_journal
 
     tasks = [
         ShardTask(

@@ -19,14 +19,14 @@ import pytest
 from word_count.ngram_pb2 import NGramCount
 
 from gazette.errors import Broken, Conflict, Unavailable
+from gazette.history.spark.backfill import SparkRunner
+from gazette.history.spark.java import ensure_java
+from gazette.history.spark.tasks import run_tasks
 from gazette.labels import CONTENT_PROTO_FIXED
 from gazette.message.framing.framing import framing_of
 from gazette.message.uuid import OUTSIDE_TXN, build_uuid, clock_at
 from gazette.runtime.ports import free_port
 from gazette.spark import create_view, read, session, stream_lag
-from gazette.spark.backfill import SparkRunner
-from gazette.spark.java import ensure_java
-from gazette.spark.tasks import run_tasks
 from gazette.testing.stored import json_line, write_journal
 from tests.backfill.apps import WordsBackfill
 from tests.facts import raises

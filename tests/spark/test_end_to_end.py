@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Broken, Conflict, Invalid
-from gazette.etcd.client import Etcd
+from gazette.history.spark.backfill import SparkRunner
+from gazette.history.spark.tasks import run_tasks
 from gazette.history.summary_store import DIRECTORY
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid, clock_at
 from gazette.protocol.fragment import Codec
 from gazette.protocol.label_set import LabelSet
 from gazette.spark import LagListener, create_view, read, session, stream_lag
-from gazette.spark.backfill import SparkRunner
-from gazette.spark.tasks import run_tasks
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.stored import json_line, write_fragment, write_journal
 from tests.backfill.apps import Words, WordsBackfill

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gazette.errors import Unavailable
-from gazette.spark.java import ensure_java
+from gazette.history.spark.java import ensure_java
 from tests.facts import raises
 from tests.support.missing import missing
 

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("pandas")
 
-from gazette.spark.java import Java, probe
+from gazette.history.spark.java import Java, probe
 from gazette.testing.stored import write_journal
 from tests.backfill.cluster import ALPHA, line
 

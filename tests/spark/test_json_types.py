@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType, _parse_datatype_string
 
 from gazette.history.infer import infer_json
 from gazette.history.json_values import JsonRow
-from gazette.spark.source.schema import _encode_variant
+from gazette.history.spark.source.schema import _encode_variant
 from gazette.testing.stored import write_journal
 from tests.history.decimal_lines import DIGITS_MAX, columns, samples, units_found
 

@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from gazette.errors import Broken, Invalid, Unavailable
-from gazette.spark.cluster_url import addresses_of, require_reachable
-from gazette.spark.errors import cause_in, wrap_spark_errors
+from gazette.history.spark.cluster_url import addresses_of, require_reachable
+from gazette.history.spark.errors import cause_in, wrap_spark_errors
 from tests.facts import raises
 
 

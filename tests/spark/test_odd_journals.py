@@ -14,10 +14,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 import gazette
 from gazette.errors import Corrupt
+from gazette.history.spark.source.source import GazetteDataSource
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
 from gazette.protocol.fragment import Codec
 from gazette.runtime.clock import SystemClock
-from gazette.spark.source.source import GazetteDataSource
 from gazette.testing.stored import json_line, write_fragment
 from tests.fuzzing import seeds
 

@@ -24,12 +24,9 @@ from pyspark.sql.types import (
 from gazette.errors import Bug, Invalid, NotAllowed, Unavailable
 from gazette.history import source as access
 from gazette.history.ddl import parse_columns
-from gazette.message.framing.frames import MalformedMessage, TruncatedFrame
-from gazette.message.uuid import clock_at
-from gazette.protocol.pb import broker_pb2
-from gazette.spark.error_hints import with_hints
-from gazette.spark.message_class import MODULES_VARIABLE, message_class
-from gazette.spark.source.options import (
+from gazette.history.spark.error_hints import with_hints
+from gazette.history.spark.message_class import MODULES_VARIABLE, message_class
+from gazette.history.spark.source.options import (
     READ,
     STREAM,
     WRITE,
@@ -37,8 +34,11 @@ from gazette.spark.source.options import (
     StreamOptions,
     WriteOptions,
 )
-from gazette.spark.source.source import GazetteDataSource
-from gazette.spark.state.state import KNOWN
+from gazette.history.spark.source.source import GazetteDataSource
+from gazette.history.spark.state.state import KNOWN
+from gazette.message.framing.frames import MalformedMessage, TruncatedFrame
+from gazette.message.uuid import clock_at
+from gazette.protocol.pb import broker_pb2
 from gazette.testing.stored import write_journal
 from tests.facts import raises
 

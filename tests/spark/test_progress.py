@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gazette.spark.progress import StageTasks, reporting, tasks_ended
+from gazette.history.spark.progress import StageTasks, reporting, tasks_ended
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gazette.errors import Unavailable
-from gazette.spark.spark_session import started
+from gazette.history.spark.spark_session import started
 from tests.facts import raises
 
 errors = pytest.importorskip("pyspark.errors")

@@ -18,14 +18,16 @@ from pyspark.sql import types
 from pyspark.sql.pandas.types import from_arrow_schema
 from word_count import ngram_pb2
 
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import GazetteError, Invalid, InvalidValue, NotFound, Unavailable
-from gazette.etcd.client import Etcd
 from gazette.history.columns import MessageFormat
 from gazette.history.ddl import parse_columns
 from gazette.history.first_pass import fold_by_threads
 from gazette.history.read import read_envelopes
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access
+from gazette.history.spark.sink import publishing
+from gazette.history.spark.source.source import GazetteDataSource
 from gazette.labels import (
     CONTENT_CSV,
     CONTENT_JSON_LINES,
@@ -37,8 +39,6 @@ from gazette.message.mapping import Partition, Partitions, modulo_mapping
 from gazette.message.message import CSVRecord
 from gazette.message.uuid import OUTSIDE_TXN, build_uuid, uuid_text
 from gazette.protocol.label_set import LabelSet
-from gazette.spark.sink import publishing
-from gazette.spark.source.source import GazetteDataSource
 from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.facts import raises
 

@@ -18,8 +18,8 @@ from tests.facts import raises
 
 pytest.importorskip("pyspark")
 
-from gazette.spark.sink.publishing import choice_of
-from gazette.spark.source.options import WriteOptions
+from gazette.history.spark.sink.publishing import choice_of
+from gazette.history.spark.source.options import WriteOptions
 
 COUNT = 3
 PLAIN = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES))

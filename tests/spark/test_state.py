@@ -16,13 +16,13 @@ pytest.importorskip("pyspark")
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from gazette.auth import KeyedAuth, StaticToken
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Invalid, NotFound, Unavailable
-from gazette.etcd.client import Etcd
+from gazette.history.spark.state import state
+from gazette.history.spark.state.source import GazetteStateDataSource
+from gazette.history.spark.state.state import StateOptions, StateReader, _type_of
 from gazette.protocol.fragment import Codec
 from gazette.runtime.clock import SystemClock
-from gazette.spark.state import state
-from gazette.spark.state.source import GazetteStateDataSource
-from gazette.spark.state.state import StateOptions, StateReader, _type_of
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import log_spec
 from tests.backfill.apps import Documents, Pairs, Words

@@ -22,12 +22,17 @@ from gazette.blobs.blob_store import BlobInfo
 from gazette.blobs.file import FileStore
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Corrupt, NotAllowed, NotFound
-from gazette.etcd.client import Etcd
 from gazette.history.ddl import parse_columns
 from gazette.history.rows import Unfit
 from gazette.history.snapshot import Snapshot
 from gazette.history.snapshot_builder import take_snapshot
+from gazette.history.spark.source import stream, stream_journals
+from gazette.history.spark.source.options import StreamOptions
+from gazette.history.spark.source.source import GazetteDataSource
+from gazette.history.spark.source.stream import GazetteStreamReader
+from gazette.history.spark.source.stream_offset import decode_offset, encode_offset
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.framing.frames import MalformedMessage
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid, clock_at
@@ -35,11 +40,6 @@ from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
 from gazette.protocol.label_set import LabelSet
 from gazette.runtime.clock import SystemClock
 from gazette.spark import JournalLag, stream_lag
-from gazette.spark.source import stream, stream_journals
-from gazette.spark.source.options import StreamOptions
-from gazette.spark.source.source import GazetteDataSource
-from gazette.spark.source.stream import GazetteStreamReader
-from gazette.spark.source.stream_offset import decode_offset, encode_offset
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.clock import ManualClock
 from gazette.testing.stored import json_line, write_fragment, write_journal

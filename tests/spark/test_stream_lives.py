@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gazette.backfill.plan import checkpoint_of
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Corrupt
-from gazette.etcd.client import Etcd
+from gazette.history.backfill.plan import checkpoint_of
 from gazette.history.first_pass import fold_by_threads
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access

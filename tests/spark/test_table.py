@@ -16,9 +16,10 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructField, Stru
 
 from gazette.auth import KeyedAuth
 from gazette.client.append.appender import AppendParams
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Invalid, NotAllowed, NotFound
-from gazette.etcd.client import Etcd
 from gazette.history.ddl import parse_columns
+from gazette.history.spark.source.source import GazetteDataSource
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.framing.frames import MalformedMessage
 from gazette.message.uuid import (
@@ -32,7 +33,6 @@ from gazette.message.uuid import (
 from gazette.protocol.fragment import Codec
 from gazette.protocol.label_set import LabelSet
 from gazette.runtime.clock import SystemClock
-from gazette.spark.source.source import GazetteDataSource
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.stored import json_line, write_journal
 from tests.facts import raises

@@ -14,15 +14,18 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 import gazette
 from gazette import Application, Source
-from gazette.backfill.definition import Backfill
-from gazette.backfill.plan import plan_snapshot
-from gazette.backfill.settings import HistoryEnd
 from gazette.client.append.appender import AppendParams
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Invalid
-from gazette.etcd.client import Etcd
+from gazette.history.backfill.definition import Backfill
+from gazette.history.backfill.plan import plan_snapshot
+from gazette.history.backfill.settings import HistoryEnd
 from gazette.history.first_pass import fold_by_threads
 from gazette.history.read import read_envelopes
 from gazette.history.source import Access
+from gazette.history.spark.source.options import STREAM, ReadOptions
+from gazette.history.spark.source.schema import table_schema
+from gazette.history.spark.source.source import GazetteDataSource
 from gazette.labels import (
     CONTENT_CSV,
     CONTENT_JSON_LINES,
@@ -33,9 +36,6 @@ from gazette.labels import (
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid, uuid_text
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ShardSource, ShardSpec
-from gazette.spark.source.options import STREAM, ReadOptions
-from gazette.spark.source.schema import table_schema
-from gazette.spark.source.source import GazetteDataSource
 from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.facts import raises
 

@@ -19,8 +19,6 @@ from typing import Any, Self, cast
 
 import grpc
 
-from gazette.allocator.model import assignment_key, item_key, member_key
-from gazette.allocator.state import State
 from gazette.auth import KeyedAuth, NoAuth
 from gazette.blobs.registry import BlobSettings, BlobStores
 from gazette.broker.api.append import AppendApi
@@ -37,9 +35,10 @@ from gazette.broker.replica_context import Pools
 from gazette.broker.resolver import Resolver
 from gazette.broker.settings import BrokerSettings
 from gazette.client.rpc.channel import Channels, ChannelSettings
-from gazette.errors import Unavailable
-from gazette.etcd.client import Etcd
-from gazette.etcd.values import (
+from gazette.cluster.allocator.model import assignment_key, item_key, member_key
+from gazette.cluster.allocator.state import State
+from gazette.cluster.etcd.client import Etcd
+from gazette.cluster.etcd.values import (
     Compare,
     KeyValue,
     Operation,
@@ -52,11 +51,12 @@ from gazette.etcd.values import (
     WatchEvent,
     WatchResponse,
 )
+from gazette.cluster.keyspace.key_space import KeySpace
+from gazette.errors import Unavailable
 from gazette.fragment.kept_files import KeptFiles
 from gazette.fragment.local_file import LocalDisk
 from gazette.fragment.persister import Persister
 from gazette.fragment.spool_memory import SpoolMemory
-from gazette.keyspace.key_space import KeySpace
 from gazette.net.grpc.grpc_server import GrpcServer
 from gazette.net.http_server import bind_tcp
 from gazette.protocol.content import decode_append, decode_replicate

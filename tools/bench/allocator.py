@@ -10,9 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from gazette.allocator.flow_network import FlowItem, FlowMember
-from gazette.allocator.solver import Problem, Solution, solve
-from gazette.allocator.solver_process import solve_in_child
+from gazette.cluster.allocator.flow_network import FlowItem, FlowMember
+from gazette.cluster.allocator.solver import Problem, Solution, solve
+from gazette.cluster.allocator.solver_process import solve_in_child
 from tools.bench.cluster import Bench
 from tools.bench.report import Figure, value_at_most
 

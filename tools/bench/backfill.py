@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Final
 
-from gazette.backfill.definition import Backfill, Batches
+from gazette.backfill import Backfill, Batches
 from gazette.message.message import Message
 from tools.bench.app import BenchApplication, BenchStore
 

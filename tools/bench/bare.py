@@ -24,11 +24,11 @@ import zstandard
 
 from gazette.client.rpc.channel import ChannelSettings
 from gazette.client.rpc.errors import END_OF_STREAM
-from gazette.dev.processes import ChildProcess, python_module
 from gazette.errors import Unavailable
 from gazette.net.grpc.grpc_server import GrpcServer
 from gazette.net.http_server import bind_tcp
 from gazette.protocol.content import CHUNK_BYTES
+from gazette.run.dev.processes import ChildProcess, python_module
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.ports import free_port
 from gazette.runtime.supervisor import die_with_parent

@@ -19,11 +19,11 @@ import msgspec
 
 from gazette.client.append.appender import AppendParams, AppendResult
 from gazette.client.shards import ShardClient
-from gazette.dev.processes import ChildProcess
 from gazette.errors import Broken, GazetteError, Unavailable
 from gazette.message.mapping import Partitions, modulo_mapping
 from gazette.message.publisher import Publisher
 from gazette.protocol.shard import ShardSpec
+from gazette.run.dev.processes import ChildProcess
 from gazette.runtime.ports import free_port
 from gazette.runtime.tasks import BlockingPool, OpFuture, resolved
 from gazette.runtime.timeouts import timeout

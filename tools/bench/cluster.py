@@ -16,7 +16,6 @@ from gazette.client.client import Client
 from gazette.client.journals import FragmentsParams, JournalChange, ListedJournal
 from gazette.client.read.fragment_reader import FragmentAccess
 from gazette.client.read.reader import ReadParams
-from gazette.dev.cluster import ClusterSettings, LocalCluster
 from gazette.errors import GazetteError, NotYet, Unavailable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.mapping import Partition
@@ -25,6 +24,7 @@ from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.text import duration
+from gazette.run.dev.cluster import ClusterSettings, LocalCluster
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import BlockingPool, TaskScope
 from tools.bench.app import message_of

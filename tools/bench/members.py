@@ -9,16 +9,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from gazette.dev.demo_load import ask
-from gazette.dev.word_count import (
+from gazette.errors import GazetteError, Unavailable
+from gazette.labels import CONTENT_PROTO_FIXED
+from gazette.message.mapping import Partition
+from gazette.run.dev.demo_load import ask
+from gazette.run.dev.word_count import (
     Member,
     WordCountCluster,
     WordCountSettings,
     import_examples,
 )
-from gazette.errors import GazetteError, Unavailable
-from gazette.labels import CONTENT_PROTO_FIXED
-from gazette.message.mapping import Partition
 from gazette.runtime.tasks import TaskScope
 from tools.bench.cluster import Bench
 from tools.bench.processes import by_method, cpu_seconds, exported, total

@@ -15,7 +15,6 @@ from gazette.client.append.appender import AppendParams
 from gazette.client.append.service import AppendService
 from gazette.client.read.reader import ReadParams
 from gazette.client.shards import ShardChange, ShardClient
-from gazette.dev.processes import ChildProcess, await_ready, python_module
 from gazette.errors import GazetteError, Unavailable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG
 from gazette.message.envelope_reader import CommittedReader
@@ -25,6 +24,7 @@ from gazette.protocol.fragment import Codec
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ReplicaCode, ShardSource, ShardSpec
 from gazette.protocol.text import duration
+from gazette.run.dev.processes import ChildProcess, await_ready, python_module
 from gazette.runtime.ports import free_port
 from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.runtime.timeouts import timeout

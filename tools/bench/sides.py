@@ -12,10 +12,10 @@ from typing import Final
 
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange
-from gazette.dev.cluster import ClusterSettings, LocalCluster
 from gazette.errors import Invalid, Unavailable
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSelector
+from gazette.run.dev.cluster import ClusterSettings, LocalCluster
 from gazette.runtime.clock import Clock
 from gazette.runtime.timeouts import timeout
 from tools.bench.bare import HTTP2, BareService

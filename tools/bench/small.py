@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from gazette.client.append.appender import AppendParams
-from gazette.dev.processes import await_ready
 from gazette.errors import Unavailable
 from gazette.http2.messages import prefixed
 from gazette.protocol.content import CHUNK_BYTES
 from gazette.protocol.journal import JournalSpec
+from gazette.run.dev.processes import await_ready
 from gazette.runtime.tasks import BlockingPool
 from tools.bench.bare import HTTP2
 from tools.bench.cluster import Bench, journal_spec

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gazette.allocator.model import DecodedKV
-from gazette.allocator.routes import route_of
 from gazette.broker.key_space import broker_decoder, is_consistent
 from gazette.client.client import Client
 from gazette.client.read.fragment_reader import FragmentAccess
-from gazette.dev.processes import ChildProcess, await_ready, python_module
+from gazette.cluster.allocator.model import DecodedKV
+from gazette.cluster.allocator.routes import route_of
+from gazette.cluster.etcd.client import Etcd, EtcdSettings
+from gazette.cluster.etcd.server import EtcdServer
+from gazette.cluster.keyspace.key_space import KeySpace
 from gazette.errors import Unavailable
-from gazette.etcd.client import Etcd, EtcdSettings
-from gazette.etcd.server import EtcdServer
-from gazette.keyspace.key_space import KeySpace
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.route import Route
+from gazette.run.dev.processes import ChildProcess, await_ready, python_module
 from gazette.runtime.clock import Clock
 from gazette.runtime.ports import free_port
 from tools.chaos.network import Gateway, Network

@@ -17,9 +17,9 @@ from typing import Final
 from gazette.client.append.appender import AppendParams, append_once
 from gazette.client.client import Client
 from gazette.client.rpc.errors import status_of
-from gazette.dev.heads import write_head
 from gazette.errors import Broken, GazetteError, Unavailable
 from gazette.protocol.status import Status
+from gazette.run.dev.heads import write_head
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import TaskScope
 from tools.chaos.cluster import LIVES, Broker, ChaosCluster

@@ -16,11 +16,11 @@ from gazette.client.client import Client
 from gazette.client.journals import FragmentsParams
 from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.config.schema import Schema, duration, exit_with, setting
-from gazette.dev.heads import write_head
 from gazette.errors import GazetteError, Invalid, Unavailable
 from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.text import duration as durations
+from gazette.run.dev.heads import write_head
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.tasks import TaskScope
 from tools.chaos.checker import STORED, Verdict, check

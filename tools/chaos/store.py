@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gazette.codecs.codec import new_decompressor
+from gazette.protocol.codecs.codec import new_decompressor
 from gazette.protocol.fragment import Fragment
 from tools.chaos.payload import digest, ops_of
 

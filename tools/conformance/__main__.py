@@ -20,7 +20,7 @@ from pathlib import Path
 from starlette.applications import Starlette
 
 from gazette.client.rpc.channel import TlsSettings
-from gazette.etcd.client import Etcd, EtcdSettings
+from gazette.cluster.etcd.client import Etcd, EtcdSettings
 from gazette.http2.grpc_client import Http2Channel
 from gazette.net.http_server import TlsFiles
 from gazette.net.server import Server, ServerSettings

@@ -23,9 +23,8 @@ from gazette.client.append.appender import AppendParams
 from gazette.client.client import Client
 from gazette.client.read.reader import ReadParams
 from gazette.client.shards import ShardChange, ShardClient
-from gazette.dev.processes import ChildProcess
+from gazette.cluster.etcd.client import Etcd, EtcdSettings
 from gazette.errors import Broken, NotYet, Unavailable
-from gazette.etcd.client import Etcd, EtcdSettings
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.envelope_reader import CommittedReader
 from gazette.message.uuid import (
@@ -39,6 +38,7 @@ from gazette.message.uuid import (
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ReplicaCode, ShardSpec
 from gazette.recoverylog.store_files import PAGE_DB
+from gazette.run.dev.processes import ChildProcess
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.ports import free_port
 from gazette.runtime.tasks import TaskScope

@@ -16,9 +16,9 @@ from gazette.client.client import Client
 from gazette.client.journals import JournalChange
 from gazette.client.read.fragment_reader import FragmentAccess
 from gazette.client.read.reader import ReadParams
-from gazette.dev.cluster import Broker, ClusterSettings, LocalCluster
-from gazette.dev.processes import await_ready
 from gazette.errors import Broken
+from gazette.run.dev.cluster import Broker, ClusterSettings, LocalCluster
+from gazette.run.dev.processes import await_ready
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import journal_spec
 from tools.conformance.programs import Programs

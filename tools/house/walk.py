@@ -20,7 +20,7 @@ from typing import Any, Final
 import gazette
 from gazette import Application, Message
 from gazette.client.append.appender import AppendParams
-from gazette.etcd.client import Etcd, EtcdSettings
+from gazette.cluster.etcd.client import Etcd, EtcdSettings
 from gazette.labels import CONTENT_TYPE
 from gazette.message.publishing.client_publisher import ClientPublisher
 from gazette.protocol.label_set import LabelSet

@@ -244,7 +244,7 @@ def _keys() -> Planted:
     yield (
         "columns of Spark are keys by their text",
         plant(
-            "gazette/spark/sink/publishing.py",
+            "gazette/history/spark/sink/publishing.py",
             "    return choose(message, key)\n",
             "    return choose(message, str(key))\n",
         ),

@@ -19,8 +19,8 @@ from gazette.client.client import Client
 from gazette.client.journals import JournalChange, apply_journals
 from gazette.client.rpc.channel import Channels
 from gazette.client.shards import ShardClient
+from gazette.cluster.etcd.client import Compare, Etcd, EtcdSettings, Op
 from gazette.errors import GazetteError
-from gazette.etcd.client import Compare, Etcd, EtcdSettings, Op
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.message.mapping import fixed_mapping
 from gazette.message.publisher import Publisher

@@ -17,12 +17,12 @@ from typing import Any, Final
 import apsw
 from prometheus_client import REGISTRY
 
+from gazette.cluster.etcd.client import EtcdSettings
 from gazette.consumer.application import Store
 from gazette.consumer.member import ConsumerMember
 from gazette.consumer.settings import ConsumerSettings
 from gazette.consumer.shard.shard import Shard
 from gazette.errors import GazetteError
-from gazette.etcd.client import EtcdSettings
 from gazette.runtime.failpoints import hooked
 from gazette.runtime.tasks import TaskScope
 from gazette.stores.sqlite.redo_recording import RedoRecording

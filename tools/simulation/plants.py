@@ -25,8 +25,8 @@ from gazette.broker.known_head import KnownHead, UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.replication.upload_gate import UploadGate
 from gazette.broker.service import BrokerService
+from gazette.cluster.etcd.lease import Lease
 from gazette.errors import GazetteError
-from gazette.etcd.lease import Lease
 from gazette.fragment.closing import Closing, ClosingName
 from gazette.fragment.index import Index
 from gazette.fragment.refusals import Refusals
@@ -276,8 +276,8 @@ def closing_of_another_tenure() -> None:
 
 
 # A mistake that is here only as a part of `survivor_waits`: load decides which replica is promoted when none
-# is consistent, and not what it holds (`gazette.allocator.converge`). Alone it breaks no promise, so no judge
-# of histories can find it:
+# is consistent, and not what it holds (`gazette.cluster.allocator.converge`). Alone it breaks no promise, so
+# no judge of histories can find it:
 #
 # - A primary answers no append before every replica of its route has answered its synchronization. A primary
 #   that has just joined goes on at the greatest end of these, with the registers of that replica.

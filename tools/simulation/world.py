@@ -18,13 +18,13 @@ from gazette.broker.service import BrokerService
 from gazette.broker.settings import BrokerSettings
 from gazette.client.client import Client
 from gazette.client.rpc.channel import Channels
-from gazette.codecs.decoder import DecodedFile, FragmentDecoder
+from gazette.cluster.etcd.client import EtcdSettings
+from gazette.cluster.etcd.pb import rpc_pb2
 from gazette.errors import Bug, GazetteError
-from gazette.etcd.client import EtcdSettings
-from gazette.etcd.pb import rpc_pb2
 from gazette.fragment.closing import ClosingName
 from gazette.fragment.set_aside import SetAside
 from gazette.net.server import Server
+from gazette.protocol.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.protocol.fragment import Fragment, FragmentStoreUrl
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import TaskScope

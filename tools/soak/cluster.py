@@ -12,8 +12,6 @@ from typing import Final
 from gazette.client.client import Client
 from gazette.client.journals import FragmentsParams, JournalChange
 from gazette.client.shards import ListedShard, ShardChange, ShardClient
-from gazette.dev.processes import ChildProcess, await_ready, python_module
-from gazette.dev.word_count import examples_path
 from gazette.errors import GazetteError, Unavailable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.protocol.fragment import Codec
@@ -21,6 +19,8 @@ from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ReplicaCode, ShardSource, ShardSpec
 from gazette.protocol.text import duration
+from gazette.run.dev.processes import ChildProcess, await_ready, python_module
+from gazette.run.dev.word_count import examples_path
 from gazette.runtime.clock import Clock
 from gazette.runtime.ports import free_port
 from tools.chaos.cluster import _ADVERTISED as ADVERTISED

@@ -17,8 +17,8 @@ from typing import Final, Protocol
 
 from gazette.client.client import Client
 from gazette.consumer.shard.restarts import ANNOUNCED
-from gazette.dev.heads import resume_journals
 from gazette.errors import GazetteError, Unavailable
+from gazette.run.dev.heads import resume_journals
 from tools.soak.cluster import SoakCluster
 from tools.soak.diagnosis import diagnose
 from tools.soak.faults import Fault, Faults, Process

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from gazette.config.schema import Schema, duration, exit_with, setting
-from gazette.dev.word_count import import_examples
 from gazette.errors import GazetteError, Invalid, Unavailable
+from gazette.run.dev.word_count import import_examples
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.tasks import TaskScope
 from tools.chaos.cluster import ChaosSettings

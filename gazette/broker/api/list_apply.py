@@ -11,8 +11,6 @@ from typing import Any, Final, TypeAlias
 
 import grpc
 
-from gazette.allocator.model import ITEMS, DecodedKV, item_key
-from gazette.allocator.routes import route_of
 from gazette.auth import Capability, Claims
 from gazette.blobs.path_limits import longest_path
 from gazette.broker.api.call_guard import Expired, Expiry, authorize, counted, failing
@@ -25,8 +23,10 @@ from gazette.broker.left_overs import left_overs
 from gazette.broker.reserved_names import is_reserved
 from gazette.broker.settings import MAX_TXN_OPS
 from gazette.client.rpc.problems import BROKERS_KEY, asks_for_problems
+from gazette.cluster.allocator.model import ITEMS, DecodedKV, item_key
+from gazette.cluster.allocator.routes import route_of
+from gazette.cluster.etcd.client import Compare, Op, Operation
 from gazette.errors import GazetteError, Invalid
-from gazette.etcd.client import Compare, Op, Operation
 from gazette.labels import META_NAME, META_PREFIX
 from gazette.protocol.fragment_owner import keep_explanations
 from gazette.protocol.ids import JournalName

@@ -32,10 +32,10 @@ from gazette.broker.replica import Replica
 from gazette.broker.resolver import Resolution
 from gazette.client.rpc.credentials import journal_claims
 from gazette.client.rpc.errors import open_channel
-from gazette.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.errors import Closed, Unavailable
 from gazette.fragment.index import AT_WRITE_HEAD, IndexResult
 from gazette.fragment.local_file import LocalFragment
+from gazette.protocol.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.protocol.content import content_response
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import Offset

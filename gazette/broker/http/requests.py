@@ -9,9 +9,9 @@ from typing import Final
 
 from starlette.requests import Request
 
-from gazette.codecs.codec import new_decompressor
 from gazette.errors import Corrupt, Invalid
 from gazette.net.http_requests import Refusal, check_headers, content_encoding
+from gazette.protocol.codecs.codec import new_decompressor
 from gazette.protocol.content import CHUNK_BYTES
 from gazette.protocol.fragment import Codec
 from gazette.runtime.tasks import Pool

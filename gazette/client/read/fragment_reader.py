@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
-from gazette.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed, NotFound, Unavailable
+from gazette.protocol.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.runtime.metrics import (
     DISCARD_FRAGMENT_BYTES,

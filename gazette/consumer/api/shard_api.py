@@ -8,20 +8,20 @@ from typing import Any, Final
 
 import grpc
 
-from gazette.allocator.model import DecodedKV, item_key
-from gazette.allocator.routes import route_of
-from gazette.allocator.state import State
 from gazette.auth import Capability, Claims, Verifier, authorization_of
 from gazette.client.rpc.channel import Channels
 from gazette.client.rpc.errors import open_channel
 from gazette.client.rpc.problems import asks_for_problems, problems_metadata
+from gazette.cluster.allocator.model import DecodedKV, item_key
+from gazette.cluster.allocator.routes import route_of
+from gazette.cluster.allocator.state import State
+from gazette.cluster.etcd.client import Etcd
+from gazette.cluster.etcd.values import Compare, Op, Operation
+from gazette.cluster.keyspace.key_space import KeySpace
 from gazette.consumer.hint_keys import HintKeys
 from gazette.consumer.resolver import Resolver
 from gazette.consumer.shard.hints_store import read_hints
 from gazette.errors import Corrupt, GazetteError, Invalid, NotAllowed, Unavailable
-from gazette.etcd.client import Etcd
-from gazette.etcd.values import Compare, Op, Operation
-from gazette.keyspace.key_space import KeySpace
 from gazette.labels import META_SHARD_ID
 from gazette.protocol.error_codes import protocol_code_of
 from gazette.protocol.hints import FSMHints, encode_hints

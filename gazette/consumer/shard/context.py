@@ -11,6 +11,8 @@ from typing import Any
 
 from gazette.client.append.service import AppendService, MemoryBudget
 from gazette.client.client import Client
+from gazette.cluster.etcd.client import Etcd
+from gazette.cluster.keyspace.key_space import KeySpace
 from gazette.consumer.application import Application, Shard
 from gazette.consumer.application_name import Owner
 from gazette.consumer.callback_watch import CallbackWatch
@@ -19,8 +21,6 @@ from gazette.consumer.shard.ownership import Ownership
 from gazette.consumer.shard.progress import Progress
 from gazette.consumer.shard.restarts import Restarts
 from gazette.consumer.shard.thread import ShardThread, WorkerFactory
-from gazette.etcd.client import Etcd
-from gazette.keyspace.key_space import KeySpace
 from gazette.message.publisher import Publisher
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import Pool, TaskScope

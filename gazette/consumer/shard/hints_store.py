@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, ParamSpec, TypeVar
 
+from gazette.cluster.etcd.client import Etcd
+from gazette.cluster.etcd.values import Compare, Op
 from gazette.errors import Corrupt, GazetteError, Invalid
-from gazette.etcd.client import Etcd
-from gazette.etcd.values import Compare, Op
 from gazette.protocol.hints import (
     FEWER_FILES,
     HINTS_BYTES_MAX,

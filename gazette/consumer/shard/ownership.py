@@ -18,10 +18,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from gazette.allocator.model import DecodedKV
+from gazette.cluster.allocator.model import DecodedKV
+from gazette.cluster.etcd.client import Etcd
 from gazette.consumer.shard.journals import retried
 from gazette.errors import Closed
-from gazette.etcd.client import Etcd
 from gazette.runtime.clock import Clock
 from gazette.runtime.timeouts import timeout
 

@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from gazette.allocator.model import DecodedKV
 from gazette.client.append.service import AppendService
 from gazette.client.journals import ListedJournal
 from gazette.client.read.reader import ReadParams
+from gazette.cluster.allocator.model import DecodedKV
 from gazette.consumer.application import MessageProducer, Store, checked_store
 from gazette.consumer.application_name import require_own_state
 from gazette.consumer.callbacks import require_instance

@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Final, TypeAlias, TypeVar
 
-from gazette.allocator.model import DecodedKV
+from gazette.cluster.allocator.model import DecodedKV
+from gazette.cluster.etcd.values import Compare, Op
 from gazette.consumer import metrics
 from gazette.consumer.application import (
     MessageProducer,
@@ -45,7 +46,6 @@ from gazette.errors import (
     Closed,
     GazetteError,
 )
-from gazette.etcd.values import Compare, Op
 from gazette.message.framing.frames import MalformedMessage
 from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSpec
 from gazette.recoverylog.playback.player import Player, PlayProgress, RecoveredState

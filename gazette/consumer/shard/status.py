@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from gazette.allocator.model import DecodedKV
+from gazette.cluster.allocator.model import DecodedKV
+from gazette.cluster.etcd.client import Etcd
+from gazette.cluster.etcd.values import Compare, Op
+from gazette.cluster.keyspace.key_space import KeySpace
 from gazette.errors import GazetteError
-from gazette.etcd.client import Etcd
-from gazette.etcd.values import Compare, Op
-from gazette.keyspace.key_space import KeySpace
 from gazette.protocol.shard import ReplicaStatus
 from gazette.runtime.clock import Clock
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange
-from gazette.declare.apply import TXN_CHANGES, fitted, require_healthy, warnings_of
-from gazette.declare.changes import DeclaredChange, DeclaredChanges
-from gazette.declare.specs import REPLICAS_MAX, SpecSettings, fragment_spec
+from gazette.consumer.declare.apply import TXN_CHANGES, fitted, require_healthy, warnings_of
+from gazette.consumer.declare.changes import DeclaredChange, DeclaredChanges
+from gazette.consumer.declare.specs import REPLICAS_MAX, SpecSettings, fragment_spec
 from gazette.errors import Conflict, Invalid
 from gazette.gazctl.context import Context
 from gazette.gazctl.flags import JournalsCreateFlags

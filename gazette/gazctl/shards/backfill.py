@@ -10,12 +10,6 @@ from typing import Any, Final
 
 import msgspec
 
-from gazette.backfill.definition import load_backfill
-from gazette.backfill.local import LocalRunner
-from gazette.backfill.report import Progress, Report
-from gazette.backfill.run import BackfillRun
-from gazette.backfill.runner import Runner
-from gazette.backfill.settings import HistoryEnd, RunSettings
 from gazette.blobs.fsspec import check_protocols
 from gazette.consumer.application_name import checked_name
 from gazette.errors import Invalid, not_installed
@@ -25,6 +19,12 @@ from gazette.gazctl.io.output import Table
 from gazette.gazctl.io.time_args import parse_moment
 from gazette.gazctl.shards.backfill_list import collect, list_all
 from gazette.gazctl.shards.backfill_waits import report_stalls
+from gazette.history.backfill.definition import load_backfill
+from gazette.history.backfill.local import LocalRunner
+from gazette.history.backfill.report import Progress, Report
+from gazette.history.backfill.run import BackfillRun
+from gazette.history.backfill.runner import Runner
+from gazette.history.backfill.settings import HistoryEnd, RunSettings
 from gazette.history.source import Access
 from gazette.protocol.label_set import LabelSelector
 from gazette.runtime.numbers import bytes_text
@@ -130,7 +130,7 @@ def _runner(flags: ShardsBackfillFlags) -> Runner:
     if not flags.master:
         return LocalRunner(flags.jobs)
     try:
-        from gazette.spark.backfill import SparkRunner
+        from gazette.history.spark.backfill import SparkRunner
     except ImportError as error:
         raise not_installed(
             "a run on Spark",

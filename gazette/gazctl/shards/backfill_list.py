@@ -8,7 +8,11 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Final
 
-from gazette.backfill.inventory import (
+from gazette.errors import GazetteError, NotFound
+from gazette.gazctl.context import Context
+from gazette.gazctl.flags import ShardsBackfillFlags
+from gazette.gazctl.io.output import Table
+from gazette.history.backfill.inventory import (
     Orphan,
     RunInfo,
     branch_orphans,
@@ -17,11 +21,7 @@ from gazette.backfill.inventory import (
     scratch_orphans,
     staged_orphans,
 )
-from gazette.backfill.staging import DirectoryStaging, Staging, garbage, open_staging
-from gazette.errors import GazetteError, NotFound
-from gazette.gazctl.context import Context
-from gazette.gazctl.flags import ShardsBackfillFlags
-from gazette.gazctl.io.output import Table
+from gazette.history.backfill.staging import DirectoryStaging, Staging, garbage, open_staging
 from gazette.recoverylog.scratch import abandoned
 from gazette.runtime.numbers import bytes_text
 from gazette.runtime.tasks import BlockingPool

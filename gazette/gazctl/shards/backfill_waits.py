@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gazette.backfill.report import Progress
 from gazette.client.client import Client
 from gazette.client.rpc.preflight import require_reachable
 from gazette.client.shards import ShardClient
 from gazette.errors import Unavailable
 from gazette.gazctl.io.terminal import Terminal
+from gazette.history.backfill.report import Progress
 from gazette.runtime.clock import Clock
 
 QUIET_S: Final = 5.0

@@ -167,7 +167,7 @@ the stored fragments of the former journal were kept, and are the content of the
         "gazette.gazctl.shards.backfill:run",
         BOTH,
         f"""\
-APP is a `gazette.backfill.definition.Backfill`, as module:Class or path.py:Class. It may also be an
+APP is a `gazette.history.backfill.definition.Backfill`, as module:Class or path.py:Class. It may also be an
 Application, which then gets the messages replayed. The committed messages of the shards' sources are
 folded away from the shards, on this machine or by Spark (--master), into the stores that the application
 opens. States are staged, then appended to the recovery logs, and take effect all at once. The shards

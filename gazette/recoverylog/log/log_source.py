@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Final, Protocol, Self
 
 from gazette.blobs.blob_store import BlobStore
-from gazette.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.errors import Invalid, NotFound
 from gazette.fragment.conflicts import FragmentCover
 from gazette.fragment.cover_set import CoverSet
 from gazette.fragment.listing import list_into
 from gazette.fragment.unexplained import Unexplained, facts_of, problem_of
 from gazette.protocol import postfix_template
+from gazette.protocol.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.fragment_owner import FragmentOwner
 from gazette.protocol.ids import JournalName, Offset

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gazette.codecs.codec import new_compressor
+from gazette.protocol.codecs.codec import new_compressor
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.runtime.clock import SystemClock
 from tools.chaos.checker import Figures, Verdict

@@ -25,8 +25,8 @@ from gazette.client.client import Client
 from gazette.client.flags import BrokerClientFlags
 from gazette.client.journals import JournalChange
 from gazette.client.read.reader import WRITE_HEAD, ReadParams
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Closed, GazetteError, Invalid, NotFound, NotYet, Unavailable
-from gazette.etcd.client import Etcd
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.message.mapping import Partitions, modulo_mapping, rendezvous_mapping
 from gazette.message.publisher import HELD_BYTES_MAX

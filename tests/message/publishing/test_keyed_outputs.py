@@ -15,11 +15,11 @@ import pytest
 
 from gazette import CSVRecord, Message, Output, Source
 from gazette.client.journals import JournalChange
-from gazette.declare.changes import changes_of
-from gazette.declare.declaration import declaration_of
-from gazette.declare.specs import DEVELOPMENT, partition_specs
+from gazette.cluster.etcd.client import Etcd
+from gazette.consumer.declare.changes import changes_of
+from gazette.consumer.declare.declaration import declaration_of
+from gazette.consumer.declare.specs import DEVELOPMENT, partition_specs
 from gazette.errors import Invalid
-from gazette.etcd.client import Etcd
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.key_hash import fnv32a
 from gazette.message.key_rule import KeyRule

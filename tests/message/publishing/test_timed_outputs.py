@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import gazette
 from gazette import CSVRecord, Message, MessageTime, Output, Source
+from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Invalid
-from gazette.etcd.client import Etcd
 from gazette.labels import CONTENT_JSON_LINES, MESSAGE_TIME
 from gazette.message.envelope import TimedEnvelope, build_envelopes
 from gazette.message.labelled_time import labelled_time

@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import grpc
 
-from gazette.etcd.pb import rpc_pb2, rpc_pb2_grpc
+from gazette.cluster.etcd.pb import rpc_pb2, rpc_pb2_grpc
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import TaskScope
 from tools.simulation.etcd import errors

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from gazette.etcd.pb import kv_pb2, rpc_pb2
+from gazette.cluster.etcd.pb import kv_pb2, rpc_pb2
 from tools.simulation.etcd import errors
 from tools.simulation.etcd.leases import Leases
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from gazette.etcd.pb import rpc_pb2
+from gazette.cluster.etcd.pb import rpc_pb2
 from tools.simulation.etcd import errors
 from tools.simulation.etcd.store import REQUEST_BYTES_MAX, Event, Store
 

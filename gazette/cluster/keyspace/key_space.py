@@ -1,0 +1,318 @@
+"""A live, decoded mirror of all keys under one root in etcd.
+
+The mirror changes in steps. One step applies what etcd reported within a short delay, and calls
+every observer, without yielding to the event loop. So readers see the mirror, and the state of its
+observers, at the same revision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import posixpath
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import NoReturn
+
+from gazette.cluster.etcd.client import Etcd
+from gazette.cluster.etcd.values import Compacted, RangeResult, ResponseHeader, WatchResponse
+from gazette.cluster.keyspace import fold
+from gazette.cluster.keyspace.key_values import DecodedKeyValue, Decoder, find, prefixed
+from gazette.errors import Broken, Bug, Closed, Invalid, Unavailable
+from gazette.runtime.tasks import TaskScope
+
+log = logging.getLogger(__name__)
+
+_APPLY_DELAY_S = 0.030
+_VISIT_SHARE = 0.2
+"""Most of the event loop's time for visits of all keys, as a fraction. Steps wait at most
+`_APPLY_DELAY_MAX_S`."""
+_VISITS_PER_CHANGE = 100
+"""Keys that can be visited in the time of one change. For a change, observers may make a replica."""
+_APPLY_DELAY_MAX_S = 1.0
+_PENDING_RESPONSES_MAX = 256
+_BACKOFFS_S = (0.0, 0.0, 0.005, 2.0, 3.0, 4.0)
+_BACKOFF_MAX_S = 5.0
+
+
+def backoff_s(attempt: int) -> float:
+    """Return the seconds to wait before the n-th attempt (from 0) of a watch that has had no event."""
+    return _BACKOFFS_S[attempt] if attempt < len(_BACKOFFS_S) else _BACKOFF_MAX_S
+
+
+class KeySpace:
+    """The keys under ``root + "/"``, decoded.
+
+    ``key_values`` ascends. Every step replaces it and never changes it, so a reference to it is a snapshot.
+    ``header`` is the header of the last applied response. Its ``revision`` is the greatest ModRevision seen
+    under the root, or the revision of the load right after a load. Revisions of writes elsewhere in etcd may
+    stay greater for ever.
+
+    A value that cannot be decoded is logged and left out. A known older value stays in force. So a process
+    that starts later may know less of that key than one that runs.
+
+    Invariant: keys of ``key_values`` strictly ascend, and no ModRevision is above ``header.revision``.
+    """
+
+    def __init__(
+        self, root: str, decoder: Decoder, *, apply_delay_s: float = _APPLY_DELAY_S
+    ) -> None:
+        """Make an empty mirror. Raise ``Invalid`` unless ``root`` is a clean path, such as
+        ``/gazette/cluster``."""
+        if root in ("", ".") or root.startswith("//") or posixpath.normpath(root) != root:
+            raise Invalid("not a clean path", path="root", root=root)
+        self.root = root
+        self.header = ResponseHeader()
+        self.key_values: Sequence[DecodedKeyValue] = []
+        self.observers: list[Callable[[], None]] = []
+        self.apply_delay_s = apply_delay_s
+        # The prefix ends with a separator, which excludes the neighbour `<root>2/`.
+        self._prefix = root + "/"
+        self._decoder = decoder
+        self._resume_revision = 0
+        self._loaded_revision = 0
+        """Revision up to which the mirror has all changes. The last change may be older."""
+        self._attempt = 0
+        self._steps = 0
+        self._pending = 0
+        """Number of waiting responses with changes, for the next step."""
+        self._changed = asyncio.Event()
+        self._end: BaseException | None = None
+
+    @property
+    def seen_revision(self) -> int:
+        """Revision up to which the mirror has all changes. The next change has a greater revision. If the
+        watch fell behind and the mirror was loaded again, this is above the revision of ``header``."""
+        return max(self.header.revision, self._loaded_revision)
+
+    @property
+    def has_pending(self) -> bool:
+        """True if changes of etcd have arrived that the next step will apply."""
+        return self._pending > 0
+
+    def get(self, key: str) -> DecodedKeyValue | None:
+        """Return the entry of exactly that key (which includes the root), or None."""
+        return find(self.key_values, key)
+
+    def prefixed(self, prefix: str) -> Sequence[DecodedKeyValue]:
+        """Return the entries whose key begins with ``prefix`` (which includes the root)."""
+        return prefixed(self.key_values, prefix)
+
+    async def load(self, etcd: Etcd, revision: int = 0) -> None:
+        """Replace the mirror by the keys of etcd at ``revision`` (0: now), and call the observers.
+
+        Raise what `Etcd.range` raises. After cancellation the mirror is as it was.
+        """
+        loaded = await etcd.range(self._prefix, revision=revision)
+        header = self._check_cluster(loaded.header)
+        self._replace(loaded, header, header)
+
+    async def watch(self, etcd: Etcd) -> NoReturn:
+        """Follow etcd from the mirror's revision, for as long as this runs.
+
+        Resume after interruptions, over all endpoints, with a pause that grows to 5 s. If etcd has compacted
+        the revision to resume from, load the mirror again. Observers then see one step, as if all missed
+        changes had arrived in one batch.
+
+        Raise ``Broken`` if etcd is another cluster or its revision went back. Raise errors of observers,
+        ``NotAllowed`` and other refusals. Tasks that wait for revisions then raise ``Broken`` too. After
+        cancellation the mirror is as of the last step, and these tasks raise ``Closed``.
+        """
+        if self.header.revision == 0:
+            raise Bug("cannot watch a key space that is not loaded", root=self.root)
+        self._end, self._attempt = None, 0
+        try:
+            while True:
+                pause_s = backoff_s(self._attempt)
+                self._attempt += 1
+                if pause_s > 0:
+                    await etcd.clock.sleep(pause_s)
+                try:
+                    await self._watch_once(etcd)
+                except Compacted as error:
+                    log.warning(
+                        "the watch of %(prefix)s fell behind; loading again: %(error)s",
+                        {"prefix": self.root, "error": error},
+                    )
+                    await self._reload(etcd)
+                except Unavailable as error:
+                    log.warning(
+                        "resuming the watch of %(prefix)s at revision %(revision)d: %(error)s",
+                        {"prefix": self.root, "revision": self._resume_revision, "error": error},
+                    )
+        except BaseException as error:
+            self._end = error
+            self._wake()
+            raise
+
+    async def wait_for_revision(self, revision: int) -> None:
+        """Wait until the mirror is at ``revision`` or later. Bound the wait with ``asyncio.timeout``.
+
+        Only changes under the root count: the revision of a write elsewhere is reached with the next change
+        here. Raise ``Closed`` or ``Broken`` if ``watch`` has ended.
+        """
+        while self.seen_revision < revision:
+            await self.next_change()
+
+    async def next_change(self) -> None:
+        """Wait for the next step. Raise ``Closed`` or ``Broken`` if ``watch`` has ended."""
+        self._raise_if_ended()
+        steps = self._steps
+        await self._changed.wait()
+        if self._steps == steps:
+            self._raise_if_ended()
+
+    def apply(self, responses: Sequence[WatchResponse]) -> None:
+        """Take one step: apply the events of ``responses``, in their order, and call the observers.
+
+        Raise ``Broken`` (and change nothing) if a response cannot follow the applied ones.
+        """
+        header, resume = self.header, self._resume_revision
+        for response in responses:
+            header = self._next_header(header, response)
+            resume = max(response.resume_revision or 0, resume)
+        folded = fold.fold(
+            self.key_values, [response.events for response in responses], self._decoder
+        )
+        self._resume_revision = resume
+        if not all(response.created for response in responses):
+            self._attempt = 0  # an event arrived, so the stream works
+        if any(response.events for response in responses):
+            self._step(folded, header)
+        else:
+            self.header = header
+
+    async def _watch_once(self, etcd: Etcd) -> NoReturn:
+        # The queue is bounded. When it is full, gRPC slows etcd down.
+        arrived: asyncio.Queue[WatchResponse] = asyncio.Queue(_PENDING_RESPONSES_MAX)
+        batch: list[WatchResponse] = []
+        self._pending = 0
+
+        async def receive() -> None:
+            stream = etcd.watch(self._prefix, start_revision=self._resume_revision)
+            async with aclosing(stream):
+                async for response in stream:
+                    self._pending += bool(response.events)
+                    await arrived.put(response)
+
+        async def apply() -> None:
+            visit_s = 0.0
+            while True:
+                batch.append(await arrived.get())
+                if self.apply_delay_s > 0:
+                    # Events come in bursts. A step visits all keys, for one event or for many. If there are
+                    # many keys, steps come less often.
+                    delay_s = min(visit_s / _VISIT_SHARE, _APPLY_DELAY_MAX_S)
+                    await etcd.clock.sleep(max(self.apply_delay_s, delay_s))
+                begun = etcd.clock.monotonic()
+                changes = step()
+                visits = len(self.key_values) + 1
+                share = visits / (visits + _VISITS_PER_CHANGE * changes)
+                visit_s = share * (etcd.clock.monotonic() - begun)
+
+        def step() -> int:
+            """Apply the responses that have arrived. Return the number of events."""
+            while not arrived.empty():
+                batch.append(arrived.get_nowait())
+            responses = batch.copy()
+            batch.clear()
+            self._pending -= sum(bool(response.events) for response in responses)
+            self.apply(responses)
+            return sum(len(response.events) for response in responses)
+
+        try:
+            async with TaskScope(f"watch of {self.root}") as scope:
+                scope.daemon(receive(), name="receive")
+                scope.daemon(apply(), name="apply")
+        except Unavailable:
+            step()  # apply what arrived before the stream failed
+            raise
+        raise AssertionError  # unreachable: a daemon never returns, and the scope raises its error
+
+    async def _reload(self, etcd: Etcd) -> None:
+        try:
+            loaded = await etcd.range(self._prefix)
+        except (Unavailable, Compacted) as error:
+            log.warning(
+                "retrying to load %(prefix)s: %(error)s",
+                {"prefix": self.root, "error": error},
+            )
+            return  # after a pause, the watch finds its revision compacted again
+        header = self._check_cluster(loaded.header)
+        if header.revision < self.header.revision:
+            raise self._went_back(header.revision, self.header.revision)
+        # Peers wait for the revision that we report. So it must be that of a change under this root: after a
+        # write elsewhere, this root may not change for hours.
+        last = max((kv.mod_revision for kv in loaded.kvs), default=0)
+        left = {kv.key.decode() for kv in loaded.kvs}
+        gone = any(kv.key not in left for kv in self.key_values)
+        # A key was deleted at an unknown revision, later than the last one that we have seen.
+        shown = replace(header, revision=max(last, self.header.revision + gone))
+        self._replace(loaded, header, shown)
+
+    def _replace(self, loaded: RangeResult, at: ResponseHeader, shown: ResponseHeader) -> None:
+        folded = fold.load(loaded.kvs, self._decoder, self.key_values)
+        self._loaded_revision = at.revision
+        self._resume_revision = at.revision + 1
+        self._step(folded, shown)
+
+    def _step(self, folded: fold.Folded, header: ResponseHeader) -> None:
+        for anomaly in folded.anomalies:
+            log.warning(
+                "unexpected at %(key)s: %(reason)s (revision %(revision)d, %(outcome)s)",
+                {
+                    "key": anomaly.key,
+                    "reason": anomaly.problem,
+                    "revision": anomaly.mod_revision,
+                    "outcome": "applied" if anomaly.applied else "ignored",
+                },
+            )
+        self.key_values, self.header = folded.key_values, header
+        for observer in self.observers:
+            observer()
+        self._steps += 1
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _next_header(self, last: ResponseHeader, response: WatchResponse) -> ResponseHeader:
+        header = self._check_cluster(response.header)
+        if not response.events:
+            # The response identifies its sender, but reports no change under the root.
+            return replace(header, revision=last.revision)
+        if header.revision < last.revision:
+            raise self._went_back(header.revision, last.revision)
+        revisions = [event.kv.mod_revision for event in response.events]
+        if revisions[0] <= last.revision:
+            raise self._went_back(revisions[0], last.revision)
+        return replace(header, revision=max(revisions))
+
+    def _check_cluster(self, header: ResponseHeader) -> ResponseHeader:
+        if self.header.cluster_id not in (0, header.cluster_id):
+            raise Broken(
+                "etcd is another cluster than the one that was loaded",
+                hint="All etcd endpoints must be members of one cluster; restart after restoring it.",
+                root=self.root,
+                cluster_id=header.cluster_id,
+                loaded=self.header.cluster_id,
+            )
+        return header
+
+    def _went_back(self, revision: int, last: int) -> Broken:
+        return Broken(
+            "etcd's revision went back",
+            hint="etcd has lost writes, or was restored from a backup. Restart this process.",
+            root=self.root,
+            revision=revision,
+            last=last,
+        )
+
+    def _raise_if_ended(self) -> None:
+        if self._end is None:
+            return
+        if isinstance(self._end, asyncio.CancelledError):
+            raise Closed("the watch of the key space has ended", root=self.root)
+        raise Broken("the watch of the key space has failed", root=self.root) from self._end

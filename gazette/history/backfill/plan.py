@@ -1,0 +1,284 @@
+"""The plan of a run: its shards, the bytes of journals that it reads, and the committed messages.
+
+A plan is made once per run and stored in the staging area. So a resumed run reads the same bytes, on any
+machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+
+from gazette.consumer.application_name import name_of
+from gazette.errors import Conflict, Corrupt, Invalid
+from gazette.history.backfill.build import ShardTask, journal_spec, shard_mapping
+from gazette.history.backfill.definition import Backfill
+from gazette.history.backfill.settings import HistoryEnd, RunSettings
+from gazette.history.backfill.staging import decoded
+from gazette.history.columns import MessageFormat
+from gazette.history.loss_warnings import warn_of_loss
+from gazette.history.merge import FoldedSnapshot
+from gazette.history.snapshot import JournalSnapshot, Snapshot
+from gazette.history.snapshot_builder import Selection, journal_specs, take_snapshot
+from gazette.history.source import Access, OpenAccess
+from gazette.labels import CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
+from gazette.message.framing.framing import framing_of
+from gazette.message.mapping import Partition, Partitions
+from gazette.message.uuid_place import DEFAULT_PLACE
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.protocol.ids import JournalName, Offset, split_journal_meta
+from gazette.protocol.journal import JournalSpec
+from gazette.protocol.label_set import LabelSelector
+from gazette.protocol.shard import ShardSpec
+from gazette.stores.claims import BackfillClaim
+
+_LOST_SHOWN: Final = 5
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The stored plan of a run. ``ends``: by journal, the offset up to which it is read."""
+
+    backfill: str
+    shards: list[str]
+    ends: dict[str, int]
+    created: str
+    begins: dict[str, int] = {}
+    token: str = ""
+    """Random name of the run: by it an attempt recognizes states of the run's attempts in a database."""
+    verified: list[str] = []
+    """Shards whose states in a database are committed only if a replay gives the same state."""
+
+    def to_json(self) -> bytes:
+        return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Plan:
+        """Decode a plan. Raise ``Corrupt``."""
+        return decoded(data, cls, "the plan of a backfill")
+
+    def require_same(self, name: str, shards: Sequence[str]) -> None:
+        """Raise ``Conflict`` if a run is resumed with another backfill or other shards."""
+        if (self.backfill, self.shards) != (name, list(shards)):
+            raise Conflict(
+                f"the run with this id is of {self.backfill} and {len(self.shards)} shards, not of these",
+                hint="Give the same arguments to resume it, or another --run-id.",
+            )
+
+
+def sources_of(specs: Collection[ShardSpec]) -> dict[JournalName, Offset]:
+    """Return the sources of shards with their first offsets. Raise ``Invalid`` if these differ."""
+    found: dict[JournalName, Offset] = {}
+    for spec in specs:
+        for source in spec.sources:
+            name = split_journal_meta(source.journal)[0]
+            if found.setdefault(name, source.min_offset) != source.min_offset:
+                raise Invalid(
+                    f"shards read {name} from different minimal offsets",
+                    path=f"{spec.id}.sources",
+                    hint="Backfill them one after the other, each with a run of its own.",
+                )
+    return found
+
+
+def plan_snapshot(
+    access: OpenAccess,
+    backfill: Backfill,
+    specs: Collection[ShardSpec],
+    end: HistoryEnd,
+    *,
+    ends: Mapping[JournalName, Offset] | None = None,
+    begins: Mapping[JournalName, Offset] | None = None,
+) -> Snapshot:
+    """Return the snapshot to read. Blocks. ``ends`` and ``begins`` are those of a resumed plan.
+
+    Raise ``Invalid`` for ends of journals outside the history. Raise ``NotFound`` for absent
+    journals. Raise ``NotYet`` for missing bytes that may still come.
+    """
+    if backfill.history:
+        base = Selection(selector=LabelSelector.parse(backfill.history))
+    else:
+        minima = sources_of(specs)
+        if not minima:
+            raise Invalid(
+                "the shards have no sources, and the backfill no history", path="--shards"
+            )
+        base = Selection(journals=tuple(sorted(minima)), begin=minima)
+    if ends is not None:
+        base = replace(base, end=dict(ends), begin=dict(begins or {}))
+    elif end.offsets:
+        base = replace(base, end=dict(end.offsets))
+    specs_of = _specs(access, base)
+    if strangers := sorted(base.end.keys() - specs_of.keys()):
+        raise Invalid(
+            "offsets are given for journals that are not read: "
+            f"{', '.join(strangers[:_LOST_SHOWN])}",
+            path="--offsets",
+        )
+    application = backfill.new_application()
+    shapes: dict[MessageFormat, list[JournalName]] = {}
+    for name, spec in specs_of.items():
+        content_type = spec.labels.value_of(CONTENT_TYPE) or CONTENT_JSON_LINES
+        kind = backfill.message_type_of(application, journal_spec(name, content_type))
+        place = backfill.uuid_field or application.uuid_place_of(spec)
+        shape = message_format_of(content_type, kind, place)
+        shapes.setdefault(shape, []).append(name)
+    journals: list[JournalSnapshot] = []
+    for shape, names in shapes.items():
+        chosen = replace(base, journals=tuple(names), selector=None, shape=shape)
+        snapshot = _snapshot(access, chosen)
+        if end.until_s and ends is None:
+            until = _ends_at(snapshot, end.until_s)
+            snapshot = take_snapshot(access, replace(chosen, end=until))
+        journals += snapshot.journals
+    found = Snapshot(tuple(sorted(journals, key=lambda one: one.journal)))
+    warn_of_loss(found)
+    return found
+
+
+def _snapshot(access: OpenAccess, chosen: Selection) -> Snapshot:
+    """Call `take_snapshot`. Raise its errors, with the name of the flag, and ``Invalid``."""
+    try:
+        return take_snapshot(access, chosen)
+    except Invalid as error:
+        if error.path != "end":
+            raise
+        raise Invalid(
+            error.message,
+            path="--offsets",
+            hint="Leave the journal out, to read it to its end.",
+            **error.facts,
+        ) from error
+
+
+def list_partitions(access: OpenAccess, backfill: Backfill) -> tuple[Partition, ...]:
+    """Return the partitions for the publisher's mapping. Blocks. Raise ``Invalid`` or ``NotFound``."""
+    if not backfill.history:
+        return ()
+    if not backfill.partitions:
+        raise Invalid(
+            f"{type(backfill).__name__} has its own history, but does not say to which "
+            "journals its messages were mapped",
+            hint="Set the class attribute partitions to the publisher's selector.",
+        )
+    selector = LabelSelector.parse(backfill.partitions)
+
+    return Partitions.of_specs(access.run(journal_specs(access, (), selector))).all
+
+
+def _specs(access: OpenAccess, selection: Selection) -> dict[JournalName, JournalSpec]:
+    specs = access.run(journal_specs(access, selection.journals, selection.selector))
+    return {spec.name: spec for spec in specs}
+
+
+def message_format_of(content_type: str, message_type: type[Any], place: str) -> MessageFormat:
+    """Return the encoding of a type's messages in a journal. Raise ``Invalid`` as `framing_of` does.
+
+    ``place`` is that of the UUID. Empty: the type's.
+    """
+    uuid_field, message = place or DEFAULT_PLACE, ""
+    if not place:
+        found = framing_of(content_type, message_type).codec.place
+        uuid_field = DEFAULT_PLACE if found is None else found.text
+    if content_type == CONTENT_PROTO_FIXED:
+        message = f"{message_type.__module__}:{message_type.__qualname__}"
+    return MessageFormat(content_type, uuid_field=uuid_field, message=message)
+
+
+def _ends_at(snapshot: Snapshot, until_s: float) -> dict[JournalName, Offset]:
+    """Return, by journal, the end of the last fragment that was stored at ``until_s`` or before."""
+    return {
+        journal.journal: max(
+            (
+                piece.end
+                for piece in journal.pieces
+                if piece.fragment is not None and piece.fragment.mod_time <= until_s
+            ),
+            default=journal.begin,
+        )
+        for journal in snapshot.journals
+    }
+
+
+def checkpoint_of(folded: FoldedSnapshot, spec: ShardSpec, application: str) -> Checkpoint:
+    """Return the checkpoint of a shard that has consumed exactly the history of its sources.
+
+    ``application`` is the name of the application that owns the state.
+    """
+    sources, lives = {}, {}
+    read = {one.journal: one.life for one in folded.snapshot.journals}
+    for source in spec.sources:
+        journal = split_journal_meta(source.journal)[0]
+        found = folded.sources.get(journal)
+        if found is not None:
+            sources[source.journal] = found
+        if (life := read.get(journal)) is not None:
+            lives[source.journal] = life
+    return Checkpoint(sources, application=application, lives=lives)
+
+
+def require_replayable(folded: FoldedSnapshot) -> None:
+    """Raise ``Corrupt`` if a journal has lost messages that are pending at the snapshot's end.
+
+    The live shard must read them when they commit.
+    """
+    for journal in folded.snapshot.journals:
+        pieces = journal.pieces
+        for producer, state in folded.sources[journal.journal].producers.items():
+            begin = state.begin
+            if begin is None or any(piece.begin <= begin < piece.end for piece in pieces):
+                continue
+            raise Corrupt(
+                "a transaction is open at the end of the history, and its begin is lost: the "
+                "state would miss its messages when it commits",
+                hint="End the history before it, with --offsets.",
+                journal=journal.journal,
+                producer=producer.hex(),
+                begin=begin,
+            )
+
+
+def tasks_of(
+    backfill: Backfill,
+    name: str,
+    specs: Sequence[ShardSpec],
+    folded: FoldedSnapshot,
+    access: Access,
+    settings: RunSettings,
+    *,
+    partitions: tuple[Partition, ...] = (),
+    claims: Mapping[str, BackfillClaim] | None = None,
+    verified: Collection[str] = (),
+) -> list[ShardTask]:
+    """Return a task for each shard. Raise ``Invalid`` or ``Corrupt``."""
+    require_replayable(folded)
+    application = settings.application or name_of(backfill.new_application())
+    if backfill.history:
+        shard_mapping(backfill, partitions)
+    tasks = []
+    for spec in specs:
+        ours = {split_journal_meta(source.journal)[0] for source in spec.sources}
+        tasks.append(
+            ShardTask(
+                name or backfill,
+                spec,
+                access,
+                tuple(
+                    run
+                    for run in folded.runs
+                    if not run.empty and (backfill.history or run.run.journal in ours)
+                ),
+                checkpoint_of(folded, spec, application),
+                settings.staging,
+                settings.run_id,
+                partitions,
+                settings.fqn(spec.id),
+                settings.overwrite,
+                settings.scratch,
+                (claims or {}).get(spec.id),
+                spec.id in verified,
+            )
+        )
+    return tasks

@@ -1,0 +1,79 @@
+"""Reports of a backfill run: its progress, and its result."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gazette.history.backfill.build import Attempt, ShardTask
+
+
+@dataclass(slots=True)
+class Progress:
+    """Progress of a run, in bytes or in ``unit``. Any thread may change and read it."""
+
+    step: str = "planning"
+    unit: str = "bytes"
+    done: int = 0
+    total: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, step: str, total: int, unit: str = "bytes") -> None:
+        with self._lock:
+            self.step, self.unit, self.done, self.total = step, unit, 0, total
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self.done += count
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReport:
+    """The result for one shard."""
+
+    shard: str
+    messages: int
+    bytes: int
+    sources: Mapping[str, int]
+    """By source: the offset at which the live shard continues."""
+    open_producers: int
+    """Producers with an open transaction there: the live shard reads it again from its begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of a run. If ``published`` is false, the result that it would have."""
+
+    run_id: str
+    published: bool
+    resumed: bool
+    history_bytes: int
+    history_messages: int
+    shards: tuple[ShardReport, ...]
+    verified: tuple[str, ...] = ()
+    seconds: float = 0.0
+    acknowledged: int = 0
+    """Number of appended acknowledgements that replaced states owed.
+
+    Shards with a state in a database do not count: they append theirs when they start.
+    """
+    refusals: tuple[str, ...] = ()
+    """The reasons why a run would be refused now, for a dry run only."""
+
+
+def shard_report(task: ShardTask, attempts: Sequence[Attempt]) -> ShardReport:
+    """Return the report of one shard. At most one of ``attempts`` has built its state."""
+    built = {one.shard: one.built for one in attempts}.get(task.spec.id)
+    sources = task.checkpoint.sources
+    return ShardReport(
+        task.spec.id,
+        0 if built is None else built.messages,
+        0 if built is None else built.size,
+        {journal: source.read_through for journal, source in sources.items()},
+        sum(
+            state.begin is not None
+            for source in sources.values()
+            for state in source.producers.values()
+        ),
+    )

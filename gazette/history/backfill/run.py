@@ -1,0 +1,379 @@
+"""One run of a backfill, from the choice of its shards to the publication of their states.
+
+
+    PLAN ── first pass ── build, stage ── MANIFEST ── append ── (verify) ── publish ── PUBLISHED
+      │          nothing of this takes effect, and all of it can be repeated           │
+      └── a run that is resumed continues behind the last step that it finds done ─────┘
+
+Loop-bound; what blocks runs on a pool.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from gazette.client.client import Client
+from gazette.client.shards import ListedShard, ShardClient
+from gazette.consumer.application_name import name_of
+from gazette.errors import Bug, NotAllowed, NotFound
+from gazette.history.backfill.build import Attempt, ShardTask, differs_from_replay
+from gazette.history.backfill.claims import (
+    claims_of,
+    look,
+    require_claimable,
+    require_comparable,
+    require_in_force,
+)
+from gazette.history.backfill.content import Difference
+from gazette.history.backfill.cutover import Cutover
+from gazette.history.backfill.definition import Backfill
+from gazette.history.backfill.plan import Plan, list_partitions, plan_snapshot, tasks_of
+from gazette.history.backfill.publish import is_published, require_idle, require_unchanged
+from gazette.history.backfill.records import RunRecords, time_text
+from gazette.history.backfill.report import Progress, Report, shard_report
+from gazette.history.backfill.runner import Runner
+from gazette.history.backfill.settings import RunSettings
+from gazette.history.backfill.verify import verify
+from gazette.history.merge import FoldedSnapshot
+from gazette.history.snapshot import Snapshot
+from gazette.history.source import Access
+from gazette.protocol.shard import ShardSpec
+from gazette.recoverylog.log.broker_logs import write_head
+from gazette.recoverylog.scratch import BUILDS, scratch_directory
+from gazette.runtime.clock import Clock
+from gazette.stores.claims import HeldState
+
+
+class BackfillRun:
+    """One run of a backfill. Other processes load ``backfill`` by ``name``; empty: by pickle."""
+
+    def __init__(
+        self,
+        backfill: Backfill,
+        name: str,
+        settings: RunSettings,
+        runner: Runner,
+        access: Access,
+        client: Client,
+        shards: ShardClient,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        """Create a run. Raise ``Invalid`` for invalid settings."""
+        self.progress = Progress()
+        self._backfill = backfill
+        self._name = name
+        self._title = name or f"{type(backfill).__module__}:{type(backfill).__qualname__}"
+        self._settings = settings
+        self._runner = runner
+        self._access = access
+        self._client = client
+        self._shards = shards
+        self._clock = clock
+        self._rng = rng
+        self._application = settings.application or name_of(backfill.new_application())
+        self._records = RunRecords(settings.staging, settings.run_id)
+        self._cutover = Cutover(
+            backfill,
+            self._application,
+            settings,
+            self._records,
+            self.progress,
+            self._require_unchanged,
+            client,
+            shards,
+            clock,
+            rng,
+        )
+        self._resumed = False
+
+    async def run(
+        self, *, dry_run: bool = False, on_begin: Callable[[], None] = lambda: None
+    ) -> Report:
+        """Run all steps. With ``dry_run``, make only the plan and the first pass, and write nothing.
+
+        Call ``on_begin`` once the plan is stored: from then on the run can be resumed.
+        Raise ``NotAllowed`` for shards that are live, or have a state that must not be overwritten.
+        Raise ``Conflict`` or ``Fenced`` when a shard was changed meanwhile. Raise ``Corrupt`` when a
+        state differs from a replay. After an error or a cancellation the shards are unchanged (see
+        `Publication.publish`): call this again to resume.
+        """
+        try:
+            return await self._run(on_begin, dry_run=dry_run)
+        finally:
+            self._runner.stop()
+            self._records.close()
+
+    async def _run(self, on_begin: Callable[[], None], *, dry_run: bool) -> Report:
+        began = self._clock.monotonic()
+        listed = await self._list()
+        if not dry_run and (done := await self._published_before(listed)):
+            return done
+        held: dict[str, HeldState] = {}
+        refusals: list[str] = []
+        if dry_run:
+            refusals = await self._refusals(listed)
+        else:
+            require_idle(listed)
+            await self._require_stateless(listed)
+            held = await self._look(listed)
+        if self._settings.overwrite and await self._records.manifest() is None:
+            await self._cutover.look(listed, held)
+        folded, tasks = await self._plan(listed, held, on_begin, dry_run=dry_run)
+        attempts: list[Attempt] = []
+        verified: tuple[str, ...] = ()
+        if not dry_run:
+            attempts = await self._build(tasks)
+            with scratch_directory(BUILDS, self._settings.scratch) as files:
+                verified = await self._verify(tasks, attempts, files)
+                await self._cutover.run(listed, attempts, files)
+        return Report(
+            self._settings.run_id,
+            not dry_run,
+            self._resumed,
+            folded.snapshot.length,
+            folded.rows,
+            tuple(shard_report(task, attempts) for task in tasks),
+            verified,
+            self._clock.monotonic() - began,
+            self._cutover.acknowledged,
+            tuple(refusals),
+        )
+
+    async def _list(self) -> list[ListedShard]:
+        found = (await self._shards.list_shards(self._settings.selector)).shards
+        if not found:
+            raise NotFound(
+                "no shard matches",
+                selector=str(self._settings.selector),
+                hint="`gazctl shards list` shows the existing ones.",
+            )
+        return sorted(found, key=lambda one: one.spec.id)
+
+    async def _require_stateless(self, listed: Sequence[ListedShard]) -> None:
+        """Raise ``NotAllowed`` for shards with a state, unless the user permits to replace it."""
+        if self._settings.overwrite:
+            return
+        if await self._records.manifest() is not None:
+            return  # An attempt of this run may have made the state since the check.
+        for shard in listed:
+            if shard.spec.recovery_log and await self._has_state(shard.spec):
+                raise NotAllowed(
+                    "the shard has a state already, or its recovery log holds something",
+                    shard=shard.spec.id,
+                    hint="--overwrite replaces it, once the new state is complete. To continue an "
+                    "interrupted run, give its --run-id.",
+                )
+
+    async def _refusals(self, listed: Sequence[ListedShard]) -> list[str]:
+        """Return why the run would be refused now. Do not look into databases: only a real run does."""
+        found = []
+        try:
+            require_idle(listed)
+        except NotAllowed as error:
+            found.append(str(error))
+        try:
+            await self._require_stateless(listed)
+        except NotAllowed as error:
+            found.append(str(error))
+        return found
+
+    async def _look(self, listed: Sequence[ListedShard]) -> dict[str, HeldState]:
+        """Return what databases hold of the shards, as of one moment at which all shards were idle.
+
+        Check the shards again after the look. A shard that opens its state later increments its fence,
+        so that this run cannot write to it. Raise ``Conflict`` for a shard that was changed.
+        """
+        specs = [one.spec for one in listed if not one.spec.recovery_log]
+        if not specs:
+            return {}
+        held = await self._records.blocking(look, self._backfill, specs, self._settings.fqn)
+        await self._require_unchanged(listed)
+        return held
+
+    async def _require_unchanged(self, listed: Sequence[ListedShard]) -> None:
+        """Raise ``Conflict`` if shards are not idle, or were changed since they were listed."""
+        found = await self._shards.list_shards(self._settings.selector)
+        require_unchanged(listed, found.shards)
+
+    async def _has_state(self, spec: ShardSpec) -> bool:
+        """Return True if the shard's log was written to, or pruned. A state in a database is not seen."""
+        stored = await self._shards.get_hints(spec.id)
+        if any(hints is not None for hints in (stored.primary, *stored.backups)):
+            return True
+        await self._cutover.publication.check_log(spec.recovery_log)
+        return await write_head(self._client, spec.recovery_log) > 0
+
+    async def _published_before(self, listed: Sequence[ListedShard]) -> Report | None:
+        """Return the report of this run if it was published already; else None."""
+        if not await self._records.is_published():
+            manifest = await self._records.manifest()
+            if manifest is None or not await self._all_published(manifest, listed):
+                return None
+            await self._records.mark_published(self._clock.now())
+        plan = await self._records.plan()
+        if plan is not None:
+            plan.require_same(self._title, [one.spec.id for one in listed])
+        return Report(self._settings.run_id, True, True, 0, 0, ())
+
+    async def _all_published(
+        self, manifest: set[tuple[str, str]], listed: Sequence[ListedShard]
+    ) -> bool:
+        ids = {one.spec.id for one in listed}
+        for shard, attempt in manifest:
+            built = (await self._records.staged(shard, attempt)).built
+            if not built.log or shard not in ids:
+                return False
+            if not is_published(built, await self._shards.get_hints(shard)):
+                return False
+        return True
+
+    async def _plan(
+        self,
+        listed: Sequence[ListedShard],
+        held: dict[str, HeldState],
+        on_begin: Callable[[], None],
+        *,
+        dry_run: bool,
+    ) -> tuple[FoldedSnapshot, list[ShardTask]]:
+        """Return the folded history, and a task for each shard.
+
+        A new run stores its plan, and can be resumed from then on. A resumed run takes ends, token and
+        verified shards from the stored plan, so that it reads the same bytes. A dry run stores nothing,
+        and keeps no rows for a second pass.
+        """
+        # Make the checks that need no first pass before the plan is stored: a refused run then
+        # stores nothing.
+        ids = [one.spec.id for one in listed]
+        specs = [one.spec for one in listed]
+        plan = await self._records.plan()
+        self._resumed = plan is not None
+        if plan is not None:
+            plan.require_same(self._title, ids)
+        token = f"{self._rng.getrandbits(64):016x}" if plan is None else plan.token
+        verified = self._verified(listed) if plan is None else plan.verified
+        require_comparable(self._backfill, verified)
+        require_claimable(held, token, overwrite=self._settings.overwrite)
+        if await self._records.manifest() is not None:
+            require_in_force(held, token)
+
+        def taking() -> Snapshot:
+            with self._access.open() as opened:
+                return plan_snapshot(
+                    opened,
+                    self._backfill,
+                    specs,
+                    self._settings.end,
+                    ends=None if plan is None else plan.ends,
+                    begins=None if plan is None else plan.begins,
+                )
+
+        snapshot = await self._records.blocking(taking)
+        self._cutover.require_published(listed, {one.journal: one.end for one in snapshot.journals})
+        if plan is None and not dry_run:
+            made = Plan(
+                self._title,
+                ids,
+                {one.journal: one.end for one in snapshot.journals},
+                time_text(self._clock.now()),
+                {one.journal: one.begin for one in snapshot.journals},
+                token,
+                verified,
+            )
+            await self._records.make_plan(made)
+        if not dry_run:
+            on_begin()
+        self.progress.begin("first pass", snapshot.length)
+        wanted = None if dry_run else self._name or self._backfill
+        folded = await self._records.blocking(
+            self._runner.fold, self._access, snapshot, self.progress.add, wanted
+        )
+
+        def making() -> list[ShardTask]:
+            with self._access.open() as opened:
+                partitions = list_partitions(opened, self._backfill)
+            return tasks_of(
+                self._backfill,
+                self._name,
+                specs,
+                folded,
+                self._access,
+                self._settings,
+                partitions=partitions,
+                claims=claims_of(held, token),
+                verified=verified,
+            )
+
+        tasks = await self._records.blocking(making)
+        self._cutover.require_whole({task.spec.id: task.checkpoint for task in tasks})
+        return folded, tasks
+
+    async def _build(self, tasks: Sequence[ShardTask]) -> list[Attempt]:
+        """Return the attempt of each task that counts: the manifest's, or a new one without a manifest."""
+        chosen = await self._records.manifest()
+        if chosen is None:
+            checkpoints = {task.spec.id: task.checkpoint for task in tasks}
+            staged = await self._records.staged_before(checkpoints)
+            missing = [task for task in tasks if task.spec.id not in staged]
+            total = sum(run.run.length for task in missing for run in task.runs)
+            self.progress.begin("building", total)
+            for attempt in await self._records.blocking(
+                self._runner.build, missing, self.progress.add
+            ):
+                staged[attempt.shard] = attempt
+            _require_complete(tasks, staged)
+            attempts = {shard: one.attempt for shard, one in staged.items()}
+            if await self._records.make_manifest(attempts):
+                return [staged[task.spec.id] for task in tasks]
+            chosen = await self._records.manifest()
+            assert chosen is not None
+        found = {shard: await self._records.staged(shard, attempt) for shard, attempt in chosen}
+        _require_complete(tasks, found)
+        return [found[task.spec.id] for task in tasks]
+
+    async def _verify(
+        self, tasks: Sequence[ShardTask], attempts: Sequence[Attempt], directory: Path
+    ) -> tuple[str, ...]:
+        chosen = set(_spread(self._settings.verify, [task.spec.id for task in tasks]))
+        built = list(zip(tasks, attempts, strict=True))
+        # States in a database were verified before their commit.
+        done = [one.shard for one in attempts if one.built.facts.get("verified")]
+        pairs = [(task, one) for task, one in built if one.built.log and one.shard in chosen]
+        self.progress.begin(
+            "verifying", sum(run.run.length for task, _ in pairs for run in task.runs)
+        )
+        for task, attempt in pairs:
+            path = await self._records.fetch(attempt, directory)
+            differs: Difference | None = await self._records.blocking(
+                verify, task, attempt.built, path, self.progress.add
+            )
+            if differs is not None:
+                raise differs_from_replay(task.spec.id, str(differs))
+            done.append(attempt.shard)
+        return tuple(sorted(done))
+
+    def _verified(self, listed: Sequence[ListedShard]) -> list[str]:
+        """Return the shards whose states in a database are verified before their commit."""
+        chosen = _spread(self._settings.verify, [one.spec.id for one in listed])
+        stored = {one.spec.id for one in listed if not one.spec.recovery_log}
+        return [shard for shard in chosen if shard in stored]
+
+
+def _require_complete(tasks: Sequence[ShardTask], attempts: Iterable[str]) -> None:
+    """Raise an error unless there is exactly one attempt of each task."""
+    expected, found = {task.spec.id for task in tasks}, set(attempts)
+    if expected != found:
+        raise Bug(
+            "the built states are not those of the run's shards",
+            missing=sorted(expected - found)[:5],
+            unexpected=sorted(found - expected)[:5],
+        )
+
+
+def _spread(count: int, shards: Sequence[str]) -> list[str]:
+    """Return ``count`` shards, evenly spread, including the first and the last."""
+    last = len(shards) - 1
+    places = {round(n * last / max(1, count - 1)) for n in range(min(count, len(shards)))}
+    return [shards[place] for place in sorted(places)]

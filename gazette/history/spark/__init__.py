@@ -1,0 +1,1 @@
+"""Spark: journals as tables and streams, and backfills as jobs. Users import `gazette.spark`."""

@@ -1,0 +1,188 @@
+"""The rows of a history that a backfill folds as a DataFrame: `FoldRows`.
+
+The first pass finds which messages have committed, and the second makes the rows. With ``combine``, the
+tasks of the first pass make the rows too: each reads its runs once (`read_once`). The summaries go to the
+driver. The combined rows stay on the executors, as cached partitions of Spark. If Spark loses a partition,
+it makes it again from its runs. When the summaries are folded, the driver knows which rows count. The
+second pass reads only runs that must be read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, Final
+
+import pyarrow as pa
+
+from gazette.history.backfill.build import OnRead
+from gazette.history.combine import Combine, Combiner
+from gazette.history.first_pass import resolver
+from gazette.history.merge import CommittedRun, FoldedSnapshot, fold_snapshot
+from gazette.history.one_pass import OnePass, Part, read_once, select_parts
+from gazette.history.row_format import RowFormat
+from gazette.history.rows import read_rows
+from gazette.history.snapshot import Run, Snapshot
+from gazette.history.source import Access, OpenAccess
+from gazette.history.spark.progress import reporting
+from gazette.history.spark.source.planning import TASKS_MAX, fold_by_spark, summarise_by_spark
+from gazette.history.spark.tasks import result_batch, results_in, task_frame
+from gazette.history.spark.worker_process import run_each
+from gazette.history.summary import Summary
+from gazette.protocol.ids import JournalName
+
+SHARD: Final = "shard"
+"""Column with the shard of a row: its index among the shards of the backfill."""
+ShardsOf = Callable[[JournalName], Sequence[int]]
+"""Function from a journal to the shards that get its messages."""
+
+_RUN: Final = pa.field("number", pa.int32())
+_PART: Final = pa.field("part", pa.int64())
+_RESULT: Final = pa.field("result", pa.binary())
+_ROW: Final = "row"
+_LOST: Final = pa.field("lost", pa.bool_())
+_SHARD: Final = pa.field(SHARD, pa.int32())
+_AGAIN: Final = -2
+"""Number of the part that stands for the result of a run that must be read again."""
+_REFUSED: Final = (
+    "combine() has raised for rows that it had combined before, when rows that Spark had lost were "
+    "made again"
+)
+
+
+class FoldRows:
+    """The rows of one history, for one fold."""
+
+    def __init__(
+        self, spark: Any, access: Access, schema: Any, format: RowFormat, combine: Combine | None
+    ) -> None:
+        """Make it without reading. ``schema`` is that of ``format``, as a ``StructType``."""
+        self._spark = spark
+        self._access = access
+        self._schema = schema
+        self._format = format
+        self._combine = combine
+        self._frame: Any = None
+        self._read: list[tuple[Run, OnePass]] = []
+        """Runs that were read once, with their results. The column ``number`` is the index here."""
+        self._wanted: list[tuple[int, int]] = []
+        """Rows that count, by the values of the columns ``number`` and ``part``."""
+        self.runs: tuple[CommittedRun, ...] = ()
+        """The runs for the second pass, set by `fold`."""
+
+    def fold(self, snapshot: Snapshot, run_bytes: int, on_read: OnRead) -> FoldedSnapshot:
+        """Make the first pass. Raise what reading raises."""
+
+        def summarise_all(runs: Sequence[Run]) -> list[Summary]:
+            if self._frame is None and runs:
+                return self._read_all(runs, on_read)
+            # Some runs begin at other offsets than assumed: the second pass reads them again.
+            return summarise_by_spark(self._spark, self._access, runs, on_read)
+
+        if self._combine is None:
+            folded = fold_by_spark(self._spark, self._access, snapshot, run_bytes, on_read)
+        else:
+            with self._access.open() as opened:
+                folded = fold_snapshot(snapshot, summarise_all, resolver(opened), run_bytes)
+        self._wanted, again = select_parts(self._read, folded.runs)
+        self.runs = tuple(run for run in again if self._format.selects(run))
+        return folded
+
+    def _read_all(self, runs: Sequence[Run], on_read: OnRead) -> list[Summary]:
+        assert self._combine is not None
+        work = partial(run_each, self._access, partial(_read_run, self._format, self._combine))
+        row = pa.struct(list(self._format.schema))
+        schema, batch = _once_schema(row), partial(_once_batch, row)
+        frame = task_frame(self._spark, runs, TASKS_MAX, work, schema, batch).persist()
+        self._frame = frame
+        length = sum(run.length for run in runs)
+        results = frame.where("result IS NOT NULL").select(_RUN.name, _RESULT.name)
+        with reporting(self._spark, min(len(runs), TASKS_MAX), length, on_read):
+            found = results_in(results.collect(), len(runs))
+        self._read = list(zip(runs, found, strict=True))
+        return [result.summary for result in found]
+
+    def rows(self, shards_of: ShardsOf) -> Any:
+        """Return a DataFrame of the committed rows, once for each shard that gets them."""
+        from pyspark.sql.types import IntegerType, StructField, StructType
+
+        schema = StructType([*self._schema.fields, StructField(SHARD, IntegerType())])
+        work = partial(run_each, self._access, partial(_shard_rows, self._format, self._combine))
+        items = [(run, shards_of(run.run.journal)) for run in self.runs]
+        if self._frame is None:
+            return task_frame(self._spark, items, len(items), work, schema)
+        made = self._rows_made(shards_of)
+        if not items:
+            return made
+        return made.union(task_frame(self._spark, items, len(items), work, schema))
+
+    def _rows_made(self, shards_of: ShardsOf) -> Any:
+        """Return the rows of the first pass that count, with their shards."""
+        counting: list[tuple[int, int, int | None, bool]] = []
+        for at, part in self._wanted:
+            counting += [(at, part, shard, False) for shard in shards_of(self._read[at][0].journal)]
+        # Spark may make lost rows of a run again, and find then that the run must be read again. Such a
+        # result must not look like a run without rows: join it as "lost", which raises below.
+        counting += [(at, _AGAIN, None, True) for at in {at for at, _ in self._wanted}]
+        fields = pa.schema([_RUN, _PART, _SHARD, _LOST])
+        table = pa.Table.from_pylist(
+            [dict(zip(fields.names, one, strict=True)) for one in counting], fields
+        )
+        counted = self._spark.createDataFrame(table).coalesce(1).hint("broadcast")
+        rows = self._frame.join(counted, [_RUN.name, _PART.name])
+        # Test columns of both sides of the join: Spark would test ``lost`` alone before the join.
+        refused = f"lost AND result IS NOT NULL THEN assert_true(false, '{_REFUSED}') IS NULL"
+        return rows.where(f"CASE WHEN {refused} ELSE true END").select(f"{_ROW}.*", SHARD)
+
+    def close(self) -> None:
+        """Remove the rows from the executors."""
+        frame, self._frame = self._frame, None
+        if frame is not None:
+            frame.unpersist()
+
+
+def _once_schema(row: pa.DataType) -> Any:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    fields = pa.schema([_RUN, _PART, _RESULT, pa.field(_ROW, row)])
+    return from_arrow_schema(fields, prefer_timestamp_ntz=False)
+
+
+def _read_run(
+    format: RowFormat, combine: Combine, access: OpenAccess, run: Run
+) -> Iterator[Part | OnePass]:
+    yield (yield from read_once(access, run, format, combine))
+
+
+def _once_batch(row: pa.DataType, number: int, found: Part | OnePass) -> pa.RecordBatch:
+    """Return rows of a run, or the run's result, as a batch."""
+    part: int | None
+    if isinstance(found, Part):
+        count, part, result = found.rows.num_rows, found.number, None
+        rows = pa.StructArray.from_arrays(found.rows.columns, fields=list(row))
+    else:
+        count, part = 1, _AGAIN if found.pending is None else None
+        result, rows = result_batch(number, found).column(_RESULT.name)[0], pa.nulls(1, row)
+    scalars = ((number, _RUN), (part, _PART), (result, _RESULT))
+    return pa.RecordBatch.from_arrays(
+        [*(pa.repeat(pa.scalar(value, field.type), count) for value, field in scalars), rows],
+        schema=pa.schema([_RUN, _PART, _RESULT, pa.field(_ROW, row)]),
+    )
+
+
+def _shard_rows(
+    format: RowFormat,
+    combine: Combine | None,
+    access: OpenAccess,
+    item: tuple[CommittedRun, Sequence[int]],
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a run in the second pass, once for each shard that gets them."""
+    run, shards = item
+    combiner = Combiner(combine, format.schema)
+    combined = chain.from_iterable(map(combiner.add, read_rows(access, run, format)))
+    for batch in chain(combined, combiner.finish()):
+        for shard in shards:
+            yield batch.append_column(
+                _SHARD, pa.repeat(pa.scalar(shard, _SHARD.type), batch.num_rows)
+            )

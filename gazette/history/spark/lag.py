@@ -1,0 +1,129 @@
+"""The lag of a stream behind its journals, from the query's progress: Python sources have no metrics."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from gazette.errors import Corrupt
+from gazette.history.spark.source.stream_offset import AT, AWAITED, decode_offset
+from gazette.message.uuid import clock_unix_ns
+from gazette.protocol.ids import JournalName, Offset
+
+LOGGER: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalLag:
+    """The lag of a stream behind one journal, at the end of a batch."""
+
+    journal: JournalName
+    offset: Offset
+    """Offset up to which the stream has read."""
+    end: Offset
+    """End of the journal when the batch was planned, also if the stream waits for earlier bytes."""
+    read_until: datetime.datetime | None
+    """Time of the newest committed message that was read. None before the first one, and with
+    ``read_uncommitted``."""
+    at: datetime.datetime
+    """Time at which the batch began."""
+    awaited: tuple[Offset, Offset] | None = None
+    """Range of the bytes that the stream waits for: they are not stored yet, but later ones are. None if it
+    does not wait."""
+
+    @property
+    def behind_bytes(self) -> int:
+        """Bytes of the journal that are not read yet."""
+        return max(self.end - self.offset, 0)
+
+    @property
+    def behind_s(self) -> float | None:
+        """Age of the newest message that was read, in seconds; zero if the stream has read everything."""
+        if not self.behind_bytes:
+            return 0.0
+        if self.read_until is None:
+            return None
+        return max((self.at - self.read_until).total_seconds(), 0.0)
+
+
+def stream_lag(progress: Mapping[str, Any]) -> list[JournalLag]:
+    """Return the lag of a query, journal by journal. Leave out other sources of the query.
+
+    ``progress`` is ``query.lastProgress``, an entry of ``query.recentProgress``, or
+    ``event.progress`` of a listener.
+    """
+    at = datetime.datetime.fromisoformat(progress["timestamp"])
+    found: list[JournalLag] = []
+    for source in progress["sources"]:
+        found += _of_source(source, at)
+    return sorted(found, key=lambda one: one.journal)
+
+
+def _of_source(source: Mapping[str, Any], at: datetime.datetime) -> Iterator[JournalLag]:
+    try:
+        read = decode_offset(json.loads(source["endOffset"] or "{}"))
+        latest = json.loads(source["latestOffset"] or "{}")
+        ends = {journal: (int(one[AT]), _awaited(one)) for journal, one in latest.items()}
+    except (Corrupt, AttributeError, KeyError, TypeError, ValueError):
+        return  # This is another source, whose offsets have another form.
+    for journal, (end, awaited) in ends.items():
+        known = read.get(journal)
+        clocks = [] if known is None else [one.last_ack for one in known.producers.values()]
+        until = None
+        if clocks:
+            micros = clock_unix_ns(max(clocks)) // 1000
+            until = _EPOCH + datetime.timedelta(microseconds=micros)
+        offset = 0 if known is None else known.read_through
+        yield JournalLag(journal, offset, end, until, at, awaited)
+
+
+def _awaited(one: Mapping[str, Any]) -> tuple[Offset, Offset] | None:
+    if AWAITED not in one:
+        return None
+    begin, end = map(int, one[AWAITED])
+    return begin, end
+
+
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+class LagListener(StreamingQueryListener):
+    """Listener that logs the lag of each stream of journals after each batch.
+
+    Add it by ``spark.streams.addListener(LagListener())``. It logs at the level INFO, in this process.
+    """
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Log nothing: no byte was read yet."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        progress = event.progress
+        lags = stream_lag(progress)
+        if not lags:
+            return
+        ages = [one.behind_s for one in lags if one.behind_s is not None]
+        LOGGER.info(
+            "stream %(query)s is %(bytes)d bytes behind %(journals)d journals, %(seconds).1f s at most, and "
+            "waits for bytes of %(awaited)d of them that are not stored yet",
+            {
+                "query": progress.name or progress.id,
+                "bytes": sum(one.behind_bytes for one in lags),
+                "journals": len(lags),
+                "seconds": max(ages, default=0.0),
+                "awaited": sum(one.awaited is not None for one in lags),
+            },
+        )
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Log nothing: Spark reports how the query ended."""

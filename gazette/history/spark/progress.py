@@ -1,0 +1,129 @@
+"""Progress of a pass that Spark makes: `reporting`.
+
+It comes from Spark's information about stages. Accumulators would count a repeated task twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+from gazette.history.backfill.build import OnRead
+
+LOGGER: Final = logging.getLogger(__name__)
+
+_POLL_S: Final = 0.5
+_GROUP: Final = "spark.jobGroup.id"
+_DESCRIPTION: Final = "spark.job.description"
+_CANCELS: Final = "spark.job.interruptOnCancel"
+
+
+class StageTasks(NamedTuple):
+    """A stage: its number, its number of tasks, and the number of successful attempts of tasks."""
+
+    number: int
+    tasks: int
+    ended: int
+
+
+@contextmanager
+def reporting(spark: Any, tasks: int, length: int, on_read: OnRead) -> Iterator[None]:
+    """Report the progress of the stage with ``tasks`` tasks that the block runs on this thread.
+
+    Call ``on_read`` with an equal part of ``length`` bytes for each task that ends. At the end of the
+    block call it with the rest, unless the block raises. The calls come from another thread.
+    """
+    counted = _Counted(tasks, length, on_read)
+    context = getattr(spark, "sparkContext", None)  # Spark Connect has none.
+    with _by_server(spark, counted.see) if context is None else _by_polling(context, counted.see):
+        yield
+    counted.finish()
+
+
+class _Counted:
+    def __init__(self, tasks: int, length: int, on_read: OnRead) -> None:
+        self._tasks = tasks
+        self._length = length
+        self._on_read = on_read
+        self._done = 0
+
+    def see(self, stages: Iterable[StageTasks]) -> None:
+        """Report the progress of these stages, if it is more than before."""
+        share = tasks_ended(stages, self._tasks)
+        self._reach(self._length * share // max(1, self._tasks))
+
+    def finish(self) -> None:
+        self._reach(self._length)
+
+    def _reach(self, done: int) -> None:
+        if done > self._done:
+            more, self._done = done - self._done, done
+            self._on_read(more)
+
+
+def tasks_ended(stages: Iterable[StageTasks], tasks: int) -> int:
+    """Return how many of ``tasks`` tasks have ended, in the newest stage with exactly so many tasks.
+
+    Other stages distribute or gather. If Spark repeats a part of a stage, that attempt has fewer tasks and
+    is ignored. With speculation, more attempts than tasks may end. A stage of one task looks like a
+    stage that distributes: return 0 then.
+    """
+    found = [stage for stage in stages if stage.tasks == tasks > 1]
+    return min(tasks, max(found).ended) if found else 0
+
+
+@contextmanager
+def _by_polling(context: Any, see: Callable[[Iterable[StageTasks]], None]) -> Iterator[None]:
+    """Look every half second, on a thread that ends with the block."""
+    group = f"gazette-{uuid.uuid4().hex}"
+    ended = threading.Event()
+
+    def poll() -> None:
+        tracker = context.statusTracker()
+        while not ended.wait(_POLL_S):
+            try:
+                see(_stages(tracker, group))
+            except Exception as error:  # noqa: BLE001 - of any kind: Java ends, or the session does
+                LOGGER.debug("progress of Spark is unknown", extra={"reason": str(error)})
+                return
+
+    # Give this thread's jobs a group, and restore the caller's group afterwards.
+    before = {key: context.getLocalProperty(key) for key in (_GROUP, _DESCRIPTION, _CANCELS)}
+    context.setLocalProperty(_GROUP, group)
+    thread = threading.Thread(target=poll, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        for key, value in before.items():
+            context.setLocalProperty(key, value)
+
+
+def _stages(tracker: Any, group: str) -> Iterator[StageTasks]:
+    for number in tracker.getJobIdsForGroup(group):
+        job = tracker.getJobInfo(number)
+        for stage in () if job is None else job.stageIds:
+            if (found := tracker.getStageInfo(stage)) is not None:
+                yield StageTasks(stage, found.numTasks, found.numCompletedTasks)
+
+
+@contextmanager
+def _by_server(spark: Any, see: Callable[[Iterable[StageTasks]], None]) -> Iterator[None]:
+    """Get reports from a server of Spark Connect: it sends them while it runs a query of this session."""
+
+    def handle(stages: Iterable[Any] | None, **_: Any) -> None:
+        see(
+            StageTasks(one.stage_id, one.num_tasks, one.num_completed_tasks) for one in stages or ()
+        )
+
+    spark.registerProgressHandler(handle)
+    try:
+        yield
+    finally:
+        spark.removeProgressHandler(handle)

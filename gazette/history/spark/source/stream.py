@@ -1,0 +1,362 @@
+"""Journals as a stream of Spark: micro-batches of committed messages.
+
+To plan a batch, the driver needs the summaries of its fragments. It makes them itself from few bytes, and
+for the first batch. Otherwise tasks of one batch summarise the fragments of the next one ("ahead"), and the
+driver finds the kept summaries. So an offset also says up to where tasks were asked for summaries. Some
+batches have only such tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from gazette.errors import Corrupt
+from gazette.history.first_pass import (
+    find_message,
+    fold_by_threads,
+    keep_summaries,
+    summarise_messages,
+)
+from gazette.history.merge import CommittedRun, FoldedSnapshot
+from gazette.history.snapshot import JournalSnapshot, Piece, Run, cover
+from gazette.history.spark.error_hints import with_hints
+from gazette.history.spark.source.options import StreamOptions
+from gazette.history.spark.source.schema import row_format
+from gazette.history.spark.source.stream_admission import BatchAdmission, later_end, next_pieces
+from gazette.history.spark.source.stream_journals import Sources, StreamJournals
+from gazette.history.spark.source.stream_offset import (
+    StreamOffset,
+    decode_ahead,
+    decode_lives,
+    decode_offset,
+    decode_since,
+    encode_ends,
+    encode_offset,
+)
+from gazette.history.spark.source.table import RunPartition, check_isolation, read_partition
+from gazette.message.framing.frames import MalformedMessage
+from gazette.protocol.checkpoint import SourceCheckpoint
+from gazette.protocol.ids import JournalName, Offset
+from gazette.runtime.clock import Clock
+
+_DRIVER_BYTES: Final = 1 << 18
+"""Most bytes without a summary that the driver reads itself: a batch for them would take longer."""
+
+
+_KEPT_MAX: Final = 10_000
+"""Most pieces that are remembered to have a summary."""
+
+
+class AheadPartition(InputPartition):
+    """A run of a later batch, for a task that summarises its fragments and returns no rows."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+
+
+class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reader of journals as a stream."""
+
+    def __init__(self, options: StreamOptions, schema: Any, clock: Clock | None = None) -> None:
+        self._options = options
+        self._schema = schema
+        self._journals = StreamJournals(options, clock)
+        self._admission = BatchAdmission(lambda *given: find_message(self._journals.access, *given))
+        self._folded: tuple[StreamOffset, StreamOffset, FoldedSnapshot] | None = None
+        """The last planned batch: its two offsets, and its fold."""
+        self._kept: set[tuple[JournalName, Piece]] = set()
+        """Pieces with a known summary."""
+        self._planned = False
+        """True once a batch was planned. The first one must not wait for summaries: with ``Trigger.Once``
+        it is the only one."""
+
+    # These methods run on the driver:
+
+    @with_hints()
+    def initialOffset(self) -> StreamOffset:
+        starts = self._journals.starts()
+        return encode_offset(
+            starts, since=self._options.read.clock_begin, lives=self._journals.lives
+        )
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self._options.max_bytes is not None:
+            return ReadMaxBytes(self._options.max_bytes)
+        if self._options.max_rows is not None:
+            return ReadMaxRows(self._options.max_rows)
+        return ReadAllAvailable()
+
+    @with_hints()
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the ends of journals now, and leave out later journals."""
+        self._journals.fix_target()
+
+    @with_hints()
+    def latestOffset(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:
+        logged, asked = decode_offset(start), decode_ahead(start)
+        self._journals.resume(decode_lives(start))
+        listed = self._journals.listing(logged)
+        known = self._journals.kept(logged)
+        begins = {one.journal: self._journals.begin(one, known) for one in listed}
+        ends = self._admission.ends(listed, begins, limit)
+        if self._summarises_ahead(limit):
+            ends = self._ready_ends(listed, begins, ends, asked)
+        sources = known
+        while not all(
+            journal in known and end <= known[journal].read_through for journal, end in ends.items()
+        ):
+            with _placed(known):
+                sources = {**known, **self._read_to(known, ends)}
+            further = _further(listed, begins, ends, sources)
+            if not further:
+                break
+            ends = {**ends, **further}
+        ahead = self._ahead_ends(listed, sources, asked, limit)
+        if sources is logged and all(asked.get(name, 0) >= at for name, at in ahead.items()):
+            return start
+        self._planned = True
+        end = encode_offset(sources, {**asked, **ahead}, decode_since(start), self._journals.lives)
+        if self._folded is not None:
+            self._folded = (start, end, self._folded[2])
+        return end
+
+    def reportLatestOffset(self) -> StreamOffset | None:
+        recent = self._journals.recent
+        return None if recent is None else encode_ends(recent.journals)
+
+    @with_hints()
+    def partitions(self, start: StreamOffset, end: StreamOffset) -> list[InputPartition]:
+        self._planned = True
+        until, lives, former = decode_offset(end), decode_lives(end), decode_lives(start)
+        self._journals.resume(lives)
+        # Read a journal that has lost its end, or was created again, from its begin.
+        known = {
+            journal: source
+            for journal, source in decode_offset(start).items()
+            if journal not in until
+            or (
+                source.read_through <= until[journal].read_through
+                and former.get(journal, lives.get(journal)) == lives.get(journal)
+            )
+        }
+        ahead = self._ahead(start, until, decode_ahead(end))
+        ends = {
+            journal: source.read_through
+            for journal, source in until.items()
+            if source.read_through > known.get(journal, SourceCheckpoint()).read_through
+        }
+        if not ends:
+            return ahead
+        read = replace(self._options.read, clock_begin=decode_since(end))
+        runs: Sequence[CommittedRun | Run]
+        if read.committed:
+            with _placed(known):
+                folded = self._fold(start, end, known, ends)
+            snapshot, runs = folded.snapshot, folded.runs
+        else:
+            snapshot = self._journals.snapshot(known, ends)
+            runs = snapshot.runs(read.run_bytes)
+        format = row_format(read, self._schema, snapshot.shapes)
+        rows = [RunPartition(run, format) for run in runs if format.selects(run)]
+        return [*rows, *ahead]
+
+    def commit(self, end: StreamOffset) -> None:
+        """Do nothing: Spark may repeat the same batch."""
+
+    def stop(self) -> None:
+        self._journals.close()
+
+    # These methods run on an executor:
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        if isinstance(partition, AheadPartition):
+            with with_hints(), self._options.read.access.open() as opened:
+                keep_summaries(opened, partition.value, self._options.max_bytes)
+            return
+        yield from read_partition(self._options.read.access, partition)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return the parts to send to an executor: options and schema, not what is known of the journals."""
+        return type(self), (self._options, self._schema)
+
+    # What tasks summarise, and what the driver does:
+
+    def _summarises_ahead(self, limit: ReadLimit) -> bool:
+        """Return True if tasks may summarise fragments instead of the driver.
+
+        With a limit of rows, the driver must read the bytes to count them.
+        """
+        return self._options.read.committed and not isinstance(limit, ReadMaxRows)
+
+    def _ready_ends(
+        self,
+        listed: Sequence[JournalSnapshot],
+        begins: Mapping[JournalName, Offset],
+        ends: Mapping[JournalName, Offset],
+        asked: Mapping[JournalName, Offset],
+    ) -> dict[JournalName, Offset]:
+        """Return earlier ends if many bytes before ``ends`` have no summary yet.
+
+        Do not wait again for summaries that tasks were asked for: the driver then reads the bytes.
+        """
+        ready = dict(ends)
+        if not (self._planned or self._journals.has_target):
+            return ready
+        budget = _DRIVER_BYTES
+        for journal in listed:
+            name = journal.journal
+            for piece in cover(journal.pieces, begins[name], ends.get(name, begins[name])):
+                if piece.end > asked.get(name, 0) and self._lacks(journal, piece):
+                    budget -= piece.end - piece.begin
+                    if budget < 0:
+                        ready[name] = piece.begin
+                        break
+        return ready
+
+    def _ahead_ends(
+        self,
+        listed: Sequence[JournalSnapshot],
+        sources: Sources,
+        asked: Mapping[JournalName, Offset],
+        limit: ReadLimit,
+    ) -> dict[JournalName, Offset]:
+        """Return, by journal, the offset up to which to ask tasks for summaries of later batches."""
+        ahead: dict[JournalName, Offset] = {}
+        for journal in listed if self._summarises_ahead(limit) else ():
+            name = journal.journal
+            pieces = next_pieces(journal, self._journals.begin(journal, sources), limit)
+            if any(
+                piece.end > asked.get(name, 0) and self._lacks(journal, piece) for piece in pieces
+            ):
+                ahead[name] = pieces[-1].end
+        return ahead
+
+    def _lacks(self, journal: JournalSnapshot, piece: Piece) -> bool:
+        """Return True if a piece has no summary, and a task could make it."""
+        store = self._journals.access.summaries([piece])
+        if store is None or (journal.journal, piece) in self._kept:
+            return False
+        if store.get(journal.journal, journal.shape, [piece]) is not None:
+            if len(self._kept) >= _KEPT_MAX:
+                self._kept.clear()
+            self._kept.add((journal.journal, piece))
+            return False
+        cut = piece.fragment is not None and piece.end < piece.fragment.end
+        if cut and piece.end - piece.begin != self._options.max_bytes:
+            return False  # Tasks keep summaries only of whole fragments, and of portions of a batch's size.
+        return store.keeps(journal.journal, journal.shape, [piece])
+
+    def _ahead(
+        self, start: StreamOffset, until: Sources, ahead: Mapping[JournalName, Offset]
+    ) -> list[InputPartition]:
+        """Return tasks for summaries that this batch asks for, and the batch before did not."""
+        asked = decode_ahead(start)
+        ends = {name: end for name, end in ahead.items() if end > asked.get(name, 0)}
+        if not ends:
+            return []
+        begins = {name: SourceCheckpoint(until[name].read_through) for name in ends}
+        return [
+            AheadPartition(replace(run, sure=False))
+            for run in self._journals.snapshot(begins, ends).runs(self._options.read.run_bytes)
+            if run.end > asked.get(run.journal, 0)
+        ]
+
+    # How far a batch reads:
+
+    def _read_to(self, known: Sources, ends: Mapping[JournalName, Offset]) -> Sources:
+        ends = {
+            journal: end
+            for journal, end in ends.items()
+            if journal not in known or end > known[journal].read_through
+        }
+        self._folded = None
+        if not self._options.read.committed:
+            snapshot = self._journals.snapshot(known, ends)
+            return {one.journal: SourceCheckpoint(self._whole(one)) for one in snapshot.journals}
+        folded = self._fold_to(known, ends)
+        self._folded = ({}, {}, folded)
+        return folded.checkpoint(self._options.horizon_ns).sources
+
+    def _whole(self, journal: JournalSnapshot) -> Offset:
+        """Return the end of the journal's last complete message: usually the end of its last fragment."""
+        if not journal.pieces:
+            return journal.end
+        last = replace(journal, begin=journal.pieces[-1].begin, pieces=journal.pieces[-1:])
+        # The fragment may begin within a message.
+        found = self._last_end(last, sure=False)
+        if found is None:
+            found = self._last_end(journal, sure=True)
+        return journal.begin if found is None else found
+
+    def _last_end(self, journal: JournalSnapshot, *, sure: bool) -> Offset | None:
+        run = Run(journal.journal, journal.shape, 0, journal.pieces, journal.begin, sure=sure)
+        summary = summarise_messages(self._journals.access, run)
+        return summary.end if summary.rows else None
+
+    def _fold(
+        self,
+        start: StreamOffset,
+        end: StreamOffset,
+        known: Sources,
+        ends: Mapping[JournalName, Offset],
+    ) -> FoldedSnapshot:
+        if self._folded is not None and self._folded[:2] == (start, end):
+            return self._folded[2]
+        return self._fold_to(known, ends)
+
+    def _fold_to(self, known: Sources, ends: Mapping[JournalName, Offset]) -> FoldedSnapshot:
+        snapshot = self._journals.snapshot(known, ends)
+        check_isolation(self._options.read, snapshot)
+        return fold_by_threads(
+            self._journals.access, snapshot, run_bytes=self._options.read.run_bytes
+        )
+
+
+@contextmanager
+def _placed(known: Sources) -> Iterator[None]:
+    """Raise ``Corrupt`` if no message begins where the stream continues."""
+    try:
+        yield
+    except MalformedMessage as error:
+        source = known.get(error.journal)
+        if source is None or not source.read_through or error.begin != source.read_through:
+            raise
+        raise Corrupt(
+            f"no message begins at the offset where the stream continues ({error.reason})",
+            hint="If the journal was deleted and created again, give the query another "
+            "checkpointLocation. If startingOffsets named the offset, name one where a message "
+            "begins. If its producer wrote a malformed message, `mode=PERMISSIVE` reads that as null, "
+            "and `mode=DROPMALFORMED` leaves it out.",
+            journal=error.journal,
+            begin=error.begin,
+        ) from error
+
+
+def _further(
+    listed: Sequence[JournalSnapshot],
+    begins: Mapping[JournalName, Offset],
+    ends: Mapping[JournalName, Offset],
+    sources: Sources,
+) -> dict[JournalName, Offset]:
+    """Return later ends for journals whose next message continues after the end."""
+    further = {}
+    for journal in listed:
+        begin = begins[journal.journal]
+        end = ends.get(journal.journal, begin)
+        if end > begin and sources[journal.journal].read_through <= begin:
+            later = later_end(journal, begin, end)
+            if later is not None:
+                further[journal.journal] = later
+    return further

@@ -1,0 +1,301 @@
+"""The journals of a stream: their listings, no more than needed, and the snapshot of each batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gazette.errors import Corrupt, Invalid, NotFound
+from gazette.fragment.index import JUMP_AGE_S
+from gazette.history.loss_warnings import warn_of_loss
+from gazette.history.snapshot import JournalSnapshot, Snapshot
+from gazette.history.snapshot_builder import FragmentPlaces, require_stored, take_snapshot
+from gazette.history.source import OpenAccess
+from gazette.history.spark.source.options import StreamOptions
+from gazette.protocol.checkpoint import SourceCheckpoint
+from gazette.protocol.ids import JournalName, Offset
+from gazette.protocol.journal_life import JournalLife, created_again
+from gazette.runtime.clock import Clock, SystemClock
+
+LOGGER: Final = logging.getLogger(__name__)
+
+Sources = Mapping[JournalName, SourceCheckpoint]
+
+_LISTED_MAX: Final = 1000
+_PER_FRAGMENT_S: Final = 0.0005
+"""Seconds to wait before the next listing, for each fragment beyond `_LISTED_MAX`. To list a fragment takes
+a tenth of that."""
+_ASK_BROKERS: Final = (
+    ". Brokers know if an operator has confirmed that they are lost: read by the option broker.address, "
+    "with direct=true instead of store"
+)
+_LAG_S: Final = 30.0
+_LAG_POLL_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A listing of the journals."""
+
+    again_s: float
+    """Time of the machine's clock at which to list again."""
+    snapshot: Snapshot
+    known: frozenset[JournalName]
+    """Journals that the query had read from when they were listed."""
+    lives: Mapping[JournalName, JournalLife]
+    """Lives of journals that the query had read from then."""
+
+
+class StreamJournals:
+    """The journals of a stream, in one process of the driver. For one thread."""
+
+    def __init__(self, options: StreamOptions, clock: Clock | None = None) -> None:
+        self._options = options
+        self._clock: Clock = clock or SystemClock()
+        self._access: OpenAccess | None = None
+        self._listed: _Listed | None = None
+        self._target: dict[JournalName, Offset] | None = None
+        self._places = FragmentPlaces()
+        self._again: dict[JournalName, Offset] = {}
+        """Journals that lost bytes that were read before, and their ends, as of the last listing."""
+        self._lives: Mapping[JournalName, JournalLife] = {}
+        """Lives that the query has read."""
+        self._others: dict[JournalName, JournalLife] = {}
+        """Other lives of these journals, as of the last listing."""
+        self._warned: set[tuple[JournalName, Offset]] = set()
+        """Journals and ends of reported lost bytes."""
+        self._awaited: set[tuple[JournalName, Offset]] = set()
+        """Journals and ends of reported bytes that the stream waits for."""
+        # A begin time is for the journals of a new query, not for later journals.
+        self._selection = replace(options.read.selection, begin_time_s=0.0)
+
+    @property
+    def access(self) -> OpenAccess:
+        """The access of this process, opened at its first use."""
+        if self._access is None:
+            self._access = self._options.read.access.open(self._clock)
+        return self._access
+
+    def close(self) -> None:
+        if self._access is not None:
+            self._access.close()
+            self._access = None
+
+    def resume(self, lives: Mapping[JournalName, JournalLife]) -> None:
+        """Set the lives to which the query's offsets belong. Call it before the other methods."""
+        self._lives = lives
+
+    @property
+    def lives(self) -> dict[JournalName, JournalLife]:
+        """Lives of the journals: those of the query and, for other journals, those of the last listing."""
+        listed = (
+            {} if self.recent is None else {one.journal: one.life for one in self.recent.journals}
+        )
+        found = {name: life for name, life in listed.items() if life is not None}
+        return {**found, **self._lives, **self._others}
+
+    @property
+    def recent(self) -> Snapshot | None:
+        """The last listing, of any age."""
+        return None if self._listed is None else self._listed.snapshot
+
+    @property
+    def has_target(self) -> bool:
+        """True if the query ends at the ends that the journals had when it began."""
+        return self._target is not None
+
+    def fix_target(self) -> None:
+        """Fix the ends of journals now, and leave out later journals."""
+        self._target = {one.journal: one.end for one in self._list({}).journals}
+
+    def starts(self) -> dict[JournalName, SourceCheckpoint]:
+        """Return the offsets at which a new query begins."""
+        given, latest = self._options.read.selection, self._options.latest
+        listed = self._list({}).journals  # A listing also has the lives of the journals.
+        if given.begin_time_s or latest:
+            given = replace(given, lost="skip")
+            snapshot = take_snapshot(self.access, given, self._places)
+            require_stored(snapshot, given)
+            return {
+                one.journal: SourceCheckpoint(one.end if latest else one.begin)
+                for one in snapshot.journals
+            }
+        return {one.journal: SourceCheckpoint(self.first(one)) for one in listed}
+
+    def first(self, journal: JournalSnapshot) -> Offset:
+        """Return the offset at which to begin a journal that the query has not read."""
+        return self._selection.begin.get(journal.journal, self._selection.begin_all)
+
+    def begin(self, journal: JournalSnapshot, known: Sources) -> Offset:
+        """Return the offset up to which a journal was read."""
+        source = known.get(journal.journal)
+        return self.first(journal) if source is None else source.read_through
+
+    def listing(self, known: Sources) -> list[JournalSnapshot]:
+        """Return a recent listing; for a query with a target, only up to the target.
+
+        Raise ``Corrupt`` for a journal that ends before the offset that was read, unless lost bytes are
+        skipped.
+        """
+        listed = self._list(known).journals
+        if self._target is None:
+            return list(listed)
+        return [
+            _until(one, self._target[one.journal]) for one in listed if one.journal in self._target
+        ]
+
+    def kept(self, known: Sources) -> Sources:
+        """Return ``known`` without journals that were created again: read them from their begin."""
+        self._list(known)
+        gone = {
+            name
+            for name, end in self._again.items()
+            if name in known and known[name].read_through > end
+        } | (self._others.keys() & known.keys())
+        return {name: one for name, one in known.items() if name not in gone} if gone else known
+
+    def _list(self, known: Sources) -> Snapshot:
+        """Return a recent listing. Spark may ask hundreds of times a second."""
+        now = self._clock.monotonic()
+        if (
+            self._listed is None
+            or now >= self._listed.again_s
+            # The recent listing was not checked for losses of these journals.
+            or not known.keys() <= self._listed.known
+            or self._lives != self._listed.lives
+        ):
+            snapshot = self._take(known)
+            count = sum(len(journal.pieces) for journal in snapshot.journals)
+            pause_s = max(count - _LISTED_MAX, 0) * _PER_FRAGMENT_S
+            again_s = now + max(self._options.refresh_s, pause_s)
+            self._listed = _Listed(again_s, snapshot, frozenset(known), self._lives)
+        return self._listed.snapshot
+
+    def _take(self, known: Sources) -> Snapshot:
+        """Return a new listing. Repeat it while the answer may be that of a broker behind its peers."""
+        # Begin at the offset that was read, and end before bytes that may still come. Each batch
+        # checks for lost bytes.
+        begin = {journal: source.read_through for journal, source in known.items()}
+        given = replace(self._selection, begin={**self._selection.begin, **begin}, lost="wait")
+        self._again, self._others = {}, {}
+        began = self._clock.monotonic()
+        while True:
+            snapshot = take_snapshot(self.access, given, self._places)
+            require_stored(snapshot, given, known)
+            self._others = self._other_lives(snapshot, known)
+            short = [one for one in snapshot.journals if self._is_short(one, known)]
+            if not short and not self._others:
+                self._report_awaited(snapshot)
+                return snapshot
+            if not short:
+                break
+            if self._clock.monotonic() - began >= _LAG_S:
+                break
+            self.access.run(self._clock.sleep(_LAG_POLL_S))
+        for one in short:
+            facts = {"journal": one.journal, "end": one.begin, "read": begin[one.journal]}
+            if self._selection.lost == "fail":
+                raise Corrupt(
+                    "a journal of the stream ends before what was read of it",
+                    hint="It was deleted and created again, or has lost its end: give the query "
+                    "another checkpointLocation to read it from its begin. "
+                    "failOnDataLoss=false does that for this journal alone.",
+                    **facts,
+                )
+            LOGGER.warning(
+                "journal %(journal)s ends at %(end)s, before what was read of it (%(read)s): it is "
+                "read from its begin",
+                facts,
+            )
+        self._again = {one.journal: one.begin for one in short}
+        gone = self._again.keys() | self._others.keys()
+        kept = {name: at for name, at in begin.items() if name not in gone}
+        given = replace(given, begin={**self._selection.begin, **kept})
+        self._places = FragmentPlaces()
+        return take_snapshot(self.access, given, self._places)
+
+    def _other_lives(self, snapshot: Snapshot, known: Sources) -> dict[JournalName, JournalLife]:
+        """Return the lives of journals that were created again after the query had read them.
+
+        Raise ``Corrupt`` for the first of them, unless lost bytes are skipped.
+        """
+        others = {}
+        for one in snapshot.journals:
+            life, read = one.life, self._lives.get(one.journal)
+            if life is None or read is None or one.journal not in known or not life.is_other(read):
+                continue
+            others[one.journal] = life
+            if self._selection.lost == "fail":
+                raise created_again(
+                    one.journal,
+                    read.created,
+                    life.created,
+                    hint="Give the query another checkpointLocation to read it from its begin."
+                    " failOnDataLoss=false does that for this journal alone.",
+                )
+            LOGGER.warning(
+                "journal %(journal)s was deleted and created again: it is read from its begin",
+                {"journal": one.journal},
+            )
+        return others
+
+    def _report_awaited(self, snapshot: Snapshot) -> None:
+        """Log each range of bytes that the stream waits for, once."""
+        for journal in snapshot.journals:
+            if journal.awaited is None or (journal.journal, journal.awaited.end) in self._awaited:
+                continue
+            begin, end, _ = journal.awaited
+            self._awaited.add((journal.journal, end))
+            LOGGER.warning(
+                "journal %(journal)s has no bytes from %(begin)s to %(end)s yet, and has later ones: the "
+                "stream waits for a broker to store them, until %(hours)s h after the next fragment was "
+                "stored%(unknown)s",
+                {
+                    "journal": journal.journal,
+                    "begin": begin,
+                    "end": end,
+                    "hours": JUMP_AGE_S // 3600,
+                    "unknown": _ASK_BROKERS if self._selection.stores else "",
+                },
+            )
+
+    def _is_short(self, journal: JournalSnapshot, known: Sources) -> bool:
+        source = known.get(journal.journal)
+        # A snapshot begins at the journal's end if that is before the wanted offset. A store without
+        # fragments of a journal does not know the journal's end.
+        knows_end = journal.begin > 0 or not self._selection.stores
+        return source is not None and knows_end and journal.begin < source.read_through
+
+    def snapshot(self, known: Sources, ends: Mapping[JournalName, Offset]) -> Snapshot:
+        """Return the snapshot of a batch. List again, since fragments may have been joined or pruned.
+
+        Raise ``Corrupt`` for lost bytes, unless they are skipped.
+        """
+        selection = replace(
+            self._selection,
+            journals=tuple(sorted(ends)),
+            selector=None,
+            end=dict(ends),
+            sources={journal: known[journal] for journal in ends if journal in known},
+            lives=self.lives,
+        )
+        try:
+            found = take_snapshot(self.access, selection, self._places)
+        except (Invalid, NotFound) as error:
+            raise Corrupt(
+                f"a batch of the stream cannot be read again: {error}",
+                hint="A journal was deleted or created again: give the query another "
+                "checkpointLocation.",
+            ) from error
+        warn_of_loss(found, self._warned)
+        return found
+
+
+def _until(journal: JournalSnapshot, end: Offset) -> JournalSnapshot:
+    """Return a journal cut at an earlier end."""
+    if journal.end <= end:
+        return journal
+    pieces = [replace(p, end=min(p.end, end)) for p in journal.pieces if p.begin < end]
+    return replace(journal, begin=min(journal.begin, end), end=end, pieces=tuple(pieces))

@@ -1,0 +1,295 @@
+"""A whole cluster on one machine: etcd and brokers as processes, state under one directory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from gazette.client.client import Client
+from gazette.cluster.etcd.server import EtcdServer
+from gazette.errors import Broken, Invalid, Unavailable
+from gazette.run.dev.heads import resume_journals
+from gazette.run.dev.processes import ChildProcess, await_ready, python_module
+from gazette.runtime.clock import Clock
+from gazette.runtime.ports import bracketed, free_port, port_is_free
+from gazette.runtime.tasks import TaskScope
+from gazette.runtime.timeouts import timeout
+
+_WILDCARDS: Final = ("0.0.0.0", "::")
+_ETCD_POLL_S: Final = 0.2
+_ENDS_MAX: Final = 3
+_ENDS_WITHIN_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """The parts of a local cluster. ``first_port`` 0: any free ports. Otherwise brokers get two each,
+    counted from there, gRPC first.
+    """
+
+    directory: Path
+    brokers: int = 3
+    zones: int = 2
+    lease_ttl_s: float = 20.0
+    host: str = "127.0.0.1"
+    """Address that brokers listen on, and advertise. ``0.0.0.0`` and ``::`` listen on all addresses, and
+    advertise the name of this machine. etcd listens on loopback only.
+    """
+    first_port: int = 0
+    port_flag: str = "--port"
+    """Flag that gave ``first_port``, for errors."""
+    etcd_port: int = 0
+    log_level: str = "warn"
+    ready_timeout_s: float = 60.0
+    durable_etcd: bool = True
+    """True if etcd syncs its files. Otherwise its data survives the end of its processes, and not
+    that of the machine.
+    """
+    broker_flags: tuple[str, ...] = ()
+    """Further flags of each broker."""
+    original: Path | None = None
+    """Directory of the original's binaries: its brokers are run instead of ours."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.brokers <= 20:
+            raise Invalid(f"{self.brokers} brokers (expected 1 to 20)", path="--brokers")
+        if not 1 <= self.zones <= self.brokers:
+            raise Invalid(f"{self.zones} zones for {self.brokers} brokers", path="--zones")
+
+    @property
+    def advertised_host(self) -> str:
+        return socket.gethostname() if self.host in _WILDCARDS else self.host
+
+
+@dataclass(slots=True)
+class Broker:
+    """A broker process and its addresses."""
+
+    process: ChildProcess
+    zone: str
+    host: str
+    grpc_port: int
+    http_port: int
+
+    @property
+    def grpc_url(self) -> str:
+        return f"http://{bracketed(self.host)}:{self.grpc_port}"
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{bracketed(self.host)}:{self.http_port}"
+
+
+class LocalCluster:
+    """etcd and brokers. Use as ``async with``: leaving it stops all processes, brokers before etcd.
+
+    A start over an existing directory finds its data again.
+    """
+
+    def __init__(
+        self, settings: ClusterSettings, clock: Clock, environ: Mapping[str, str] = os.environ
+    ) -> None:
+        self.settings = settings
+        self.directory = settings.directory.absolute()
+        self.brokers: list[Broker] = []
+        self._clock = clock
+        # Environment variables for another cluster of the user must not reach this one.
+        prefixes = ("BROKER_", "ETCD_", "CONSUMER_", "LOG_", "DEBUG_")
+        self.environ = {k: v for k, v in environ.items() if not k.startswith(prefixes)}
+        listen = f"http://127.0.0.1:{settings.etcd_port}"
+        self.etcd = EtcdServer(
+            self.directory / "etcd", listen=listen, durable=settings.durable_etcd
+        )
+        # A cancelled start goes on in its thread: the stop has to come after it.
+        self._etcd_lock = threading.Lock()
+        self._etcd_stopped = False
+
+    async def start(self) -> None:
+        """Start all processes; on failure none is left running."""
+        self._etcd_stopped = False
+        try:
+            await asyncio.to_thread(self._start_etcd)
+            for index in range(self.settings.brokers):
+                self.brokers.append(self._new_broker(index))
+            for broker in self.brokers:
+                await broker.process.start()
+            for broker in self.brokers:
+                await self._await_ready(broker)
+            await self._resume()
+        except BaseException:
+            await asyncio.shield(self.stop())
+            raise
+
+    async def _resume(self) -> None:
+        """Let journals of an earlier run go on where they ended."""
+        addresses = ",".join(broker.grpc_url for broker in self.brokers)
+        timeout_s = self.settings.ready_timeout_s
+        async with Client(addresses, clock=self._clock) as client:
+            try:
+                async with timeout(timeout_s):
+                    await resume_journals(client)
+            except TimeoutError as error:
+                raise Unavailable(
+                    f"journals did not take appends within {timeout_s:g} s",
+                    hint=f"See the logs of the brokers in {self.directory / 'logs'}.",
+                ) from error
+
+    def _ports(self, index: int) -> tuple[int, int]:
+        first = self.settings.first_port
+        if first == 0:
+            return free_port(self.settings.host), free_port(self.settings.host)
+        ports = (first + 2 * index, first + 2 * index + 1)
+        for port in ports:
+            if not port_is_free(port, self.settings.host):
+                raise Invalid(
+                    f"port {port} is in use",
+                    path=self.settings.port_flag,
+                    hint="Stop the process that uses it, or choose another port (0: any).",
+                )
+        return ports
+
+    def _new_broker(self, index: int) -> Broker:
+        name = f"broker-{index + 1}"
+        zone = f"zone-{chr(ord('a') + index % self.settings.zones)}"
+        grpc_port, http_port = self._ports(index)
+        fragments = self.directory / "fragments"
+        spools = self.directory / "spools" / name
+        fragments.mkdir(0o700, parents=True, exist_ok=True)
+        spools.mkdir(0o700, parents=True, exist_ok=True)
+        flags = (
+            f"--broker.id={name}",
+            f"--broker.zone={zone}",
+            f"--broker.host={self.settings.advertised_host}",
+            f"--broker.port={grpc_port}",
+            f"--broker.file-root={fragments}",
+            f"--etcd.address={self.etcd.endpoint}",
+            f"--etcd.lease={self.settings.lease_ttl_s:g}s",
+            f"--log.level={self.settings.log_level}",
+            *self.settings.broker_flags,
+        )
+        if self.settings.original is not None:
+            argv, http_port = [str(self.settings.original / "gazette"), "serve", *flags], grpc_port
+        else:
+            argv = python_module(
+                "gazette.main",
+                "serve",
+                *flags,
+                f"--broker.bind-host={self.settings.host}",
+                f"--broker.http-port={http_port}",
+                f"--broker.spool-dir={spools}",
+                # Brokers are stopped together: none is left to take over.
+                "--broker.drain-timeout=0s",
+            )
+        log_path = self.directory / "logs" / f"{name}.log"
+        # A broker that ends because this process died has to store its fragments, and to leave. The
+        # original has no lifeline.
+        lifeline = () if self.settings.original is not None else (self.etcd.lifeline,)
+        process = ChildProcess(name, argv, log_path, self.environ, self._clock, pass_fds=lifeline)
+        return Broker(process, zone, self.settings.advertised_host, grpc_port, http_port)
+
+    def describe(self) -> dict[str, object]:
+        """Return the content of ``--ready-file``."""
+        return {
+            "etcd": self.etcd.endpoint,
+            "brokers": [{"grpc": one.grpc_url, "http": one.http_url} for one in self.brokers],
+        }
+
+    def write_ready_file(self, path: Path) -> None:
+        """Write the description so that a reader sees all of it or none."""
+        temporary = path.with_name(path.name + ".partial")
+        temporary.write_text(json.dumps(self.describe(), indent=2) + "\n")
+        temporary.replace(path)
+
+    async def keep_etcd(self, on_restart: Callable[[int | None], None]) -> NoReturn:
+        """Start etcd again whenever it ends, and call ``on_restart`` with its exit code.
+
+        Run this as a daemon. The etcd of the wheel panics if a client of any kind gives up a transaction that
+        only reads.
+        """
+        while True:
+            await self._clock.sleep(_ETCD_POLL_S)
+            if not self.etcd.running and await asyncio.to_thread(self._start_etcd):
+                on_restart(self.etcd.exit_code)
+
+    async def keep_brokers(self, on_change: Callable[[ChildProcess, bool], None]) -> NoReturn:
+        """Start brokers again that end. Call ``on_change`` with False, and with True once one is ready.
+
+        Run this as a daemon. A broker that ends with an exit code has lost its lease, as after a pause, and
+        has stored what it held. Raise ``Broken`` if a signal killed the only one, if one ends before it is
+        ready, or if it ends `_ENDS_MAX` times within `_ENDS_WITHIN_S`.
+        """
+        async with TaskScope("brokers") as scope:
+            for broker in self.brokers:
+                scope.daemon(self._keep_broker(broker, on_change), name=broker.process.name)
+        raise AssertionError("unreachable: daemons end with an error only")
+
+    async def _keep_broker(
+        self, broker: Broker, on_change: Callable[[ChildProcess, bool], None]
+    ) -> NoReturn:
+        ended: list[float] = []
+        while True:
+            code = await broker.process.wait()
+            now = self._clock.monotonic()
+            ended = [one for one in ended if now - one < _ENDS_WITHIN_S] + [now]
+            if code < 0 and len(self.brokers) == 1:
+                raise Broken(
+                    f"{broker.process.name} was killed by {signal.Signals(-code).name}",
+                    hint="It was the only broker: what it had not stored yet is lost. The next start "
+                    "continues with what was stored. Several brokers (--brokers 3) have replicas.",
+                )
+            if len(ended) >= _ENDS_MAX:
+                raise broker.process.died()
+            on_change(broker.process, False)
+            await broker.process.start()
+            await self._await_ready(broker)
+            if len(self.brokers) == 1:
+                await self._resume()
+            on_change(broker.process, True)
+
+    async def _await_ready(self, broker: Broker) -> None:
+        await await_ready(
+            broker.process,
+            broker.http_port,
+            self._clock,
+            self.settings.ready_timeout_s,
+            host=broker.host,
+        )
+
+    def _start_etcd(self) -> bool:
+        """Start etcd, unless the cluster has stopped it. Return True if it was started."""
+        with self._etcd_lock:
+            if self._etcd_stopped:
+                return False
+            self.etcd.start()
+            return True
+
+    def _stop_etcd(self) -> None:
+        with self._etcd_lock:
+            self._etcd_stopped = True
+            self.etcd.stop()
+
+    async def kill_brokers(self) -> None:
+        """Kill all brokers at once: they store nothing more."""
+        for broker in self.brokers:
+            await broker.process.kill()
+
+    async def stop(self, timeout_s: float = 60.0) -> list[str]:
+        """Stop brokers together, then etcd. Return the names of processes that had to be killed."""
+        running = [one.process for one in self.brokers if one.process.running]
+        ended: list[bool] = []
+        if running:
+            # Without etcd, brokers could neither store what they hold nor leave.
+            async with TaskScope("stop") as scope:
+                scope.daemon(self.keep_etcd(lambda code: None), name="etcd")
+                ended = await asyncio.gather(*(process.stop(timeout_s) for process in running))
+                scope.cancel()
+        await asyncio.to_thread(self._stop_etcd)
+        return [process.name for process, ok in zip(running, ended, strict=True) if not ok]
