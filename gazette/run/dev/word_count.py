@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import gazette
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange
 from gazette.client.shards import ListedShard, ShardChange, ShardClient
@@ -39,7 +40,7 @@ def examples_path() -> Path:
     """Return the directory of the example applications: beside the package
     in a checkout, in it in a wheel.
     """
-    package = Path(__file__).resolve().parent.parent
+    package = Path(gazette.__file__).resolve().parent
     for path in (package.parent / "examples", package / "_examples"):
         if (path / "word_count" / "app.py").exists():
             return path
