@@ -260,17 +260,21 @@ def _number(payload: Mapping[str, Any], claim: str) -> float | None:
     raise NotAllowed(f"verifying Authorization: claim {claim} is not a number")
 
 
+AUTHORIZATION: Final = "authorization"
+"""Metadata key of a call's token."""
+
+
 def authorization_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
     """Return the first ``authorization`` value of a call's metadata; later ones do not count."""
     for name, value in metadata or ():
-        if name.lower() == "authorization":
+        if name.lower() == AUTHORIZATION:
             return value if isinstance(value, str) else value.decode("latin-1")
     return None
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
     """Return call metadata that carries ``token``; nothing if it is empty."""
-    return (("authorization", f"Bearer {token}"),) if token else ()
+    return ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
 
 
 def admission(

@@ -27,11 +27,11 @@ async def test_listeners_are_called_once_and_waiters_woken() -> None:
         asyncio.get_running_loop().call_soon(turn.set)
         await turn.wait()
         leaving.cancel()
-        assert not latch.is_set()
+        assert not latch.is_set
         latch.set()
         latch.set()
         await waiting
-    assert latch.is_set()
+    assert latch.is_set
     assert called == ["first"]
     # Case: what listens or waits later is called at once, and a listener may be forgotten again.
     latch.listen(first)

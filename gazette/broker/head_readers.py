@@ -50,7 +50,6 @@ class HeadReaders:
         self._waiting: dict[Offset, dict[HeadReader, None]] = {}
         """Readers by the offset at which they wait."""
         self._due = False
-        index.on_change = self._changed
 
     @property
     def waiting(self) -> int:
@@ -71,6 +70,7 @@ class HeadReaders:
             self._remove(reader)
 
     def _add(self, reader: HeadReader) -> None:
+        self._index.on_change = self._changed
         self._waiting.setdefault(reader.offset, {})[reader] = None
 
     def _remove(self, reader: HeadReader) -> None:
@@ -79,6 +79,8 @@ class HeadReaders:
             readers.pop(reader, None)
             if not readers:
                 del self._waiting[reader.offset]
+        if not self._waiting:
+            self._index.on_change = None
 
     def _changed(self) -> None:
         """Note that the index has changed."""

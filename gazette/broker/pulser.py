@@ -319,7 +319,7 @@ class Pulser:
             )
         if entry.has_first:
             self._queue_first(entry)
-        if pulse.invalidated is not None and pulse.invalidated.is_set():
+        if pulse.invalidated is not None and pulse.invalidated.is_set:
             self._wake(entry)
             return
         entry.failed, entry.is_tick = bool(problem), not problem

@@ -175,7 +175,9 @@ class Replica:
 
         If so, call ``begin`` before the next append.
         """
-        return not self.others.empty and self.others.any_gone(self.other_followers(route))
+        return self.others.known != frozenset() and self.others.any_gone(
+            self.other_followers(route)
+        )
 
     async def begin(self, tenure: Revision, end: Offset) -> None:
         """Begin at ``end`` as the primary of ``tenure``.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gazette.fragment.kept_files import KeptFiles
     from gazette.fragment.local_file import Disk
     from gazette.fragment.persister import Persister
-    from gazette.fragment.spool_memory import SpoolMemory
+    from gazette.fragment.spool_bytes import SpoolMemory
 
 
 @dataclass(frozen=True, slots=True)

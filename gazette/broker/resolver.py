@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from gazette.auth import Claims
 from gazette.broker.append.events import Resolved
+from gazette.broker.append.rules import resume_offset
 from gazette.broker.key_space import MISSING_ID, JournalItem, local_id_of, tenure_of
 from gazette.cluster.allocator.model import DecodedKV
 from gazette.cluster.allocator.routes import etcd_header, route_of, with_endpoints
@@ -22,9 +23,9 @@ from gazette.cluster.allocator.state import LocalItem, State
 from gazette.cluster.keyspace.key_space import KeySpace
 from gazette.errors import Closed, Invalid, Unavailable
 from gazette.protocol.fragment import Fragment
-from gazette.protocol.ids import ProcessId, Revision, split_journal_meta
+from gazette.protocol.ids import Offset, ProcessId, Revision, split_journal_meta
 from gazette.protocol.journal import JournalSpec, SuspendLevel
-from gazette.protocol.label_set import LabelSet
+from gazette.protocol.label_set import EVERYTHING, LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header, Route
 from gazette.protocol.status import Status
@@ -113,6 +114,11 @@ class Resolution:
             and len(route.members) == self.desired_replication == len(self.assignments)
             and all(kv.decoded.value.equivalent(route) for kv in self.assignments)
         )
+
+    @cached_property
+    def resume_at(self) -> Offset:
+        """The offset from which the journal goes on, as its specification has it; 0 without one."""
+        return 0 if self.spec is None else resume_offset(self.spec)
 
     @property
     def held(self) -> Replica:
@@ -302,7 +308,9 @@ class Resolver:
         found, seen = self._found.get(journal), self._ks.seen_revision
         if found is None or found.seen_revision != seen:
             found = self._find(journal)
-        if found is None or not claims.selector.matches(found.labels):
+        if found is None or not (
+            claims.selector is EVERYTHING or claims.selector.matches(found.labels)
+        ):
             # If the claims do not cover a journal, it must look like one that does not exist.
             return self._resolution(journal, None, may_proxy, require_primary)
         key = may_proxy, require_primary

@@ -26,6 +26,7 @@ from gazette.broker.api.health import HealthApi
 from gazette.broker.api.list_apply import ListApplyApi
 from gazette.broker.api.read import ReadApi
 from gazette.broker.api.replicate import ReplicateApi
+from gazette.broker.api.whole_append import SmallAppends
 from gazette.broker.context import BrokerContext
 from gazette.broker.http.gateway import HttpGateway, Loopback
 from gazette.broker.http.json_gateway import json_routes
@@ -53,7 +54,7 @@ from gazette.errors import Unavailable
 from gazette.fragment.kept_files import KeptFiles
 from gazette.fragment.local_file import Disk, LocalDisk
 from gazette.fragment.persister import Persister, PersisterSettings
-from gazette.fragment.spool_memory import SpoolMemory
+from gazette.fragment.spool_bytes import SpoolMemory
 from gazette.http2.transport import Transport
 from gazette.net.diagnostics import diagnostic_routes
 from gazette.net.http_guard import GuardRules, HttpGuard
@@ -189,7 +190,7 @@ class BrokerService:
         self._daemons.daemon(context.refresher.run(), name="refresher")
         self._daemons.daemon(context.pulser.run(), name="pulser")
         parts.membership.allocate(self._solver_pool)
-        whole = {APPEND: parts.append.take_whole}
+        whole = {APPEND: SmallAppends(context).take_whole}
         self.server.add_handlers(parts.handler, whole, admission(self._auth, CAPABILITIES))
         await self.server.start_grpc()
         self._phase = "ready"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from gazette.errors import Invalid
-from gazette.fragment.spool_memory import LIMIT_BYTES
+from gazette.fragment.spool_bytes import LIMIT_BYTES
 
 MAX_TXN_OPS: Final = 128
 """Most operations of one transaction that etcd accepts, by its default."""

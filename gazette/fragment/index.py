@@ -81,6 +81,8 @@ class Index:
         """Fragments whose local files were released since the last listing, in their stored form."""
         self._listed_at = 0.0
         """Time at which the last listing began, in Unix seconds."""
+        self.first_refreshed = False
+        """True once the blob stores were listed."""
         self._first_refresh = asyncio.Event()
         self._closed = False
         self._at_head: list[_Waiter] = []
@@ -123,11 +125,6 @@ class Index:
         if self._hidden or not len(self._set):
             return 0
         return _fragment(self._set[-1]).mod_time
-
-    @property
-    def first_refreshed(self) -> bool:
-        """True if the blob stores were listed at least once."""
-        return self._first_refresh.is_set()
 
     @property
     def has_hole(self) -> bool:
@@ -260,9 +257,13 @@ class Index:
             self._set.add(fragment)
         for local in self._local:
             self._set.add(local)
-        self._first_refresh.set()
+        self._end_first_refresh()
         self._wake_holes()
         self._wake_head()
+
+    def _end_first_refresh(self) -> None:
+        self.first_refreshed = True
+        self._first_refresh.set()
 
     async def wait_first_refresh(self) -> None:
         """Return once the blob stores were listed. Raise ``Closed``. Cancellation: no effect."""
@@ -302,7 +303,7 @@ class Index:
         self._local = CoverSet()
         self._set = CoverSet()
         self._hidden.clear()
-        self._first_refresh.set()
+        self._end_first_refresh()
         self._wake_holes()
         for _, _, waiter in self._at_head:
             _wake(waiter)

@@ -199,18 +199,19 @@ class LocalFile:
 
 
 class LocalFragment(msgspec.Struct, frozen=True):
-    """A committed fragment whose bytes are local, in memory or a file. Its spool may grow beyond it."""
+    """A committed fragment whose bytes are local, in memory or a file. Its spool may grow beyond it.
+
+    ``begin`` and ``end`` are those of the fragment.
+    """
 
     fragment: Fragment
     file: SpoolContent
+    begin: Offset
+    end: Offset
 
-    @property
-    def begin(self) -> Offset:
-        return self.fragment.begin
-
-    @property
-    def end(self) -> Offset:
-        return self.fragment.end
+    @classmethod
+    def of(cls, fragment: Fragment, file: SpoolContent) -> Self:
+        return cls(fragment, file, fragment.begin, fragment.end)
 
     def pread(self, offset: Offset, length: int) -> bytes:
         """Return at most ``length`` bytes from journal offset ``offset`` on; none at the end.

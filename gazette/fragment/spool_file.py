@@ -28,8 +28,7 @@ from gazette.fragment.spool import (
     SpoolResult,
     SpoolState,
 )
-from gazette.fragment.spool_bytes import SpoolBytes
-from gazette.fragment.spool_memory import SpoolMemory
+from gazette.fragment.spool_bytes import SpoolBytes, SpoolMemory
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import JournalName
 from gazette.protocol.label_set import LabelSet
@@ -170,7 +169,7 @@ class Spool:
         """Return the committed bytes, to be read. Raise ``Bug`` if nothing is committed."""
         if self._bytes is None:
             raise Bug("nothing is committed to the spool", journal=self.fragment.journal)
-        return LocalFragment(self.fragment, self._bytes)
+        return LocalFragment.of(self.fragment, self._bytes)
 
     async def close(self) -> None:
         """Release the file, and all bytes that no roll has completed."""
@@ -268,7 +267,9 @@ class Spool:
         metrics.COMMIT_BYTES.inc(effect.length)
         if primary and effect.fragment.codec is not Codec.NONE:
             self._compressed(self._bytes, effect.fragment.codec).advance(effect.fragment.length)
-        self._observer.spool_commit(LocalFragment(effect.fragment, self._bytes))
+        fragment = effect.fragment
+        local = LocalFragment(fragment, self._bytes, fragment.begin, fragment.end)
+        self._observer.spool_commit(local)
 
     def _on_completed(self, effect: Completed, *, primary: bool) -> None:
         assert self._bytes is not None

@@ -117,7 +117,7 @@ class Upload:
         """Return True while a living primary holds the same bytes, and this broker is not ending."""
         return (
             self.reassigned is not None
-            and not self.reassigned.is_set()
+            and not self.reassigned.is_set
             and not self._shared.hurry.is_set()
         )
 

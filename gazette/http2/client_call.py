@@ -21,7 +21,7 @@ from gazette.http2.frames import FaultCode
 from gazette.http2.headers import Fields
 from gazette.http2.messages import ENCODINGS, MessageQueue, prefixed
 from gazette.http2.metadata import EOF, Metadata, reply_of, status_of
-from gazette.http2.waiters import Waiters
+from gazette.http2.socket import Waiters
 
 _STATUS_OF_RESET: Final = {
     FaultCode.REFUSED_STREAM.name: grpc.StatusCode.UNAVAILABLE,

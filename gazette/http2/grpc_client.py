@@ -28,8 +28,7 @@ from gazette.http2.headers import encode_fields
 from gazette.http2.messages import ENCODINGS
 from gazette.http2.metadata import CONTENT_TYPE, block_of, timeout_field
 from gazette.http2.resolve import HostResolver
-from gazette.http2.socket import Http2Socket
-from gazette.http2.waiters import Waiters
+from gazette.http2.socket import Http2Socket, Waiters
 from gazette.runtime.tasks import TaskScope
 from gazette.runtime.timeouts import timeout
 from gazette.runtime.tls import tls_context

@@ -127,8 +127,8 @@ def _write_text(out: bytearray, text: bytes) -> None:
 class RequestHead:
     """The fields of a request: those that name its target, and the others in order.
 
-    Requests with the same header block share one object. In ``plan`` a server may keep what it has derived
-    from the fields.
+    Requests with the same header block share one object. In ``plan`` and ``metadata`` a server may keep what
+    it has derived from the fields.
     """
 
     method: bytes
@@ -137,6 +137,7 @@ class RequestHead:
     fields: Fields
     content_length: int | None = None
     plan: Any = None
+    metadata: Any = None
 
     @classmethod
     def of(cls, stream: int, fields: Fields) -> RequestHead:

@@ -1,4 +1,4 @@
-"""The socket of one HTTP/2 connection, of a server or of a client.
+"""The socket of one HTTP/2 connection, of a server or of a client, and the tasks that wait for its bytes.
 
 Bytes that are sent within a turn of the loop go out together, in this turn.
 """
@@ -160,3 +160,29 @@ class Http2Socket(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(seconds, callback)
+
+
+class Waiters:
+    """Wakes all tasks that wait. Loop-bound."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def wait(self) -> None:
+        """Return after the next ``wake``."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        try:
+            await future
+        finally:
+            if future in self._waiting:
+                self._waiting.remove(future)
+
+    def wake(self) -> None:
+        """Wake the tasks that wait now."""
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)

@@ -212,7 +212,8 @@ def _header_of(data: bytes) -> Header:
 
 
 @lru_cache(maxsize=_HEADERS)
-def _valid_header_of(data: bytes) -> Header:
+def valid_header_of(data: bytes) -> Header:
+    """Return a header from its encoded form. Raise ``Invalid`` as `valid_header`."""
     header = _header_of(data)
     with within("Header"):
         header.validate()
@@ -221,7 +222,7 @@ def _valid_header_of(data: bytes) -> Header:
 
 def valid_header(pb: broker_pb2.Header) -> Header:
     """Return the checked header of a request or response. Raise ``Invalid`` if it is invalid."""
-    return _valid_header_of(pb.SerializeToString())
+    return valid_header_of(pb.SerializeToString())
 
 
 def _shown(member: ProcessId) -> str:

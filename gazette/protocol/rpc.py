@@ -18,9 +18,9 @@ from gazette.protocol.ids import (
     validate_path_component,
 )
 from gazette.protocol.journal import JournalSpec
-from gazette.protocol.label_set import LabelSelector, LabelSet
+from gazette.protocol.label_set import EMPTY_LABELS, LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
-from gazette.protocol.route import Header, Route, valid_header
+from gazette.protocol.route import Header, Route, valid_header, valid_header_of
 from gazette.protocol.status import Status
 from gazette.protocol.text import duration
 from gazette.protocol.text.validation import within
@@ -147,8 +147,9 @@ def validate_append_response(
 ) -> tuple[Status, Header, Fragment | None, LabelSet]:
     """Check a response, and return status, header, commit and registers. A status OK has a commit."""
     status = _status(pb.status)
-    header = valid_header(pb.header)
-    commit, registers = None, LabelSet.from_pb(pb.registers)
+    header = valid_header_of(pb.header.SerializeToString())
+    commit = None
+    registers = LabelSet.from_pb(pb.registers) if pb.registers.labels else EMPTY_LABELS
     if pb.HasField("commit"):
         commit = _fragment("Commit", pb.commit)
     elif status is Status.OK:

@@ -142,7 +142,8 @@ class _Hooked:
     perform: Hook
 
 
-_armed: tuple[_Armed | _Hooked, ...] = ()
+armed_points: tuple[_Armed | _Hooked, ...] = ()
+"""What is armed now; usually nothing. A frequent place looks here before it calls ``reach``."""
 
 
 def parse(text: str) -> tuple[_Armed, ...]:
@@ -183,49 +184,49 @@ def _parse_one(entry: str) -> _Armed:
 
 def arm(text: str) -> None:
     """Arm these points, and no others. After ``Invalid`` nothing has changed."""
-    global _armed
-    _armed = parse(text)
+    global armed_points
+    armed_points = parse(text)
 
 
 @contextlib.contextmanager
 def armed(text: str) -> Iterator[None]:
     """Arm points within a block. One block at a time: points belong to the process."""
-    global _armed
-    before = _armed
+    global armed_points
+    before = armed_points
     arm(text)
     try:
         yield
     finally:
-        _armed = before
+        armed_points = before
 
 
 @contextlib.contextmanager
 def hooked(hook: Hook) -> Iterator[None]:
     """Call ``hook`` at each point within a block, for simulations."""
-    global _armed
-    before = _armed
-    _armed = (*before, _Hooked(hook))
+    global armed_points
+    before = armed_points
+    armed_points = (*before, _Hooked(hook))
     try:
         yield
     finally:
-        _armed = before
+        armed_points = before
 
 
 def hit(point: str, detail: str = "") -> None:
     """Pass a point, on a thread that may wait."""
-    if _armed and (seconds := _perform(point, detail)):
+    if armed_points and (seconds := _perform(point, detail)):
         threading.Event().wait(seconds)
 
 
 async def reach(point: str, detail: str, clock: Clock) -> None:
     """Pass a point, on the event loop. Cancellation: ends a delay."""
-    if _armed and (seconds := _perform(point, detail)):
+    if armed_points and (seconds := _perform(point, detail)):
         await clock.sleep(seconds)
 
 
 def _perform(point: str, detail: str) -> float:
     """Perform the armed actions. Return the seconds to wait."""
-    return sum(one.perform(point, detail) for one in _armed)
+    return sum(one.perform(point, detail) for one in armed_points)
 
 
 class _Marks:

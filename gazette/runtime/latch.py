@@ -9,25 +9,23 @@ from collections.abc import Callable
 class Latch:
     """Is set once, and stays set. Loop-bound."""
 
-    __slots__ = ("_is_set", "_listeners")
+    __slots__ = ("_listeners", "is_set")
 
     def __init__(self) -> None:
-        self._is_set = False
+        self.is_set = False
+        """True once ``set`` was called. Only `Latch` changes it."""
         self._listeners: dict[Callable[[], None], None] | None = None
-
-    def is_set(self) -> bool:
-        return self._is_set
 
     def set(self) -> None:
         """Set the latch, and call its listeners. May be repeated."""
-        self._is_set = True
+        self.is_set = True
         listeners, self._listeners = self._listeners, None
         for listener in listeners or ():
             listener()
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` once the latch is set, or now if it is set. It must neither block nor raise."""
-        if self._is_set:
+        if self.is_set:
             listener()
             return
         if self._listeners is None:
@@ -41,7 +39,7 @@ class Latch:
 
     async def wait(self) -> None:
         """Return once the latch is set. Cancellation: no effect."""
-        if self._is_set:
+        if self.is_set:
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -78,6 +78,14 @@ JOURNAL_SERVER_COMPLETED: Final = PlainCounter(
     "Completed journal server operations, by their status.",
     ("operation", "status"),
 )
+
+
+def count_completed(operation: str, status: str | None) -> None:
+    """Count one operation that has ended. Without the name of a ``status`` it failed."""
+    label = "<error>" if status is None else "ok" if status == "OK" else status
+    JOURNAL_SERVER_COMPLETED.inc(operation, label)
+
+
 WRITE_HEAD: Final = Gauge(
     "gazette_write_head", "Write head of the journal, as of its last append here.", ["journal"]
 )

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from gazette.errors import Bug, Closed
 
@@ -21,7 +21,10 @@ class Mutex(Generic[T]):
 
     def __init__(self, name: str, value: T) -> None:
         self.name = name
-        self._free: list[T] = [value]
+        self.idle = True
+        """True unless the object is taken. Only `Mutex` changes it, and ``free``."""
+        self.free: T | None = value
+        """The object; None while it is taken."""
         self._waiters: deque[asyncio.Future[T]] = deque()
         self._closed = False
 
@@ -32,8 +35,8 @@ class Mutex(Generic[T]):
         """
         if self._closed:
             raise Closed(f"{self.name} was closed")
-        if self._free and not self._waiters:
-            return self._free.pop()
+        if self.idle and not self._waiters:
+            return self._taken()
         waiter: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
@@ -49,23 +52,18 @@ class Mutex(Generic[T]):
 
     def give(self, value: T) -> None:
         """Give the object, or a successor of it, back. Never blocks."""
-        if self._free:
+        if self.idle:
             raise Bug("mutex given back twice", mutex=self.name)
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_result(value)
                 return
-        self._free.append(value)
+        self.idle, self.free = True, value
 
-    @property
-    def idle(self) -> bool:
-        return bool(self._free)
-
-    @property
-    def free(self) -> T | None:
-        """The object; None while it is taken."""
-        return self._free[0] if self._free else None
+    def _taken(self) -> T:
+        value, self.idle, self.free = self.free, False, None
+        return cast("T", value)
 
     def close(self) -> None:
         """Refuse present and future waiters; the current holder keeps what it holds."""

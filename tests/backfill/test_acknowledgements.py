@@ -186,7 +186,9 @@ async def ended(
     with armed(points):
         await cluster.append(SOURCE, [line(ALPHA, 2, word="second")])
         waited = [
-            one for one in failpoints._armed if isinstance(one, failpoints._Armed) and one.when
+            one
+            for one in failpoints.armed_points
+            if isinstance(one, failpoints._Armed) and one.when
         ]
         while any(one.seen < (one.when or 0) for one in waited):
             await cluster.broker.client.clock.sleep(0.02)

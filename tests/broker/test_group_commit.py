@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from gazette.broker.api.append import AppendApi
+from gazette.broker.api.whole_append import SmallAppends
 from gazette.broker.append.events import AppendTerms, Outcome
 from gazette.broker.append.line import Line, SmallAppend
 from gazette.client.append.appender import AppendParams
@@ -115,7 +115,7 @@ async def ready(tmp_path: Path) -> AsyncIterator[FixedCluster]:
 
 
 def take_whole(broker: FixedBroker) -> None:
-    broker.server.take_whole_calls(APPEND, AppendApi(broker.context).take_whole)
+    broker.server.take_whole_calls(APPEND, SmallAppends(broker.context).take_whole)
 
 
 class Call:
@@ -465,7 +465,7 @@ async def test_where_the_rate_is_limited_each_append_waits_for_itself(
 async def test_content_that_is_not_small_takes_no_other_along(
     ready: FixedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gazette.broker.api.append.SMALL_BYTES", 3)
+    monkeypatch.setattr("gazette.broker.api.whole_append.SMALL_BYTES", 3)
     await append(ready["a"], b"before ")
     before = value_of(COMMITS)
     async with Waiting(ready) as waiting:

@@ -71,7 +71,7 @@ class Journal:
     def commit(self, content: bytes) -> None:
         self.file.pwrite(content, self.end)
         self.end += len(content)
-        self.index.spool_commit(LocalFragment(Fragment(JOURNAL, 0, self.end), self.file))
+        self.index.spool_commit(LocalFragment.of(Fragment(JOURNAL, 0, self.end), self.file))
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ async def test_each_goes_on_alone(journal: Journal, clock: ManualClock, reason: 
             journal.commit(b"abc")
         elif reason == "damaged file":
             missing = Fragment(JOURNAL, 0, 9)
-            journal.index.spool_commit(LocalFragment(missing, journal.file))
+            journal.index.spool_commit(LocalFragment.of(missing, journal.file))
         elif reason == "stored":
             stored = Fragment(JOURNAL, 0, 9, backing_store="s3://b/", mod_time=1)
             journal.index.replace_remote([stored])  # type: ignore[arg-type]

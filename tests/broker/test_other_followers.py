@@ -44,20 +44,19 @@ def test_content_of_a_later_primary_ends_doubts_about_former_followers() -> None
 
 def test_a_primary_that_is_in_step_with_all_forgets() -> None:
     others = followed(C)
-    assert not others.empty
+    assert others.known
     others.clear()
-    assert others.empty
+    assert others.known == frozenset()
     assert not others.any_gone(frozenset())
 
 
 def test_any_broker_may_have_followed_with_a_replica_that_did_not() -> None:
     others = OtherFollowers()
-    assert others.unknown
+    assert others.known is None
     assert others.any_gone(frozenset({B, C}))
     others.follow(frozenset())
-    assert others.unknown, "a primary that has appended nothing may know as little"
+    assert others.known is None, "a primary that has appended nothing may know as little"
     others.committed(frozenset())
-    assert not others.unknown
-    assert others.empty
+    assert others.known == frozenset()
     others.forget()
-    assert others.unknown
+    assert others.known is None

@@ -434,7 +434,7 @@ async def test_a_replica_lives_from_assignment_to_removal(world: World) -> None:
 
     invalidated = (await world.resolve()).invalidated
     world.write(gone(assigned(US, 1)))
-    assert invalidated.is_set()
+    assert invalidated.is_set
     assert (await world.resolve()).replica is None
     with pytest.raises(Unavailable, match=f"journals={JOURNAL}"):
         await world.resolver.wait_torn_down(0.0)
@@ -519,19 +519,19 @@ async def test_who_holds_what_was_in_step_changes_with_members_and_primary_only(
     # Case: the primary stores its route, the specification changes.
     world.write(assigned(US, 1, route=BOTH), assigned(THEM, 0, route=BOTH))
     world.write(item(replace(SPEC, replication=3)))
-    assert not at.reassigned.is_set()
+    assert not at.reassigned.is_set
     # Case: the primary has died, and is back within one step of the key space.
     world.write_each(gone(assigned(THEM, 0)), assigned(THEM, 0))
-    assert at.reassigned.is_set()
+    assert at.reassigned.is_set
     # Case: a member is gone.
     at = await world.resolve()
-    assert not at.reassigned.is_set()
+    assert not at.reassigned.is_set
     world.write(gone(assigned(THEM, 0)))
-    assert at.reassigned.is_set()
+    assert at.reassigned.is_set
     # Case: we are.
     at = await world.resolve()
     world.write(gone(assigned(US, 1)))
-    assert at.reassigned.is_set()
+    assert at.reassigned.is_set
 
 
 async def test_a_changed_specification_is_seen_at_once(world: World) -> None:

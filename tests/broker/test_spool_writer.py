@@ -15,8 +15,8 @@ from gazette.errors import Invalid, Unavailable
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.local_file import LocalDisk, LocalFragment
 from gazette.fragment.spool import Proposal
+from gazette.fragment.spool_bytes import SpoolMemory
 from gazette.fragment.spool_file import INLINE_BYTES, Spool
-from gazette.fragment.spool_memory import SpoolMemory
 from gazette.protocol.label_set import EMPTY_LABELS
 from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock

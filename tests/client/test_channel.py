@@ -15,7 +15,7 @@ import pytest
 from gazette.client.client import Client
 from gazette.client.read.reader import ReadParams
 from gazette.client.rpc.channel import Channels, ChannelSettings, TlsSettings
-from gazette.client.rpc.routes import Health
+from gazette.client.rpc.counted_channel import Health
 from gazette.errors import Closed, Invalid, Unavailable
 from gazette.http2.grpc_client import Http2Transport
 from gazette.protocol.ids import ProcessId

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette.client.rpc.routes import Health, pick
+from gazette.client.rpc.channel import pick
+from gazette.client.rpc.counted_channel import Health
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.route import EMPTY_ROUTE, Route
 

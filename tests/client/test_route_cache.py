@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gazette.client.rpc.routes import RouteCache
+from gazette.client.access import RouteCache
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.route import EMPTY_ROUTE, Route
 

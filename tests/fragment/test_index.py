@@ -41,7 +41,7 @@ def remote(*bounds: tuple[int, int], mod_time: int = 1_600_000_000) -> CoverSet[
 
 
 def local(begin: int, end: int, file: LocalFile) -> LocalFragment:
-    return LocalFragment(Fragment(JOURNAL, begin, end), file)
+    return LocalFragment.of(Fragment(JOURNAL, begin, end), file)
 
 
 async def ask(index: Index, offset: int, **arguments: Any) -> tuple[int, int | None, int | None]:

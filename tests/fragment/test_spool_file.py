@@ -27,8 +27,8 @@ from gazette.fragment import spool_bytes, spool_file
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.local_file import Closer, LocalDisk, LocalFile, LocalFragment, disk_error
 from gazette.fragment.spool import Content, Proposal, SpoolResult
+from gazette.fragment.spool_bytes import SpoolMemory
 from gazette.fragment.spool_file import Spool
-from gazette.fragment.spool_memory import SpoolMemory
 from gazette.protocol.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.protocol.fragment import ZERO_SUM, Codec, Fragment
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
@@ -476,7 +476,7 @@ async def test_what_was_acknowledged_stays_in_memory_while_the_disk_is_full(
         with raises(Unavailable, "directory", errno="ENOSPC"):
             await append(spool, b"refused")
     said = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert [record.name for record in said] == ["gazette.fragment.spool_memory"]
+    assert [record.name for record in said] == ["gazette.fragment.spool_bytes"]
     assert read_all(one.committed()) == b"1" * 99 + b"2"
     disk.full = False
     await append(two, b"taken")
@@ -497,7 +497,7 @@ from gazette.errors import Unavailable
 from gazette.fragment.local_file import LocalDisk
 from gazette.fragment.spool import Content, Proposal
 from gazette.fragment.spool_file import Spool
-from gazette.fragment.spool_memory import SpoolMemory
+from gazette.fragment.spool_bytes import SpoolMemory
 from gazette.runtime.tasks import BlockingPool
 
 class Observer:
@@ -757,7 +757,7 @@ def test_a_shorter_file_is_corrupt(tmp_path: Path) -> None:
     """Readers do not take the missing end of a file for the end of a fragment."""
     file = LocalFile(tmp_path)
     file.pwrite(b"12345", 0)
-    local = LocalFragment(Fragment(JOURNAL, 100, 110), file)
+    local = LocalFragment.of(Fragment(JOURNAL, 100, 110), file)
     assert local.pread(103, 10) == b"45"
     with pytest.raises(Corrupt):
         local.pread(105, 1)

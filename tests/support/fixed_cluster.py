@@ -56,7 +56,7 @@ from gazette.errors import Unavailable
 from gazette.fragment.kept_files import KeptFiles
 from gazette.fragment.local_file import LocalDisk
 from gazette.fragment.persister import Persister
-from gazette.fragment.spool_memory import SpoolMemory
+from gazette.fragment.spool_bytes import SpoolMemory
 from gazette.net.grpc.grpc_server import GrpcServer
 from gazette.net.http_server import bind_tcp
 from gazette.protocol.content import decode_append, decode_replicate

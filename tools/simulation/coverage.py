@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gazette.broker.api.append import AppendApi
+from gazette.broker.api.whole_append import SmallAppends
 from gazette.broker.append.driver import AppendDriver
 from gazette.broker.append.fsm import AppendFSM
 from gazette.broker.append.sessions import Admission, SessionLedger
@@ -106,7 +107,7 @@ class _Probes:
 
     def _install(self) -> None:
         self._around(AppendFSM, "step", self._stepped)
-        self._around(AppendApi, "take_whole", self._took)
+        self._around(SmallAppends, "take_whole", self._took)
         self._around(AppendApi, "append", lambda *_: self._count(BY_TASKS))
         self._around(AppendApi, "_proxy", lambda *_: self._count(PROXIED))
         self._around(AppendDriver, "_leave_session", self._ended)
@@ -148,7 +149,7 @@ class _Probes:
         self._branch("append", before.name, type(event).__name__, after, wanted, ended)
         self.seen.pairs.update(f"{fault} x {after}" for fault in self._active())
 
-    def _took(self, api: AppendApi, args: tuple[Any, ...], rest: Any) -> None:
+    def _took(self, api: SmallAppends, args: tuple[Any, ...], rest: Any) -> None:
         del api
         self._count(WHOLE, len(args[1]) - len(rest))
 

@@ -195,7 +195,7 @@ def lost_followers_forgotten() -> None:
     """Let a survivor lead without a look at what a lost follower has uploaded."""
 
     def must_begin(self: replica.Replica, route: Route) -> bool:
-        return self.others.unknown and self.head.closed is None
+        return self.others.known is None and self.head.closed is None
 
     _replace(replica.Replica, "must_begin", must_begin)
 

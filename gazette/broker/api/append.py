@@ -2,7 +2,7 @@
 `broker/append/driver`, or to the broker that is the journal's primary.
 
 The Append call. A small append that arrives as a whole is served at once, together with others that have
-arrived by then (`AppendApi.take_whole`). Any other call has a task, and so has its append, which reads the
+arrived by then (`whole_append`). Any other call has a task, and so has its append, which reads the
 caller's stream. If the caller goes away, the append is interrupted and not cancelled: it rolls back on all
 replicas. Content that is read and not written yet is bounded (see `pipeline` and `spool_writer`), for
 appends of any size.
@@ -11,42 +11,40 @@ appends of any size.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from gazette.auth import Capability, Claims, authorization_of
+from gazette.auth import Capability, Claims
 from gazette.broker.api.append_answers import encoded, failure_of, note_head, under_lease
 from gazette.broker.api.call_guard import Expiry, authorize, counted, failing, passed_on
-from gazette.broker.api.whole_append import EXPIRED, WholeAppend
+from gazette.broker.api.whole_append import EXPIRED, terms_of
 from gazette.broker.append.driver import AppendCall, AppendDriver
-from gazette.broker.append.events import AppendTerms, Ending, Outcome, SuspendControl
+from gazette.broker.append.events import Ending, Outcome
 from gazette.broker.append.line import (
-    SMALL_BYTES,
     ContentSource,
-    Line,
-    SmallAppend,
 )
 from gazette.broker.context import BrokerContext
 from gazette.broker.resolver import Resolution
 from gazette.client.rpc.credentials import journal_claims
 from gazette.client.rpc.errors import open_channel
 from gazette.client.rpc.stream_call import StreamCall
-from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailable
-from gazette.net.grpc.whole_call import WholeCall
-from gazette.protocol.append_session import SessionAppend, created_of, introduction, ledger_of
+from gazette.errors import Broken, Invalid, NotAllowed, Unavailable
+from gazette.protocol.append_session import (
+    SessionAppend,
+    created_of,
+    introduction,
+    ledger_of,
+)
 from gazette.protocol.content import (
     COMMIT,
     AppendMessage,
     append_content,
-    decode_append,
 )
-from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header
 from gazette.protocol.rpc import validate_append_chunk, validate_append_request_opening
@@ -56,8 +54,6 @@ from gazette.runtime.timeouts import timeout
 
 _DRAIN_S: Final = 1.0
 _DRAIN_BYTES: Final = 8 << 20
-_OPENING_BYTES_MAX: Final = 1 << 10
-"""Bytes of the first request of a small append."""
 
 
 class ClientContent:
@@ -154,73 +150,6 @@ class AppendApi:
             note_head(ended)
             return response
 
-    def take_whole(self, calls: Sequence[WholeCall]) -> list[WholeCall]:
-        """Serve the calls that are small appends to journals that this broker leads. Return the others.
-
-        Appends to one journal are one group commit, as far as their terms permit.
-        """
-        rest: list[WholeCall] = []
-        taken: list[WholeAppend] = []
-        lines: dict[Line, list[SmallAppend]] = {}
-        for call in calls:
-            whole = self._small_append(call)
-            if whole is None:
-                rest.append(call)
-            else:
-                taken.append(whole)
-                lines.setdefault(whole.line, []).append(whole.small)
-        for line, small in lines.items():
-            line.join(*small)
-        for whole in taken:
-            whole.limit()
-        return rest
-
-    def _small_append(self, call: WholeCall) -> WholeAppend | None:
-        """Return the small append that is all of ``call``.
-
-        Return None if the handler of the call must serve it. It answers invalid or forbidden requests, calls
-        another broker, and waits.
-        """
-        context = self._context
-        messages = call.messages()
-        if messages is None or len(messages) != 3 or messages[2]:
-            return None
-        if len(messages[0]) > _OPENING_BYTES_MAX:
-            return None
-        try:
-            opening = _opening_of(messages[0])
-            content = decode_append(messages[1])
-            if not isinstance(content, bytes) or not 0 < len(content) <= SMALL_BYTES:
-                return None
-            metadata = call.invocation_metadata()
-            session = SessionAppend.of(metadata)
-            claims = context.verifier.verify(authorization_of(metadata), Capability.APPEND)
-            if opening.has_header:
-                return None
-            at = context.resolver.resolve_now(
-                opening.terms.journal,
-                claims=claims,
-                may_proxy=opening.may_proxy,
-                min_etcd_revision=opening.min_revision,
-            )
-            if at is None or at.status is not Status.OK or not at.is_local:
-                return None
-            assert at.replica is not None
-            at.replica.line.check_room()
-            if session is not None and at.replica.sessions.refusal(session, at.tenure) is not None:
-                return None
-        except (DecodeError, GazetteError):
-            return None
-        terms = AppendCall(
-            terms=opening.terms,
-            claims=claims,
-            may_proxy=opening.may_proxy,
-            min_revision=opening.min_revision,
-            session=session,
-            in_line=False,
-        )
-        return WholeAppend(context, call, terms, at.replica.line, content, at)
-
     async def _run(self, driver: AppendDriver, claims: Claims) -> Outcome:
         """Run the append to its end. Interrupt it if its caller goes or its claims expire."""
         running = self._context.scope.spawn(driver.run(), name=f"append {driver.journal}")
@@ -292,50 +221,11 @@ async def _forward(
     await upstream.done_writing()
 
 
-class _Opening(NamedTuple):
-    """The first request of an append that arrived as a whole."""
-
-    terms: AppendTerms
-    may_proxy: bool
-    min_revision: int
-    has_header: bool
-
-
-@lru_cache(maxsize=1 << 10)
-def _opening_of(encoded: bytes) -> _Opening:
-    """Decode and check a first request, from a cache: one client often sends equal ones.
-
-    Raise ``DecodeError`` and ``Invalid``.
-    """
-    opening = broker_pb2.AppendRequest.FromString(encoded)
-    validate_append_request_opening(opening)
-    return _Opening(
-        terms=_terms_of(opening),
-        may_proxy=not opening.do_not_proxy,
-        min_revision=opening.min_etcd_revision,
-        has_header=opening.HasField("header"),
-    )
-
-
-def _terms_of(opening: broker_pb2.AppendRequest) -> AppendTerms:
-    check = None
-    if opening.HasField("check_registers"):
-        check = LabelSelector.from_pb(opening.check_registers)
-    return AppendTerms(
-        journal=opening.journal,
-        offset=opening.offset or None,  # Zero means any offset: the protocol has no other way.
-        check_registers=check,
-        union_registers=LabelSet.from_pb(opening.union_registers),
-        subtract_registers=LabelSet.from_pb(opening.subtract_registers),
-        suspend=SuspendControl(opening.suspend),
-    )
-
-
 def _call_of(
     opening: broker_pb2.AppendRequest, claims: Claims, session: SessionAppend | None
 ) -> AppendCall:
     return AppendCall(
-        terms=_terms_of(opening),
+        terms=terms_of(opening),
         claims=claims,
         may_proxy=not opening.do_not_proxy,
         min_revision=opening.min_etcd_revision,

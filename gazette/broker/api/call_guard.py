@@ -15,12 +15,11 @@ from gazette.errors import GazetteError, Invalid, NotAllowed
 from gazette.protocol.error_codes import protocol_code_of
 from gazette.protocol.status import Status
 from gazette.runtime.clock import Clock
-from gazette.runtime.metrics import JOURNAL_SERVER_COMPLETED, JOURNAL_SERVER_STARTED
+from gazette.runtime.metrics import JOURNAL_SERVER_STARTED, count_completed
 from gazette.runtime.timeouts import timeout
 
 log = logging.getLogger(__name__)
 
-ERROR: Final = "<error>"
 T = TypeVar("T")
 
 
@@ -143,13 +142,4 @@ def counted(operation: str) -> Iterator[Outcome]:
     try:
         yield outcome
     finally:
-        count(operation, outcome.status, started=False)
-
-
-def count(operation: str, status: Status | None, *, started: bool = True) -> None:
-    """Count one operation that has ended. Without a ``status`` it failed. ``started``:
-    count its begin, too."""
-    if started:
-        JOURNAL_SERVER_STARTED.inc(operation)
-    name = ERROR if status is None else "ok" if status is Status.OK else status.name
-    JOURNAL_SERVER_COMPLETED.inc(operation, name)
+        count_completed(operation, None if outcome.status is None else outcome.status.name)

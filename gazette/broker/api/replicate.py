@@ -134,7 +134,7 @@ class ReplicateApi:
             except Superseded:
                 continue
             except Closed:
-                if not at.invalidated.is_set():
+                if not at.invalidated.is_set:
                     raise
 
     async def _resolve(self, journal: str, claims: Claims, header: Header) -> Resolution:

@@ -1,29 +1,164 @@
-"""Stage 3 of the byte path, for a small append whose call has arrived as a whole: gives it to
+"""Stage 3 of the byte path, for small appends whose calls have arrived as a whole: gives them to
 `broker/append/steady`, or else to `broker/append/driver`."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 import grpc
+from google.protobuf.message import DecodeError
 
+from gazette.auth import AUTHORIZATION, Capability, authorization_of
 from gazette.broker.api.append_answers import encoded, failure_of, note_head, under_lease
-from gazette.broker.api.call_guard import count
 from gazette.broker.append.driver import AppendCall, AppendDriver
-from gazette.broker.append.events import Ending, Outcome
+from gazette.broker.append.events import AppendTerms, Ending, Outcome, SuspendControl
 from gazette.broker.append.flow_control import AppendFlow, RateBalance
 from gazette.broker.append.invalidation import Superseded, take_unless
-from gazette.broker.append.line import ContentAhead, Line, SmallAppend
+from gazette.broker.append.line import SMALL_BYTES, ContentAhead, Line, SmallAppend
 from gazette.broker.append.steady import AppendGroup, commit_now
 from gazette.broker.context import BrokerContext
 from gazette.broker.replication.pipeline import Pipeline
 from gazette.broker.resolver import Resolution
 from gazette.errors import Broken, Closed, GazetteError, NotAllowed
+from gazette.http2.metadata import Metadata
 from gazette.net.grpc.whole_call import WholeCall
-from gazette.protocol.content import COMMIT
+from gazette.protocol.append_session import SESSION_KEY, SessionAppend
+from gazette.protocol.content import COMMIT, decode_append
+from gazette.protocol.label_set import LabelSelector, LabelSet
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.rpc import validate_append_request_opening
+from gazette.protocol.status import Status
+from gazette.runtime.metrics import JOURNAL_SERVER_STARTED, count_completed
 
 EXPIRED: Final = "authorization expired during the append"
+_OPENING_BYTES_MAX: Final = 1 << 10
+"""Bytes of the first request of a small append."""
+
+
+class SmallAppends:
+    """The small appends of a broker whose calls have arrived as a whole."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+
+    def take_whole(self, calls: Sequence[WholeCall]) -> list[WholeCall]:
+        """Serve the calls that are small appends to journals that this broker leads. Return the others.
+
+        Appends to one journal are one group commit, as far as their terms permit.
+        """
+        rest: list[WholeCall] = []
+        taken: list[WholeAppend] = []
+        lines: dict[Line, list[SmallAppend]] = {}
+        for call in calls:
+            whole = self._small_append(call)
+            if whole is None:
+                rest.append(call)
+            else:
+                taken.append(whole)
+                lines.setdefault(whole.line, []).append(whole.small)
+        for line, small in lines.items():
+            line.join(*small)
+        for whole in taken:
+            whole.limit()
+        return rest
+
+    def _small_append(self, call: WholeCall) -> WholeAppend | None:
+        """Return the small append that is all of ``call``.
+
+        Return None if the handler of the call must serve it. It answers invalid or forbidden requests, calls
+        another broker, and waits.
+        """
+        context, messages = self._context, call.messages()
+        if messages is None or len(messages) != 3 or messages[2]:
+            return None
+        if len(messages[0]) > _OPENING_BYTES_MAX:
+            return None
+        try:
+            opening = _opening_of(messages[0])
+            content = decode_append(messages[1])
+            if not isinstance(content, bytes) or not 0 < len(content) <= SMALL_BYTES:
+                return None
+            authorization, session = _caller_of(call.invocation_metadata())
+            claims = context.verifier.verify(authorization, Capability.APPEND)
+            if opening.has_header:
+                return None
+            at = context.resolver.resolve_now(
+                opening.terms.journal,
+                claims=claims,
+                may_proxy=opening.may_proxy,
+                min_etcd_revision=opening.min_revision,
+            )
+            if at is None or at.status is not Status.OK or not at.is_local:
+                return None
+            assert at.replica is not None
+            at.replica.line.check_room()
+            if session is not None and at.replica.sessions.refusal(session, at.tenure) is not None:
+                return None
+        except (DecodeError, GazetteError):
+            return None
+        terms = AppendCall(
+            terms=opening.terms,
+            claims=claims,
+            may_proxy=opening.may_proxy,
+            min_revision=opening.min_revision,
+            session=session,
+            in_line=False,
+        )
+        return WholeAppend(context, call, terms, at.replica.line, content, at)
+
+
+def _caller_of(metadata: Metadata) -> tuple[str | None, SessionAppend | None]:
+    """Return the authorization and the session of a call, in one pass. Raise ``Invalid``."""
+    authorization, session = None, None
+    for pair in metadata:
+        if pair[0] == AUTHORIZATION and authorization is None:
+            authorization = authorization_of((pair,))
+        elif pair[0] == SESSION_KEY and session is None:
+            session = SessionAppend.of((pair,))
+    return authorization, session
+
+
+class _Opening(NamedTuple):
+    """The first request of an append that arrived as a whole."""
+
+    terms: AppendTerms
+    may_proxy: bool
+    min_revision: int
+    has_header: bool
+
+
+@lru_cache(maxsize=1 << 10)
+def _opening_of(encoded: bytes) -> _Opening:
+    """Decode and check a first request, from a cache: one client often sends equal ones.
+
+    Raise ``DecodeError`` and ``Invalid``.
+    """
+    opening = broker_pb2.AppendRequest.FromString(encoded)
+    validate_append_request_opening(opening)
+    return _Opening(
+        terms=terms_of(opening),
+        may_proxy=not opening.do_not_proxy,
+        min_revision=opening.min_etcd_revision,
+        has_header=opening.HasField("header"),
+    )
+
+
+def terms_of(opening: broker_pb2.AppendRequest) -> AppendTerms:
+    """Return the terms in the first request of an append."""
+    check = None
+    if opening.HasField("check_registers"):
+        check = LabelSelector.from_pb(opening.check_registers)
+    return AppendTerms(
+        journal=opening.journal,
+        offset=opening.offset or None,  # Zero means any offset: the protocol has no other way.
+        check_registers=check,
+        union_registers=LabelSet.from_pb(opening.union_registers),
+        subtract_registers=LabelSet.from_pb(opening.subtract_registers),
+        suspend=SuspendControl(opening.suspend),
+    )
 
 
 class WholeAppend:
@@ -178,11 +313,12 @@ class WholeAppend:
         if self._timer is not None:
             self._timer.cancel()
         ended = under_lease(self._context, ended)
+        JOURNAL_SERVER_STARTED.inc("Append")
         if ended.ending is Ending.FAILED:
-            count("Append", None)
+            count_completed("Append", None)
             self._call.refuse(*failure_of(ended))
             return
-        count("Append", ended.status)
+        count_completed("Append", ended.status.name)
         self._call.answer(encoded(ended, self._at.append_header, flow))
         note_head(ended)
 

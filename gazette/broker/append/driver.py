@@ -281,7 +281,7 @@ class AppendDriver:
                 return ev.Invalidated()
             case _Interrupted():
                 return ev.Abandoned(error.reason)
-            case Closed() if self._at.invalidated.is_set():
+            case Closed() if self._at.invalidated.is_set:
                 return ev.Invalidated()
             case GazetteError():
                 return ev.Failed(error)
@@ -319,7 +319,7 @@ class AppendDriver:
         return msgspec.structs.replace(
             at.as_event,
             same_replica=self._replica is None or at.replica is self._replica,
-            same_members=self._pipeline is None or not self._pipeline.reassigned.is_set(),
+            same_members=self._pipeline is None or not self._pipeline.reassigned.is_set,
         )
 
     async def _take_pipeline(self) -> ev.Event:
@@ -332,7 +332,7 @@ class AppendDriver:
         self._replica, self._pipeline = replica, pipeline
         if (
             pipeline is None
-            or pipeline.reassigned.is_set()
+            or pipeline.reassigned.is_set
             or not pipeline.usable(self._context.clock.monotonic())
         ):
             return ev.PipelineTaken(None, None, replica.rate)
@@ -426,7 +426,7 @@ class AppendDriver:
         except Conflict as conflict:
             replica.refused_to, error = pipeline.spool.fragment.end, conflict
         except GazetteError as failure:
-            if self._at.reassigned.is_set():
+            if self._at.reassigned.is_set:
                 return ev.Invalidated()
             error = failure
         if error is None and not answers:
@@ -618,7 +618,7 @@ class AppendDriver:
         with tracing.span("replicate", journal=self.journal, sync=1):
             async with pipeline.take_turn():
                 answers, error = await pipeline.gather_sync()
-        if error is not None and self._at.reassigned.is_set():
+        if error is not None and self._at.reassigned.is_set:
             return ev.Invalidated()
         return ev.SyncAnswered(answers, self._context.clock.now(), error)
 

@@ -8,6 +8,7 @@ times as long. Offsets are bytes of the journal; times are Unix seconds.
 from __future__ import annotations
 
 from enum import Enum, IntEnum
+from functools import cached_property
 from typing import TypeAlias
 
 import msgspec
@@ -38,7 +39,7 @@ class SuspendControl(IntEnum):
     """Append as if there was no suspension."""
 
 
-class AppendTerms(msgspec.Struct, frozen=True):
+class AppendTerms(msgspec.Struct, frozen=True, dict=True):
     """The terms of an append, known before its content. ``offset`` is None if any offset will do."""
 
     journal: JournalName
@@ -48,7 +49,7 @@ class AppendTerms(msgspec.Struct, frozen=True):
     subtract_registers: LabelSet = EMPTY_LABELS
     suspend: SuspendControl = SuspendControl.RESUME
 
-    @property
+    @cached_property
     def changes_registers(self) -> bool:
         return bool(self.union_registers or self.subtract_registers)
 

@@ -22,7 +22,7 @@ async def take_unless(mutex: Mutex[T], invalidated: Latch) -> T:
 
     Raise ``Closed`` as ``Mutex.take`` does. Cancellation: nothing was taken.
     """
-    if invalidated.is_set():
+    if invalidated.is_set:
         raise Superseded
     if mutex.idle:
         return await mutex.take()  # Does not wait.
@@ -37,7 +37,8 @@ async def take_unless(mutex: Mutex[T], invalidated: Latch) -> T:
             overtaken = scope.spawn(_wait(invalidated), name="invalidated")
             await asyncio.wait({taking, overtaken}, return_when=asyncio.FIRST_COMPLETED)
             scope.cancel()
-        if invalidated.is_set() or not taken:
+        # The checker of types does not know that a wait may change an attribute.
+        if invalidated.is_set or not taken:  # type: ignore[redundant-expr]
             raise Superseded
         return taken.pop()
     finally:
@@ -57,7 +58,7 @@ async def changed(invalidated: Latch, *changes: Awaitable[object]) -> None:
             waits.add(scope.spawn(_await(change), name=f"change {index}"))
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         scope.cancel()
-    if invalidated.is_set():
+    if invalidated.is_set:
         raise Superseded
 
 

@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from gazette.broker.append.events import AppendTerms, Ending, Outcome, SuspendControl
 from gazette.broker.append.line import GROUP_BYTES, Line, SmallAppend
-from gazette.broker.append.rules import (
-    check_terms,
-    registers_after,
-    resume_offset,
-    unexpected_answer,
-)
+from gazette.broker.append.rules import check_terms, registers_after, unexpected_answer
 from gazette.broker.append.sessions import ADMITTED
 from gazette.broker.replication.pipeline import Pipeline, Turn
 from gazette.errors import Broken, GazetteError, TooLarge
@@ -35,12 +30,16 @@ from gazette.runtime import tracing
 if TYPE_CHECKING:
     from gazette.broker.context import BrokerContext
     from gazette.broker.replica import Replica
+    from gazette.broker.replication.other_followers import Incarnation
     from gazette.broker.resolver import Resolution
     from gazette.fragment.spool_file import Spool
     from gazette.protocol.journal import JournalSpec
 
 _NOT_SUSPENDING: Final = frozenset({SuspendControl.RESUME, SuspendControl.NO_RESUME})
 """Controls without effect on a journal that is not suspended."""
+
+
+_NO_BROKERS: Final[frozenset[Incarnation]] = frozenset()
 
 
 class AppendGroup:
@@ -203,7 +202,7 @@ def may_join(terms: AppendTerms, registers: LabelSet) -> bool:
 def _passes(terms: AppendTerms, registers: LabelSet) -> bool:
     check = terms.check_registers
     return terms.suspend in _NOT_SUSPENDING and (
-        check is None or not registers or check.matches(registers)
+        check is None or not registers.labels or check.matches(registers)
     )
 
 
@@ -211,6 +210,8 @@ def _registers_of(terms: AppendTerms, registers: LabelSet, end: Offset) -> Label
     """Return the registers after an append that leads; None if it is refused, or only the FSM can decide."""
     if terms.offset not in (None, end) or not _passes(terms, registers):
         return None
+    if terms.check_registers is None and not terms.changes_registers:
+        return registers
     try:
         check_terms(terms)
         return registers_after(registers, terms)
@@ -224,8 +225,7 @@ def _is_steady(
     """Return True if the FSM would stream at once: see its ``_on_resolved`` to ``_begin_stream``."""
     if not at.takes_content or context.settings.max_append_rate or not context.lease.holds:
         return False
-    route, former = at.header.route, pipeline.header.route
-    if former is not route and not former.equivalent(route):
+    if not pipeline.serves(at.header):
         return False
     spec, fragment = at.spec, spool.fragment
     assert spec is not None
@@ -235,9 +235,9 @@ def _is_steady(
         and head.loaded
         and head.names(at.tenure)
         and replica.leads
-        and replica.others.empty
+        and replica.others.known == _NO_BROKERS
         and index.first_refreshed
-        and end >= max(index.end_offset, head.offset, index.unexplained_to, resume_offset(spec))
+        and end >= max(index.end_offset, head.offset, index.unexplained_to, at.resume_at)
         and _is_healthy(context, at, replica)
         and not _rolls(context, spec, spool, end if fragment.begin == index.begin_offset else 0)
     )

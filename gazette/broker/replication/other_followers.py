@@ -30,17 +30,8 @@ class OtherFollowers:
     """
 
     def __init__(self) -> None:
-        self._known: frozenset[Incarnation] | None = None
-
-    @property
-    def unknown(self) -> bool:
-        """True at first, and after ``forget``."""
-        return self._known is None
-
-    @property
-    def empty(self) -> bool:
-        """True if no broker is known that may have other bytes."""
-        return self._known == frozenset()
+        self.known: frozenset[Incarnation] | None = None
+        """The brokers that may have other bytes; None, at first and after ``forget``: any broker."""
 
     def follow(self, others: frozenset[Incarnation]) -> None:
         """Record that this replica follows a primary, together with ``others``. No effect while they are
@@ -48,26 +39,26 @@ class OtherFollowers:
 
         A known follower that is not among ``others`` has left the journal. If it returns, its replica is new.
         """
-        if self._known is None:
+        if self.known is None:
             return
-        left = {(id, _LEFT) for id, _ in self._known - others}
-        self._known = others | left
+        left = {(id, _LEFT) for id, _ in self.known - others}
+        self.known = others | left
 
     def committed(self, others: frozenset[Incarnation]) -> None:
         """Record that this replica has committed content, which its primary also sent to ``others``.
 
         That primary was in step with all of its followers. So only these can have other bytes now.
         """
-        self._known = others
+        self.known = others
 
     def any_gone(self, present: frozenset[Incarnation]) -> bool:
         """Return True unless ``present`` has all known followers."""
-        return self._known is None or not self._known <= present
+        return self.known is None or not self.known <= present
 
     def forget(self) -> None:
         """Record that any broker may have other bytes, because this replica goes on without some bytes."""
-        self._known = None
+        self.known = None
 
     def clear(self) -> None:
         """Record that no broker can have other bytes, because this replica leads and is in step with all."""
-        self._known = frozenset()
+        self.known = frozenset()

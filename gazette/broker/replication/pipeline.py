@@ -185,6 +185,14 @@ class Pipeline:
                     return peer.failure
         return self._failure
 
+    def serves(self, header: Header) -> bool:
+        """Return True if the pipeline has the route of ``header``: its members and its primary."""
+        if header.route is not self.header.route:
+            if not header.route.equivalent(self.header.route):
+                return False
+            self.header = header  # The next append finds the same route, and compares no members.
+        return True
+
     def usable(self, now: float) -> bool:
         """Return True if the pipeline can go on at ``now`` of the monotonic clock. Does not
         check the route."""
@@ -380,7 +388,7 @@ class Pipeline:
         return (
             self._opened
             and not self._gathered
-            and not self.reassigned.is_set()
+            and not self.reassigned.is_set
             and self.usable(now)
             and all(peer.is_idle for peer in self._peers)
         )

@@ -30,7 +30,7 @@ from gazette.protocol.route import Header
 from gazette.protocol.rpc import validate_append_response
 from gazette.protocol.status import Status
 from gazette.protocol.text.validation import within
-from gazette.runtime.failpoints import reach
+from gazette.runtime import failpoints
 from gazette.runtime.metrics import APPEND_BYTES
 
 if TYPE_CHECKING:
@@ -278,7 +278,8 @@ async def _append_whole(
         requests = (opening, append_content(content), COMMIT) if content else (opening, COMMIT)
         call = path.append_whole(requests, metadata=metadata)
         try:
-            await reach("append.sent", journal, client.clock)
+            if failpoints.armed_points:
+                await failpoints.reach("append.sent", journal, client.clock)
             response = await call
         finally:
             call.cancel()  # No effect on a call that has ended.
@@ -308,11 +309,13 @@ async def append_once(
     opening = _opening_of(params)
     journal, clock = params.journal, client.clock
     try:
-        await reach("append.begin", journal, clock)
+        if failpoints.armed_points:
+            await failpoints.reach("append.begin", journal, clock)
         whole = content if isinstance(content, bytes) else _joined(content)
         if whole is not None and len(whole) <= WHOLE_BYTES:
             result = await _append_whole(client, journal, opening, whole, session)
-            await reach("append.applied", journal, clock)
+            if failpoints.armed_points:
+                await failpoints.reach("append.applied", journal, clock)
             return result
         if isinstance(content, bytes | bytearray | memoryview):
             content = (content,)
@@ -323,9 +326,11 @@ async def append_once(
             else:
                 for chunk in content:
                     await appender.write(chunk)
-            await reach("append.sent", journal, clock)
+            if failpoints.armed_points:
+                await failpoints.reach("append.sent", journal, clock)
             result = await appender.commit()
-        await reach("append.applied", journal, clock)
+        if failpoints.armed_points:
+            await failpoints.reach("append.applied", journal, clock)
         return result
     except (Unavailable, Broken) as error:
         if not status_of(error):

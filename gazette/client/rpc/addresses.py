@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gazette.client.rpc.channel import Channels
-from gazette.client.rpc.routes import Health
+from gazette.client.rpc.counted_channel import Health
 from gazette.errors import Invalid
 from gazette.protocol.route import validate_endpoint
 

@@ -14,10 +14,9 @@ import grpc
 import grpc.aio
 
 from gazette.auth import Signer
-from gazette.client.rpc.counted_channel import BytePath, CountedChannel
+from gazette.client.rpc.counted_channel import BytePath, CountedChannel, Health
 from gazette.client.rpc.credentials import Credentials
 from gazette.client.rpc.errors import map_errors
-from gazette.client.rpc.routes import Health, pick
 from gazette.errors import Closed, Invalid, Unavailable
 from gazette.http2.grpc_client import Http2Transport
 from gazette.http2.transport import Transport
@@ -218,7 +217,7 @@ class Channels:
     def pick(
         self, route: Route, *, process_id: ProcessId | None = None, primary: bool = False
     ) -> str | None:
-        """Return the member that `routes.pick` chooses, by the state of our channels and by our zone."""
+        """Return the member that `pick` chooses, by the state of our channels and by our zone."""
         return pick(route, self.zone, self.health, process_id=process_id, primary=primary)
 
     def member(self, route: Route, process_id: ProcessId) -> JournalStub:
@@ -386,3 +385,54 @@ def _contents(path: Path | None, flag: str) -> bytes | None:
         return path.read_bytes()
     except OSError as error:
         raise Invalid(f"cannot read {path}: {error.strerror}", path=flag) from error
+
+
+def pick(
+    route: Route,
+    zone: str,
+    health: Callable[[str], Health],
+    *,
+    process_id: ProcessId | None = None,
+    primary: bool = False,
+) -> str | None:
+    """Return the endpoint to call, or None to call the default address, whose process proxies.
+
+    - ``process_id``: exactly that member, whatever its connection. None if the route lacks the member
+      or its endpoint.
+    - ``primary`` (appends): the primary, unless its connection is failing.
+    - Otherwise the best member. A connection that does not fail counts most, then our ``zone``, then the
+      better connection, then the order of the route. If all connections fail, return None: the default
+      address may still reach the members.
+
+    A member without an endpoint (its key is gone from etcd) is never picked.
+    """
+    if process_id is not None:
+        return _endpoint(route, _index(route, process_id))
+    if primary:
+        endpoint = _endpoint(route, route.primary)
+        if endpoint is None or health(endpoint) is Health.FAILING:
+            return None
+        return endpoint
+    best: tuple[bool, Health] | None = None
+    picked: str | None = None
+    for index, member in enumerate(route.members):
+        endpoint = _endpoint(route, index)
+        if endpoint is None or (state := health(endpoint)) is Health.FAILING:
+            continue
+        rank = (member.zone == zone, state)
+        if best is None or rank > best:
+            best, picked = rank, endpoint
+    return picked
+
+
+def _index(route: Route, process_id: ProcessId) -> int | None:
+    for index, member in enumerate(route.members):
+        if member == process_id:
+            return index
+    return None
+
+
+def _endpoint(route: Route, index: int | None) -> str | None:
+    if index is None or index >= len(route.endpoints):
+        return None
+    return route.endpoints[index] or None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
 from functools import cache, partial
 from typing import Any, Final, cast
 
 import grpc
 import grpc.aio
 
-from gazette.client.rpc.routes import Health
 from gazette.client.rpc.stream_call import StreamCall
 from gazette.http2.grpc_client import Http2Channel
 from gazette.protocol.content import decode_read, encode_append
@@ -61,6 +61,17 @@ class BytePath:
             response_deserializer=broker_pb2.ReplicateResponse.FromString,
         )
         self.replicate: Callable[..., StreamCall] = lambda **call: StreamCall(replicate(**call))
+
+
+class Health(IntEnum):
+    """State of the connection to an endpoint; greater is better."""
+
+    FAILING = 0
+    """The last attempt failed, and no later one succeeded."""
+    IDLE = 1
+    """The state is unknown: not connected, or never tried."""
+    CONNECTING = 2
+    READY = 3
 
 
 class CountedChannel:

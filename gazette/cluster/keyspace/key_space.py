@@ -71,20 +71,15 @@ class KeySpace:
         self._prefix = root + "/"
         self._decoder = decoder
         self._resume_revision = 0
-        self._loaded_revision = 0
-        """Revision up to which the mirror has all changes. The last change may be older."""
+        self.seen_revision = 0
+        """Revision up to which the mirror has all changes. The next change has a greater revision. If the
+        watch fell behind and the mirror was loaded again, this is above the revision of ``header``."""
         self._attempt = 0
         self._steps = 0
         self._pending = 0
         """Number of waiting responses with changes, for the next step."""
         self._changed = asyncio.Event()
         self._end: BaseException | None = None
-
-    @property
-    def seen_revision(self) -> int:
-        """Revision up to which the mirror has all changes. The next change has a greater revision. If the
-        watch fell behind and the mirror was loaded again, this is above the revision of ``header``."""
-        return max(self.header.revision, self._loaded_revision)
 
     @property
     def has_pending(self) -> bool:
@@ -181,7 +176,11 @@ class KeySpace:
         if any(response.events for response in responses):
             self._step(folded, header)
         else:
-            self.header = header
+            self._adopt(header)
+
+    def _adopt(self, header: ResponseHeader) -> None:
+        self.header = header
+        self.seen_revision = max(self.seen_revision, header.revision)
 
     async def _watch_once(self, etcd: Etcd) -> NoReturn:
         # The queue is bounded. When it is full, gRPC slows etcd down.
@@ -253,7 +252,7 @@ class KeySpace:
 
     def _replace(self, loaded: RangeResult, at: ResponseHeader, shown: ResponseHeader) -> None:
         folded = fold.load(loaded.kvs, self._decoder, self.key_values)
-        self._loaded_revision = at.revision
+        self.seen_revision = at.revision
         self._resume_revision = at.revision + 1
         self._step(folded, shown)
 
@@ -268,7 +267,8 @@ class KeySpace:
                     "outcome": "applied" if anomaly.applied else "ignored",
                 },
             )
-        self.key_values, self.header = folded.key_values, header
+        self.key_values = folded.key_values
+        self._adopt(header)
         for observer in self.observers:
             observer()
         self._steps += 1

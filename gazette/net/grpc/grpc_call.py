@@ -28,7 +28,7 @@ from gazette.http2.metadata import (
     trailers,
 )
 from gazette.http2.peer import Peer
-from gazette.http2.waiters import Waiters
+from gazette.http2.socket import Waiters
 from gazette.net.grpc.handling import HandleRequest, Handling
 from gazette.net.grpc.held_memory import HeldMemory
 from gazette.net.grpc.servicer_context import ServicerContext
@@ -69,7 +69,6 @@ class GrpcCall(ServicerContext):
         "_held",
         "_kept",
         "_memory",
-        "_metadata",
         "_queue",
         "_request",
         "_rest",
@@ -98,7 +97,6 @@ class GrpcCall(ServicerContext):
         """Memory that ``HeldMemory`` counts for this call."""
         self._at_hand = 0
         """Bytes of the messages that were taken since the last wait."""
-        self._metadata: Metadata | None = None
         self._arrived = Waiters()
         self._room = Waiters()
         self._rest = memoryview(b"")
@@ -309,9 +307,10 @@ class GrpcCall(ServicerContext):
 
     def invocation_metadata(self) -> Metadata:
         """Return the caller's metadata."""
-        if self._metadata is None:
-            self._metadata = metadata_of(self._request.fields)
-        return self._metadata
+        request = self._request
+        if request.metadata is None:
+            request.metadata = metadata_of(request.fields)
+        return request.metadata  # type: ignore[no-any-return]
 
     def set_trailing_metadata(self, metadata: Any) -> None:
         """Set the metadata that is sent at the end, with the status."""

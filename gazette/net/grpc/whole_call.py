@@ -149,7 +149,10 @@ class WholeCall:
 
     def invocation_metadata(self) -> Metadata:
         """Return the caller's metadata."""
-        return metadata_of(self.request.fields)
+        request = self.request
+        if request.metadata is None:
+            request.metadata = metadata_of(request.fields)
+        return request.metadata  # type: ignore[no-any-return]
 
     def answer(self, response: bytes) -> None:
         """End the call with its response."""
