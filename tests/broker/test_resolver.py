@@ -504,7 +504,7 @@ async def test_a_resolution_is_invalidated_by_assignments_and_stores_and_by_noth
     ):
         before = (await world.resolve()).invalidated
         world.write(change)
-        assert before.is_set() is invalidates
+        assert before.is_set is invalidates
         assert ((await world.resolve()).invalidated is before) is not invalidates
     (replica,) = world.replicas
     assert replica.listings == 1
@@ -548,7 +548,7 @@ async def test_after_stop_serving_local_journals_are_refused_and_others_proxied(
     world.write(item(SPEC), item(other), assigned(US, 0), assigned(THEM, 0, other.name))
     before = (await world.resolve()).invalidated
     world.resolver.stop_serving()
-    assert before.is_set()
+    assert before.is_set
     assert world.resolver.stopped.is_set()
     with raises(Closed, journal="a/journal"):
         await world.resolve()
