@@ -668,9 +668,9 @@ async def test_spools_change_hands_without_what_is_pending(cluster: FixedCluster
     await driver._take_pipeline()
     built = await driver._build_pipeline()
     assert isinstance(built, PipelineBuilt)
-    assert driver._pipeline is not None
-    assert (driver._pipeline.spool.delta, driver._pipeline.delta) == (0, 0)
-    driver._drop()
+    pipeline = driver._hold.held
+    assert (pipeline.spool.delta, pipeline.delta) == (0, 0)
+    driver._hold.drop()
 
 
 async def test_waiters_of_a_replica_that_is_shut_down(cluster: FixedCluster) -> None:

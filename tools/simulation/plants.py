@@ -186,7 +186,7 @@ def uploads_unnamed() -> None:
     async def know_head(self: Any) -> None:
         begin, end = self._committing
         if end > begin:
-            await self._replica.head.acknowledge(self._at.tenure, begin, end)
+            await self._hold.of.head.acknowledge(self._at.tenure, begin, end)
 
     _replace(append_driver.AppendDriver, "_know_head", know_head)
 

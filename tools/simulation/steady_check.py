@@ -54,7 +54,7 @@ def _machine(
     claims = Claims.of_journal(Capability.APPEND, at.journal)
     call = AppendCall(leader.terms, claims, session=leader.session)
     driver = AppendDriver(context, call, NoContent(), leader.arrived)
-    driver._resolution, driver._replica = at, at.replica
+    driver._resolution, driver._hold.replica = at, at.replica
     usable = pipeline.usable(context.clock.monotonic()) and not pipeline.reassigned.is_set
     route, view = (pipeline.route, pipeline.view()) if usable else (None, None)
     path: list[str] = []

@@ -8,29 +8,34 @@ the pipeline is given back or torn down.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 
 import msgspec
 
 from gazette.auth import Claims
-from gazette.blobs.registry import HealthStatus
 from gazette.broker.append import events as ev
 from gazette.broker.append.events import PeerAnswer
 from gazette.broker.append.flow_control import TICKS_PER_S, AppendFlow
 from gazette.broker.append.fsm import AppendFSM
-from gazette.broker.append.invalidation import Superseded, changed, take_unless
+from gazette.broker.append.invalidation import (
+    Interrupted,
+    InterruptibleWaits,
+    Superseded,
+    changed,
+    take_unless,
+)
 from gazette.broker.append.line import (
     ContentAhead,
     ContentSource,
-    Line,
 )
+from gazette.broker.append.pipeline_hold import PipelineHold
+from gazette.broker.append.readiness import Readiness
 from gazette.broker.append.sessions import ADMITTED, Admission, SessionLedger
 from gazette.broker.journal_updates import put_assignments, put_suspend
-from gazette.broker.replication.pipeline import Pipeline, Turn, open_pipeline, roll_back
-from gazette.errors import Broken, Bug, Closed, Conflict, GazetteError
+from gazette.broker.replication.pipeline import Pipeline, open_pipeline, roll_back
+from gazette.errors import Bug, Closed, Conflict, GazetteError
 from gazette.fragment.local_file import LocalFragment
 from gazette.protocol.append_session import SessionAppend
 from gazette.protocol.fragment import ZERO_SUM
@@ -42,7 +47,6 @@ from gazette.runtime import tracing
 from gazette.runtime.latch import Latch
 
 if TYPE_CHECKING:
-    from gazette.blobs.registry import ActiveStore
     from gazette.broker.context import BrokerContext
     from gazette.broker.replica import Replica
     from gazette.broker.resolver import Resolution
@@ -68,14 +72,6 @@ class AppendCall(msgspec.Struct, frozen=True):
     does a driver of the leader of small appends, which the line counts already."""
 
 
-class _Interrupted(Exception):
-    """Raised by a wait that ``AppendDriver.interrupt`` cut short, for ``reason``."""
-
-    def __init__(self, reason: GazetteError) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
 class AppendDriver:
     """Performs one append. Call ``run`` once; all other methods at any time, on the event loop.
 
@@ -93,7 +89,7 @@ class AppendDriver:
         self._call = call
         self.content = source if isinstance(source, ContentAhead) else ContentAhead(source)
         """The unread rest of the caller's stream. It is the whole stream if the append ends as PROXY."""
-        self._arrived = arrived
+        self._readiness = Readiness(context, arrived)
         settings = context.settings
         self._fsm = AppendFSM(
             call.terms,
@@ -102,25 +98,14 @@ class AppendDriver:
             rate_max=settings.max_append_rate,
         )
         self._resolution: Resolution | None = None
-        self._replica: Replica | None = None
-        """The replica whose pipeline this append holds, waits for, or gathers answers of.
-
-        The append also keeps it while the replica has no pipeline, to build one.
-        """
-        self._pipeline: Pipeline | None = None
-        self._answering: Pipeline | None = None
-        """The pipeline that was handed over. This append waits in its turn for the pipeline's answers."""
-        self._turn: Turn | None = None
+        self._hold = PipelineHold()
         self._sessions: SessionLedger | None = None
         """The ledger that admitted the append. None without a session."""
         self._sum: Any = None
         """SHA-1 of the content so far."""
-        self._store_seen: HealthStatus | None = None
         self._committing = (0, 0)
         """Begin and end offset of the last final proposal: a commit or a roll-back."""
-        self._task: asyncio.Task[Any] | None = None
-        self._interruptible = False
-        self._interruption: GazetteError | None = None
+        self._waits = InterruptibleWaits()
 
     @property
     def journal(self) -> JournalName:
@@ -147,7 +132,7 @@ class AppendDriver:
         Cancel only when the broker is torn down. The pipeline is then broken and given up. Content that was
         not proposed for commit is in no replica's journal.
         """
-        self._task = asyncio.current_task()
+        self._waits.begin()
         fsm = self._fsm
         try:
             effects = fsm.start()
@@ -163,17 +148,14 @@ class AppendDriver:
         finally:
             self._leave_session(fsm.outcome)
             if fsm.outcome is None:
-                self._drop()
+                self._hold.drop()
 
     def interrupt(self, reason: GazetteError) -> None:
         """Wind the append up for ``reason``: its caller has gone, or it must not go on.
 
         Any wait ends now, except that for a replica. A proposal that was sent runs its course.
         """
-        if self._interruption is None:
-            self._interruption = reason
-            if self._interruptible and self._task is not None:
-                self._task.cancel()
+        self._waits.interrupt(reason)
 
     async def _perform(self, effect: ev.Effect) -> ev.Event | None:
         match effect:
@@ -190,12 +172,12 @@ class AppendDriver:
             case ev.SendRoll() | ev.SendFinal():
                 return await self._propose(effect)
             case ev.HandOver():
-                self._hand_over()
+                self._hold.hand_over()
                 return None
             case ev.GatherAcks():
                 return await self._gather_acks()
             case ev.GiveBackPipeline():
-                self._give_back()
+                self._hold.give_back()
                 return None
         return await self._perform_rare(effect)
 
@@ -207,14 +189,13 @@ class AppendDriver:
             case ev.BuildPipeline():
                 return await self._build_pipeline()
             case ev.TearDownPipeline():
-                await self._tear_down()
+                await self._hold.tear_down()
             case ev.BreakPipeline(error):
-                self._break(error)
+                self._hold.break_pipeline(error, self._context.scope)
             case ev.SendSync(proposal, registers, opening):
-                assert self._replica is not None
                 if proposal.begin > self._held.spool.fragment.end:
                     # Other followers may have the bytes that this spool lacks.
-                    self._replica.others.forget()
+                    self._hold.of.others.forget()
                 await self._held.sync(proposal, registers, opening=opening)
                 return ev.SyncSent(self._held.view())
             case ev.GatherSync():
@@ -239,47 +220,24 @@ class AppendDriver:
 
     async def _suspend(self, level: SuspendLevel, offset: Offset) -> ev.Event:
         if level is not SuspendLevel.NONE:
-            assert self._replica is not None
-            pipeline, head = self._held, self._replica.head
+            pipeline, head = self._held, self._hold.of.head
             try:
                 # All replicas must have what the head says, and no answer may open it again.
-                await self._wait(pipeline.all_turns())
+                await self._waits.run(pipeline.all_turns())
                 if pipeline.failure is not None:
                     return ev.SendFailed(pipeline.failure)
                 if offset >= head.offset:  # The spool of a read-only journal may lack bytes.
                     await head.suspend(self._at.tenure, offset, pipeline.spool.registers)
-            except (_Interrupted, GazetteError) as error:
+            except (Interrupted, GazetteError) as error:
                 return self._unfinished(error)
         return await self._write(put_suspend(self._context, self._at, level, offset))
-
-    # Waits that end when the caller leaves or the route changes.
-
-    async def _wait(self, wait: Coroutine[Any, Any, T]) -> T:
-        """Await ``wait``. Raise ``_Interrupted`` if ``interrupt`` cuts the wait short."""
-        if self._interruption is not None:
-            wait.close()
-            raise _Interrupted(self._interruption)
-        self._interruptible = True
-        try:
-            return await wait
-        except asyncio.CancelledError:
-            raise _Interrupted(self._uncancel()) from None
-        finally:
-            self._interruptible = False
-
-    def _uncancel(self) -> GazetteError:
-        """Take back a cancellation that ``interrupt`` made. Raise a cancellation of any other origin."""
-        assert self._task is not None
-        if self._interruption is None or self._task.uncancel() > 0:
-            raise asyncio.CancelledError
-        return self._interruption
 
     def _unfinished(self, error: BaseException) -> ev.Event:
         """Return the event for a wait that ended with ``error``. Raise any error that is not expected."""
         match error:
             case Superseded():
                 return ev.Invalidated()
-            case _Interrupted():
+            case Interrupted():
                 return ev.Abandoned(error.reason)
             case Closed() if self._at.invalidated.is_set:
                 return ev.Invalidated()
@@ -291,7 +249,7 @@ class AppendDriver:
         call, context = self._call, self._context
         try:
             at: Resolution | None = None
-            if call.proxy_header is None and self._interruption is None:
+            if call.proxy_header is None and self._waits.reason is None:
                 at = context.resolver.resolve_now(
                     call.terms.journal,
                     claims=call.claims,
@@ -299,7 +257,7 @@ class AppendDriver:
                     min_etcd_revision=min_revision,
                 )
             if at is None:
-                at = await self._wait(
+                at = await self._waits.run(
                     context.resolver.resolve(
                         call.terms.journal,
                         claims=call.claims,
@@ -309,17 +267,18 @@ class AppendDriver:
                         proxy_header=call.proxy_header,
                     )
                 )
-        except _Interrupted as interrupted:
+        except Interrupted as interrupted:
             return ev.Abandoned(interrupted.reason)
         except GazetteError as error:
             return ev.Failed(error)
         self._resolution = at
-        if self._replica is None and self._pipeline is None:
+        hold = self._hold
+        if hold.replica is None:
             return at.as_event
         return msgspec.structs.replace(
             at.as_event,
-            same_replica=self._replica is None or at.replica is self._replica,
-            same_members=self._pipeline is None or not self._pipeline.reassigned.is_set,
+            same_replica=at.replica is hold.replica,
+            same_members=hold.pipeline is None or not hold.pipeline.reassigned.is_set,
         )
 
     async def _take_pipeline(self) -> ev.Event:
@@ -327,9 +286,9 @@ class AppendDriver:
         assert replica is not None
         try:
             pipeline = await self._take_turn(replica)
-        except (Superseded, _Interrupted, GazetteError) as error:
+        except (Superseded, Interrupted, GazetteError) as error:
             return self._unfinished(error)
-        self._replica, self._pipeline = replica, pipeline
+        self._hold.take(replica, pipeline)
         if (
             pipeline is None
             or pipeline.reassigned.is_set
@@ -345,8 +304,7 @@ class AppendDriver:
         Raise ``Conflict`` at once for an unknown session: its client repeats the append, which would then
         wait again.
         """
-        if self._arrived is None:
-            self._arrived = self._context.clock.monotonic()
+        self._readiness.begin()
         if (session := self._call.session) is not None:
             refusal = replica.sessions.refusal(session, self._at.tenure)
             if refusal is not None:
@@ -355,39 +313,29 @@ class AppendDriver:
             return await self._take(replica)
         with replica.line.wait(self.content):
             rate_min = self._context.settings.min_append_rate
-            await self._wait(self.content.read_ahead(rate_min))
+            await self._waits.run(self.content.read_ahead(rate_min))
             return await self._take(replica)
 
     async def _take(self, replica: Replica) -> Pipeline | None:
         if replica.line.store_ails_since is not None:
             await self._store_recovers(replica)
-        return await self._wait(take_unless(replica.pipeline, self._at.invalidated))
+        return await self._waits.run(take_unless(replica.pipeline, self._at.invalidated))
 
     async def _store_recovers(self, replica: Replica) -> None:
         """Wait until the journal's store was listed and is healthy, or until this append has waited enough.
 
         The append does not have its turn yet, so it delays no other append.
         """
-        clock = self._context.clock
-        while True:
-            store = self._store()
-            if store is not None and _refusal(store, replica):
-                return  # A wait does not cure this: give the answer at once, in turn.
-            error, unlisted = self._ailments(replica, store)
-            until = self._store_until(replica.line, ails=error is not None or bool(unlisted))
-            if clock.monotonic() >= until:
-                return
-            await self._wait(self._readiness_change(replica, until))
+        at, readiness, monotonic = self._at, self._readiness, self._context.clock.monotonic
+        while monotonic() < (until := readiness.store_until(at, replica)):
+            await self._waits.run(readiness.change(at, replica, until))
 
     async def _build_pipeline(self) -> ev.Event:
-        replica, at = self._replica, self._at
-        assert replica is not None
-        old, self._pipeline = self._pipeline, None
-        if old is not None:
-            await replica.tear_down(old)
+        replica, at = self._hold.of, self._at
+        await self._hold.tear_down_former()
         try:
-            spool = await self._wait(take_unless(replica.spool, at.invalidated))
-        except (Superseded, _Interrupted, GazetteError) as error:
+            spool = await self._waits.run(take_unless(replica.spool, at.invalidated))
+        except (Superseded, Interrupted, GazetteError) as error:
             return self._unfinished(error)
         pipeline: Pipeline | None = None
         try:
@@ -404,7 +352,7 @@ class AppendDriver:
         finally:
             if pipeline is None:
                 replica.spool.give(spool)
-        self._pipeline = pipeline
+        self._hold.pipeline = pipeline
         if replica.has_unagreed(spool.fragment):
             failed = await self._catch_up(replica, pipeline)
             if failed is not None:
@@ -443,82 +391,28 @@ class AppendDriver:
         self,
         effect: ev.LoadHead | ev.AwaitReadiness | ev.SeekClosing | ev.ConfirmHead | ev.BeginTenure,
     ) -> ev.Event:
-        at, replica = self._at, self._replica
-        assert replica is not None
+        at, replica = self._at, self._hold.of
         try:
             match effect:
                 case ev.LoadHead():
-                    await self._wait(replica.load_head())
+                    await self._waits.run(replica.load_head())
                 case ev.AwaitReadiness(until):
                     if replica.line.store_ails_since is None:
                         replica.line.store_ails_since = self._context.clock.monotonic()
-                    await self._wait(self._readiness_change(replica, until))
+                    await self._waits.run(self._readiness.change(at, replica, until))
                 case ev.SeekClosing():
-                    await self._wait(replica.adopt_closing(at.tenure))
+                    await self._waits.run(replica.adopt_closing(at.tenure))
                 case ev.ConfirmHead(offset):
-                    await self._wait(replica.confirm(at.tenure, offset))
+                    await self._waits.run(replica.confirm(at.tenure, offset))
                 case ev.BeginTenure(end):
-                    await self._wait(replica.begin(at.tenure, end))
-        except (Superseded, _Interrupted, GazetteError) as error:
+                    await self._waits.run(replica.begin(at.tenure, end))
+        except (Superseded, Interrupted, GazetteError) as error:
             return self._unfinished(error)
         return self._look()
 
-    async def _readiness_change(self, replica: Replica, until: float) -> None:
-        """Wait until index or store differ from what was last seen, or until a monotonic time."""
-        clock = self._context.clock
-        changes: list[Awaitable[object]] = [clock.sleep(until - clock.monotonic())]
-        if not replica.index.first_refreshed:
-            changes.append(replica.index.wait_first_refresh())
-        if (store := self._store()) is not None:
-            changes.append(store.wait_health_change(self._store_seen))
-        await changed(self._at.invalidated, *changes)
-
-    def _store(self) -> ActiveStore | None:
-        """Return the first store of the journal; None without one."""
-        assert self._at.spec is not None
-        stores = self._at.spec.fragment.stores
-        return self._context.blob_stores.get(stores[0]) if stores else None
-
     def _look(self) -> ev.ReadinessSeen:
-        clock, replica, store = self._context.clock, self._replica, self._store()
-        assert replica is not None
-        head, index = replica.head, replica.index
-        store_error, unlisted = self._ailments(replica, store)
-        ails = store_error is not None or bool(unlisted)
-        undecided_to = index.unexplained_to
-        return ev.ReadinessSeen(
-            store_error=store_error,
-            index=ev.IndexView(index.begin_offset, index.end_offset, index.last_mod_time),
-            now=clock.now(),
-            monotonic=clock.monotonic(),
-            store_until=self._store_until(replica.line, ails=ails),
-            head=ev.HeadSeen(head.offset, head.closed, replica.closings.reason)
-            if head.loaded
-            else None,
-            unlisted=unlisted,
-            must_begin=replica.must_begin(self._at.header.route),
-            admission=self._admission(replica.sessions),
-            store_refuses="" if store is None or not store.refusals else _refusal(store, replica),
-            undecided_to=undecided_to,
-            undecided=_undecided(replica) if undecided_to else "",
-        )
-
-    def _ailments(self, replica: Replica, store: ActiveStore | None) -> tuple[str | None, str]:
-        """Return the error of the first store (None: it is healthy), and why no listing was made yet."""
-        listed = replica.index.first_refreshed
-        self._store_seen = None if store is None else store.health
-        error = None if self._store_seen is None else self._store_seen.error
-        return error, "" if listed else replica.unlisted_reason
-
-    def _store_until(self, line: Line, *, ails: bool) -> float:
-        """Return the monotonic time until which this append waits for the store, which ``ails`` or works."""
-        if not ails:
-            line.store_ails_since = None
-            return 0.0
-        assert self._arrived is not None
-        since = line.store_ails_since
-        begun = max(self._arrived, self._context.clock.monotonic() if since is None else since)
-        return begun + self._context.settings.store_check_timeout_s
+        replica = self._hold.of
+        return self._readiness.look(self._at, replica, self._admission(replica.sessions))
 
     def _admission(self, sessions: SessionLedger) -> Admission:
         if self._call.session is None:
@@ -540,18 +434,18 @@ class AppendDriver:
     async def _read_content(self, ticks: int | None) -> ev.Event:
         clock = self._context.clock
         began = _ticks(clock.monotonic())
-        if self.content.is_ahead and self._interruption is None:
+        if self.content.is_ahead and self._waits.reason is None:
             content = self.content.take()
             if content is None:
                 return await self._stream_ended()
             return ev.ContentRead(content, 0, began)
         try:
-            content, stalled = await self._wait(
+            content, stalled = await self._waits.run(
                 self.content.read(None if ticks is None else ticks / TICKS_PER_S)
             )
         except TimeoutError:
             return ev.ContentLate()
-        except _Interrupted as interrupted:
+        except Interrupted as interrupted:
             return ev.StreamFailed(interrupted.reason)
         except GazetteError as error:
             return ev.StreamFailed(error)
@@ -563,10 +457,10 @@ class AppendDriver:
     async def _hold_content(self, ticks: int) -> ev.Event:
         clock, superseded = self._context.clock, False
         try:
-            await self._wait(changed(self._at.invalidated, clock.sleep(ticks / TICKS_PER_S)))
+            await self._waits.run(changed(self._at.invalidated, clock.sleep(ticks / TICKS_PER_S)))
         except Superseded:
             superseded = True
-        except _Interrupted as interrupted:
+        except Interrupted as interrupted:
             return ev.StreamFailed(interrupted.reason)
         return ev.ContentHeld(_ticks(clock.monotonic()), superseded)
 
@@ -625,24 +519,20 @@ class AppendDriver:
     async def _await_acks(self) -> ev.Event:
         pipeline = self._held
         try:
-            await self._wait(pipeline.all_turns())
-        except _Interrupted as interrupted:
+            await self._waits.run(pipeline.all_turns())
+        except Interrupted as interrupted:
             return ev.Abandoned(interrupted.reason)
         if pipeline.failure is not None:
             return ev.SendFailed(pipeline.failure)
         return ev.AllAcknowledged(self._context.clock.now())
 
-    def _hand_over(self) -> None:
-        self._answering, self._turn = self._held, self._held.take_turn()
-        self._give_back()
-
     async def _gather_acks(self) -> ev.Event:
-        assert self._answering is not None
-        assert self._turn is not None
+        turn = self._hold.turn
+        assert turn is not None
         try:
             with tracing.span("replicate", journal=self.journal):
-                async with self._turn:
-                    answers = await self._answering.gather_acks()
+                async with turn:
+                    answers = await turn.pipeline.gather_acks()
                     if all(answer.status is Status.OK for answer in answers):
                         await self._know_head()
                     return ev.AcksGathered(answers)
@@ -652,48 +542,10 @@ class AppendDriver:
     async def _know_head(self) -> None:
         """Record in etcd that the journal has content, before a primary answers its first append."""
         begin, end = self._committing
-        replica, tenure = self._replica, self._at.tenure
-        assert replica is not None
+        replica, tenure = self._hold.of, self._at.tenure
         if end <= begin or replica.head.names(tenure):
             return
         await replica.acknowledge(tenure, begin, end)
-
-    # The ways to give up the pipeline.
-
-    def _give_back(self) -> None:
-        assert self._replica is not None
-        self._replica.pipeline.give(self._pipeline)
-        self._pipeline = None
-        if self._answering is None:
-            self._replica = None
-
-    async def _tear_down(self) -> None:
-        assert self._replica is not None
-        replica, pipeline = self._replica, self._held
-        self._replica = self._pipeline = None
-        try:
-            await replica.tear_down(pipeline)
-        finally:
-            replica.pipeline.give(None)
-
-    def _break(self, error: GazetteError) -> None:
-        assert self._answering is not None
-        assert self._replica is not None
-        self._answering.fail(error)
-        self._context.scope.spawn(
-            self._replica.reap(self._answering), name=f"reap pipeline {self.journal}"
-        )
-
-    def _drop(self) -> None:
-        """Give up all that this append holds, after cancellation. The next holder tears the broken pipeline
-        down."""
-        cut_short = Broken("an append was cut short", journal=self.journal)
-        if self._turn is not None:
-            self._turn.skip(cut_short)
-        if self._replica is not None and self._answering is None:
-            if self._pipeline is not None:
-                self._pipeline.fail(cut_short)
-            self._give_back()
 
     @property
     def _at(self) -> Resolution:
@@ -702,20 +554,7 @@ class AppendDriver:
 
     @property
     def _held(self) -> Pipeline:
-        assert self._pipeline is not None
-        return self._pipeline
-
-
-def _refusal(store: ActiveStore, replica: Replica) -> str:
-    """Return why the store refuses the journal's fragments; empty if it does not."""
-    return store.refusals.get((replica.journal, replica.life), "")
-
-
-def _undecided(replica: Replica) -> str:
-    """Return why an append may have to wait for a decision about stored fragments."""
-    index = replica.index
-    is_short = index.end_offset < max(index.unexplained_to, replica.head.offset)
-    return replica.undecided_reason if is_short else ""
+        return self._hold.held
 
 
 def _ticks(seconds: float) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Coroutine
+from typing import Any, TypeVar
 
+from gazette.errors import GazetteError
 from gazette.runtime.latch import Latch
 from gazette.runtime.mutex import Mutex
 from gazette.runtime.tasks import TaskScope
@@ -15,6 +16,56 @@ T = TypeVar("T")
 
 class Superseded(Exception):
     """Raised when ``invalidated`` is set first: the result of the wait is not needed any more."""
+
+
+class Interrupted(Exception):
+    """Raised by a wait that ``InterruptibleWaits.interrupt`` cut short, for ``reason``."""
+
+    def __init__(self, reason: GazetteError) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class InterruptibleWaits:
+    """The waits of one task. Other tasks may interrupt them, once for all, with a ``reason``."""
+
+    __slots__ = ("_is_waiting", "_task", "reason")
+
+    def __init__(self) -> None:
+        self.reason: GazetteError | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._is_waiting = False
+
+    def begin(self) -> None:
+        """Let the present task be the one that waits."""
+        self._task = asyncio.current_task()
+
+    def interrupt(self, reason: GazetteError) -> None:
+        """End the present wait, and all later ones. No effect after the first call."""
+        if self.reason is None:
+            self.reason = reason
+            if self._is_waiting and self._task is not None:
+                self._task.cancel()
+
+    async def run(self, wait: Coroutine[Any, Any, T]) -> T:
+        """Await ``wait``. Raise `Interrupted` if ``interrupt`` cuts the wait short."""
+        if self.reason is not None:
+            wait.close()
+            raise Interrupted(self.reason)
+        self._is_waiting = True
+        try:
+            return await wait
+        except asyncio.CancelledError:
+            raise Interrupted(self._uncancel()) from None
+        finally:
+            self._is_waiting = False
+
+    def _uncancel(self) -> GazetteError:
+        """Take back a cancellation that ``interrupt`` made. Raise a cancellation of any other origin."""
+        assert self._task is not None
+        if self.reason is None or self._task.uncancel() > 0:
+            raise asyncio.CancelledError
+        return self.reason
 
 
 async def take_unless(mutex: Mutex[T], invalidated: Latch) -> T:

@@ -74,7 +74,7 @@ class Turn:
         end: Offset,
         registers: LabelSet,
     ) -> None:
-        self._pipeline = pipeline
+        self.pipeline = pipeline
         self._prior = prior
         self._end = end
         """End of the last proposal when the turn was taken."""
@@ -89,8 +89,8 @@ class Turn:
 
     def enter(self) -> None:
         """Begin the turn, which must have come."""
-        self._pipeline.gathering_to = self._end
-        self._pipeline.gathering_registers = self._registers
+        self.pipeline.gathering_to = self._end
+        self.pipeline.gathering_registers = self._registers
 
     async def __aenter__(self) -> Self:
         try:
@@ -113,12 +113,12 @@ class Turn:
     def leave(self, failure: BaseException | None) -> None:
         """End the turn. With a failure, the pipeline is broken."""
         if failure is not None:
-            self._pipeline.fail(_failure_of(failure))
+            self.pipeline.fail(_failure_of(failure))
         self._pass_on()
 
     def skip(self, reason: BaseException) -> None:
         """Give the turn up without gathering, and break the pipeline with ``reason``."""
-        self._pipeline.fail(_failure_of(reason))
+        self.pipeline.fail(_failure_of(reason))
         if self._prior is None or self._prior.done():
             self._pass_on()
         else:

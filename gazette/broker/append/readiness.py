@@ -1,0 +1,115 @@
+"""What an append sees of its replica and of its journal's store, and how long it waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING
+
+from gazette.blobs.registry import HealthStatus
+from gazette.broker.append import events as ev
+from gazette.broker.append.invalidation import changed
+from gazette.broker.append.line import Line
+from gazette.broker.append.sessions import Admission
+
+if TYPE_CHECKING:
+    from gazette.blobs.registry import ActiveStore
+    from gazette.broker.context import BrokerContext
+    from gazette.broker.replica import Replica
+    from gazette.broker.resolver import Resolution
+
+
+class Readiness:
+    """The readiness of a journal as one append sees it. Resolutions passed to it have a specification."""
+
+    __slots__ = ("_arrived", "_context", "_seen")
+
+    def __init__(self, context: BrokerContext, arrived: float | None) -> None:
+        """Note the monotonic time at which the append's wait for its turn began (None: it has not begun)."""
+        self._context = context
+        self._arrived = arrived
+        self._seen: HealthStatus | None = None
+        """The health of the store that was seen last."""
+
+    def begin(self) -> None:
+        """Count the wait for the store from now on, unless it is counted already."""
+        if self._arrived is None:
+            self._arrived = self._context.clock.monotonic()
+
+    def look(self, at: Resolution, replica: Replica, admission: Admission) -> ev.ReadinessSeen:
+        """Return what the append sees now."""
+        clock, store = self._context.clock, self._store(at)
+        head, index = replica.head, replica.index
+        error, unlisted = self._ailments(replica, store)
+        undecided_to = index.unexplained_to
+        return ev.ReadinessSeen(
+            store_error=error,
+            index=ev.IndexView(index.begin_offset, index.end_offset, index.last_mod_time),
+            now=clock.now(),
+            monotonic=clock.monotonic(),
+            store_until=self._until(replica.line, ails=error is not None or bool(unlisted)),
+            head=ev.HeadSeen(head.offset, head.closed, replica.closings.reason)
+            if head.loaded
+            else None,
+            unlisted=unlisted,
+            must_begin=replica.must_begin(at.header.route),
+            admission=admission,
+            store_refuses="" if store is None or not store.refusals else _refusal(store, replica),
+            undecided_to=undecided_to,
+            undecided=_undecided(replica) if undecided_to else "",
+        )
+
+    def store_until(self, at: Resolution, replica: Replica) -> float:
+        """Return the monotonic time until which an append without its turn waits for the store; 0 if it need
+        not, or if waiting does not cure what is wrong."""
+        store = self._store(at)
+        if store is not None and _refusal(store, replica):
+            return 0.0
+        error, unlisted = self._ailments(replica, store)
+        return self._until(replica.line, ails=error is not None or bool(unlisted))
+
+    async def change(self, at: Resolution, replica: Replica, until: float) -> None:
+        """Wait until index or store differ from what was last seen, or until a monotonic time.
+
+        Raise ``Superseded`` if the resolution is invalidated. Cancellation: no effect.
+        """
+        clock = self._context.clock
+        changes: list[Awaitable[object]] = [clock.sleep(until - clock.monotonic())]
+        if not replica.index.first_refreshed:
+            changes.append(replica.index.wait_first_refresh())
+        if (store := self._store(at)) is not None:
+            changes.append(store.wait_health_change(self._seen))
+        await changed(at.invalidated, *changes)
+
+    def _store(self, at: Resolution) -> ActiveStore | None:
+        """Return the first store of the journal; None without one."""
+        assert at.spec is not None
+        stores = at.spec.fragment.stores
+        return self._context.blob_stores.get(stores[0]) if stores else None
+
+    def _ailments(self, replica: Replica, store: ActiveStore | None) -> tuple[str | None, str]:
+        """Return the error of the first store (None: it is healthy), and why no listing was made yet."""
+        self._seen = None if store is None else store.health
+        error = None if self._seen is None else self._seen.error
+        return error, "" if replica.index.first_refreshed else replica.unlisted_reason
+
+    def _until(self, line: Line, *, ails: bool) -> float:
+        """Return the monotonic time until which this append waits for the store, which ``ails`` or works."""
+        if not ails:
+            line.store_ails_since = None
+            return 0.0
+        assert self._arrived is not None
+        since = line.store_ails_since
+        begun = max(self._arrived, self._context.clock.monotonic() if since is None else since)
+        return begun + self._context.settings.store_check_timeout_s
+
+
+def _refusal(store: ActiveStore, replica: Replica) -> str:
+    """Return why the store refuses the journal's fragments; empty if it does not."""
+    return store.refusals.get((replica.journal, replica.life), "")
+
+
+def _undecided(replica: Replica) -> str:
+    """Return why an append may have to wait for a decision about stored fragments."""
+    index = replica.index
+    is_short = index.end_offset < max(index.unexplained_to, replica.head.offset)
+    return replica.undecided_reason if is_short else ""
