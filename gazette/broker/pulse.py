@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gazette.auth import Capability, Claims
-from gazette.broker.append.driver import AppendCall, AppendDriver
 from gazette.broker.append.events import AppendTerms, SuspendControl
+from gazette.broker.commit.driver import AppendCall, AppendDriver
 
 if TYPE_CHECKING:
     from gazette.broker.context import BrokerContext

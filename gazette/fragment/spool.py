@@ -1,4 +1,4 @@
-"""Stage 6 of the byte path: takes content and proposals from `broker/append/driver` (primary) and
+"""Stage 6 of the byte path: takes content and proposals from `broker/commit/driver` (primary) and
 `broker/api/replicate` (replica), and decides how the spool changes.
 
 A spool is the fragment that a broker is writing now: committed bytes ``[begin, end)``, then ``delta``

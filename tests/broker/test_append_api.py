@@ -17,9 +17,9 @@ import pytest
 from gazette.auth import Capability, Claims
 from gazette.broker.append import line as append_line
 from gazette.broker.append import rules as append_rules
-from gazette.broker.append.driver import AppendCall, AppendDriver
 from gazette.broker.append.events import AppendTerms, Ending
 from gazette.broker.append.fsm import State
+from gazette.broker.commit.driver import AppendCall, AppendDriver
 from gazette.broker.pulse import NoContent
 from gazette.broker.replication.pipeline import Pipeline
 from gazette.client.rpc.errors import rpc_error

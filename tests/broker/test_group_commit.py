@@ -200,7 +200,7 @@ async def test_those_that_wait_are_one_commit_with_a_span_each(ready: FixedClust
 async def test_no_more_than_a_group_may_have_goes_along(
     ready: FixedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gazette.broker.append.steady.GROUP_BYTES", 4)
+    monkeypatch.setattr("gazette.broker.commit.steady.GROUP_BYTES", 4)
     await append(ready["a"], b"before ")
     before = value_of(COMMITS)
     async with Waiting(ready) as waiting:

@@ -14,8 +14,8 @@ import pytest
 
 from gazette.auth import Capability, Claims
 from gazette.blobs.blob_store import BlobStore
-from gazette.broker.append.driver import AppendCall, AppendDriver
 from gazette.broker.append.events import AppendTerms, Ending, Outcome, SuspendControl
+from gazette.broker.commit.driver import AppendCall, AppendDriver
 from gazette.broker.known_head import Head, head_key
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange

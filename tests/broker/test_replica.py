@@ -17,7 +17,6 @@ import pytest
 from prometheus_client import REGISTRY
 
 from gazette.auth import Capability, Claims
-from gazette.broker.append.driver import AppendCall, AppendDriver
 from gazette.broker.append.events import (
     AppendTerms,
     Ending,
@@ -26,6 +25,7 @@ from gazette.broker.append.events import (
     SuspendControl,
 )
 from gazette.broker.append.invalidation import Superseded, changed, take_unless
+from gazette.broker.commit.driver import AppendCall, AppendDriver
 from gazette.broker.pulser import Heartbeat, cause_of, problem_of
 from gazette.errors import Broken, Closed, GazetteError, Unavailable
 from gazette.fragment.cover_set import CoverSet

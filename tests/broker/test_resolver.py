@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from gazette.auth import Capability, Claims
-from gazette.broker.append.driver import AppendCall, AppendDriver
 from gazette.broker.append.events import AppendTerms, Ending
+from gazette.broker.commit.driver import AppendCall, AppendDriver
 from gazette.broker.context import BrokerContext
 from gazette.broker.key_space import MISSING_ID, broker_decoder, is_consistent
 from gazette.broker.pulse import NoContent

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gazette.auth import Capability, Claims
-from gazette.broker.append.driver import AppendCall, AppendDriver
 from gazette.broker.append.events import AppendTerms, Ending, Outcome
+from gazette.broker.commit.driver import AppendCall, AppendDriver
 from gazette.protocol.append_session import SessionAppend
 from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock

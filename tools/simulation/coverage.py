@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from gazette.broker.api.append import AppendApi
 from gazette.broker.api.whole_append import SmallAppends
-from gazette.broker.append.driver import AppendDriver
 from gazette.broker.append.fsm import AppendFSM
 from gazette.broker.append.sessions import Admission, SessionLedger
-from gazette.broker.append.steady import AppendGroup
+from gazette.broker.commit.driver import AppendDriver
+from gazette.broker.commit.steady import AppendGroup
 from gazette.consumer.transaction.transaction import Transaction
 from gazette.errors import Unavailable
 from gazette.message.sequencer.sequencer import Sequencer

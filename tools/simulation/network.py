@@ -21,9 +21,9 @@ import grpc
 import grpc.aio
 
 from gazette.http2.messages import MessageQueue
+from gazette.net.grpc.call_metrics import MeasuredMethod
 from gazette.net.grpc.handling import HandleRequest, Handling
 from gazette.net.grpc.whole_call import TakeWhole
-from gazette.net.grpc_metrics import MeasuredMethod
 from gazette.protocol.pb import broker_pb2
 from gazette.runtime.clock import Clock
 from tools.simulation.loop import Handle, Node, VirtualLoop

@@ -13,14 +13,14 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from gazette.broker import known_head, replica, resolver, service
-from gazette.broker.append import driver as append_driver
 from gazette.broker.append import rules as append_rules
 from gazette.broker.append import steady
 from gazette.broker.append.events import Ending, Outcome
 from gazette.broker.append.fsm import AppendFSM
 from gazette.broker.append.sessions import SessionLedger
-from gazette.broker.append.steady import AppendGroup
 from gazette.broker.closings import Closings
+from gazette.broker.commit import driver as append_driver
+from gazette.broker.commit.steady import AppendGroup
 from gazette.broker.known_head import KnownHead, UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.replication.upload_gate import UploadGate

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from gazette.auth import Capability, Claims
 from gazette.broker.append import events as ev
-from gazette.broker.append.driver import AppendCall, AppendDriver
 from gazette.broker.append.fsm import AppendFSM
+from gazette.broker.commit.driver import AppendCall, AppendDriver
 from gazette.broker.pulse import NoContent
 
 _PATH: Final = ("Resolve", "TakePipeline", "CheckReadiness", "ReadContent")

@@ -1,5 +1,5 @@
 """Stage 3 of the byte path: takes the chunks of `client/append/appender`, gives them to
-`broker/append/driver`, or to the broker that is the journal's primary.
+`broker/commit/driver`, or to the broker that is the journal's primary.
 
 The Append call. A small append that arrives as a whole is served at once, together with others that have
 arrived by then (`whole_append`). Any other call has a task, and so has its append, which reads the
@@ -23,11 +23,11 @@ from gazette.auth import Capability, Claims
 from gazette.broker.api.append_answers import encoded, failure_of, note_head, under_lease
 from gazette.broker.api.call_guard import Expiry, authorize, counted, failing, passed_on
 from gazette.broker.api.whole_append import EXPIRED, terms_of
-from gazette.broker.append.driver import AppendCall, AppendDriver
 from gazette.broker.append.events import Ending, Outcome
 from gazette.broker.append.line import (
     ContentSource,
 )
+from gazette.broker.commit.driver import AppendCall, AppendDriver
 from gazette.broker.context import BrokerContext
 from gazette.broker.resolver import Resolution
 from gazette.client.rpc.credentials import journal_claims

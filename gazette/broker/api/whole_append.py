@@ -1,5 +1,5 @@
 """Stage 3 of the byte path, for small appends whose calls have arrived as a whole: gives them to
-`broker/append/steady`, or else to `broker/append/driver`."""
+`broker/commit/steady`, or else to `broker/commit/driver`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from google.protobuf.message import DecodeError
 
 from gazette.auth import AUTHORIZATION, Capability, authorization_of
 from gazette.broker.api.append_answers import encoded, failure_of, note_head, under_lease
-from gazette.broker.append.driver import AppendCall, AppendDriver
 from gazette.broker.append.events import AppendTerms, Ending, Outcome, SuspendControl
 from gazette.broker.append.flow_control import AppendFlow, RateBalance
 from gazette.broker.append.invalidation import Superseded, take_unless
 from gazette.broker.append.line import SMALL_BYTES, ContentAhead, Line, SmallAppend
-from gazette.broker.append.steady import AppendGroup, commit_now
+from gazette.broker.commit.driver import AppendCall, AppendDriver
+from gazette.broker.commit.steady import AppendGroup, commit_now
 from gazette.broker.context import BrokerContext
 from gazette.broker.replication.pipeline import Pipeline
 from gazette.broker.resolver import Resolution

@@ -1,1 +1,1 @@
-"""One append: a state machine decides, a driver performs."""
+"""The decisions of appends: a state machine and its parts. `broker/commit` performs them."""

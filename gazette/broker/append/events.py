@@ -1,6 +1,6 @@
 """The parts of an append: its terms, the events it receives, the effects it asks for, its outcome.
 
-This is the vocabulary between `broker/append/fsm`, which decides, and `broker/append/driver`, which performs.
+This is the vocabulary between `broker/append/fsm`, which decides, and `broker/commit/driver`, which performs.
 All parts are values. An append makes some thirty, so they are structs: making a frozen dataclass takes nine
 times as long. Offsets are bytes of the journal; times are Unix seconds.
 """

@@ -1,5 +1,5 @@
 """Stage 4 of the byte path: takes an append from `broker/api/append` and decides each next step.
-`broker/append/driver` performs the steps; content goes on to `pipeline` and `fragment/spool`.
+`broker/commit/driver` performs the steps; content goes on to `pipeline` and `fragment/spool`.
 
 A pure state machine. Every append passes through it, also the zero-byte appends by which a primary keeps its
 replicas in step (`pulse`). In the common case it goes from RESOLVE to STREAM_CONTENT without a wait. The only

@@ -1,4 +1,4 @@
-"""Stage 5 of the byte path: takes proposals and content from `broker/append/driver`, gives them to the
+"""Stage 5 of the byte path: takes proposals and content from `broker/commit/driver`, gives them to the
 replicas of peers (`peer_stream`) and, last, to the local spool.
 
 A primary replicates through one pipeline for as long as the journal's route stays. A pipeline has one stream

@@ -23,13 +23,13 @@ from gazette.http2.headers import Fields, RequestHead, encode_fields
 from gazette.http2.messages import ENCODINGS, MessageQueue
 from gazette.http2.metadata import EOF, Metadata, is_grpc, timeout_of
 from gazette.http2.socket import CLOSING_S
+from gazette.net.grpc.call_metrics import MeasuredMethod
 from gazette.net.grpc.grpc_call import GrpcCall, status_of_fault
 from gazette.net.grpc.held_memory import HELD_MAX, HeldMemory
 from gazette.net.grpc.server_connection import ServerConnection
 from gazette.net.grpc.turns import Turns
 from gazette.net.grpc.unfinished import Unfinished
 from gazette.net.grpc.whole_call import GATHER_S, TakeWhole, WholeCall
-from gazette.net.grpc_metrics import MeasuredMethod
 from gazette.net.http_accept import Acceptor
 from gazette.net.http_server import FIRST_REQUEST_S, ReloadedTls
 from gazette.runtime import tracing

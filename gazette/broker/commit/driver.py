@@ -30,9 +30,9 @@ from gazette.broker.append.line import (
     ContentAhead,
     ContentSource,
 )
-from gazette.broker.append.pipeline_hold import PipelineHold
-from gazette.broker.append.readiness import Readiness
 from gazette.broker.append.sessions import ADMITTED, Admission, SessionLedger
+from gazette.broker.commit.pipeline_hold import PipelineHold
+from gazette.broker.commit.readiness import Readiness
 from gazette.broker.journal_updates import put_assignments, put_suspend
 from gazette.broker.replication.pipeline import Pipeline, open_pipeline, roll_back
 from gazette.errors import Bug, Closed, Conflict, GazetteError

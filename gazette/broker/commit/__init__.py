@@ -1,0 +1,1 @@
+"""Performs appends: what `broker/append` decides, on the replicas of a journal."""
