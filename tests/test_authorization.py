@@ -10,7 +10,7 @@ import base64
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -426,7 +426,8 @@ async def test_routes_of_consumers(member: ConsumerFixture) -> None:
 
 async def test_private_diagnostics_are_not_on_the_port(etcd: Etcd, tmp_path: Path) -> None:
     async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
-        broker.service._private_diagnostics = True
+        environment = replace(broker.service.environment, private_diagnostics=True)
+        broker.service.environment = environment
         assert not OPEN & {route.path for route in broker.service._app().routes}  # type: ignore[attr-defined]
 
 

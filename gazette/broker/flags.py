@@ -7,7 +7,6 @@ from pathlib import Path
 
 from gazette.blobs.fsspec import check_protocols
 from gazette.broker.settings import BrokerSettings
-from gazette.client.rpc.channel import TlsSettings
 from gazette.cluster.process.groups import check_directory
 from gazette.cluster.process.member import MemberFlags
 from gazette.config.schema import duration, setting
@@ -74,6 +73,3 @@ class BrokerFlags(MemberFlags):
         # Each journal is replicated by a call of its own.
         streams_max = self.max_streams or STREAMS_MAX + self.limit
         return replace(settings, streams_max=streams_max)
-
-    def peer_tls(self) -> TlsSettings | None:
-        return TlsSettings.of(self.peer_ca_file, self.peer_cert_file, self.peer_cert_key_file)

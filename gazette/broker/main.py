@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import logging
 import random
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from gazette.auth import KeyedAuth, NoAuth
 from gazette.broker.flags import BrokerFlags
 from gazette.broker.service import BrokerService
 from gazette.cluster.process.bootstrap import (
     EXIT_FAILED,
     EXIT_OK,
+    member_environment,
     print_effective,
     run_member,
     serve_until_signal,
@@ -30,9 +29,6 @@ from gazette.cluster.process.groups import DebugFlags, EtcdFlags, LogFlags, memb
 from gazette.cluster.process.member import ProcessFlags
 from gazette.config.schema import Loaded, Schema, exit_with
 from gazette.errors import GazetteError, Invalid
-from gazette.net.diagnostics import diagnostic_routes
-from gazette.net.server import Server, warn_of_open_server
-from gazette.protocol.text.validation import within
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.random_names import two_words
 
@@ -90,31 +86,14 @@ def _build(loaded: Loaded, clock: Clock, rng: random.Random) -> BrokerService:
     flags, etcd = loaded.group(BrokerFlags), loaded.group(EtcdFlags)
     process_id = member_id("broker", flags.zone, flags.id or two_words(rng)).suffix
     settings = flags.settings(process_id, etcd.prefix, etcd.lease)
-    etcd_settings = etcd.settings()
-    with within("--broker"):
-        auth = KeyedAuth.parse(clock, flags.auth_keys) if flags.auth_keys else NoAuth()
-        server = Server(clock, flags.server_settings(socket.gethostname()))
-        server.bind()
-    if auth.keyless:
-        what = "read, append to, change and delete every journal"
-        warn_of_open_server(server.settings, "broker", what)
-    return BrokerService(
-        clock,
-        rng,
-        server,
-        etcd_settings,
-        settings,
-        auth=auth,
-        peer_tls=flags.peer_tls(),
-        private_diagnostics=loaded.group(DebugFlags).private,
-    )
+    what = "read, append to, change and delete every journal"
+    return BrokerService(member_environment(loaded, "broker", flags, clock, rng, what), settings)
 
 
 async def _serve_one(loaded: Loaded) -> int:
     return await serve_until_signal(
         "broker",
         lambda: _build(loaded, SystemClock(), random.Random()),
-        lambda service: diagnostic_routes(service.not_ready),
         loaded.group(DebugFlags).port,
         loaded.group(BrokerFlags).bind_host,
     )

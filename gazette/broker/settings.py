@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gazette.cluster.process.member import MemberSettings
 from gazette.errors import Invalid
 from gazette.fragment.spool_bytes import LIMIT_BYTES
 
@@ -14,21 +15,15 @@ MAX_TXN_OPS: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerSettings:
+class BrokerSettings(MemberSettings):
     """The settings of a broker. Rates are bytes per second (zero: no limit), sizes bytes, times seconds.
 
     Flags, environment names and defaults are those of ``gazette serve`` (``broker/flags.py``). Settings
     without a flag are here so that they have a name, and so that tests can lower them.
     """
 
-    zone: str = "local"
     id: str = "local-broker"
-    root: str = "/gazette/cluster"
-    """etcd prefix of the cluster, without a trailing slash."""
     journal_limit: int = 1024
-    lease_ttl_s: float = 20.0
-    watch_delay_s: float = 0.03
-    """Seconds for which etcd changes are collected before they are applied as one."""
 
     max_replication: int = 9
     """Upper bound of any journal's effective replication."""
@@ -44,9 +39,6 @@ class BrokerSettings:
     fsspec_protocols: frozenset[str] = frozenset()
     """Protocols that ``fsspec+NAME://`` stores may use."""
     file_only: bool = False
-    allow_origins: tuple[str, ...] = ()
-    allow_hosts: tuple[str, ...] = ()
-    """Host names that HTTP accepts without keys, besides the advertised one."""
 
     read_chunk_bytes: int = 131_072
     """Content of one ReadResponse, in bytes."""
@@ -79,12 +71,8 @@ class BrokerSettings:
     parallel_persists: int = 32
     """Most spools of one blob store that are uploaded or wait for a thread at a time."""
 
-    graceful_stop_s: float = 15.0
-    """Seconds that accepted calls may take to end once the broker stops."""
     drain_timeout_s: float = 30.0
-    """Seconds to wait for a hand-off when no other member could take over."""
     drain_timeout_max_s: float = 21_600.0
-    """Seconds to wait for a hand-off to members that could take over."""
     persist_timeout_s: float = 300.0
     """Seconds that the upload of the last spools may take at exit."""
 

@@ -2,72 +2,62 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import grpc.aio
+from starlette.routing import Route
 
-from gazette.auth import Claims
-from gazette.client.append.service import AppendService
-from gazette.client.client import Client
-from gazette.consumer.query.shard_caller import ShardCaller
-from gazette.consumer.query.shard_route import ShardRoute
-from gazette.consumer.settings import ConsumerSettings
-from gazette.message.mapping import PartitionWatch
+from gazette.client.append.service import AppendService, MemoryBudget
+from gazette.consumer.query.http_queries import HttpQueries
+from gazette.consumer.query.shard_caller import KeyedJournals, LocalMember, ShardCaller
+from gazette.consumer.query.shard_route import ShardRoute, routes_of
+from gazette.errors import Bug
 from gazette.message.publisher import Publisher
-from gazette.protocol.ids import ProcessId
-from gazette.protocol.label_set import LabelSelector
-from gazette.protocol.route import Header
-from gazette.protocol.shard import ShardSpec
-from gazette.runtime.clock import Clock
+from gazette.message.uuid import Clock as MessageClock
+from gazette.message.uuid import new_producer_id
+from gazette.net.raw_path import RawPathRoute
+
+if TYPE_CHECKING:
+    import random
+
+    from gazette.client.client import Client
 
 T = TypeVar("T")
 
 
-class ConsumerService(ShardCaller, Protocol):
+class ConsumerService(ShardCaller):
     """The member of an application's cluster in this process, as ``Application.initialize`` gets it.
 
     Use it on the event loop only.
     """
 
-    @property
-    def grpc_server(self) -> grpc.aio.Server:
+    def __init__(
+        self,
+        member: LocalMember,
+        application: KeyedJournals,
+        client: Client,
+        config: Mapping[str, Any],
+        budget: MemoryBudget,
+        producer_rng: random.Random,
+    ) -> None:
+        super().__init__(member, application, client)
+        self.grpc_server = cast("grpc.aio.Server", member.server.grpc)
         """gRPC server at which ``Application.initialize`` registers servicers: it can do nothing else.
 
         Register them by generated code, or by ``add_generic_rpc_handlers``.
         """
-        ...
-
-    @property
-    def client(self) -> Client:
-        """Client of the brokers. The member closes it."""
-        ...
-
-    @property
-    def append_service(self) -> AppendService:
+        self.append_service = AppendService(client, budget=budget)
         """Append service for publishing from APIs. Each shard has its own."""
-        ...
-
-    @property
-    def clock(self) -> Clock:
-        """Clock of the process. Tests replace it."""
-        ...
-
-    @property
-    def settings(self) -> ConsumerSettings:
-        """Settings of the member, from flags, environment and file."""
-        ...
-
-    @property
-    def process_id(self) -> ProcessId:
+        self.process_id = member.process_id
         """Zone and name of the member."""
-        ...
-
-    @property
-    def stopping(self) -> asyncio.Event:
+        self.stopping = member.stopping
         """Event that is set when this member is asked to stop: long-running calls should end."""
-        ...
+        self.routes: list[Route] = []
+        """HTTP routes of the application."""
+        self.http_queries = HttpQueries(self)
+        self._config = config
+        self._producer_rng = producer_rng
 
     def add_route(
         self,
@@ -80,53 +70,40 @@ class ConsumerService(ShardCaller, Protocol):
         ``endpoint`` is a Starlette endpoint, or a method that shards answer (``@shard_route``). Raise
         ``Invalid`` for a method with a key if the application has no `Application.keyed_journals`.
         """
-        ...
+        methods = list(methods)
+        if isinstance(endpoint, ShardRoute):
+            if endpoint.key is not None:
+                self.keyed_partitions()  # It lists them from now on, so that no query has to wait.
+            # As a part of a path, a key may be empty.
+            parameter = endpoint.key if isinstance(endpoint.key, str) else ""
+            answer = self.http_queries.add(path, endpoint, methods)
+            self.routes.append(RawPathRoute(path, answer, methods, parameter))
+            return
+        self.routes.append(Route(path, endpoint, methods=methods))
 
     def add_routes(self, instance: Any) -> None:
         """Serve all methods of an object whose decorators give them a path. Raise as ``add_route`` does.
 
         The application's own methods are served without this call.
         """
-        ...
+        for route in routes_of(instance):
+            self.add_route(route.path, route, route.methods)
 
     def config(self, group: type[T]) -> T:
         """Return the settings of one of the application's ``config_groups``."""
-        ...
-
-    def partitions(self, selector: LabelSelector) -> PartitionWatch:
-        """Return a watch of the matching journals, for mapping functions to choose from.
-
-        It is empty until brokers answer for the first time: ``await partitions.ready()`` where a request
-        needs the journals.
-        """
-        ...
+        for value in self._config.values():
+            if isinstance(value, group):
+                return value
+        raise Bug("not a group of the application's config_groups", group=group.__name__)
 
     def standalone_publisher(self) -> Publisher:
         """Return a publisher for APIs of the application, outside any transaction."""
-        ...
+        return Publisher.standalone(self.append_service, self.clock, self._producer_rng)
 
-    def shards_with_source(self, journal: str) -> tuple[ShardSpec, ...]:
-        """Return the specifications of shards that read a journal, by id, including disabled ones.
+    def new_publisher(self, appends: AppendService) -> Publisher:
+        """Return the publisher of a shard that was promoted.
 
-        Raise ``Unavailable`` while the member starts.
+        Its producer is new: acknowledgements of an earlier promotion may still be on their way.
         """
-        ...
-
-    async def call_shard(
-        self,
-        shard_id: str,
-        serve: Callable[[Any], T],
-        proxy: Callable[[grpc.aio.Channel, Header], Awaitable[T]],
-        *,
-        header: Header | None = None,
-        read_through: Mapping[str, int] | None = None,
-        claims: Claims | None = None,
-        timeout_s: float | None = None,
-    ) -> T:
-        """Have the primary of a shard answer, at any member.
-
-        If this member is the primary, call ``serve(store)`` on a thread. Otherwise call
-        ``proxy(channel, header)`` with a channel to the primary's member. Raise as `QueryRouter.ask`
-        does. `shard_rpc` and `shard_route` do all of this for a method.
-        """
-        ...
+        producer = new_producer_id(self._producer_rng)
+        return Publisher(appends, producer=producer, clock=MessageClock())

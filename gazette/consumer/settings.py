@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from gazette.cluster.process.member import MemberSettings
 from gazette.consumer.hint_keys import HintKeys
 from gazette.errors import Invalid
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerSettings:
+class ConsumerSettings(MemberSettings):
     """Times in seconds. Flags, environment names and defaults are in ``runconsumer/flags.py``."""
 
-    zone: str = "local"
     id: str = "local-consumer"
     root: str = "/gazette/consumers/application"
     """etcd prefix of the application's members, without a trailing slash."""
@@ -23,11 +23,6 @@ class ConsumerSettings:
     """A former name of the application: its prefix and states are taken over."""
     shard_limit: int = 32
     max_hot_standbys: int = 3
-    lease_ttl_s: float = 20.0
-    watch_delay_s: float = 0.03
-    allow_origins: tuple[str, ...] = ()
-    allow_hosts: tuple[str, ...] = ()
-    """Host names at which HTTP is served without keys, besides the advertised one."""
 
     scratch_directory: Path | None = None
     """Directory of shards' files while the shards run. None: the directory of temporary files."""
@@ -46,11 +41,6 @@ class ConsumerSettings:
     """Seconds that a query waits for a shard. Longer than the lease, to outlast a fail-over."""
     query_threads: int = 8
     player_threads: int = 4
-
-    graceful_stop_s: float = 15.0
-    drain_timeout_s: float = 10.0
-    """Seconds to wait for a hand-off when no other member could take over."""
-    drain_timeout_max_s: float = 3_600.0
 
     @property
     def hint_keys(self) -> HintKeys:

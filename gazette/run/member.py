@@ -12,9 +12,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -22,7 +22,6 @@ from gazette.config.schema import exit_with
 from gazette.consumer.callbacks import require_callbacks
 from gazette.consumer.declare.declaration import Declaration, declaration_of
 from gazette.consumer.member import ConsumerMember
-from gazette.consumer.query.shard_route import ShardRoute
 from gazette.errors import Invalid
 from gazette.run.samples import MessageSample, samples_of
 from gazette.run.target import RunTarget, user_files
@@ -48,26 +47,11 @@ class NotingMember(ConsumerMember):
 
     routes_file: Path | None = None
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._paths: list[str] = []
-
-    def add_route(
-        self,
-        path: str,
-        endpoint: Callable[..., Any] | ShardRoute,
-        methods: Iterable[str] = ("GET",),
-    ) -> None:
-        """See `ConsumerService.add_route`."""
-        methods = tuple(methods)
-        super().add_route(path, endpoint, methods)
-        if "GET" in methods:
-            self._paths.append(path)
-
     async def start(self) -> None:
         await super().start()
         assert self.routes_file is not None
-        write_whole(self.routes_file, msgspec.json.encode(self._paths))
+        paths = [one.path for one in self.service.routes if "GET" in (one.methods or ())]
+        write_whole(self.routes_file, msgspec.json.encode(paths))
 
 
 def write_whole(path: Path, content: bytes) -> None:

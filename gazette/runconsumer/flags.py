@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gazette.client.flags import ConsumerClientFlags
-from gazette.client.rpc.channel import TlsSettings
 from gazette.cluster.process.groups import check_directory
 from gazette.cluster.process.member import MemberFlags
 from gazette.config.schema import duration, setting
@@ -76,9 +75,6 @@ class ConsumerFlags(MemberFlags):
             drain_timeout_s=self.drain_timeout,
             drain_timeout_max_s=self.drain_timeout_max,
         )
-
-    def peer_tls(self) -> TlsSettings | None:
-        return TlsSettings.of(self.peer_ca_file, self.peer_cert_file, self.peer_cert_key_file)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import logging
 import os
 import random
 import re
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -18,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from gazette.auth import KeyedAuth, NoAuth
 from gazette.client.flags import BrokerClientFlags
 from gazette.cluster.process.bootstrap import (
     EXIT_FAILED,
     EXIT_OK,
+    member_environment,
     print_effective,
     run_member,
     serve_until_signal,
@@ -34,8 +33,6 @@ from gazette.consumer.application import Application
 from gazette.consumer.callbacks import require_callbacks
 from gazette.consumer.member import ConsumerMember
 from gazette.errors import GazetteError, Invalid
-from gazette.net.diagnostics import diagnostic_routes
-from gazette.net.server import Server, warn_of_open_server
 from gazette.protocol.text.validation import within
 from gazette.runconsumer import specs
 from gazette.runconsumer.flags import ConsumerFlags
@@ -165,7 +162,6 @@ def build(
     Raise ``Invalid`` or ``Unavailable`` (a port is in use).
     """
     flags, etcd = loaded.group(ConsumerFlags), loaded.group(EtcdFlags)
-    rng = random.Random()
     settings = flags.settings(
         flags.id or two_words(random.SystemRandom()), root_of(application, loaded), etcd.lease
     )
@@ -173,29 +169,12 @@ def build(
     member_id("consumer", settings.zone, settings.id)
     # A query has to outlast the lease of a primary that is gone.
     settings = replace(settings, query_timeout_s=max(settings.query_timeout_s, 2 * etcd.lease))
-    with within("--consumer"):
-        auth = KeyedAuth.parse(clock, flags.auth_keys) if flags.auth_keys else NoAuth()
     with within("--broker"):
         client = loaded.group(BrokerClientFlags).client(flags.zone, clock)
-    with within("--consumer"):
-        server = Server(clock, flags.server_settings(socket.gethostname()))
-        server.bind()
-    if auth.keyless:
-        what = "use this application, and change and delete its shards"
-        warn_of_open_server(server.settings, "consumer", what)
-    return member(
-        application,
-        clock,
-        rng,
-        server,
-        etcd.settings(),
-        settings,
-        client,
-        auth=auth,
-        peer_tls=flags.peer_tls(),
-        config={name: loaded.groups[name] for name in application.config_groups},
-        private_diagnostics=loaded.group(DebugFlags).private,
-    )
+    what = "use this application, and change and delete its shards"
+    environment = member_environment(loaded, "consumer", flags, clock, random.Random(), what)
+    config = {name: loaded.groups[name] for name in application.config_groups}
+    return member(application, environment, settings, client, config=config)
 
 
 async def _serve_one(
@@ -211,7 +190,6 @@ async def _serve_one(
         return await serve_until_signal(
             "consumer",
             built,
-            lambda service: [*diagnostic_routes(service.not_ready), *service.debug_routes()],
             loaded.group(DebugFlags).port,
             loaded.group(ConsumerFlags).bind_host,
         )

@@ -19,6 +19,7 @@ from gazette.client.rpc.channel import TlsSettings
 from gazette.cluster.allocator.model import MEMBERS
 from gazette.cluster.etcd.client import Etcd
 from gazette.cluster.etcd.lease import Lease
+from gazette.cluster.process.membership import MemberEnvironment
 from gazette.fragment.local_file import Disk
 from gazette.net.server import Server, ServerSettings
 from gazette.protocol.fragment import Codec
@@ -115,16 +116,11 @@ class BrokerFixture:
             drain_timeout_s=0.0,
             persist_timeout_s=10.0,
         )
+        environment = MemberEnvironment(
+            clock, random.Random(id), listener, etcd.settings, auth or NoAuth(), peer_tls
+        )
         service = BrokerService(
-            clock,
-            random.Random(id),
-            listener,
-            etcd.settings,
-            replace(defaults, **settings),
-            auth=auth,
-            peer_tls=peer_tls,
-            constructors=constructors,
-            disk=disk,
+            environment, replace(defaults, **settings), constructors=constructors, disk=disk
         )
         try:
             await service.start()

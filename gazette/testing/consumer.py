@@ -16,6 +16,7 @@ from gazette.client.shards import ShardChange, ShardClient
 from gazette.cluster.allocator.model import ASSIGNMENTS, Assignment, DecodedKV
 from gazette.cluster.etcd.client import Etcd
 from gazette.cluster.etcd.values import Compare, Op
+from gazette.cluster.process.membership import MemberEnvironment
 from gazette.consumer.application import Application
 from gazette.consumer.callbacks import require_callbacks
 from gazette.consumer.member import ConsumerMember
@@ -124,16 +125,11 @@ class ConsumerFixture:
             fragments=FragmentAccess(file_root=broker.file_root),
             clock=clock,
         )
+        environment = MemberEnvironment(
+            clock, random.Random(id), listener, etcd.settings, auth or NoAuth()
+        )
         service = ConsumerMember(
-            application,
-            clock,
-            random.Random(id),
-            listener,
-            etcd.settings,
-            replace(defaults, **settings),
-            client,
-            auth=auth,
-            config=config,
+            application, environment, replace(defaults, **settings), client, config=config
         )
         try:
             await service.start()

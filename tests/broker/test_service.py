@@ -33,6 +33,7 @@ from gazette.client.read.reader import ReadParams
 from gazette.cluster.allocator.model import item_key, member_key
 from gazette.cluster.etcd.client import Etcd, EtcdSettings
 from gazette.cluster.etcd.startup import connect_with_retry
+from gazette.cluster.process.membership import MemberEnvironment
 from gazette.errors import Broken, GazetteError, Unavailable
 from gazette.net.http_server import bind_tcp
 from gazette.net.server import Server, ServerSettings
@@ -73,13 +74,9 @@ async def test_http_answers_not_ready_until_the_broker_is_a_member(etcd: Etcd) -
     """What waits for etcd is alive, and says that it is not ready."""
     server = Server(SystemClock(), ServerSettings("127.0.0.1", bind_host="127.0.0.1"))
     server.bind()
-    service = BrokerService(
-        SystemClock(),
-        random.Random(1),
-        server,
-        EtcdSettings(endpoints=(f"http://127.0.0.1:{free_port()}",)),
-        BrokerSettings(),
-    )
+    etcd_settings = EtcdSettings(endpoints=(f"http://127.0.0.1:{free_port()}",))
+    environment = MemberEnvironment(SystemClock(), random.Random(1), server, etcd_settings)
+    service = BrokerService(environment, BrokerSettings())
     async with TaskScope("test") as scope:
         starting = scope.spawn(service.start(), name="start")
         await SystemClock().sleep(0)

@@ -13,6 +13,7 @@ import pytest
 
 from gazette.client.client import Client
 from gazette.cluster.etcd.client import Etcd
+from gazette.cluster.process.membership import MemberEnvironment
 from gazette.consumer.broker_watch import RetryLog
 from gazette.consumer.member import ConsumerMember
 from gazette.consumer.service import ConsumerService
@@ -53,15 +54,8 @@ async def service(etcd: Etcd, tmp_path: Path) -> AsyncIterator[Any]:
         settings = ConsumerSettings(
             id=f"member-{len(made)}", root="/gazette/consumers/test", scratch_directory=tmp_path
         )
-        one = ConsumerMember(
-            application,
-            clock,
-            random.Random(1),
-            server,
-            etcd.settings,
-            settings,
-            Client(address, clock=clock),
-        )
+        environment = MemberEnvironment(clock, random.Random(1), server, etcd.settings)
+        one = ConsumerMember(application, environment, settings, Client(address, clock=clock))
         scope.spawn(one.start(), name="start")
         made.append(one)
         return one

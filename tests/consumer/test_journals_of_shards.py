@@ -209,7 +209,7 @@ async def test_a_query_that_waits_for_pruned_bytes_says_so(
     await member.create(spec)
 
     async def ask(timeout_s: float) -> dict[str, int]:
-        return await member.service.call_shard(  # type: ignore[no-any-return]
+        return await member.service.service.call_shard(  # type: ignore[no-any-return]
             SHARD,
             lambda store: store.read(),
             not_passed_on,

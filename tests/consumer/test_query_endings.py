@@ -15,7 +15,7 @@ from starlette.requests import Request
 from gazette.client.shards import ShardChange
 from gazette.cluster.etcd.values import LeaseLost
 from gazette.consumer.application import StateView
-from gazette.consumer.query.query_router import RunningQueries
+from gazette.consumer.query.running_queries import RunningQueries
 from gazette.consumer.query.standby_reads import StandbyReads
 from gazette.errors import Moved, NotFound
 from gazette.runtime.tasks import BlockingPool
@@ -53,7 +53,7 @@ async def waiting(member: ConsumerFixture, http: httpx.AsyncClient) -> asyncio.T
 
 
 def waiting_queries(member: ConsumerFixture) -> int:
-    return len(member.service._queries_running._deadlines)
+    return len(member.service.service.running_queries._deadlines)
 
 
 async def test_waiting_queries_end_at_once_when_the_member_loses_its_lease(

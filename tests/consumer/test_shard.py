@@ -414,7 +414,7 @@ async def test_a_callback_that_does_not_return_holds_up_its_own_shard_only(
     slow = member.store(OTHER)
     revision = member.service.key_space.header.revision
     # The lease is renewed, and the other shard goes on.
-    session = member.service._parts.membership.session
+    session = member.service.membership.session
     assert session is not None
     for count in range(1, 3):
         expires_at = session.lease.expires_at
@@ -490,7 +490,7 @@ async def test_a_query_keeps_the_store_until_it_ends(start: Start, broker: Broke
         raise AssertionError
 
     async with asyncio.timeout(30), TaskScope("test") as scope:
-        query = scope.spawn(member.service.call_shard(SHARD, serve, proxy), name="query")
+        query = scope.spawn(member.service.service.call_shard(SHARD, serve, proxy), name="query")
         await eventually(gate.entered.is_set)
         await member.delete(SHARD)
         await member.until(lambda: not member.assignments(SHARD))

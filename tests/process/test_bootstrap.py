@@ -33,7 +33,7 @@ class Service:
         print(repr(error))
 
 gc.disable()  # The process's own collection is what is tried.
-print(asyncio.run(serve_until_signal("test", Service, lambda service: [], "", "")))
+print(asyncio.run(serve_until_signal("test", Service, "", "")))
 """
 
 

@@ -189,11 +189,11 @@ async def test_an_application_gets_its_settings() -> None:
     loaded = process.schema(application, "counter").load(
         ["--extra.number=4", "--consumer.bind-host=127.0.0.1"], {}
     )
-    service = process.build(application, loaded, CLOCK)
-    assert service.config(Extra).number == 4
+    member = process.build(application, loaded, CLOCK)
+    assert member.service.config(Extra).number == 4
     with pytest.raises(Bug):
-        service.config(dict)
-    await service.crash()
+        member.service.config(dict)
+    await member.crash()
 
 
 def test_threads_that_do_not_end_are_named() -> None:

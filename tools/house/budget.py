@@ -25,11 +25,11 @@ FIELDS_MAX: Final = 12
 ARGUMENTS_MAX: Final = 8
 FILE_MAX: Final = 500
 FUNCTION_MAX: Final = 60
-WIDE_CLASSES: Final = 62
+WIDE_CLASSES: Final = 60
 """Classes with more than ``FIELDS_MAX`` fields."""
-LONG_CONSTRUCTORS: Final = 13
+LONG_CONSTRUCTORS: Final = 11
 """Constructors with more than ``ARGUMENTS_MAX`` arguments."""
-LONG_FILES: Final = 18
+LONG_FILES: Final = 15
 """Files with more than ``FILE_MAX`` lines."""
 PRIVATE_USES: Final = 201
 """Uses of private names in tests: see `tools.house.privates`. Tests go through what users have."""
@@ -38,11 +38,11 @@ PATCHES: Final = 84
 ROOMS: Final[dict[str, int]] = {
     "(root)": 953,
     "blobs/": 3120,
-    "broker/": 10969,
+    "broker/": 10774,
     "client/": 5202,
-    "cluster/": 5635,
+    "cluster/": 5705,
     "config/": 754,
-    "consumer/": 12714,
+    "consumer/": 12504,
     "fragment/": 3577,
     "gazctl/": 8315,
     "history/": 16110,
@@ -51,11 +51,11 @@ ROOMS: Final[dict[str, int]] = {
     "net/": 4180,
     "protocol/": 6485,
     "recoverylog/": 5442,
-    "run/": 3814,
-    "runconsumer/": 632,
+    "run/": 3798,
+    "runconsumer/": 606,
     "runtime/": 2728,
     "stores/": 7599,
-    "testing/": 2860,
+    "testing/": 2852,
     "windows/": 1255,
 }
 """Most lines of each room: code, docstrings, comments and blank lines, without generated code."""

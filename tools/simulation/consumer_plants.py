@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gazette.consumer.query.query_router import RunningQueries
+from gazette.consumer.query.running_queries import RunningQueries
 from gazette.consumer.query.standby_reads import StandbyReads
 from gazette.consumer.shard.ownership import Ownership
 from gazette.consumer.shard.progress import Progress

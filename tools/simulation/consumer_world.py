@@ -18,6 +18,7 @@ import apsw
 from prometheus_client import REGISTRY
 
 from gazette.cluster.etcd.client import EtcdSettings
+from gazette.cluster.process.membership import MemberEnvironment
 from gazette.consumer.application import Store
 from gazette.consumer.member import ConsumerMember
 from gazette.consumer.settings import ConsumerSettings
@@ -123,12 +124,17 @@ class MemberProcess:
         )
         make = TimedFoldApp if world.timers else FoldApp
         app = self._app = make(around, random.Random(rng.getrandbits(64)))
-        service = self.service = _Service(
-            app,
+        environment = MemberEnvironment(
             self.clock,
             random.Random(rng.getrandbits(64)),
             BrokerServer(world.network, self.node, self.clock),
             EtcdSettings(endpoints=(f"http://{ETCD_ADDRESS}",)),
+            transport=SimTransport(world.network, self.node),
+            pools=self.threads.pool,
+        )
+        service = self.service = _Service(
+            app,
+            environment,
             ConsumerSettings(
                 zone=ZONE,
                 id=self.id,
@@ -137,8 +143,6 @@ class MemberProcess:
                 **world.consumer_options,
             ),
             client_of(world.network, self.node, *world.broker_hosts),
-            transport=SimTransport(world.network, self.node),
-            pools=self.threads.pool,
             workers=self._worker,
             producer_rng=random.Random(rng.getrandbits(64)),
         )

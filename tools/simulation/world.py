@@ -20,6 +20,7 @@ from gazette.client.client import Client
 from gazette.client.rpc.channel import Channels
 from gazette.cluster.etcd.client import EtcdSettings
 from gazette.cluster.etcd.pb import rpc_pb2
+from gazette.cluster.process.membership import MemberEnvironment, Membership
 from gazette.errors import Bug, GazetteError
 from gazette.fragment.closing import ClosingName
 from gazette.fragment.set_aside import SetAside
@@ -128,11 +129,10 @@ class _Service(BrokerService):
             self.process.lose()
             raise
 
-    def _build(self, etcd: Any) -> Any:
-        parts = super()._build(etcd)
+    async def _set_up(self, membership: Membership) -> None:
+        await super()._set_up(membership)
         closing: Any = _Closing(self.threads)
-        parts.context.blob_stores._closing = closing
-        return parts
+        self.context.blob_stores._closing = closing
 
 
 class BrokerProcess:
@@ -162,16 +162,19 @@ class BrokerProcess:
         """Run the broker as ``gazette serve`` does."""
         world = self.world
         rng = random.Random(world.rng.getrandbits(64))
-        service = self.service = _Service(
+        environment = MemberEnvironment(
             self.clock,
             rng,
             BrokerServer(world.network, self.node, self.clock),
             EtcdSettings(endpoints=(f"http://{ETCD_ADDRESS}",)),
+            transport=SimTransport(world.network, self.node),
+            pools=self.threads.pool,
+        )
+        service = self.service = _Service(
+            environment,
             BrokerSettings(zone=ZONE, id=self.id, root=ROOT, **world.settings),
             constructors=dict.fromkeys(("s3", "file"), self._store),
-            transport=SimTransport(world.network, self.node),
             disk=self.disk,
-            pools=self.threads.pool,
         )
         service.process = self
         scope = TaskScope("broker", on_failure=service.fail)
@@ -215,7 +218,7 @@ class BrokerProcess:
     @property
     def has_persisted(self) -> bool:
         """Whether it is at its end, behind the upload of its spools."""
-        return self.service is not None and self.service._phase in _LEAVING
+        return self.service is not None and self.service.phase in _LEAVING
 
     def lose(self) -> None:
         """Note that the broker has not uploaded all that it had, and says

@@ -13,19 +13,23 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
 from starlette.applications import Starlette
-from starlette.routing import BaseRoute
 
-from gazette.cluster.process.groups import DebugFlags, LogFlags
+from gazette.auth import KeyedAuth, NoAuth
+from gazette.cluster.process.cluster_member import ClusterMember
+from gazette.cluster.process.groups import DebugFlags, EtcdFlags, LogFlags
 from gazette.cluster.process.member import MemberFlags, ProcessFlags
+from gazette.cluster.process.membership import MemberEnvironment
 from gazette.config.schema import Loaded, Schema, log_warnings
 from gazette.errors import Invalid
-from gazette.net.http_guard import GuardRules, HttpGuard
+from gazette.net.http_guard import HttpGuard
 from gazette.net.http_server import HttpServer, bind_debug
+from gazette.net.server import Server, warn_of_open_server
+from gazette.protocol.text.validation import within
 from gazette.runtime import log_setup, supervisor
-from gazette.runtime.clock import SystemClock
+from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.file_limit import ConnectionLimits, raise_file_limit, warn_of_few_files
 from gazette.runtime.random_names import two_words
 from gazette.runtime.tasks import TaskScope
@@ -34,21 +38,6 @@ EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 _PORTS_PER_WORKER: Final = 2
 _STOP_S: Final = 15.0
-
-
-class MemberService(Protocol):
-    """A broker, or a member that runs an application."""
-
-    @property
-    def guard_rules(self) -> GuardRules: ...
-    async def start(self) -> None: ...
-    async def wait(self) -> None: ...
-    async def stop(self) -> None: ...
-    def stop_soon(self) -> None: ...
-    def fail(self, error: BaseException) -> None: ...
-
-
-_Service = TypeVar("_Service", bound=MemberService)
 
 
 def print_effective(options: Schema, loaded: Loaded) -> None:
@@ -86,6 +75,25 @@ def run_member(
     return asyncio.run(serve())
 
 
+def member_environment(
+    loaded: Loaded, group: str, flags: MemberFlags, clock: Clock, rng: random.Random, what: str
+) -> MemberEnvironment:
+    """Return what the settings give a member, with its ports taken. Call it on the event loop.
+
+    ``flags`` are those of ``group``. Log a warning if a server without keys lets other machines do ``what``.
+    Raise ``Invalid`` or ``Unavailable`` (a port is in use).
+    """
+    etcd = loaded.group(EtcdFlags).settings()
+    with within(f"--{group}"):
+        auth = KeyedAuth.parse(clock, flags.auth_keys) if flags.auth_keys else NoAuth()
+        server = Server(clock, flags.server_settings(socket.gethostname()))
+        server.bind()
+    if auth.keyless:
+        warn_of_open_server(server.settings, group, what)
+    private = loaded.group(DebugFlags).private
+    return MemberEnvironment(clock, rng, server, etcd, auth, flags.peer_tls(), private)
+
+
 async def _supervise(
     group: str,
     flags: MemberFlags,
@@ -113,29 +121,25 @@ async def _supervise(
 
 
 async def serve_until_signal(
-    name: str,
-    build: Callable[[], _Service],
-    debug_routes: Callable[[_Service], Sequence[BaseRoute]],
-    debug_port: str,
-    bind_host: str,
+    name: str, build: Callable[[], ClusterMember[Any]], debug_port: str, bind_host: str
 ) -> int:
-    """Run the service that ``build`` returns until a signal stops it. Return the exit code.
+    """Run the member that ``build`` returns until a signal stops it. Return the exit code.
 
-    Serve ``debug_routes`` at ``debug_port``, unless that is empty. Raise the service's error if it failed.
+    Serve its diagnostics at ``debug_port``, unless that is empty. Raise the member's error if it failed.
     """
     debug_socket = bind_debug(debug_port, bind_host) if debug_port else None
     try:
-        service = build()
+        member = build()
     except BaseException:
         if debug_socket is not None:
             debug_socket.close()
         raise
     loop = asyncio.get_running_loop()
-    scope = TaskScope(name, on_failure=service.fail)
-    starting = scope.spawn(service.start(), name="start")
+    scope = TaskScope(name, on_failure=member.fail)
+    starting = scope.spawn(member.start(), name="start")
 
     def on_signal() -> None:
-        service.stop_soon()
+        member.stop_soon()
         starting.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -143,17 +147,17 @@ async def serve_until_signal(
     debug: HttpServer | None = None
     try:
         if debug_socket is not None:
-            debug = _debug_server(debug_socket, debug_routes(service), service.guard_rules)
+            debug = _debug_server(debug_socket, member)
             debug.start(scope)
         await asyncio.wait({starting})
         if not starting.cancelled():
             freeze_heap()
-            await service.wait()
+            await member.wait()
     finally:
         starting.cancel()
         await asyncio.wait({starting})
         try:
-            await service.stop()
+            await member.stop()
         finally:
             if debug is not None:
                 await debug.stop(1.0)
@@ -178,8 +182,6 @@ def freeze_heap() -> None:
     gc.set_threshold(young, middle, 10 * oldest)
 
 
-def _debug_server(
-    sock: socket.socket, routes: Sequence[BaseRoute], rules: GuardRules
-) -> HttpServer:
-    app = HttpGuard(Starlette(routes=list(routes)), rules)
+def _debug_server(sock: socket.socket, member: ClusterMember[Any]) -> HttpServer:
+    app = HttpGuard(Starlette(routes=member.diagnostics()), member.guard_rules)
     return HttpServer(sock, app, tls=None, limit=ConnectionLimits.of_process().debug)

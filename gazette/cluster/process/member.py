@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gazette.client.rpc.channel import TlsSettings
 from gazette.config.schema import duration, setting
 from gazette.errors import Invalid
 from gazette.http2.connection import STREAMS_MAX
@@ -73,6 +74,9 @@ class MemberFlags:
             streams_max=self.max_streams or STREAMS_MAX,
         )
 
+    def peer_tls(self) -> TlsSettings | None:
+        return TlsSettings.of(self.peer_ca_file, self.peer_cert_file, self.peer_cert_key_file)
+
     def _tls_files(self) -> TlsFiles | None:
         if bool(self.server_cert_file) != bool(self.server_cert_key_file):
             raise Invalid(
@@ -84,3 +88,25 @@ class MemberFlags:
                 raise Invalid("server-ca-file needs server-cert-file", path="server-ca-file")
             return None
         return TlsFiles(self.server_cert_file, self.server_cert_key_file, self.server_ca_file)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSettings:
+    """The settings that brokers share with members that run an application. Times are in seconds."""
+
+    zone: str = "local"
+    id: str = "local-member"
+    root: str = "/gazette/cluster"
+    """etcd prefix of the cluster, without a trailing slash."""
+    lease_ttl_s: float = 20.0
+    watch_delay_s: float = 0.03
+    """Seconds for which etcd changes are collected before they are applied as one."""
+    allow_origins: tuple[str, ...] = ()
+    allow_hosts: tuple[str, ...] = ()
+    """Host names at which HTTP is served without keys, besides the advertised one."""
+    graceful_stop_s: float = 15.0
+    """Seconds that accepted calls may take to end once the member stops."""
+    drain_timeout_s: float = 10.0
+    """Seconds to wait for a hand-off when no other member could take over."""
+    drain_timeout_max_s: float = 3_600.0
+    """Seconds to wait for a hand-off to members that could take over."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Final, TypeVar
@@ -16,6 +15,7 @@ import grpc.aio
 from gazette.client.rpc.channel import Channels
 from gazette.client.rpc.errors import open_channel
 from gazette.consumer.query.query import QueryResult, ShardQuery
+from gazette.consumer.query.running_queries import RunningQueries
 from gazette.consumer.resolver import Resolution, Resolver
 from gazette.consumer.shard.shard import Shard
 from gazette.errors import (
@@ -30,7 +30,9 @@ from gazette.errors import (
 )
 from gazette.protocol.error_codes import refusal_of
 from gazette.protocol.ids import ProcessId
+from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.route import Header
+from gazette.protocol.shard import ShardSpec
 from gazette.protocol.status import ShardStatus
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import Pool, TaskScope, as_plain_error, await_future
@@ -49,52 +51,6 @@ _RETRIED_CODES: Final = frozenset(
 )
 
 
-class RunningQueries:
-    """The queries that this member answers now, to end all of them at once. Loop-bound."""
-
-    def __init__(self) -> None:
-        # A dict keeps the order: queries end in the order in which they began.
-        self._deadlines: dict[asyncio.Timeout, None] = {}
-        self._reason = ""
-        self._until: float | None = None
-
-    @property
-    def ended(self) -> bool:
-        """True if this member answers no more queries."""
-        return self._until is not None and asyncio.get_running_loop().time() >= self._until
-
-    @contextmanager
-    def query(self, deadline: asyncio.Timeout) -> Iterator[None]:
-        """Register a query while the block runs: ``end`` brings its deadline forward."""
-        self._deadlines[deadline] = None
-        try:
-            self._bound(deadline)
-            yield
-        finally:
-            del self._deadlines[deadline]
-
-    def end(self, reason: str, within_s: float = 0.0) -> None:
-        """End queries that run, and those that begin later, within ``within_s`` seconds."""
-        until = asyncio.get_running_loop().time() + within_s
-        if self._until is None or until < self._until:
-            self._until, self._reason = until, reason
-            for deadline in self._deadlines:
-                self._bound(deadline)
-
-    def _bound(self, deadline: asyncio.Timeout) -> None:
-        present = deadline.when()
-        if self._until is not None and (present is None or self._until < present):
-            deadline.reschedule(self._until)
-
-    def leaving(self, **facts: Any) -> Unavailable:
-        """Return the error of a query that was ended."""
-        return Unavailable(
-            f"this member leaves its cluster: {self._reason}",
-            hint="Ask again: another member answers.",
-            **facts,
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class QueryRouter:
     """Router of a member's queries: it asks shards, and answers for them."""
@@ -104,6 +60,14 @@ class QueryRouter:
     pool: Pool
     clock: Clock
     running: RunningQueries
+
+    def shards(self, selector: LabelSelector) -> Sequence[ShardSpec]:
+        """Return the specifications of the matching shards, by id."""
+        return self.resolver.shards(selector)
+
+    def shards_with_source(self, journal: str) -> tuple[ShardSpec, ...]:
+        """Return the specifications of shards that read a journal, by id."""
+        return self.resolver.shards_with_source(journal)
 
     async def ask(
         self,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 import grpc.aio
 
 from gazette.auth import Claims, Verifier, authorization_of
-from gazette.client.rpc.channel import Channels
 from gazette.client.rpc.credentials import shard_claims
+from gazette.consumer.query.keyed_shard import one_reader
 from gazette.consumer.query.query import EVERYTHING, QueryResult, ShardQuery, rpc_errors
 from gazette.consumer.query.query_codec import (
     metadata_of,
@@ -18,30 +19,156 @@ from gazette.consumer.query.query_codec import (
     result_of,
     values_of,
 )
-from gazette.errors import Invalid
+from gazette.consumer.query.running_queries import RunningQueries
+from gazette.errors import Invalid, Unavailable
+from gazette.message.keys import KeyEncoding
+from gazette.message.mapping import PartitionWatch, modulo_mapping
+from gazette.protocol.label_set import LabelSelector
+from gazette.protocol.route import Header
 from gazette.protocol.shard import ShardSpec
+from gazette.runtime.tasks import TaskScope, first_of
+from gazette.runtime.timeouts import timeout
+
+if TYPE_CHECKING:
+    from gazette.client.client import Client
+    from gazette.client.rpc.channel import Channels
+    from gazette.consumer.settings import ConsumerSettings
+    from gazette.net.server import Server
+    from gazette.protocol.ids import ProcessId
+    from gazette.runtime.clock import Clock
 
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", covariant=True)
 
 
-class ShardCaller(Protocol):
-    """The part of a `ConsumerService` that has shards answer."""
+class ShardRouter(Protocol):
+    """The methods of `QueryRouter` that queries use."""
+
+    def shards(self, selector: LabelSelector) -> Sequence[ShardSpec]: ...
+    def shards_with_source(self, journal: str) -> tuple[ShardSpec, ...]: ...
+    async def ask(
+        self,
+        query: ShardQuery,
+        serve: Callable[[Any], T],
+        proxy: Callable[[grpc.aio.Channel, ShardQuery], Awaitable[QueryResult[T]]],
+        timeout_s: float,
+    ) -> QueryResult[T]: ...
+
+
+class KeyedJournals(Protocol):
+    """The methods of an `Application` by which a key finds its shard."""
+
+    def keyed_journals(self) -> LabelSelector | None: ...
+    def key_encoding(self) -> KeyEncoding: ...
+
+
+class LocalMember(Protocol):
+    """The part of a `ClusterMember` that its queries use. They do not know etcd."""
+
+    settings: ConsumerSettings
+    peers: Channels
+    stopping: asyncio.Event
+    failed: asyncio.Event
+    phase: str
 
     @property
-    def peers(self) -> Channels:
+    def clock(self) -> Clock: ...
+    @property
+    def daemons(self) -> TaskScope: ...
+    @property
+    def process_id(self) -> ProcessId: ...
+    @property
+    def server(self) -> Server: ...
+    @property
+    def verifier(self) -> Verifier: ...
+
+
+class ShardCaller:
+    """The part of a `ConsumerService` that has shards answer. Loop-bound."""
+
+    def __init__(self, member: LocalMember, application: KeyedJournals, client: Client) -> None:
+        self.settings = member.settings
+        """Settings of the member, from flags, environment and file."""
+        self.client = client
+        """Client of the brokers. The member closes it."""
+        self.clock = member.clock
+        """Clock of the process. Tests replace it."""
+        self.peers = member.peers
         """Channels to the other members."""
-        ...
-
-    @property
-    def verifier(self) -> Verifier:
+        self.verifier = member.verifier
         """Verifier of the tokens of requests to this member."""
-        ...
+        self.running_queries = RunningQueries()
+        self._member = member
+        self._application = application
+        self._partitions: dict[str, PartitionWatch] = {}
+        self._router: ShardRouter | None = None
+        self._started = asyncio.Event()
 
     @property
     def query_timeout_s(self) -> float:
         """Seconds that a query may take unless its route or method says otherwise."""
-        ...
+        return self.settings.query_timeout_s
+
+    @property
+    def has_begun(self) -> bool:
+        """True once the member knows its cluster."""
+        return self._started.is_set()
+
+    def begin(self, router: ShardRouter) -> None:
+        """Ask shards by ``router`` from now on: the member knows its cluster."""
+        self._router = router
+        self._started.set()
+
+    @property
+    def _shards(self) -> ShardRouter:
+        if self._router is None:
+            raise Unavailable("the consumer is starting")
+        return self._router
+
+    def partitions(self, selector: LabelSelector) -> PartitionWatch:
+        """Return a watch of the matching journals, for mapping functions to choose from.
+
+        It is empty until brokers answer for the first time: ``await partitions.ready()`` where a request
+        needs the journals.
+        """
+        key = str(selector)
+        watch = self._partitions.get(key)
+        if watch is None:
+            watch = self._partitions[key] = PartitionWatch(self.client.watch_journals(selector))
+            self._member.daemons.daemon(watch.run(), name=f"partitions {key}")
+        return watch
+
+    def shards_with_source(self, journal: str) -> tuple[ShardSpec, ...]:
+        """Return the specifications of shards that read a journal, by id, including disabled ones.
+
+        Raise ``Unavailable`` while the member starts.
+        """
+        return self._shards.shards_with_source(journal)
+
+    async def call_shard(
+        self,
+        shard_id: str,
+        serve: Callable[[Any], T],
+        proxy: Callable[[grpc.aio.Channel, Header], Awaitable[T]],
+        *,
+        header: Header | None = None,
+        read_through: Mapping[str, int] | None = None,
+        claims: Claims | None = None,
+        timeout_s: float | None = None,
+    ) -> T:
+        """Have the primary of a shard answer, at any member.
+
+        If this member is the primary, call ``serve(store)`` on a thread. Otherwise call
+        ``proxy(channel, header)`` with a channel to the primary's member. Raise as `QueryRouter.ask`
+        does. `shard_rpc` and `shard_route` do all of this for a method.
+        """
+        query = ShardQuery(shard_id, read_through or {}, None, header, claims or EVERYTHING)
+
+        async def forward(channel: grpc.aio.Channel, forwarded: ShardQuery) -> QueryResult[T]:
+            assert forwarded.header is not None
+            return QueryResult(await proxy(channel, forwarded.header), None)
+
+        return (await self.ask_shard(query, serve, forward, timeout_s=timeout_s)).value
 
     async def ask_shard(
         self,
@@ -56,7 +183,10 @@ class ShardCaller(Protocol):
         ``timeout_s`` defaults to the settings'. A member that is starting answers once it
         knows its cluster.
         """
-        ...
+        left_s = await self._await_start(timeout_s)
+        if self.running_queries.ended:
+            raise self.running_queries.leaving(shard=query.shard)
+        return await self._shards.ask(query, serve, proxy, left_s)
 
     async def shard_of_key(
         self, key: Any, *, claims: Claims = EVERYTHING, timeout_s: float | None = None
@@ -69,7 +199,22 @@ class ShardCaller(Protocol):
         no shard reads it. Raise ``Unavailable`` if no broker lists the journals in time, or if this
         member leaves. ``timeout_s`` defaults to ``query_timeout_s``.
         """
-        ...
+        partitions = self.keyed_partitions()
+        encoded = self._application.key_encoding().encode(key)
+        left_s = await self._await_start(timeout_s)
+        try:
+            async with timeout(left_s) as deadline:
+                with self.running_queries.query(deadline):
+                    await partitions.ready()
+        except TimeoutError as error:
+            if self.running_queries.ended:
+                raise self.running_queries.leaving() from None
+            raise Unavailable(
+                f"no broker has listed the partitions of keys within {left_s:.3g} s",
+                hint="Check that brokers run at --broker.address.",
+            ) from error
+        journal = modulo_mapping(partitions, lambda one: one)(encoded).journal
+        return one_reader(journal, self.shards_with_source(journal), claims.selector)
 
     async def all_shards(self, *, timeout_s: float | None = None) -> Sequence[ShardSpec]:
         """Return the specifications of all shards, by id.
@@ -77,7 +222,31 @@ class ShardCaller(Protocol):
         Raise ``Unavailable`` if the member does not know them in time. ``timeout_s`` defaults to
         ``query_timeout_s``.
         """
-        ...
+        await self._await_start(timeout_s)
+        return self._shards.shards(LabelSelector())
+
+    def keyed_partitions(self) -> PartitionWatch:
+        """Return the watch of `Application.keyed_journals`. Raise ``Invalid`` if there are none."""
+        selector = self._application.keyed_journals()
+        if selector is None:
+            raise Invalid(
+                "a key is to find a shard, and no source has a key",
+                path=type(self._application).__qualname__,
+                hint='Declare one: words = Source("words", Word, key="word").',
+            )
+        return self.partitions(selector)
+
+    async def _await_start(self, timeout_s: float | None) -> float:
+        """Wait until the member knows its cluster. Return the seconds of ``timeout_s`` that are left."""
+        seconds = self.query_timeout_s if timeout_s is None else timeout_s
+        begun, member = self.clock.monotonic(), self._member
+        if not self._started.is_set():
+            with suppress(TimeoutError):
+                async with timeout(seconds):
+                    await first_of(self._started, member.stopping, member.failed)
+            if not self._started.is_set():
+                raise Unavailable(f"the consumer is {member.phase}")
+        return max(0.0, seconds - (self.clock.monotonic() - begun))
 
 
 class Answerer(Protocol[AnswerT]):

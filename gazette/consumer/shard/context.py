@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from gazette.client.append.service import AppendService, MemoryBudget
@@ -17,10 +16,11 @@ from gazette.consumer.application import Application, Shard
 from gazette.consumer.application_name import Owner
 from gazette.consumer.callback_watch import CallbackWatch
 from gazette.consumer.hint_keys import HintKeys
+from gazette.consumer.settings import ConsumerSettings
 from gazette.consumer.shard.ownership import Ownership
 from gazette.consumer.shard.progress import Progress
 from gazette.consumer.shard.restarts import Restarts
-from gazette.consumer.shard.thread import ShardThread, WorkerFactory
+from gazette.consumer.shard.thread import WorkerFactory
 from gazette.message.publisher import Publisher
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import Pool, TaskScope
@@ -43,14 +43,11 @@ class ShardContext:
     """The application that the shards belong to."""
     hint_keys: HintKeys
     """Keys at which hints may be written."""
-    scratch_directory: Path | None = None
-    hints_interval_s: float = 300.0
-    stall_timeout_s: float = 60.0
-    lag_interval_s: float = 5.0
-    append_budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(128 << 20))
+    settings: ConsumerSettings
+    append_budget: MemoryBudget
     """Memory for the appends of all shards that wait."""
-    restarts: Restarts = field(default_factory=lambda: Restarts(0))
-    new_worker: WorkerFactory = ShardThread
+    restarts: Restarts
+    new_worker: WorkerFactory
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,7 +305,7 @@ class Primary:
         size = HintsSize()
         stored: FSMHints | None = None
         while True:
-            await context.clock.sleep(context.hints_interval_s)
+            await context.clock.sleep(context.settings.hints_interval_s)
             hints, flushed = await self.call(recorder.snapshot_hints)
             if hints == stored:
                 continue  # An idle shard does not write to etcd.

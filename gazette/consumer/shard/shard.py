@@ -344,7 +344,7 @@ class Shard(WithTimers):
         journals = ShardJournals(context.client, context.clock, self.id)
         await journals.check_recovery_log(spec.recovery_log)
         self._scratch = await Scratch.make(
-            context.player_pool, shard_prefix(self.id), context.scratch_directory
+            context.player_pool, shard_prefix(self.id), context.settings.scratch_directory
         )
         self._player = Player(
             hints,
@@ -353,7 +353,7 @@ class Shard(WithTimers):
             context.clock,
             context.player_pool,
             older_hints=older_hints,
-            stall_timeout_s=context.stall_timeout_s,
+            stall_timeout_s=context.settings.stall_timeout_s,
         )
         self._reads = StandbyReads(
             lambda directory: checked_view(context.application.new_view(self, directory)),
@@ -381,7 +381,7 @@ class Shard(WithTimers):
             player,
             context.client,
             context.clock,
-            context.lag_interval_s,
+            context.settings.lag_interval_s,
             lambda: not self._started_primary,
             note,
         )

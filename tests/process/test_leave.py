@@ -7,7 +7,8 @@ import logging
 
 import pytest
 
-from gazette.cluster.allocator.shutdown import end_all, leave, release
+from gazette.cluster.process.cluster_member import end_all, leave
+from gazette.cluster.process.membership import release
 from gazette.errors import Closed, GazetteError, Unavailable
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope

@@ -1,0 +1,56 @@
+"""The queries that a member answers now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gazette.errors import Unavailable
+
+
+class RunningQueries:
+    """The queries that this member answers now, to end all of them at once. Loop-bound."""
+
+    def __init__(self) -> None:
+        # A dict keeps the order: queries end in the order in which they began.
+        self._deadlines: dict[asyncio.Timeout, None] = {}
+        self._reason = ""
+        self._until: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        """True if this member answers no more queries."""
+        return self._until is not None and asyncio.get_running_loop().time() >= self._until
+
+    @contextmanager
+    def query(self, deadline: asyncio.Timeout) -> Iterator[None]:
+        """Register a query while the block runs: ``end`` brings its deadline forward."""
+        self._deadlines[deadline] = None
+        try:
+            self._bound(deadline)
+            yield
+        finally:
+            del self._deadlines[deadline]
+
+    def end(self, reason: str, within_s: float = 0.0) -> None:
+        """End queries that run, and those that begin later, within ``within_s`` seconds."""
+        until = asyncio.get_running_loop().time() + within_s
+        if self._until is None or until < self._until:
+            self._until, self._reason = until, reason
+            for deadline in self._deadlines:
+                self._bound(deadline)
+
+    def _bound(self, deadline: asyncio.Timeout) -> None:
+        present = deadline.when()
+        if self._until is not None and (present is None or self._until < present):
+            deadline.reschedule(self._until)
+
+    def leaving(self, **facts: Any) -> Unavailable:
+        """Return the error of a query that was ended."""
+        return Unavailable(
+            f"this member leaves its cluster: {self._reason}",
+            hint="Ask again: another member answers.",
+            **facts,
+        )
