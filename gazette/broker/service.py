@@ -193,7 +193,9 @@ class BrokerService(ClusterMember[BrokerSettings]):
         daemons.daemon(context.refresher.run(), name="refresher")
         daemons.daemon(context.pulser.run(), name="pulser")
         admit = admission(self.environment.auth, CAPABILITIES)
-        self.server.add_handlers(self._parts.handler, {APPEND: SmallAppends(context).take_whole}, admit)
+        self.server.add_handlers(
+            self._parts.handler, {APPEND: SmallAppends(context).take_whole}, admit
+        )
 
     def _app(self) -> Starlette:
         origins = self.settings.allow_origins

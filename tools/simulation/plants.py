@@ -14,12 +14,12 @@ from typing import Any, Final, TypeAlias
 
 from gazette.broker import known_head, replica, resolver, service
 from gazette.broker.append import rules as append_rules
-from gazette.broker.append import steady
 from gazette.broker.append.events import Ending, Outcome
 from gazette.broker.append.fsm import AppendFSM
 from gazette.broker.append.sessions import SessionLedger
 from gazette.broker.closings import Closings
 from gazette.broker.commit import driver as append_driver
+from gazette.broker.commit import steady
 from gazette.broker.commit.steady import AppendGroup
 from gazette.broker.known_head import KnownHead, UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
