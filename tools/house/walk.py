@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -24,6 +24,7 @@ from gazette.cluster.etcd.client import Etcd, EtcdSettings
 from gazette.labels import CONTENT_TYPE
 from gazette.message.publishing.client_publisher import ClientPublisher
 from gazette.protocol.label_set import LabelSet
+from gazette.protocol.text import duration
 from gazette.runtime.clock import SystemClock
 from gazette.stores.sqlite import SQLiteStore
 from gazette.testing.broker import BrokerFixture, journal_spec
@@ -38,6 +39,8 @@ _TRANSACTION_WALKS: Final = 3
 _CONTENT: Final = b"hello" * 20
 _SETTLE_S: Final = 1.0
 """Seconds that background work of a publish and its transaction gets."""
+_REFRESH_NS: Final = 5 * duration.MINUTE
+"""Refresh interval of the journals, as in production. Fixtures list their stores each second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,9 @@ async def walk_transaction() -> Walk:
         async with _etcd() as (etcd, directory):
             broker = await BrokerFixture.start(etcd, directory)
             labels = LabelSet.of((CONTENT_TYPE, "application/x-ndjson"))
-            await broker.create(journal_spec("a/source", labels=labels), log_spec("a-shard"))
+            for spec in journal_spec("a/source", labels=labels), log_spec("a-shard"):
+                fragment = replace(spec.fragment, refresh_interval_ns=_REFRESH_NS)
+                await broker.create(replace(spec, fragment=fragment))
             member = await ConsumerFixture.start(etcd, broker, _Words(), directory)
             await member.create(shard_spec("a-shard", "a/source"))
             async with ClientPublisher(broker.client) as publisher:
