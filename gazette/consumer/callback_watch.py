@@ -23,7 +23,7 @@ from typing import Final
 
 from gazette.cluster.etcd.lease_thread import STALL_MAX_S
 from gazette.consumer.timers.timer import Timer
-from gazette.consumer.transaction.running_callback import RunningCallback
+from gazette.consumer.transaction.shard_callbacks import RunningCallback
 from gazette.message.envelope import Envelope
 from gazette.runtime.clock import Clock
 from gazette.runtime.user_code import place_of_thread

@@ -6,15 +6,10 @@ shard's key in etcd (``fqn``).
 
 from __future__ import annotations
 
-from collections import Counter as TallyOf
-from collections.abc import Mapping
 from typing import Final
 
 from prometheus_client import Counter, Gauge
 
-from gazette.consumer.transaction.transaction import Phases
-from gazette.message.sequencer.sequencer import QueueOutcome
-from gazette.message.uuid import flags_text
 from gazette.runtime.metrics import PlainCounter
 
 TRANSACTIONS: Final = Counter(
@@ -89,52 +84,22 @@ SEQUENCER_REPLAY: Final = PlainCounter(
 
 # Former names of the metrics above. The original has deprecated them, but dashboards still ask for
 # them. They are sums over all shards.
-_TX_COUNT: Final = Counter("gazette_consumer_tx_count_total", "Finished transactions.")
-_TX_MESSAGES: Final = Counter(
+TX_COUNT: Final = Counter("gazette_consumer_tx_count_total", "Finished transactions.")
+TX_MESSAGES: Final = Counter(
     "gazette_consumer_tx_messages_total", "Messages of finished transactions."
 )
-_TX_SECONDS: Final = Counter(
+TX_SECONDS: Final = Counter(
     "gazette_consumer_tx_seconds_total", "Seconds of finished transactions."
 )
-_CONSUMED_BYTES: Final = Counter(
+CONSUMED_BYTES: Final = Counter(
     "gazette_consumer_consumed_bytes_total", "Bytes of finished transactions."
 )
-_TX_PHASES: Final = {
+TX_PHASES: Final = {
     "consuming": Counter("gazette_consumer_tx_consume_seconds_total", "Seconds of consuming."),
     "stalled": Counter("gazette_consumer_tx_stalled_seconds_total", "Seconds of stalling."),
     "preparing": Counter("gazette_consumer_tx_flush_seconds_total", "Seconds of preparing."),
     "committing": Counter("gazette_consumer_tx_sync_seconds_total", "Seconds of committing."),
 }
-_CONSUMER_READ_HEAD: Final = Gauge(
+CONSUMER_READ_HEAD: Final = Gauge(
     "gazette_consumer_read_head", "Offset that finished transactions have read.", ["journal"]
 )
-
-
-def note_read_heads(shard: str, read_through: Mapping[str, int]) -> None:
-    """Set the offsets that a shard has read through. On the event loop."""
-    for journal, offset in read_through.items():
-        READ_HEAD.labels(shard, journal).set(offset)
-        _CONSUMER_READ_HEAD.labels(journal).set(offset)
-
-
-def note_transaction(shard: str, messages: int, byte_count: int, phases: Phases) -> None:
-    """Count a committed and acknowledged transaction. On the event loop."""
-    TRANSACTIONS.labels(shard).inc()
-    READ_MESSAGES.labels(shard).inc(messages)
-    READ_BYTES.labels(shard).inc(byte_count)
-    _TX_COUNT.inc()
-    _TX_MESSAGES.inc(messages)
-    _CONSUMED_BYTES.inc(byte_count)
-    for phase, kind, name in PHASES:
-        seconds = max(0.0, getattr(phases, name))
-        PHASE_SECONDS.labels(shard, phase, kind).inc(seconds)
-        if (deprecated := _TX_PHASES.get(name)) is not None:
-            deprecated.inc(seconds)
-            _TX_SECONDS.inc(seconds)
-
-
-def note_queued(outcomes: TallyOf[tuple[str, int, QueueOutcome]]) -> None:
-    """Add the counts of a sequencer to the metric, and clear them. On the sequencer's thread."""
-    for (journal, flags, outcome), count in outcomes.items():
-        SEQUENCER_QUEUED.inc(journal, flags_text(flags), outcome.label, by=count)
-    outcomes.clear()

@@ -309,7 +309,7 @@ class Resolver:
             shard = self._new_shard(local.item, assignment)
             shard.start(primary=slot == 0)
             return _Held(shard, create_revision, item_revision, slot)
-        held.shard.assignment = assignment
+        held.shard.assignment, held.shard.spec = assignment, local.item.decoded.value.spec
         if slot == 0 and held.slot != 0:
             held.shard.promote(assignment)
         held.create_revision, held.slot = create_revision, slot

@@ -13,7 +13,7 @@ import pytest
 from gazette.client.shards import ShardChange
 from gazette.consumer import callback_watch
 from gazette.consumer.callback_watch import REPEAT_S, CallbackWatch
-from gazette.consumer.transaction.running_callback import RunningCallback
+from gazette.consumer.transaction.shard_callbacks import RunningCallback
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.clock import ManualClock

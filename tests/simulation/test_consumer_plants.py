@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from gazette.consumer.shard.progress import Progress
-from gazette.consumer.transaction.prior_transaction import PriorTransaction
+from gazette.consumer.transaction.loop_shard_io import Progress
+from gazette.consumer.transaction.transactor import PriorTransaction
 from gazette.stores.sqlite.databases import RedoDatabases
 from tests.simulation.test_simulation import REPOSITORY
 from tools.simulation.consumer_plants import PLANTS

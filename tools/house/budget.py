@@ -19,7 +19,7 @@ class WalkBudget:
 
 APPEND: Final = {1: WalkBudget(64, 264), 3: WalkBudget(71, 330)}
 """By replication: one small append, from the client to the brokers."""
-TRANSACTION: Final = WalkBudget(141, 790)
+TRANSACTION: Final = WalkBudget(115, 640)
 """One message that is published, and the transaction of a shard that consumes it, in SQLite."""
 FIELDS_MAX: Final = 12
 ARGUMENTS_MAX: Final = 8

@@ -1,8 +1,7 @@
-"""Objects and settings: those that a member's shards share, and those that one shard's parts share."""
+"""Objects and settings that all shards of a member share."""
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,18 +11,16 @@ from gazette.client.append.service import AppendService, MemoryBudget
 from gazette.client.client import Client
 from gazette.cluster.etcd.client import Etcd
 from gazette.cluster.keyspace.key_space import KeySpace
-from gazette.consumer.application import Application, Shard
+from gazette.consumer.application import Application
 from gazette.consumer.application_name import Owner
 from gazette.consumer.callback_watch import CallbackWatch
 from gazette.consumer.hint_keys import HintKeys
 from gazette.consumer.settings import ConsumerSettings
-from gazette.consumer.shard.ownership import Ownership
-from gazette.consumer.shard.progress import Progress
 from gazette.consumer.shard.restarts import Restarts
 from gazette.consumer.shard.thread import WorkerFactory
 from gazette.message.publisher import Publisher
 from gazette.runtime.clock import Clock
-from gazette.runtime.tasks import Pool, TaskScope
+from gazette.runtime.tasks import Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +45,3 @@ class ShardContext:
     """Memory for the appends of all shards that wait."""
     restarts: Restarts
     new_worker: WorkerFactory
-
-
-@dataclass(frozen=True, slots=True)
-class ShardParts:
-    """Objects that the parts of one shard share."""
-
-    shard: Shard
-    """The shard as callbacks see it."""
-    progress: Progress
-    ownership: Ownership
-    scope: TaskScope
-    """Scope of the shard's tasks."""
-    ended: asyncio.Event
-    """Set when the shard has ended."""

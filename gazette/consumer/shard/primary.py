@@ -18,7 +18,7 @@ from gazette.cluster.allocator.model import DecodedKV
 from gazette.consumer.application import MessageProducer, Store, checked_store
 from gazette.consumer.application_name import require_own_state
 from gazette.consumer.callbacks import require_instance
-from gazette.consumer.shard.context import ShardContext, ShardParts
+from gazette.consumer.shard.context import ShardContext
 from gazette.consumer.shard.hints_store import (
     HintsSize,
     store_recorded_hints,
@@ -28,11 +28,14 @@ from gazette.consumer.shard.journals import ShardJournals
 from gazette.consumer.shard.source_lives import in_present_lives
 from gazette.consumer.timers.shard_timers import ShardTimers, open_timers, times_of
 from gazette.consumer.transaction.inbox import Call, Inbox
-from gazette.consumer.transaction.loop_shard_io import LoopShardIO
+from gazette.consumer.transaction.loop_shard_io import LoopShardIO, ShardParts
 from gazette.consumer.transaction.poison import PoisonPolicy
 from gazette.consumer.transaction.poison_handler import checked_policy
-from gazette.consumer.transaction.running_callback import RunningCallback
-from gazette.consumer.transaction.shard_callbacks import ShardCallbacks, application_code
+from gazette.consumer.transaction.shard_callbacks import (
+    RunningCallback,
+    ShardCallbacks,
+    application_code,
+)
 from gazette.consumer.transaction.source_reader import read_source
 from gazette.consumer.transaction.transactor import Transactor
 from gazette.errors import Closed, GazetteError, Invalid

@@ -26,7 +26,7 @@ from gazette.consumer.application import (
 from gazette.consumer.callbacks import ApplicationFailed, require_instance
 from gazette.consumer.query.standby_lag import watch_lag
 from gazette.consumer.query.standby_reads import StandbyReads
-from gazette.consumer.shard.context import ShardContext, ShardParts
+from gazette.consumer.shard.context import ShardContext
 from gazette.consumer.shard.hints_store import (
     read_hints,
     usable_hints,
@@ -34,12 +34,12 @@ from gazette.consumer.shard.hints_store import (
 from gazette.consumer.shard.journals import ShardJournals, retried
 from gazette.consumer.shard.ownership import Ownership
 from gazette.consumer.shard.primary import Primary
-from gazette.consumer.shard.progress import Progress
 from gazette.consumer.shard.restarts import RestartDecision, reason_of
 from gazette.consumer.shard.shard_waits import ShardWaits
 from gazette.consumer.shard.status import update_status
 from gazette.consumer.timers.shard_timers import ShardTimers, WithTimers, no_timers
 from gazette.consumer.transaction.error_cause import error_text
+from gazette.consumer.transaction.loop_shard_io import Progress, ShardParts
 from gazette.consumer.transaction.shard_callbacks import application_code
 from gazette.errors import (
     Broken,
@@ -87,7 +87,9 @@ class Shard(WithTimers):
         """The decision about a restart, once the shard has failed."""
         self.lag: tuple[int, float] | None = None
         """The lag of a standby, in (bytes, seconds), at its last sample."""
-        self._spec: ShardSpec = item.decoded.value.spec
+        self.spec: ShardSpec = item.decoded.value.spec
+        """The specification as it is in etcd now; after its deletion, the last one. The resolver sets it."""
+        self._spec = self.spec
         """The specification when the shard was created: its log and hints hold until the next start."""
         self._scope = TaskScope(f"shard {self.id}", on_failure=self._fail)
         self._reports = TaskScope(f"status of shard {self.id}")
@@ -117,15 +119,6 @@ class Shard(WithTimers):
     @property
     def fqn(self) -> str:
         return self._item.key
-
-    @property
-    def spec(self) -> ShardSpec:
-        """The specification as it is in etcd now; after its deletion, the last one."""
-        item = self._context.key_space.get(self._item.key)
-        if item is not None:
-            self._item = item
-        spec: ShardSpec = self._item.decoded.value.spec
-        return spec
 
     def publish_future(self, future: OpFuture[Any]) -> None:
         if self._primary is not None:

@@ -88,10 +88,9 @@ class Dispatcher:
         """Make the dispatcher. ``clock_places``: by source, the place of UUIDs whose clock is the time."""
         self._timers = timers
         self._application = application = callbacks.application
-        self._shard = callbacks.shard
+        self._callbacks = callbacks
         self._store = callbacks.store
         self._publisher = callbacks.publisher
-        self._running = callbacks.running
         self._inbox = inbox
         self._poison = poison
         self._guarded = poison is not None and not poison.policy.malformed_only
@@ -100,6 +99,8 @@ class Dispatcher:
             bool(declared_times(application, callbacks.shard)), clock_places if observes else {}
         )
         self._misplaced = MisplacedMessages(callbacks, poison)
+        self._unchecked: set[JournalName] = set()
+        """Sources whose messages need neither a check of their keys nor of their times."""
         self._singly = type(application).consume_messages is Application.consume_messages
 
     def deliver(self, batch: Sequence[Envelope[Any]]) -> None:
@@ -113,10 +114,18 @@ class Dispatcher:
             delivered = [one for one in batch if one.flags != ACK_TXN]
             if not delivered:
                 return
-        done, due = self._deliver_own(delivered)
+        is_usual = batch[0].journal in self._unchecked or self._needs_no_check(batch[0].journal)
+        done, due = (self._deliver_usual if is_usual else self._deliver_own)(delivered)
         if done < len(delivered):
             at = next(i for i, one in enumerate(batch) if one is delivered[done])
             raise TimersDue(at) if due else Deferred(at)
+
+    def _needs_no_check(self, journal: JournalName) -> bool:
+        """Return True if all messages of a source belong here, and have their time. Ask once for each."""
+        if self._misplaced.checks(journal) or self._untimed.checks(journal):
+            return False
+        self._unchecked.add(journal)
+        return True
 
     def _deliver_own(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
         """Deliver a batch. Return how many messages were consumed, and True if timers are due.
@@ -201,7 +210,7 @@ class Dispatcher:
         Raise ``ApplicationFailed``, and a `GazetteError` that the application let through.
         """
         self._inbox.check()
-        self._running.enter("on_timer", timer)
+        self._callbacks.running.enter("on_timer", timer)
         try:
             if self._guarded:
                 self._fire_guarded(timer)
@@ -218,11 +227,11 @@ class Dispatcher:
                 raise
             raise self._classified("on_timer", error, _place_of(timer)) from error
         finally:
-            self._running.leave()
+            self._callbacks.running.leave()
 
     def _fire(self, timer: Timer) -> None:
         result: object = self._application.on_timer(  # type: ignore[func-returns-value]
-            self._shard, self._store, timer, self._publisher
+            self._callbacks.shard, self._store, timer, self._publisher
         )
         require_none("on_timer", result, **_place_of(timer))
 
@@ -243,10 +252,10 @@ class Dispatcher:
 
     def _deliver_each(self, batch: Sequence[Envelope[Any]]) -> int:
         """Deliver messages one by one. Return how many were consumed: fewer than all if one was deferred."""
-        application, shard, store = self._application, self._shard, self._store
+        application, shard, store = self._application, self._callbacks.shard, self._store
         publisher, inbox = self._publisher, self._inbox
         consume, guarded = application.consume_message, self._guarded
-        running = self._running
+        running = self._callbacks.running
         running.enter("consume_message", batch[0])
         position = 0
         try:
@@ -277,7 +286,7 @@ class Dispatcher:
         try:
             with self._undoing(deferred=False):
                 result: object = self._application.consume_message(
-                    self._shard, self._store, envelope, self._publisher
+                    self._callbacks.shard, self._store, envelope, self._publisher
                 )
                 require_none("consume_message", result, **_place((envelope,)))
         except BaseException as error:
@@ -340,15 +349,15 @@ class Dispatcher:
 
     def _attempt(self, batch: Sequence[Envelope[Any]]) -> None:
         """Have the application consume a batch. If it raises, undo the batch's effects."""
-        self._running.enter("consume_messages", batch)
+        self._callbacks.running.enter("consume_messages", batch)
         try:
             with self._undoing(deferred=True):
                 result: object = self._application.consume_messages(  # type: ignore[func-returns-value]
-                    self._shard, self._store, batch, self._publisher
+                    self._callbacks.shard, self._store, batch, self._publisher
                 )
                 require_none("consume_messages", result, **_place(batch))
         finally:
-            self._running.leave()
+            self._callbacks.running.leave()
 
     @contextmanager
     def _undoing(self, *, deferred: bool) -> Iterator[None]:

@@ -92,3 +92,22 @@ def error_text(error: BaseException) -> str:
     # Names of files may hold surrogates, which protobuf refuses.
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= ERROR_CHARS_MAX else text[:ERROR_CHARS_MAX] + " ...[truncated]"
+
+
+def wrap_error(what: str, error: BaseException) -> GazetteError:
+    """Return an error of the type of ``error``, if that is possible, with ``what`` before its text."""
+    if isinstance(error, GazetteError):
+        hint = error.hint
+        wrapped = type(error)(f"{what}: {error}", hint=hint) if _plain(error) else None
+        if wrapped is not None:
+            wrapped.__cause__ = error
+            return wrapped
+    text = error_text(error) if not isinstance(error, GazetteError) else str(error)
+    failure = GazetteError(f"{what}: {text}", hint=getattr(error, "hint", None))
+    failure.__cause__ = error
+    return failure
+
+
+def _plain(error: GazetteError) -> bool:
+    """Return True if the class of the error can be made from a message only."""
+    return type(error).__init__ is GazetteError.__init__

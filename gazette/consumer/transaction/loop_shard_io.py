@@ -1,27 +1,31 @@
-"""The `ShardIO` of a shard: work of its transactor that runs on the event loop."""
+"""The event loop's side of a transactor: its `ShardIO`, and the `Progress` for which queries wait."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from gazette.client.append.appender import AppendParams
 from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.client.read.retry_reader import RetryReader
 from gazette.consumer import metrics
-from gazette.consumer.shard.context import ShardContext, ShardParts
+from gazette.consumer.application import Shard
+from gazette.consumer.shard.context import ShardContext
+from gazette.consumer.shard.ownership import Ownership
 from gazette.consumer.transaction.inbox import Inbox
 from gazette.consumer.transaction.poison import PoisonPolicy
 from gazette.consumer.transaction.poison_handler import decoded
 from gazette.consumer.transaction.shard_io import FinishedTransaction
+from gazette.consumer.transaction.transaction import Phases
 from gazette.errors import Closed, NotFound
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.envelope_reader import cannot_replay
 from gazette.message.sequencer.sequencer import ReplayRange
-from gazette.runtime.tasks import OpFuture, Waiter, as_plain_error
+from gazette.runtime.tasks import OpFuture, TaskScope, Waiter, as_plain_error
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +33,67 @@ T = TypeVar("T")
 
 READ_BYTES: Final = 1 << 20
 _POLL_S: Final = 1.0
+
+
+class Progress:
+    """Offsets that the shard's transactions have read through, and at which they published.
+
+    Offsets never go back during the life of one primary.
+    """
+
+    def __init__(self) -> None:
+        self.read_through: dict[str, int] = {}
+        self.publish_at: dict[str, int] = {}
+        self.missing: dict[str, tuple[int, int]] = {}
+        """By source: the next range of offsets, while no broker has its bytes."""
+        self._changed = asyncio.Event()
+
+    def update(self, read_through: Mapping[str, int], publish_at: Mapping[str, int]) -> None:
+        """Note offsets of an acknowledged transaction, or of bytes that were read without effect."""
+        for journal, offset in read_through.items():
+            self.read_through[journal] = max(offset, self.read_through.get(journal, 0))
+        self.publish_at.update(publish_at)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def has(self, offsets: Mapping[str, int]) -> bool:
+        """Return True if every journal of ``offsets`` was read up to its offset."""
+        return all(self.read_through.get(journal, 0) >= at for journal, at in offsets.items())
+
+    def describe(self, offsets: Mapping[str, int]) -> str:
+        """Return which of ``offsets`` are not read through yet, and why if known; empty if all are."""
+        sentences = []
+        for journal, wanted in offsets.items():
+            at = self.read_through.get(journal, 0)
+            if at >= wanted:
+                continue
+            sentences.append(f"it has read {journal} up to {at}, and {wanted} is asked for")
+            if journal in self.missing:
+                begin, end = self.missing[journal]
+                sentences.append(
+                    f"no broker has the bytes {begin} to {end} of {journal}: they were pruned, or their"
+                    " store is not mounted"
+                )
+        return "; ".join(sentences)
+
+    async def wait(self, offsets: Mapping[str, int]) -> None:
+        """Return once ``has`` returns True. The caller bounds the wait."""
+        while not self.has(offsets):
+            await self._changed.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class ShardParts:
+    """Objects that the parts of one shard share."""
+
+    shard: Shard
+    """The shard as callbacks see it."""
+    progress: Progress
+    ownership: Ownership
+    scope: TaskScope
+    """Scope of the shard's tasks."""
+    ended: asyncio.Event
+    """Set when the shard has ended."""
 
 
 class LoopShardIO:
@@ -45,7 +110,7 @@ class LoopShardIO:
     ) -> None:
         """Make it on the event loop. ``wait`` blocks the transactor's thread until a future is done."""
         self._parts = parts
-        self._shard = parts.shard
+        self._id, self._fqn = parts.shard.id, parts.shard.fqn
         self._inbox = inbox
         self._new_decoder = new_decoder
         self._poison_policy = poison_policy
@@ -152,18 +217,33 @@ class LoopShardIO:
         self._on_loop(self._note_finished, transaction)
 
     def skipped(self, journal: str, reason: str) -> None:
-        metrics.POISON_MESSAGES.labels(self._shard.fqn, journal, reason).inc()
+        metrics.POISON_MESSAGES.labels(self._fqn, journal, reason).inc()
 
     def stalled(self, reason: str) -> None:
-        log.info("shard %(shard)s stalls: %(reason)s", {"shard": self._shard.id, "reason": reason})
+        log.info("shard %(shard)s stalls: %(reason)s", {"shard": self._id, "reason": reason})
 
     def _note_finished(self, transaction: FinishedTransaction) -> None:
         self._parts.progress.update(transaction.read_through, transaction.publish_at)
-        fqn = self._shard.fqn
-        metrics.note_read_heads(fqn, transaction.read_through)
+        fqn = self._fqn
+        for journal, offset in transaction.read_through.items():
+            metrics.READ_HEAD.labels(fqn, journal).set(offset)
+            metrics.CONSUMER_READ_HEAD.labels(journal).set(offset)
         if transaction.timers:
             metrics.TIMERS.labels(fqn).inc(transaction.timers)
         if transaction.phases is not None:
-            metrics.note_transaction(
-                fqn, transaction.messages, transaction.bytes, transaction.phases
-            )
+            self._count(transaction, transaction.phases)
+
+    def _count(self, transaction: FinishedTransaction, phases: Phases) -> None:
+        fqn = self._fqn
+        metrics.TRANSACTIONS.labels(fqn).inc()
+        metrics.READ_MESSAGES.labels(fqn).inc(transaction.messages)
+        metrics.READ_BYTES.labels(fqn).inc(transaction.bytes)
+        metrics.TX_COUNT.inc()
+        metrics.TX_MESSAGES.inc(transaction.messages)
+        metrics.CONSUMED_BYTES.inc(transaction.bytes)
+        for phase, kind, name in metrics.PHASES:
+            seconds = max(0.0, getattr(phases, name))
+            metrics.PHASE_SECONDS.labels(fqn, phase, kind).inc(seconds)
+            if (deprecated := metrics.TX_PHASES.get(name)) is not None:
+                deprecated.inc(seconds)
+                metrics.TX_SECONDS.inc(seconds)

@@ -28,6 +28,10 @@ class MisplacedMessages:
         # Messages that an application brings itself belong to no partition.
         self._is_needed = not isinstance(callbacks.application, MessageProducer)
 
+    def checks(self, journal: str) -> bool:
+        """Return True if messages of a source may be misplaced."""
+        return self._is_needed and self._checks.of(journal) is not None
+
     def find(self, batch: Sequence[Envelope[Any]]) -> list[int]:
         """Return the positions of misplaced messages in a batch of one source."""
         check = self._checks.of(batch[0].journal) if self._is_needed else None

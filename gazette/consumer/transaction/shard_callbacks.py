@@ -6,6 +6,7 @@ through.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,13 +19,35 @@ from gazette.consumer.callbacks import (
     require_none,
     require_result,
 )
-from gazette.consumer.transaction.running_callback import RunningCallback
 from gazette.errors import GazetteError
 from gazette.message.envelope import Envelope
 from gazette.message.publisher import Publisher
 from gazette.message.sequencer.sequencer import ReplayRange
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.runtime.tasks import OpFuture
+
+
+class RunningCallback:
+    """The running callback. The shard's thread writes it; any thread reads it. One assignment per message."""
+
+    __slots__ = ("call", "callback", "shard_id", "thread")
+
+    def __init__(self, shard_id: str = "") -> None:
+        self.shard_id = shard_id
+        self.callback = ""
+        """Name of the callback that was entered last."""
+        self.call: object | None = None
+        """Object that identifies the call: the message, the batch, or the timer. None between calls."""
+        self.thread = 0
+        """Identity of the thread that runs the callback."""
+
+    def enter(self, callback: str, call: object) -> None:
+        """Note that calls of a callback begin, the first one with ``call``."""
+        self.callback, self.thread, self.call = callback, threading.get_ident(), call
+
+    def leave(self) -> None:
+        """Note that no callback runs."""
+        self.call = None
 
 
 class application_code:
@@ -92,22 +115,25 @@ class ShardCallbacks:
             result: object = self.application.finalize_transaction(  # type: ignore[func-returns-value]
                 self.shard, self.store, self.publisher
             )
-        require_none("finalize_transaction", result)
+        if result is not None:
+            require_none("finalize_transaction", result)
 
     def start_commit(
         self, checkpoint: Checkpoint, waits: Collection[OpFuture[Any]]
     ) -> OpFuture[Any]:
         with application_code("Store.start_commit", self.running):
             commit = self.store.start_commit(self.shard, checkpoint, waits)
-        if not isinstance(require_result("Store.start_commit", commit), OpFuture):
-            raise ApplicationFailed(
-                f"Store.start_commit returned {type(commit).__name__}, not a future"
-            )
-        return commit
+        if isinstance(commit, OpFuture):
+            return commit
+        require_result("Store.start_commit", commit)
+        raise ApplicationFailed(
+            f"Store.start_commit returned {type(commit).__name__}, not a future"
+        )
 
     def finished_transaction(self, commit: OpFuture[Any]) -> None:
         with application_code("finished_transaction", self.running):
             result: object = self.application.finished_transaction(  # type: ignore[func-returns-value]
                 self.shard, self.store, commit
             )
-        require_none("finished_transaction", result)
+        if result is not None:
+            require_none("finished_transaction", result)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from gazette.consumer.application import MessageProducer
 from gazette.consumer.callbacks import ApplicationFailed, require_none
 from gazette.consumer.timers.shard_timers import ShardTimers
 from gazette.consumer.transaction.dispatch import Deferred, Dispatcher, TimersDue
+from gazette.consumer.transaction.error_cause import wrap_error
 from gazette.consumer.transaction.inbox import (
     Call,
     Chunk,
@@ -32,7 +33,6 @@ from gazette.consumer.transaction.inbox import (
 )
 from gazette.consumer.transaction.poison import PoisonPolicy
 from gazette.consumer.transaction.poison_handler import PoisonSkipper
-from gazette.consumer.transaction.prior_transaction import PriorTransaction, wrap_error
 from gazette.consumer.transaction.shard_callbacks import ShardCallbacks
 from gazette.consumer.transaction.shard_io import FinishedTransaction, ShardIO
 from gazette.consumer.transaction.transaction import NANOS, Phases, Policy, Prior, Step, Transaction
@@ -41,6 +41,7 @@ from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.framing.frames import MalformedMessage
 from gazette.message.sequencer.sequencer import ReplayRange, Sequencer
+from gazette.message.uuid import flags_text
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.runtime.clock import Clock
 from gazette.runtime.failpoints import hit
@@ -79,6 +80,42 @@ class _Backlog:
             self.decoder = None
 
 
+@dataclass(slots=True)
+class PriorTransaction:
+    """A transaction whose commit was started and that is not acknowledged yet."""
+
+    checkpoint: Checkpoint
+    read_through: dict[str, int]
+    commit: OpFuture[Any]
+    acks: dict[str, OpFuture[Any]] = field(default_factory=dict)
+    recovered: bool = False
+    transaction: Transaction | None = None
+    bytes: int = 0
+
+    def watch(self, wake: Callable[[object], None]) -> None:
+        """Call ``wake`` when the commit or an acknowledgement is done."""
+        self.commit.add_done_callback(wake)
+        for future in self.acks.values():
+            future.add_done_callback(wake)
+
+    @property
+    def is_done(self) -> bool:
+        """True if the commit and all acknowledgements have ended, with success or not."""
+        return self.commit.done() and all(future.done() for future in self.acks.values())
+
+    def require_committed(self) -> None:
+        """Raise the error of the store's commit if it failed."""
+        if (error := first_failure((self.commit,))) is not None:
+            raise wrap_error("the store's commit failed", error)
+
+    def is_acknowledged(self) -> bool:
+        """Return True if all acknowledgements are appended. Raise the error of one that failed."""
+        if (error := first_failure(self.acks.values())) is not None:
+            what = "a recovered acknowledgement" if self.recovered else "an acknowledgement"
+            raise wrap_error(f"{what} could not be appended", error)
+        return all(future.done() for future in self.acks.values())
+
+
 class Transactor:
     """Transactions of one shard. Everything except the constructor belongs to the shard's thread."""
 
@@ -102,6 +139,7 @@ class Transactor:
         """
         self._callbacks = callbacks
         self._shard = shard = callbacks.shard
+        self._id = shard.id
         self._publisher = publisher = callbacks.publisher
         self._appends = appends
         self._inbox = inbox
@@ -174,7 +212,7 @@ class Transactor:
                 raise Fenced(
                     "the restored checkpoint owes an acknowledgement that this owner never "
                     "made: another owner has committed to the store since",
-                    shard=self._shard.id,
+                    shard=self._id,
                     journal=journal,
                 )
         return checkpoint
@@ -219,7 +257,7 @@ class Transactor:
         except GazetteError as another:
             log.warning(
                 "shard %(shard)s, after it failed: %(error)s",
-                {"shard": self._shard.id, "error": another},
+                {"shard": self._id, "error": another},
             )
 
     def _run_to_commit(self, transaction: Transaction) -> bool:
@@ -265,7 +303,7 @@ class Transactor:
         if transaction.prior is Prior.ACKNOWLEDGING:
             if prior.is_acknowledged():
                 transaction.prior_acknowledged()
-                hit("transaction.acknowledged", self._shard.id)
+                hit("transaction.acknowledged", self._id)
                 self._report(prior)
         elif transaction.stalled_at is not None and not self._stall_reported:
             self._stall_reported = True
@@ -281,12 +319,19 @@ class Transactor:
             prior.transaction.acknowledged_at = self._clock.monotonic()
             phases = prior.transaction.phases()
             messages, timers = prior.transaction.consumed, prior.transaction.fired
-        metrics.note_queued(self._sequencer.outcomes)
+        self._count_queued()
         self._io.finished(
             FinishedTransaction(
                 prior.read_through, publish_at, messages, prior.bytes, phases, timers
             )
         )
+
+    def _count_queued(self) -> None:
+        """Add the counts of the sequencer to the metric, and clear them."""
+        outcomes = self._sequencer.outcomes
+        for (journal, flags, outcome), count in outcomes.items():
+            metrics.SEQUENCER_QUEUED.inc(journal, flags_text(flags), outcome.label, by=count)
+        outcomes.clear()
 
     @property
     def _ready(self) -> bool:
@@ -419,14 +464,14 @@ class Transactor:
         else:
             transaction.note_consumed(len(batch))
             self._sequencer.consumed()
-        hit("transaction.consumed", self._shard.id)
+        hit("transaction.consumed", self._id)
         self._limit = _next_limit(limit, len(batch), self._clock.monotonic() - began_at)
 
     def _defer(self, transaction: Transaction, done: int) -> None:
         """End the transaction after ``done`` messages of a batch: the application defers the others."""
         if transaction.is_empty and done == 0:
             raise ApplicationFailed(
-                "the first message of a transaction was deferred to the next", shard=self._shard.id
+                "the first message of a transaction was deferred to the next", shard=self._id
             )
         transaction.note_consumed(done)
         self._sequencer.consumed(done)
@@ -448,22 +493,22 @@ class Transactor:
         transaction.note_fired(count)
         if transaction.fired >= FIRED_MAX:
             transaction.close()
-        hit("timers.fired", self._shard.id)
+        hit("timers.fired", self._id)
         self._fire_limit = _next_limit(limit, count, self._clock.monotonic() - began_at)
 
     def _begin(self, transaction: Transaction) -> None:
-        hit("transaction.begun", self._shard.id)
+        hit("transaction.begun", self._id)
         if self._timers is not None:
             self._timers.begin()
         result = self._callbacks.begin_transaction()
         self._begun = True
-        require_none("begin_transaction", result)
+        if result is not None:
+            require_none("begin_transaction", result)
         # Read the clock once for each transaction: its messages share one time.
         self._publisher.clock.update(int(self._clock.now() * NANOS))
         transaction.begin(self._clock.monotonic())
 
     def _commit(self, transaction: Transaction) -> None:
-        shard = self._shard
         transaction.prepared_at = self._clock.monotonic()
         self._callbacks.finalize_transaction()
         if self._timers is not None:
@@ -474,9 +519,9 @@ class Transactor:
             application=self._application_name,
             lives=self._lives,
         )
-        hit("commit.finalized", shard.id)
+        hit("commit.finalized", self._id)
         commit = self._start_commit(checkpoint)
-        hit("commit.started", shard.id)
+        hit("commit.started", self._id)
         transaction.start_commit(self._clock.monotonic())
         acks: dict[str, OpFuture[Any]] = {}
         # Queue the acknowledgements before the next transaction consumes a message. Its publishes
@@ -486,7 +531,7 @@ class Transactor:
                 txn.write(intent)
                 acks[journal] = txn.release()
             acks[journal].add_done_callback(partial(_note_appended, journal))
-        hit("commit.enqueued", shard.id)
+        hit("commit.enqueued", self._id)
         self._prior = PriorTransaction(
             checkpoint=checkpoint,
             read_through={j: source.read_through for j, source in checkpoint.sources.items()},

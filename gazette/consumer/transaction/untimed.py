@@ -24,6 +24,10 @@ class UntimedMessages:
         self._has_declared = has_declared
         self._clock_places = clock_places
 
+    def checks(self, journal: JournalName) -> bool:
+        """Return True if messages of a source must have a time."""
+        return self._has_declared or journal in self._clock_places
+
     def find(self, batch: Sequence[Envelope[Any]]) -> list[tuple[int, UnusableTime]]:
         """Return the positions of messages without a time in a batch of one source, and their errors."""
         place = self._clock_places.get(batch[0].journal)
