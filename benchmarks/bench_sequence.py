@@ -16,7 +16,7 @@ from functools import partial
 import msgspec
 
 from gazette.labels import CONTENT_JSON_LINES
-from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.envelope import EnvelopeDecoder
 from gazette.message.framing.framing import framing_of
 from gazette.message.message import Message
 from gazette.message.sequencer.sequencer import Sequencer

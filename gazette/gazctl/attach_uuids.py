@@ -14,10 +14,8 @@ from gazette.errors import GazetteError, Invalid
 from gazette.gazctl.command import Command
 from gazette.gazctl.context import Context
 from gazette.gazctl.flags import AttachUuidsFlags
+from gazette.message import uuid as uuids
 from gazette.message.framing.csv import parse_record
-from gazette.message.uuid import ANOTHER_PLACE, OUTSIDE_TXN, Entropy, UuidMint, new_producer_id
-from gazette.message.uuid import Clock as MessageClock
-from gazette.message.uuid_form import TextForm
 from gazette.message.uuid_place import names_of
 from gazette.protocol.text.validation import within
 from gazette.runtime.clock import Clock
@@ -89,7 +87,7 @@ class PlaceInJson:
         """Raise ``Invalid`` for a malformed path."""
         with within("--uuid"):
             self._names = names_of(place)
-        self._form = TextForm()
+        self._form = uuids.TextForm()
         self._decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
     def render(self, uuid: bytes, line: bytes) -> bytes:
@@ -108,7 +106,7 @@ class PlaceInJson:
             raise Invalid(
                 f"the field {name} holds {str(value)[:64]!r}, and is where the UUID goes",
                 path="--uuid",
-                hint=ANOTHER_PLACE,
+                hint=uuids.ANOTHER_PLACE,
             )
         else:
             fields[name] = msgspec.Raw(b'"%s"' % uuid)
@@ -145,11 +143,11 @@ class Template:
 class UuidAttacher:
     """Renderer of lines, each with a UUID of one new producer. Each message is committed alone."""
 
-    def __init__(self, layout: Layout, clock: Clock, entropy: Entropy) -> None:
+    def __init__(self, layout: Layout, clock: Clock, entropy: uuids.Entropy) -> None:
         self._layout = layout
         self._wall_clock = clock
-        self._clock = MessageClock()
-        self._mint = UuidMint(new_producer_id(entropy), self._clock)
+        self._clock = uuids.Clock()
+        self._mint = uuids.UuidMint(uuids.new_producer_id(entropy), self._clock)
 
     def attach(self, lines: list[bytes], number: int = 1) -> bytes:
         """Return lines with UUIDs. Raise ``Invalid`` with a line's number: ``number`` is the first one's."""
@@ -158,7 +156,7 @@ class UuidAttacher:
         with self._clock.lock:
             for at, line in enumerate(lines, number):
                 try:
-                    found.append(render(text(OUTSIDE_TXN).encode(), line))
+                    found.append(render(text(uuids.OUTSIDE_TXN).encode(), line))
                 except Invalid as error:
                     raise Invalid(
                         f"line {at}: {error.message}",

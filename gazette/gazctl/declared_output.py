@@ -9,7 +9,7 @@ from typing import Any
 
 from gazette.errors import Invalid
 from gazette.message.codec import json_codec
-from gazette.message.publishing.choices import DeclaredOutput
+from gazette.message.publishing.outputs import DeclaredOutput
 
 
 def load_declared(name: str) -> DeclaredOutput:

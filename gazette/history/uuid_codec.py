@@ -11,7 +11,7 @@ from gazette.errors import Bug, Invalid
 from gazette.history import lenient_json
 from gazette.history.lenient_json import NO_JSON
 from gazette.message.codec import MessageCodec
-from gazette.message.uuid_form import TextForm
+from gazette.message.uuid import TextForm
 
 
 class UuidCodec(MessageCodec[Any]):

@@ -28,11 +28,12 @@ from gazette.message.uuid import (
     ACK_TXN,
     ANOTHER_PLACE,
     NIL_UUID,
+    TextForm,
+    UuidForm,
     UuidMint,
     parse_text,
     parse_uuid,
 )
-from gazette.message.uuid_form import TextForm, UuidForm
 from gazette.message.uuid_place import (
     DEFAULT_PLACE,
     UuidPlace,

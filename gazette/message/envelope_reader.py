@@ -17,8 +17,7 @@ from gazette.client.journals import get_journal
 from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.errors import Corrupt, Invalid, NotYet
 from gazette.labels import CONTENT_TYPE, MESSAGE_TIME, MESSAGE_UUID
-from gazette.message.envelope import Envelope
-from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.envelope import Envelope, EnvelopeDecoder
 from gazette.message.framing.frames import Framing, MalformedMessage
 from gazette.message.framing.framing import framing_of
 from gazette.message.labelled_time import labelled_time

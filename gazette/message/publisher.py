@@ -27,6 +27,7 @@ from gazette.message.uuid import (
     Entropy,
     ProducerId,
     UuidMint,
+    build_uuid,
     clock_unix_ns,
     new_producer_id,
 )
@@ -232,19 +233,7 @@ class Publisher:
 
         May wait for brokers that are behind, but never on the event loop.
         """
-        # A copy of `_route`: the call would take time, and many publish one by one.
-        if self._user_code_in:
-            self._require_outside()
-        kind = self._kinds.get(type(message)) or self._new_kind(type(message))
-        if kind.validates:
-            message.validate()  # type: ignore[attr-defined]
-        partition = mapping(message)
-        route = kind.routes.get(partition)
-        if route is None:
-            route = self._new_route(kind, partition)
-        if route.time is not None:
-            self._require_time(route.time, message, partition.journal)
-        return route.commit(message)
+        return self._route(mapping, message).commit(message)
 
     def publish_committed_batch(
         self, mapping: Mapping[M], messages: Iterable[M]
@@ -440,8 +429,10 @@ class Publisher:
                     line.acknowledgement = None
                     self._transaction.remove(line)
 
-    def build_ack_intents(self) -> dict[JournalName, bytes]:
+    def build_ack_intents(self, clock: int | None = None) -> dict[JournalName, bytes]:
         """End the transaction. Return the content that commits it: by journal, in the order of first use.
+
+        With a ``clock`` below those of all its messages, the content rolls it back.
 
         The caller makes these durable with the transaction's checkpoint, and *then* appends them. When this
         returns, all messages published before are enqueued. So the append service's ``pending_except``
@@ -452,7 +443,12 @@ class Publisher:
         with self._lock:
             for line in self._transaction:
                 assert line.acknowledgement is not None
-                intents[line.journal] = line.acknowledgement(self._mint.raw(ACK_TXN))
+                uuid = (
+                    self._mint.raw(ACK_TXN)
+                    if clock is None
+                    else build_uuid(self.producer, clock, ACK_TXN)
+                )
+                intents[line.journal] = line.acknowledgement(uuid)
                 line.acknowledgement = None
             self._transaction.clear()
         return intents

@@ -10,16 +10,18 @@ the 64-bit clock:
     10..15  the producer
 
 Plain functions handle one UUID, and are the specification. `parse_columns` and `texts_to_bytes`
-handle many at once, with equal results.
+handle many at once, with equal results. A `UuidForm` is the representation of a UUID in a type of message.
 """
 
 from __future__ import annotations
 
 import re
 import threading
+from abc import ABC, abstractmethod
 from binascii import unhexlify
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
@@ -373,3 +375,97 @@ def parse_arrays(uuids: bytes) -> UuidArrays:
         producers[other] = clocks[other] = 0
         flags[other] = np.where(high[other] | low[other], u64(FOREIGN_UUID), u64(OUTSIDE_TXN))
     return UuidArrays(producers, clocks, flags)
+
+
+match_published: Final = re.compile(
+    r"[0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-[89ab][048c]0[012]-[0-9a-f]{12}"
+).fullmatch
+"""Matches a text that publishers write: of version 1 and our variant, with known flags."""
+
+
+class UuidForm(ABC):
+    """The representation of a UUID in a type of message: JSON has its text, Protobuf 16 bytes."""
+
+    @abstractmethod
+    def join(self, values: list[Any]) -> bytes:
+        """Return the bytes of all values, concatenated. Empty and absent values are nil. Raise if one is
+        malformed."""
+
+    @abstractmethod
+    def of_bytes(self, uuid: bytes) -> Any:
+        """Return the value to assign to the attribute."""
+
+    @abstractmethod
+    def mint(self, mint: UuidMint, flags: int) -> Any:
+        """Return a new value."""
+
+    @abstractmethod
+    def is_free(self, value: Any) -> bool:
+        """Return True if a publisher may replace a value: it is empty, or a publisher wrote it."""
+
+
+class TextForm(UuidForm):
+    def join(self, values: list[Any]) -> bytes:
+        try:
+            return texts_to_bytes(values)
+        except TypeError:
+            return texts_to_bytes([_text_of(value) for value in values])
+
+    def of_bytes(self, uuid: bytes) -> str:
+        return uuid_text(uuid)
+
+    def mint(self, mint: UuidMint, flags: int) -> str:
+        return mint.text(flags)
+
+    def is_free(self, value: Any) -> bool:
+        if not isinstance(value, str):
+            return value is None
+        if not value or match_published(value):
+            return True
+        try:
+            return is_ours(parse_text(value))
+        except Invalid:
+            return False
+
+
+def _text_of(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    raise Invalid(f"{str(value)[:64]} is not the text of a UUID", path="uuid", hint=ANOTHER_PLACE)
+
+
+class ObjectForm(UuidForm):
+    def join(self, values: list[Any]) -> bytes:
+        return b"".join([value.bytes if value is not None else NIL_UUID for value in values])
+
+    def of_bytes(self, uuid: bytes) -> UUID:
+        return UUID(bytes=uuid)
+
+    def mint(self, mint: UuidMint, flags: int) -> UUID:
+        return UUID(bytes=mint.raw(flags))
+
+    def is_free(self, value: Any) -> bool:
+        return value is None or (isinstance(value, UUID) and is_ours(value.bytes))
+
+
+class BytesForm(UuidForm):
+    def join(self, values: list[Any]) -> bytes:
+        values = [value or NIL_UUID for value in values]
+        if values and set(map(len, values)) != {UUID_BYTES}:
+            raise Invalid(
+                f"invalid length of UUID (expected {UUID_BYTES} bytes)",
+                path="uuid",
+                hint=ANOTHER_PLACE,
+            )
+        return b"".join(values)
+
+    def of_bytes(self, uuid: bytes) -> bytes:
+        return uuid
+
+    def mint(self, mint: UuidMint, flags: int) -> bytes:
+        return mint.raw(flags)
+
+    def is_free(self, value: Any) -> bool:
+        return not value or (
+            isinstance(value, bytes) and len(value) == UUID_BYTES and is_ours(value)
+        )

@@ -15,11 +15,12 @@ import msgspec
 from gazette.errors import Invalid
 from gazette.message import zero_value
 from gazette.message.message import Acknowledgement
-from gazette.message.uuid_form import BytesForm, TextForm, UuidForm, form_of
+from gazette.message.uuid import ANOTHER_PLACE, BytesForm, ObjectForm, TextForm, UuidForm
 
 M = TypeVar("M")
 
 DEFAULT_PLACE: Final = "uuid"
+_DECLARE_TEXT: Final = "Declare it `str` or `uuid.UUID`: these are the text of a UUID in JSON."
 _HINT: Final = "Give a path of field names, as in _meta.uuid, that the type has."
 
 
@@ -163,7 +164,7 @@ def object_place(
     field = zero_value.uuid_field(objects)
     if field is None:
         return None
-    form = form_of(field.type, DEFAULT_PLACE)
+    form = _form_of(field.type, DEFAULT_PLACE)
     return UuidPlace(field.encode_name, [Attribute("uuid", _is_frozen(objects))], form)
 
 
@@ -173,7 +174,7 @@ def _object_steps(
     field = _common_field(objects, names[0], place)
     attribute = Attribute(field.name, _is_frozen(objects))
     if len(names) == 1:
-        return [attribute], form_of(field.type, place)
+        return [attribute], _form_of(field.type, place)
     if any(zero_value.is_array((part,), part.cls) for part in objects):
         raise Invalid("messages that are JSON arrays have no place within", path=place, hint=_HINT)
     inner = _not_null(field.type)
@@ -236,7 +237,7 @@ def _model_steps(model: Any, names: list[str], place: str) -> tuple[list[Step], 
     name, field = fields[names[0]]
     attribute = Attribute(name, bool(model.model_config.get("frozen")))
     if len(names) == 1:
-        return [attribute], form_of(msgspec.inspect.type_info(field.annotation), place)
+        return [attribute], _form_of(msgspec.inspect.type_info(field.annotation), place)
     inner = _not_null(msgspec.inspect.type_info(field.annotation))
     if _are_dicts(inner):
         return [attribute._replace(make=dict), *(Key(name) for name in names[1:])], TextForm()
@@ -336,3 +337,15 @@ def _require_dict(owner: Any, name: str) -> dict[str, Any]:
         path="uuid",
         hint=_HINT,
     )
+
+
+def _form_of(type_info: msgspec.inspect.Type, place: str) -> UuidForm:
+    """Return the form of a field of JSON of that type. Raise `Invalid` that names its ``place``."""
+    kinds = {type(part) for part in zero_value.alternatives(type_info)} - {msgspec.inspect.NoneType}
+    if kinds in ({msgspec.inspect.StrType}, {msgspec.inspect.AnyType}):
+        return TextForm()
+    if kinds == {msgspec.inspect.UUIDType}:
+        return ObjectForm()
+    # JSON would have base64 in place of bytes, and other readers look for the text of a UUID.
+    hint = _DECLARE_TEXT if msgspec.inspect.BytesType in kinds else ANOTHER_PLACE
+    raise Invalid(f"field {place} must be of type str or uuid.UUID", path=place, hint=hint)

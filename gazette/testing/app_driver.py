@@ -44,8 +44,7 @@ from gazette.consumer.transaction.shard_io import FinishedTransaction
 from gazette.consumer.transaction.transactor import Transactor
 from gazette.errors import Unavailable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
-from gazette.message.envelope import Envelope
-from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.envelope import Envelope, EnvelopeDecoder
 from gazette.message.framing.frames import Framing
 from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import Partition, fixed_mapping

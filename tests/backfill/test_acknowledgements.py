@@ -22,7 +22,7 @@ from gazette.history.backfill import previous_state
 from gazette.history.backfill.definition import Backfill
 from gazette.history.backfill.settings import HistoryEnd
 from gazette.labels import CONTENT_JSON_LINES
-from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.envelope import EnvelopeDecoder
 from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import fixed_mapping
 from gazette.message.sequencer.sequencer import Sequencer

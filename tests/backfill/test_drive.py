@@ -24,7 +24,7 @@ from gazette.history.backfill.local import LocalRunner
 from gazette.history.backfill.settings import HistoryEnd
 from gazette.history.backfill.staging import DirectoryStaging, garbage, state_name
 from gazette.labels import CONTENT_JSON_LINES
-from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.envelope import EnvelopeDecoder
 from gazette.message.framing.framing import framing_of
 from gazette.message.key_hash import fnv32a
 from gazette.message.sequencer.sequencer import Sequencer

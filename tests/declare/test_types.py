@@ -21,8 +21,7 @@ from gazette.errors import GazetteError, Invalid
 from gazette.message.codec import MsgspecCodec
 from gazette.message.mapping import Mapping, Partition, Partitions, fixed_mapping
 from gazette.message.publisher import Appends, Publisher
-from gazette.message.publishing.choices import choice_by_labels
-from gazette.message.publishing.outputs import KnownOutput
+from gazette.message.publishing.outputs import KnownOutput, choice_by_labels
 from gazette.protocol.journal import JournalSpec
 from gazette.runtime.tasks import resolved
 from gazette.stores.json_file import JSONFileStore

@@ -9,7 +9,7 @@ from gazette.client.client import Client
 from gazette.client.read.reader import ReadParams
 from gazette.errors import NotYet
 from gazette.labels import CONTENT_JSON_LINES
-from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.envelope import EnvelopeDecoder
 from gazette.message.framing.framing import framing_of
 from gazette.message.sequencer.sequencer import Sequencer
 from tests.faults.fold_app import Output

@@ -29,7 +29,7 @@ from gazette.client.client import Client
 from gazette.client.read.reader import ReadParams
 from gazette.errors import NotYet
 from gazette.labels import CONTENT_PROTO_FIXED, MESSAGE_TYPE
-from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.envelope import EnvelopeDecoder
 from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import PartitionWatch, modulo_mapping
 from gazette.message.publisher import Publisher

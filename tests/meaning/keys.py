@@ -31,7 +31,7 @@ from gazette.message.envelope import build_envelopes
 from gazette.message.key_hash import hash_of_key
 from gazette.message.keys import CanonicalKey, KeyEncoding, canonical_key, encoding_named
 from gazette.message.mapping import Partitions
-from gazette.message.publishing.choices import (
+from gazette.message.publishing.outputs import (
     Choice,
     choice_as_declared,
     choice_by_labels,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gazette.errors import Bug
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
-from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.envelope import EnvelopeDecoder
 from gazette.message.framing.framing import MalformedMessage, TruncatedFrame, framing_of
 from gazette.message.message import CSVRecord, Message
 from gazette.message.uuid import (

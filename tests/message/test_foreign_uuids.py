@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from word_count import ngram_pb2
 
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
-from gazette.message.envelope import Envelope
-from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.envelope import Envelope, EnvelopeDecoder
 from gazette.message.framing.frames import MalformedMessage
 from gazette.message.framing.framing import framing_of
 from gazette.message.message import CSVRecord, Message

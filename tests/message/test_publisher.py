@@ -17,8 +17,7 @@ from gazette.client.append.service import AppendService
 from gazette.client.client import Client
 from gazette.errors import Closed, Invalid, NotFound
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
-from gazette.message.envelope import Envelope
-from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.envelope import Envelope, EnvelopeDecoder
 from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import Partition, Partitions, fixed_mapping, modulo_mapping
 from gazette.message.message import CSVRecord, Message

@@ -21,8 +21,7 @@ from gazette.errors import Invalid
 from gazette.history.columns import ColumnDecoder, MessageFormat
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.codec import MsgspecCodec
-from gazette.message.envelope import Envelope
-from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.envelope import Envelope, EnvelopeDecoder
 from gazette.message.framing.frames import MalformedMessage
 from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import fixed_mapping

@@ -19,7 +19,7 @@ class WalkBudget:
 
 APPEND: Final = {1: WalkBudget(64, 264), 3: WalkBudget(71, 330)}
 """By replication: one small append, from the client to the brokers."""
-TRANSACTION: Final = WalkBudget(115, 640)
+TRANSACTION: Final = WalkBudget(108, 640)
 """One message that is published, and the transaction of a shard that consumes it, in SQLite."""
 FIELDS_MAX: Final = 12
 ARGUMENTS_MAX: Final = 8
@@ -44,10 +44,10 @@ ROOMS: Final[dict[str, int]] = {
     "config/": 754,
     "consumer/": 12504,
     "fragment/": 3577,
-    "gazctl/": 8315,
+    "gazctl/": 8313,
     "history/": 16110,
     "http2/": 3117,
-    "message/": 8939,
+    "message/": 8482,
     "net/": 4180,
     "protocol/": 6485,
     "recoverylog/": 5442,

@@ -319,8 +319,8 @@ class Reader:
             self._note_life(JournalLife(self.header.etcd.cluster_id, message.created))
             self.lost = tuple((one.begin, one.end) for one in message.lost)
         self.write_head = message.write_head
-        status = Status.from_pb(message.status)
-        if status is not Status.OK:
+        if message.status:  # 0 is OK.
+            status = Status.from_pb(message.status)
             if self.offset == WRITE_HEAD and status is Status.OFFSET_NOT_YET_AVAILABLE:
                 # The message gives the resolved head; later content comes after it.
                 self.offset = message.offset

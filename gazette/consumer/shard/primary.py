@@ -40,7 +40,7 @@ from gazette.consumer.transaction.source_reader import read_source
 from gazette.consumer.transaction.transactor import Transactor
 from gazette.errors import Closed, GazetteError, Invalid
 from gazette.labels import CONTENT_TYPE
-from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.envelope import EnvelopeDecoder
 from gazette.message.framing.framing import framing_of
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints

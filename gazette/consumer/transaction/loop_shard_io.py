@@ -21,8 +21,7 @@ from gazette.consumer.transaction.poison_handler import decoded
 from gazette.consumer.transaction.shard_io import FinishedTransaction
 from gazette.consumer.transaction.transaction import Phases
 from gazette.errors import Closed, NotFound
-from gazette.message.envelope import Envelope
-from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.envelope import Envelope, EnvelopeDecoder
 from gazette.message.envelope_reader import cannot_replay
 from gazette.message.sequencer.sequencer import ReplayRange
 from gazette.runtime.tasks import OpFuture, TaskScope, Waiter, as_plain_error

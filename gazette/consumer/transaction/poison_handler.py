@@ -19,8 +19,7 @@ from gazette.consumer.transaction.poison import (
 )
 from gazette.errors import GazetteError, Invalid
 from gazette.labels import CONTENT_JSON_LINES
-from gazette.message.envelope import Envelope
-from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.envelope import Envelope, EnvelopeDecoder
 from gazette.message.framing.frames import MalformedMessage
 from gazette.message.mapping import fixed_mapping
 from gazette.message.message_time import UnusableTime

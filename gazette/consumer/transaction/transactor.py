@@ -37,8 +37,7 @@ from gazette.consumer.transaction.shard_callbacks import ShardCallbacks
 from gazette.consumer.transaction.shard_io import FinishedTransaction, ShardIO
 from gazette.consumer.transaction.transaction import NANOS, Phases, Policy, Prior, Step, Transaction
 from gazette.errors import Bug, Fenced, GazetteError
-from gazette.message.envelope import Envelope
-from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.envelope import Envelope, EnvelopeDecoder
 from gazette.message.framing.frames import MalformedMessage
 from gazette.message.sequencer.sequencer import ReplayRange, Sequencer
 from gazette.message.uuid import flags_text

@@ -28,8 +28,7 @@ from gazette.message.codec import (
     MessageCodec,
 )
 from gazette.message.framing.frames import FRAME_BYTES_MAX, Frames, Framing, MalformedMessage
-from gazette.message.uuid import parse_text, uuid_text
-from gazette.message.uuid_form import TextForm
+from gazette.message.uuid import TextForm, parse_text, uuid_text
 from gazette.message.value_parts import shown
 from gazette.protocol.ids import JournalName, Offset
 

@@ -15,12 +15,10 @@ from gazette.client.client import Client
 from gazette.client.flags import BrokerClientFlags, broker_flags_of
 from gazette.client.rpc.preflight import require_reachable
 from gazette.errors import Closed, GazetteError, Invalid, Unavailable
-from gazette.message.publishing.choices import MappingName
-from gazette.message.publishing.outputs import KnownOutput, Output
+from gazette.message.publishing.outputs import KnownOutput, MappingName, Output
 from gazette.message.publishing.service import (
     CLOSE_S,
     TIMEOUT_S,
-    PendingTransaction,
     PublishingService,
 )
 from gazette.protocol.ids import JournalName
@@ -104,11 +102,11 @@ class ClientPublisher:
         self._bound.require()
         known = self._service.known(output) or await self._service.find(output)
         partition = known.partition_of(message, key)
-        await self._take_turn()
-        try:
-            future = self._service.publish_committed(partition, message)
-        finally:
+        if self._turn.locked():
+            # Wait for the end of the transaction that is open. No other one begins before the next await.
+            await self._take_turn()
             self._turn.release()
+        future = self._service.publish_committed(partition, message)
         return await self._service.appended(future, partition.journal)
 
     def transaction(self) -> ClientTransaction:
@@ -139,7 +137,8 @@ class ClientTransaction:
     def __init__(self, publisher: ClientPublisher) -> None:
         self._publisher = publisher
         self._service = publisher._service
-        self._pending: PendingTransaction | None = None
+        self._clock: int | None = None
+        """Clock of the open transaction."""
         self.offsets: Mapping[JournalName, int] = {}
         """After the commit: by journal, the offset behind the transaction. A query with these as
         ``gazette-read-through`` reflects it."""
@@ -147,7 +146,7 @@ class ClientTransaction:
     async def __aenter__(self) -> Self:
         await self._publisher._take_turn()
         try:
-            self._pending = self._service.begin()
+            self._clock = self._service.begin()
         except BaseException:
             self._publisher._turn.release()
             raise
@@ -159,9 +158,9 @@ class ClientTransaction:
 
         After an error the message is not part of the transaction. Others may still be published.
         """
-        pending = self._require_open()
+        _require_open(self._clock)
         known = self._service.known(output) or await self._service.find(output)
-        if self._service.stage(pending, known.partition_of(message, key), message):
+        if self._service.stage(known.partition_of(message, key), message):
             await self._service.relieve()
 
     async def __aexit__(
@@ -170,12 +169,12 @@ class ClientTransaction:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        pending, self._pending = self._require_open(), None
+        clock, self._clock = _require_open(self._clock), None
         try:
             if kind is None:
                 self.offsets = await self._service.commit(self._service.seal())
             else:
-                await self._service.roll_back(self._service.undo(pending))
+                await self._service.roll_back(self._service.undo(clock))
         except BaseException as failure:
             self._service.give_up(failure)
             # The error of the block says more than that its rollback has failed.
@@ -184,9 +183,6 @@ class ClientTransaction:
         finally:
             self._publisher._holder = None
             self._publisher._turn.release()
-
-    def _require_open(self) -> PendingTransaction:
-        return _require_open(self._pending)
 
 
 class SyncPublisher:
@@ -315,7 +311,8 @@ class SyncTransaction:
 
     def __init__(self, publisher: SyncPublisher) -> None:
         self._publisher = publisher
-        self._pending: PendingTransaction | None = None
+        self._clock: int | None = None
+        """Clock of the open transaction."""
         self.offsets: Mapping[JournalName, int] = {}
         """After the commit: by journal, the offset behind the transaction."""
 
@@ -323,7 +320,7 @@ class SyncTransaction:
         service = self._publisher._usable()
         self._publisher._take_turn()
         try:
-            self._pending = service.begin()
+            self._clock = service.begin()
         except BaseException:
             self._publisher._turn.release()
             raise
@@ -332,11 +329,11 @@ class SyncTransaction:
 
     def publish(self, output: Output, message: Any, *, key: Any = None) -> None:
         """Publish a message, which becomes visible with the others. See `ClientTransaction.publish`."""
-        pending = _require_open(self._pending)
+        _require_open(self._clock)
         publisher = self._publisher
         service = publisher._usable()
         known = publisher._find(service, output)
-        if service.stage(pending, known.partition_of(message, key), message):
+        if service.stage(known.partition_of(message, key), message):
             publisher._loop.run(service.relieve())
 
     def __exit__(
@@ -345,7 +342,7 @@ class SyncTransaction:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        pending, self._pending = _require_open(self._pending), None
+        clock, self._clock = _require_open(self._clock), None
         publisher = self._publisher
         service = publisher._service
         try:
@@ -355,7 +352,7 @@ class SyncTransaction:
             elif kind is None:
                 self.offsets = publisher._loop.run(service.commit(service.seal()))
             else:
-                publisher._loop.run(service.roll_back(service.undo(pending)))
+                publisher._loop.run(service.roll_back(service.undo(clock)))
         except BaseException as failure:
             if service is not None:
                 service.give_up(failure)
@@ -404,10 +401,10 @@ def _busy(timeout_s: float) -> Unavailable:
     )
 
 
-def _require_open(pending: PendingTransaction | None) -> PendingTransaction:
-    if pending is None:
+def _require_open(clock: int | None) -> int:
+    if clock is None:
         raise Closed(
             "the transaction is not open",
             hint="Publish within the `with` block of the transaction.",
         )
-    return pending
+    return clock

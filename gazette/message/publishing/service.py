@@ -15,7 +15,6 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,13 +23,10 @@ from gazette.client.append.service import AppendService, AppendServiceSettings
 from gazette.client.client import Client
 from gazette.client.wait_question import ask_reason
 from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed, Unavailable
-from gazette.message.framing.framing import framing_of
-from gazette.message.mapping import Partition, fixed_mapping
+from gazette.message.mapping import Partition
 from gazette.message.publisher import Publisher
-from gazette.message.publishing.choices import MappingName
 from gazette.message.publishing.commit_records import CommitRecords
-from gazette.message.publishing.outputs import KnownOutput, Output, Outputs
-from gazette.message.uuid import ACK_TXN, build_uuid
+from gazette.message.publishing.outputs import KnownOutput, MappingName, Output, Outputs
 from gazette.message.uuid_place import names_of
 from gazette.protocol.ids import JournalName
 from gazette.runtime.failpoints import reach
@@ -69,15 +65,6 @@ class CommitFailed(Broken):
         """Journals in which the transaction may still become visible."""
         self.unknown = unknown
         """Journals in which it may become visible."""
-
-
-@dataclass(slots=True)
-class PendingTransaction:
-    """A transaction in progress. ``begin_clock`` is less than the clocks of all its messages."""
-
-    begin_clock: int
-    samples: dict[Partition, Any] = field(default_factory=dict)
-    """One message of each journal, from which acknowledgements are made."""
 
 
 class PublishingService:
@@ -167,7 +154,7 @@ class PublishingService:
         Raise what `Publisher.publish_committed` raises. After an error nothing is published.
         """
         self.require_usable()
-        return self._publisher.publish_committed(fixed_mapping(*partition), message)
+        return self._publisher.publish_committed(lambda _: partition, message)
 
     async def appended(self, future: OpFuture[AppendResult], journal: JournalName) -> AppendResult:
         """Wait for an append.
@@ -187,23 +174,25 @@ class PublishingService:
 
     # Transactions.
 
-    def begin(self) -> PendingTransaction:
-        """Begin a transaction. There is one at a time. Any thread may call this."""
+    def begin(self) -> int:
+        """Begin a transaction. There is one at a time. Any thread may call this.
+
+        Return its clock, which is less than the clocks of all its messages.
+        """
         self.require_usable()
         self._publisher.clock.update(int(self._client.clock.now() * 1e9))
         # Keep back what still fits in memory, so that a rollback appends nothing.
         self._publisher.hold(strict=False)
-        return PendingTransaction(self._publisher.clock.value)
+        return self._publisher.clock.value
 
-    def stage(self, transaction: PendingTransaction, partition: Partition, message: Any) -> bool:
+    def stage(self, partition: Partition, message: Any) -> bool:
         """Publish a message within a transaction. Return True if `relieve` is to be called.
 
         The thread of the transaction calls this. Raise what `Publisher.publish_uncommitted` raises.
         After an error the message is not part of the transaction.
         """
         self.require_usable()
-        self._publisher.publish_uncommitted(fixed_mapping(*partition), message)
-        transaction.samples.setdefault(partition, message)
+        self._publisher.publish_uncommitted(lambda _: partition, message)
         return self._appends.backlog_bytes > BACKLOG_BYTES_MAX
 
     async def relieve(self) -> None:
@@ -245,16 +234,15 @@ class PublishingService:
         await reach("publish.decided", self._publisher.producer.hex(), self._client.clock)
         return await self._acknowledge(intents, deadline)
 
-    def undo(self, transaction: PendingTransaction) -> dict[JournalName, bytes]:
-        """End a transaction that must leave nothing visible. Return what rolls it back, by journal.
+    def undo(self, clock: int) -> dict[JournalName, bytes]:
+        """End the transaction of that clock: it must leave nothing visible. Return what rolls it back.
 
         The thread of the transaction calls this. The result is empty if nothing was appended.
         """
         try:
             self._publisher.roll_back()
         except NotAllowed:  # Some of it was appended.
-            self._publisher.build_ack_intents()
-            return self._rollbacks(transaction)
+            return self._publisher.build_ack_intents(clock)
         return {}
 
     async def roll_back(self, intents: Mapping[JournalName, bytes]) -> None:
@@ -268,16 +256,6 @@ class PublishingService:
         if intents:
             async with timeout(CLOSE_S):
                 await self._appends.flush()
-
-    def _rollbacks(self, transaction: PendingTransaction) -> dict[JournalName, bytes]:
-        """Return, for each journal, an acknowledgement with a clock below those of all messages."""
-        uuid = build_uuid(self._publisher.producer, transaction.begin_clock, ACK_TXN)
-        found = {}
-        for partition, message in transaction.samples.items():
-            journal = partition.journal
-            framing = framing_of(partition.content_type, type(message), place=partition.uuid)
-            found[journal] = framing.frame(framing.codec.acknowledgement(message, journal)(uuid))
-        return found
 
     async def _acknowledge(
         self, intents: Mapping[JournalName, bytes], deadline: float

@@ -18,8 +18,14 @@ from typing import Any, Generic, TypeVar
 
 from gazette.errors import Bug
 from gazette.message.envelope import Envelope, EnvelopeBatch
-from gazette.message.sequencer.drain import Drain, ReplayRange, RunDrain, SpanDrain
-from gazette.message.sequencer.ring import PartialSequence, Ring
+from gazette.message.sequencer.held_messages import (
+    Drain,
+    PartialSequence,
+    ReplayRange,
+    Ring,
+    RunDrain,
+    SpanDrain,
+)
 from gazette.message.uuid import (
     ACK_TXN,
     CONTINUE_TXN,

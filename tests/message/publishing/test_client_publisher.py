@@ -30,9 +30,8 @@ from gazette.errors import Closed, GazetteError, Invalid, NotFound, NotYet, Unav
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.message.mapping import Partitions, modulo_mapping, rendezvous_mapping
 from gazette.message.publisher import HELD_BYTES_MAX
-from gazette.message.publishing.choices import choice_by_labels
 from gazette.message.publishing.client_publisher import ClientPublisher
-from gazette.message.publishing.outputs import KnownOutput
+from gazette.message.publishing.outputs import KnownOutput, choice_by_labels
 from gazette.message.publishing.service import TIMEOUT_S
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.runtime import failpoints

@@ -31,8 +31,8 @@ from gazette.message.mapping import (
     random_mapping,
     rendezvous_mapping,
 )
-from gazette.message.publishing.choices import choice_by_labels, choice_of_one
 from gazette.message.publishing.client_publisher import ClientPublisher
+from gazette.message.publishing.outputs import choice_by_labels, choice_of_one
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.testing.broker import BrokerFixture, journal_spec

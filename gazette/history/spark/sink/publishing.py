@@ -41,7 +41,7 @@ from gazette.message.framing.framing import framing_of
 from gazette.message.keys import no_key
 from gazette.message.mapping import Partition, Partitions
 from gazette.message.publisher import Publisher
-from gazette.message.publishing.choices import (
+from gazette.message.publishing.outputs import (
     Choice,
     MappingName,
     choice_by_labels,

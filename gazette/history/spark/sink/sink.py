@@ -27,7 +27,7 @@ from gazette.history.spark.source.options import WriteOptions
 from gazette.history.spark.source.schema import require_readable
 from gazette.history.table_columns import one_of
 from gazette.message.message import CSVRecord
-from gazette.message.uuid_form import BytesForm, TextForm, UuidForm
+from gazette.message.uuid import BytesForm, TextForm, UuidForm
 
 _UUID: Final = "uuid"
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
