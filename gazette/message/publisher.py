@@ -51,7 +51,7 @@ HELD_BYTES_MAX: Final = 32 << 20
 
 
 class JournalAppends(Protocol):
-    """The members of `gazette.client.append.journal_appends.JournalAppends` that publishing uses."""
+    """The members of `gazette.client.append.backlog.JournalAppends` that publishing uses."""
 
     must_wait: bool
 

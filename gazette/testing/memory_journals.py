@@ -227,7 +227,7 @@ class MemoryJournalAppends:
         flags: int,
         length_max: int,
     ) -> OpFuture[AppendResult] | None:
-        """See `gazette.client.append.journal_appends.JournalAppends.in_place`."""
+        """See `gazette.client.append.backlog.JournalAppends.in_place`."""
         content = bytearray()
         write(item, flags, content)
         return None if len(content) > length_max else self.enqueue(content)

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 
 from gazette.client.append.appender import AppendParams
-from gazette.client.append.backlog import AppendServiceSettings, Backlog
-from gazette.client.append.content import (
+from gazette.client.append.backlog import AppendServiceSettings, Backlog, JournalAppends
+from gazette.client.append.queue import (
+    BATCH_BYTES_MAX,
     SEGMENT_BYTES,
+    JournalQueue,
     MemoryBudget,
     Segment,
     SpillFile,
     segments_of,
 )
-from gazette.client.append.journal_appends import JournalAppends
-from gazette.client.append.queue import BATCH_BYTES_MAX, JournalQueue
 from gazette.client.append.service import AppendService
 from gazette.client.client import Client
 from gazette.errors import Closed

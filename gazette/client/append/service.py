@@ -30,14 +30,19 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Iterable
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any, Final
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from gazette.client.append.appender import AppendParams, AppendResult, append_once, backoff_s
-from gazette.client.append.backlog import AppendServiceSettings, Backlog
-from gazette.client.append.content import SEGMENT_BYTES, MemoryBudget, Segment, segments_of
-from gazette.client.append.journal_appends import JournalAppends
-from gazette.client.append.queue import Batch, JournalQueue
-from gazette.client.append.txn import AppendTxn
+from gazette.client.append.backlog import NOTHING, AppendServiceSettings, Backlog, JournalAppends
+from gazette.client.append.queue import (
+    SEGMENT_BYTES,
+    Batch,
+    JournalQueue,
+    MemoryBudget,
+    Segment,
+    segments_of,
+)
 from gazette.client.rpc.credentials import FRESH_S
 from gazette.client.rpc.errors import is_refusal_of_rights, status_of
 from gazette.client.waits import reason_of
@@ -55,8 +60,6 @@ if TYPE_CHECKING:
 __all__ = ["AppendService", "AppendServiceSettings", "AppendTxn", "MemoryBudget"]
 
 log = logging.getLogger(__name__)
-
-_NOTHING: Final[AbstractSet[OpFuture[Any]]] = frozenset()
 
 _TERMINAL: Final = frozenset(
     {
@@ -94,6 +97,103 @@ def is_terminal(error: Exception, *, checked: bool, lasted_s: float = 0.0) -> bo
     if is_refusal_of_rights(error):
         return lasted_s < FRESH_S
     return status_of(error) in (_TERMINAL_WHEN_CHECKED if checked else _TERMINAL)
+
+
+class AppendTxn:
+    """One append, begun by `AppendService.start_append`.
+
+    Until it is released or rolled back, no other append to the same journal can begin, so be brief. Used by
+    one thread at a time. As a context manager it is released at the end of the block, or rolled back by an
+    exception.
+    """
+
+    __slots__ = ("_backlog", "_dependencies", "_params", "_queue", "_segments", "_staging")
+
+    def __init__(
+        self,
+        backlog: Backlog,
+        queue: JournalQueue,
+        params: AppendParams,
+        dependencies: AbstractSet[OpFuture[Any]],
+    ) -> None:
+        self._backlog = backlog
+        self._queue = queue
+        self._params = params
+        self._dependencies = dependencies
+        self._staging: bytearray | None = queue.staging
+        """None once it was released or rolled back."""
+        self._segments: list[Segment] | None = None
+
+    def write(self, content: BytesLike) -> None:
+        """Add content, which is copied. May wait for brokers or a disk, never on the event loop."""
+        staging = self._staging
+        if staging is None:
+            raise Bug("write to an append that was released or rolled back")
+        if len(content) >= SEGMENT_BYTES:
+            self._write_large(content)
+            return
+        staging += content
+        if len(staging) >= SEGMENT_BYTES:
+            self._cut(staging)
+
+    def _cut(self, staging: bytearray) -> None:
+        self._staging = self._queue.staging = bytearray()
+        self._hold(Segment(staging))
+
+    def _write_large(self, content: BytesLike) -> None:
+        if self._staging:
+            self._cut(self._staging)
+        for segment in segments_of(content):
+            self._hold(segment)
+
+    def _hold(self, segment: Segment) -> None:
+        if self._segments is None:
+            self._segments = []
+        self._segments.append(segment)
+        self._backlog.hold(self._queue, segment)
+
+    def release(self) -> OpFuture[AppendResult]:
+        """Enqueue the append. Return its future, which all appends of the same RPC share.
+
+        If the journal has failed, so has the future; that is not raised. May wait like ``write``.
+        """
+        staging = self._staging
+        if staging is None:
+            raise Bug("append was released or rolled back already")
+        self._staging = None
+        queue = self._queue
+        try:
+            return self._backlog.enqueue(
+                queue, self._params, self._dependencies, staging, self._segments
+            )
+        finally:
+            staging.clear()
+            queue.lock.release()
+
+    def roll_back(self) -> None:
+        """Forget this append only. Has no effect after ``release``."""
+        staging = self._staging
+        if staging is None:
+            return
+        self._staging = None
+        staging.clear()
+        if self._segments is not None:
+            self._backlog.discard(self._queue, self._segments)
+        self._queue.lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.roll_back()
+        elif self._staging is not None:
+            self.release()
 
 
 class AppendService:
@@ -152,7 +252,7 @@ class AppendService:
             backlog.await_room(queue)
         if not queue.lock.acquire(False):
             self._take_turn(queue)
-        unmet = _unmet(dependencies) if dependencies else _NOTHING
+        unmet = _unmet(dependencies) if dependencies else NOTHING
         return AppendTxn(backlog, queue, params, unmet)
 
     def append(

@@ -40,7 +40,7 @@ PROPERTY_PATHS = frozenset({"/IDENTITY"})
 
 
 class LogTxn(Protocol):
-    """One open append: `gazette.client.append.txn.AppendTxn`, or one to a file."""
+    """One open append: `gazette.client.append.service.AppendTxn`, or one to a file."""
 
     def write(self, content: bytes | bytearray | memoryview) -> None: ...
 
