@@ -97,7 +97,6 @@ class _Route:
         "_is_plain",
         "_length_max",
         "_lock",
-        "_now",
         "_publisher",
         "_stamp",
         "form",
@@ -118,12 +117,11 @@ class _Route:
         self._is_plain = form.framing.codec.plain_encode_into is not None
         self._length_max = publisher._frame_bytes_max
         self._lock = publisher._lock
-        self._now = publisher._now
         self._publisher = publisher
         self._stamp = form.stamp
 
     def commit(self, message: Any) -> OpFuture[AppendResult]:
-        """Do what `Publisher._append_committed` does, for one message.
+        """Do what `Publisher.publish_committed_batch` does, for one message.
 
         This is most of the cost of publishing one by one. So the lock is taken without a `with`, at half the
         cost, and a message is encoded into the buffer in which it waits. `Publisher._enqueue_committed`
@@ -134,8 +132,7 @@ class _Route:
         lock.acquire()
         try:
             if self._is_plain and not self._buffer and publisher._held is None:
-                if self._now is not None and (now := self._now()) >= publisher._stale:
-                    publisher._observe(now)
+                publisher._observe_time()
                 future = self._appends.in_place(self._stamp, message, OUTSIDE_TXN, self._length_max)
             if future is None:
                 future = publisher._enqueue_committed(self._stamp, self.line, (message,))
@@ -248,7 +245,10 @@ class Publisher:
         """
         futures = {}
         for form, line, group in self._groups(mapping, messages):
-            futures[line.journal] = self._append_committed(form.stamp, line, group)
+            with self._lock:
+                futures[line.journal] = self._enqueue_committed(form.stamp, line, group)
+            if line.appends.must_wait:
+                line.appends.await_room()
         return futures
 
     async def publish_from_loop(
@@ -269,15 +269,6 @@ class Publisher:
                 group = groups[key] = (route.form, route.line, [])
             group[2].append(message)
         return list(groups.values())
-
-    def _append_committed(
-        self, stamp: Stamper[M], line: _Line, messages: Iterable[M]
-    ) -> OpFuture[AppendResult]:
-        with self._lock:
-            future = self._enqueue_committed(stamp, line, messages)
-        if line.appends.must_wait:
-            line.appends.await_room()
-        return future
 
     def _enqueue_committed(
         self, stamp: Stamper[M], line: _Line, messages: Iterable[M]
@@ -429,10 +420,8 @@ class Publisher:
                     line.acknowledgement = None
                     self._transaction.remove(line)
 
-    def build_ack_intents(self, clock: int | None = None) -> dict[JournalName, bytes]:
+    def build_ack_intents(self) -> dict[JournalName, bytes]:
         """End the transaction. Return the content that commits it: by journal, in the order of first use.
-
-        With a ``clock`` below those of all its messages, the content rolls it back.
 
         The caller makes these durable with the transaction's checkpoint, and *then* appends them. When this
         returns, all messages published before are enqueued. So the append service's ``pending_except``
@@ -443,15 +432,23 @@ class Publisher:
         with self._lock:
             for line in self._transaction:
                 assert line.acknowledgement is not None
-                uuid = (
-                    self._mint.raw(ACK_TXN)
-                    if clock is None
-                    else build_uuid(self.producer, clock, ACK_TXN)
-                )
-                intents[line.journal] = line.acknowledgement(uuid)
+                intents[line.journal] = line.acknowledgement(self._mint.raw(ACK_TXN))
                 line.acknowledgement = None
             self._transaction.clear()
         return intents
+
+    def build_rollbacks(self, clock: int) -> dict[JournalName, bytes]:
+        """Return the content that rolls the running transaction back, by journal.
+
+        Each has an acknowledgement of ``clock``, which must be below the clocks of all its messages.
+        """
+        uuid = build_uuid(self.producer, clock, ACK_TXN)
+        with self._lock:
+            return {
+                line.journal: line.acknowledgement(uuid)
+                for line in self._transaction
+                if line.acknowledgement is not None
+            }
 
     def _flush_line(self, line: _Line) -> None:
         with self._lock:
@@ -536,12 +533,8 @@ class Publisher:
     def _observe_time(self) -> None:
         """Move the clock to the wall time, if it is too far behind. The caller holds the lock."""
         if self._now is not None and (now := self._now()) >= self._stale:
-            self._observe(now)
-
-    def _observe(self, now: float) -> None:
-        """Move the clock to a wall time. The caller holds the lock."""
-        self._mint.observe(now)
-        self._stale = now + OBSERVE_S
+            self._mint.observe(now)
+            self._stale = now + OBSERVE_S
 
     def _too_long(self, length: int) -> Invalid:
         return Invalid("message is too long", length=length, length_max=self._frame_bytes_max)

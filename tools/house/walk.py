@@ -36,7 +36,7 @@ _ROOT: Final = f"{Path(gazette.__file__).parent}/"
 _BEFORE: Final = 30
 _COUNTED: Final = 10
 _APPEND_WALKS: Final = 10
-_TRANSACTION_WALKS: Final = 3
+_TRANSACTION_WALKS: Final = 5
 _CONTENT: Final = b"hello" * 20
 _SETTLE_S: Final = 1.0
 """Seconds that background work of a publish and its transaction gets."""

@@ -105,18 +105,10 @@ class ShardCallbacks:
 
     def begin_transaction(self) -> object:
         """Return the callback's result unchecked: the transaction has begun even if the result is wrong."""
-        with application_code("begin_transaction", self.running):
-            return self.application.begin_transaction(  # type: ignore[func-returns-value]
-                self.shard, self.store
-            )
+        return self._call("begin_transaction")
 
     def finalize_transaction(self) -> None:
-        with application_code("finalize_transaction", self.running):
-            result: object = self.application.finalize_transaction(  # type: ignore[func-returns-value]
-                self.shard, self.store, self.publisher
-            )
-        if result is not None:
-            require_none("finalize_transaction", result)
+        self._call_for_nothing("finalize_transaction", self.publisher)
 
     def start_commit(
         self, checkpoint: Checkpoint, waits: Collection[OpFuture[Any]]
@@ -131,9 +123,16 @@ class ShardCallbacks:
         )
 
     def finished_transaction(self, commit: OpFuture[Any]) -> None:
-        with application_code("finished_transaction", self.running):
-            result: object = self.application.finished_transaction(  # type: ignore[func-returns-value]
-                self.shard, self.store, commit
-            )
-        if result is not None:
-            require_none("finished_transaction", result)
+        self._call_for_nothing("finished_transaction", commit)
+
+    def _call(self, callback: str, *arguments: Any) -> object:
+        """Call the application, unless the callback is the default one, which does nothing."""
+        function = getattr(self.application, callback)
+        if getattr(function, "__func__", None) is getattr(Application, callback):
+            return None
+        with application_code(callback, self.running):
+            return function(self.shard, self.store, *arguments)
+
+    def _call_for_nothing(self, callback: str, *arguments: Any) -> None:
+        if (result := self._call(callback, *arguments)) is not None:
+            require_none(callback, result)

@@ -242,7 +242,9 @@ class PublishingService:
         try:
             self._publisher.roll_back()
         except NotAllowed:  # Some of it was appended.
-            return self._publisher.build_ack_intents(clock)
+            rollbacks = self._publisher.build_rollbacks(clock)
+            self._publisher.build_ack_intents()
+            return rollbacks
         return {}
 
     async def roll_back(self, intents: Mapping[JournalName, bytes]) -> None:

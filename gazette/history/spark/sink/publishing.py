@@ -37,7 +37,6 @@ from gazette.labels import (
     MESSAGE_UUID,
 )
 from gazette.message import mapping as mappings
-from gazette.message.framing.framing import framing_of
 from gazette.message.keys import no_key
 from gazette.message.mapping import Partition, Partitions
 from gazette.message.publisher import Publisher
@@ -47,7 +46,7 @@ from gazette.message.publishing.outputs import (
     choice_by_labels,
     choice_of_named,
 )
-from gazette.message.uuid import ACK_TXN, ProducerId, build_uuid
+from gazette.message.uuid import ProducerId
 from gazette.message.uuid_place import DEFAULT_PLACE
 from gazette.protocol.ids import JournalName
 from gazette.protocol.text.validation import within
@@ -157,8 +156,7 @@ class _Publishing:
         self._options = options
         self._partitions = partitions
         self._choose = choice_of(options, partitions)
-        self._samples: dict[Partition, Message] = {}
-        """One message of each journal, to make acknowledgements from."""
+        self._rolls_back: Mapping[JournalName, bytes] = {}
 
     def run(self, batches: Iterable[Sequence[Keyed]], query: str) -> Attempt:
         publisher, rows = self._publisher, 0
@@ -169,15 +167,15 @@ class _Publishing:
                 for key, message in batch:
                     partition = self._choose(message, key)
                     message = _with_place(message, partition)
-                    self._samples.setdefault(partition, message)
                     publisher.publish_uncommitted(mappings.fixed_mapping(*partition), message)
+            self._rolls_back = publisher.build_rollbacks(self._begin_clock)
             intents = publisher.build_ack_intents()
             self._access.run(self._appended())
             hit("sink.published", publisher.producer.hex())
         except BaseException:
             self._give_up()
             raise
-        return Attempt(publisher.producer, intents, self._rollbacks(), rows, query)
+        return Attempt(publisher.producer, intents, self._rolls_back, rows, query)
 
     def _require_journals(self, batch: Sequence[Keyed]) -> None:
         """Raise `Invalid` if a row names a journal that is not selected."""
@@ -194,23 +192,14 @@ class _Publishing:
                 hint="Correct the rows or leave them out, or name that journal by journal or selector.",
             )
 
-    def _rollbacks(self) -> dict[JournalName, bytes]:
-        """Return, by journal, an acknowledgement with a clock below all messages: it rolls them back."""
-        uuid = build_uuid(self._publisher.producer, self._begin_clock, ACK_TXN)
-        found = {}
-        for partition, message in self._samples.items():
-            journal = partition.journal
-            framing = framing_of(partition.content_type, type(message), place=partition.uuid)
-            found[journal] = framing.frame(framing.codec.acknowledgement(message, journal)(uuid))
-        return found
-
     async def _appended(self) -> None:
         for future in self._service.pending_except(""):
             await await_future(future)
 
     def _give_up(self) -> None:
         async def append() -> None:
-            for journal, content in self._rollbacks().items():
+            rolls_back = self._rolls_back or self._publisher.build_rollbacks(self._begin_clock)
+            for journal, content in rolls_back.items():
                 self._service.append(AppendParams(journal), content)
             await self._appended()
 
