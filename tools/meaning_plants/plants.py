@@ -195,7 +195,7 @@ def _keys() -> Planted:
     def plant(path: str, right: str, wrong: str) -> Plant:
         return _plant("keys", path, right, wrong)
 
-    choices = _MESSAGE + "publishing/choices.py"
+    choices = _MESSAGE + "publishing/outputs.py"
     keys = _MESSAGE + "keys.py"
     yield (
         "booleans have the text of Python",
