@@ -28,8 +28,8 @@ from typing import Any, Final
 
 import apsw
 
-from gazette.consumer.timers.shard_timers import ShardTimers
 from gazette.consumer.timers.timer import TimeDomain
+from gazette.consumer.transaction.shard_timers import ShardTimers
 from gazette.consumer.transaction.transactor import CONSUME_MAX, FIRED_MAX
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.fragment import Fragment

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
         StateView,
         Store,
     )
+    from gazette.consumer.contract.error_cause import ErrorCause
+    from gazette.consumer.contract.poison import DeadLetter, DeadTimer, PoisonPolicy
     from gazette.consumer.declare.source import Output, Source
     from gazette.consumer.query.all_shards import ListPage, gather_route, list_route
     from gazette.consumer.query.query import QueryResult, ShardQuery
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     from gazette.consumer.query.shard_rpc import shard_rpc
     from gazette.consumer.service import ConsumerService
     from gazette.consumer.timers.timer import EventTime, TimeDomain, Timer, TimerTable
-    from gazette.consumer.transaction.error_cause import ErrorCause
-    from gazette.consumer.transaction.poison import DeadLetter, DeadTimer, PoisonPolicy
     from gazette.errors import GazetteError
     from gazette.history.tables import read_batches, read_table
     from gazette.message.envelope import Envelope
@@ -54,11 +54,11 @@ _HOMES = {
     "ClientPublisher": "gazette.message.publishing.client_publisher",
     "CommitFailed": "gazette.message.publishing.service",
     "ConsumerService": "gazette.consumer.service",
-    "DeadLetter": "gazette.consumer.transaction.poison",
-    "DeadTimer": "gazette.consumer.transaction.poison",
+    "DeadLetter": "gazette.consumer.contract.poison",
+    "DeadTimer": "gazette.consumer.contract.poison",
     "DeferToNextTransaction": "gazette.consumer.application",
     "Envelope": "gazette.message.envelope",
-    "ErrorCause": "gazette.consumer.transaction.error_cause",
+    "ErrorCause": "gazette.consumer.contract.error_cause",
     "EventTime": "gazette.consumer.timers.timer",
     "GazetteError": "gazette.errors",
     "ListPage": "gazette.consumer.query.all_shards",
@@ -68,7 +68,7 @@ _HOMES = {
     "MessageTime": "gazette.message.message_time",
     "Output": "gazette.consumer.declare.source",
     "Partition": "gazette.message.mapping",
-    "PoisonPolicy": "gazette.consumer.transaction.poison",
+    "PoisonPolicy": "gazette.consumer.contract.poison",
     "Publisher": "gazette.message.publisher",
     "QueryResult": "gazette.consumer.query.query",
     "Recorder": "gazette.recoverylog.log.recorder",

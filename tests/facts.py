@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from gazette.consumer.callbacks import ApplicationFailed
+from gazette.consumer.contract.callbacks import ApplicationFailed
 from gazette.errors import GazetteError, Invalid
 
 E = TypeVar("E", bound=GazetteError)

@@ -25,11 +25,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
-from gazette.consumer.callbacks import require_instance, require_none
+from gazette.consumer.contract.callbacks import require_instance, require_none
+from gazette.consumer.contract.error_cause import ErrorCause
+from gazette.consumer.contract.key_check import KeyPlace
+from gazette.consumer.contract.poison import PoisonPolicy
 from gazette.consumer.timers.timer import EventTime, TimeDomain, Timer, TimerTable
-from gazette.consumer.transaction.error_cause import ErrorCause
-from gazette.consumer.transaction.key_check import KeyPlace
-from gazette.consumer.transaction.poison import PoisonPolicy
 from gazette.errors import GazetteError, NotAllowed
 from gazette.labels import MESSAGE_UUID
 from gazette.message.keys import ANY, KeyEncoding
@@ -40,8 +40,8 @@ from gazette.protocol.shard import ShardSpec
 from gazette.runtime.tasks import OpFuture
 
 if TYPE_CHECKING:
+    from gazette.consumer.inbox import Feed
     from gazette.consumer.service import ConsumerService
-    from gazette.consumer.transaction.inbox import Feed
     from gazette.message.envelope import Envelope
     from gazette.message.message_time import MessageTime
     from gazette.message.publisher import Publisher

@@ -24,17 +24,17 @@ from gazette.consumer.api.shard_api import CAPABILITIES, ShardApi
 from gazette.consumer.application import Application
 from gazette.consumer.application_name import Owner, checked_name, name_of
 from gazette.consumer.broker_watch import BrokerWatch
-from gazette.consumer.callback_watch import CallbackWatch
-from gazette.consumer.callbacks import initialized, require_callbacks
+from gazette.consumer.collector import ShardCollector
+from gazette.consumer.contract.callbacks import initialized, require_callbacks
 from gazette.consumer.debug_routes import debug_routes
 from gazette.consumer.key_space import consumer_decoder, is_consistent, progress
 from gazette.consumer.prefix_owner import claim_prefix, other_application, owner_key
 from gazette.consumer.query.http_queries import error_answer
-from gazette.consumer.query.query_router import QueryRouter
+from gazette.consumer.query_router import QueryRouter
 from gazette.consumer.resolver import Resolver
 from gazette.consumer.service import ConsumerService
 from gazette.consumer.settings import ConsumerSettings
-from gazette.consumer.shard.collector import ShardCollector
+from gazette.consumer.shard.callback_watch import CallbackWatch
 from gazette.consumer.shard.context import ShardContext
 from gazette.consumer.shard.journals import retried
 from gazette.consumer.shard.restarts import Restarts

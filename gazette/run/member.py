@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from gazette.config.schema import exit_with
-from gazette.consumer.callbacks import require_callbacks
+from gazette.consumer.contract.callbacks import require_callbacks
 from gazette.consumer.declare.declaration import Declaration, declaration_of
 from gazette.consumer.member import ConsumerMember
 from gazette.errors import Invalid

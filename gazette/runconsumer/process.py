@@ -30,7 +30,7 @@ from gazette.cluster.process.groups import DebugFlags, EtcdFlags, LogFlags, memb
 from gazette.cluster.process.member import ProcessFlags
 from gazette.config.schema import Loaded, Schema, exit_with
 from gazette.consumer.application import Application
-from gazette.consumer.callbacks import require_callbacks
+from gazette.consumer.contract.callbacks import require_callbacks
 from gazette.consumer.member import ConsumerMember
 from gazette.errors import GazetteError, Invalid
 from gazette.protocol.text.validation import within

@@ -22,8 +22,8 @@ from typing import Any, Final, Self
 import msgspec
 
 from gazette.consumer.application import Application, Store, checked_store
-from gazette.consumer.callbacks import require_callbacks
-from gazette.consumer.timers.shard_timers import (
+from gazette.consumer.contract.callbacks import require_callbacks
+from gazette.consumer.transaction.shard_timers import (
     ShardTimers,
     WithTimers,
     declared_times,

@@ -26,9 +26,14 @@ from typing import Any, Final, Generic, TypeVar
 
 from gazette.consumer.application import Application, MessageProducer, Store, checked_store
 from gazette.consumer.application_name import Owner, name_of, require_own_state
-from gazette.consumer.callbacks import initialized, require_callbacks
+from gazette.consumer.contract.callbacks import initialized, require_callbacks
+from gazette.consumer.contract.poison import PoisonPolicy
+from gazette.consumer.inbox import Chunk
 from gazette.consumer.shard.thread import ShardThread
-from gazette.consumer.timers.shard_timers import (
+from gazette.consumer.transaction.poison_handler import checked_policy, decoded
+from gazette.consumer.transaction.shard_callbacks import ShardCallbacks, application_code
+from gazette.consumer.transaction.shard_io import FinishedTransaction
+from gazette.consumer.transaction.shard_timers import (
     ShardTimers,
     WithTimers,
     defines_timers,
@@ -36,11 +41,6 @@ from gazette.consumer.timers.shard_timers import (
     open_timers,
     times_of,
 )
-from gazette.consumer.transaction.inbox import Chunk
-from gazette.consumer.transaction.poison import PoisonPolicy
-from gazette.consumer.transaction.poison_handler import checked_policy, decoded
-from gazette.consumer.transaction.shard_callbacks import ShardCallbacks, application_code
-from gazette.consumer.transaction.shard_io import FinishedTransaction
 from gazette.consumer.transaction.transactor import Transactor
 from gazette.errors import Unavailable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE

@@ -18,7 +18,7 @@ from gazette.cluster.etcd.client import Etcd
 from gazette.cluster.etcd.values import Compare, Op
 from gazette.cluster.process.membership import MemberEnvironment
 from gazette.consumer.application import Application
-from gazette.consumer.callbacks import require_callbacks
+from gazette.consumer.contract.callbacks import require_callbacks
 from gazette.consumer.member import ConsumerMember
 from gazette.consumer.settings import ConsumerSettings
 from gazette.consumer.shard.shard import Shard

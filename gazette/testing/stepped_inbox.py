@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gazette.consumer.transaction.inbox import Call, Event, Inbox
+from gazette.consumer.inbox import Call, Event, Inbox
 from gazette.message.envelope import Envelope
 
 

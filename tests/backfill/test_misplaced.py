@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gazette import Source
-from gazette.consumer.transaction.key_check import Misplaced
+from gazette.consumer.contract.key_check import Misplaced
 from gazette.errors import Invalid
 from gazette.history.backfill.build import ShardTask, run_task
 from gazette.history.backfill.definition import Backfill

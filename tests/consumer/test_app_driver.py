@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from gazette.consumer.application import DeferToNextTransaction
-from gazette.consumer.callbacks import ApplicationFailed
-from gazette.consumer.transaction.inbox import Jump
+from gazette.consumer.contract.callbacks import ApplicationFailed
+from gazette.consumer.inbox import Jump
 from gazette.errors import Broken, Closed, Corrupt, Fenced, GazetteError
 from gazette.message.uuid import ACK_TXN
 from gazette.runtime.tasks import OpFuture

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gazette.client.shards import ShardChange
-from gazette.consumer import callback_watch
-from gazette.consumer.callback_watch import REPEAT_S, CallbackWatch
+from gazette.consumer.shard import callback_watch
+from gazette.consumer.shard.callback_watch import REPEAT_S, CallbackWatch
 from gazette.consumer.transaction.shard_callbacks import RunningCallback
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture
@@ -29,7 +29,7 @@ class Watched:
     """A watch over the callbacks of one shard, with a clock that the test moves."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
-        caplog.set_level(logging.INFO, "gazette.consumer.callback_watch")
+        caplog.set_level(logging.INFO, "gazette.consumer.shard.callback_watch")
         self.clock = ManualClock()
         self.watch = CallbackWatch(self.clock, LEASE_S)
         self.running = RunningCallback("shard-one")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gazette import Message, MessageProducer
-from gazette.consumer.callbacks import ApplicationFailed, require_callbacks, require_none
+from gazette.consumer.contract.callbacks import ApplicationFailed, require_callbacks, require_none
 from gazette.errors import GazetteError, Invalid
 from gazette.message.mapping import fixed_mapping
 from gazette.protocol.label_set import LabelSet

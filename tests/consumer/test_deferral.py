@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gazette.consumer.application import DeferToNextTransaction
-from gazette.consumer.callbacks import ApplicationFailed
+from gazette.consumer.contract.callbacks import ApplicationFailed
 from gazette.errors import NotAllowed
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.mapping import fixed_mapping

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gazette.consumer.transaction.inbox import Call, Chunk, Feed, Inbox, Jump, SourceFailed
+from gazette.consumer.inbox import Call, Chunk, Feed, Inbox, Jump, SourceFailed
 from gazette.errors import Closed
 from gazette.runtime.tasks import BlockingPool, OpFuture, TaskScope
 from tests.support.instant_clock import breathe, eventually

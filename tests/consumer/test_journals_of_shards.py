@@ -14,8 +14,8 @@ import pytest
 
 from gazette.client.journals import FragmentsParams, JournalChange
 from gazette.client.shards import ShardChange
-from gazette.consumer.transaction.inbox import Inbox
-from gazette.consumer.transaction.source_reader import check_source
+from gazette.consumer.inbox import Inbox
+from gazette.consumer.shard.source_reader import check_source
 from gazette.errors import Unavailable
 from gazette.protocol.journal import Suspend, SuspendLevel
 from gazette.protocol.shard import ReplicaCode, ShardSource

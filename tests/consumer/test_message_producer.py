@@ -12,7 +12,7 @@ import pytest
 
 from gazette import Envelope, MessageProducer
 from gazette.client.shards import ShardChange
-from gazette.consumer.transaction.inbox import Feed, Inbox, Messages
+from gazette.consumer.inbox import Feed, Inbox, Messages
 from gazette.errors import Bug, Closed, Fenced, GazetteError
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN
 from gazette.protocol.checkpoint import Checkpoint

@@ -31,7 +31,7 @@ from gazette import (
     shard_route,
 )
 from gazette.client.append.appender import AppendParams
-from gazette.consumer.transaction.key_check import KeyCheck, KeyChecks, Misplaced
+from gazette.consumer.contract.key_check import KeyCheck, KeyChecks, Misplaced
 from gazette.errors import Invalid
 from gazette.message.envelope import Envelope
 from gazette.message.key_hash import fnv32a

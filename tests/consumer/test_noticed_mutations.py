@@ -12,8 +12,8 @@ import pytest
 
 from gazette.client.shards import ShardChange
 from gazette.cluster.etcd.client import Etcd
+from gazette.consumer.inbox import Jump
 from gazette.consumer.shard import primary as primary_module
-from gazette.consumer.transaction.inbox import Jump
 from gazette.protocol.hints import FSMHints, Property
 from gazette.runtime import failpoints
 from gazette.runtime.tasks import OpFuture

@@ -11,10 +11,10 @@ import pytest
 from gazette.client.shards import ShardChange
 from gazette.cluster.etcd.client import Etcd
 from gazette.cluster.etcd.values import Compare, Op
-from gazette.consumer.callbacks import ApplicationFailed
+from gazette.consumer.contract.callbacks import ApplicationFailed
+from gazette.consumer.contract.error_cause import ErrorCause
 from gazette.consumer.shard.ownership import HEARING_TIMEOUT_S, Ownership
 from gazette.consumer.shard.restarts import UNASKED_MAX, RestartReason, Restarts, reason_of
-from gazette.consumer.transaction.error_cause import ErrorCause
 from gazette.errors import Aborted, Closed, Fenced, GazetteError, Unavailable
 from gazette.message.uuid import OUTSIDE_TXN
 from gazette.protocol.hints import FSMHints

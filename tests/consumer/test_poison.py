@@ -11,8 +11,8 @@ import pytest
 from gazette import DeadLetter, Envelope, PoisonPolicy, Publisher
 from gazette.client.shards import ShardChange
 from gazette.consumer.application import Store
-from gazette.consumer.callbacks import ApplicationFailed
-from gazette.consumer.transaction.poison import DEAD_LETTERS_LABEL, LIMIT_LABEL, POISON_LABEL
+from gazette.consumer.contract.callbacks import ApplicationFailed
+from gazette.consumer.contract.poison import DEAD_LETTERS_LABEL, LIMIT_LABEL, POISON_LABEL
 from gazette.consumer.transaction.poison_handler import HOUR_S, TooMuchPoison
 from gazette.errors import Invalid, Unavailable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE

@@ -16,7 +16,7 @@ from gazette.client.shards import ShardChange
 from gazette.cluster.etcd.values import LeaseLost
 from gazette.consumer.application import StateView
 from gazette.consumer.query.running_queries import RunningQueries
-from gazette.consumer.query.standby_reads import StandbyReads
+from gazette.consumer.shard.standby_reads import StandbyReads
 from gazette.errors import Moved, NotFound
 from gazette.runtime.tasks import BlockingPool
 from gazette.testing.broker import BrokerFixture, leases_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gazette.consumer.callbacks import ApplicationFailed
+from gazette.consumer.contract.callbacks import ApplicationFailed
 from gazette.consumer.query.all_shards import gather_route, list_route
 from gazette.consumer.query.http_queries import HttpQueries
 from gazette.consumer.query.query_method import query_method

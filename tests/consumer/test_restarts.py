@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from gazette.client.shards import ShardChange
-from gazette.consumer.query.standby_lag import StandbyLag
 from gazette.consumer.shard.restarts import DELAY_MAX_S, LABEL, WINDOW_S, Restarts
+from gazette.consumer.shard.standby_lag import StandbyLag
 from gazette.errors import Aborted
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ReplicaCode

@@ -10,9 +10,9 @@ import pytest
 from gazette.client.journals import ListedJournal
 from gazette.client.read.reader import ReadParams
 from gazette.client.waits import Waits
-from gazette.consumer.transaction import source_reader as source_reading
-from gazette.consumer.transaction.inbox import Inbox, SourceFailed
-from gazette.consumer.transaction.source_reader import check_source, read_source
+from gazette.consumer.inbox import Inbox, SourceFailed
+from gazette.consumer.shard import source_reader as source_reading
+from gazette.consumer.shard.source_reader import check_source, read_source
 from gazette.errors import Closed, Corrupt, NotAllowed, NotFound
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.journal_life import JournalLife

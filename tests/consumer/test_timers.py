@@ -25,9 +25,9 @@ from gazette import (
     Timer,
 )
 from gazette.consumer.application import Store
-from gazette.consumer.callbacks import ApplicationFailed
-from gazette.consumer.timers import shard_timers
+from gazette.consumer.contract.callbacks import ApplicationFailed
 from gazette.consumer.timers.timer import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
+from gazette.consumer.transaction import shard_timers
 from gazette.consumer.transaction.transactor import CONSUME_MAX, FIRED_MAX
 from gazette.errors import GazetteError, Invalid, InvalidValue, NotAllowed
 from gazette.labels import CONTENT_JSON_LINES

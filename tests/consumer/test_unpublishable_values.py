@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gazette import Application
-from gazette.consumer.callbacks import ApplicationFailed
+from gazette.consumer.contract.callbacks import ApplicationFailed
+from gazette.consumer.contract.poison import DeadLetter, PoisonPolicy
 from gazette.consumer.query.shard_route import encoded
-from gazette.consumer.transaction.poison import DeadLetter, PoisonPolicy
 from gazette.errors import InvalidValue
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.mapping import fixed_mapping

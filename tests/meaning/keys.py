@@ -21,7 +21,7 @@ import msgspec
 from starlette.datastructures import QueryParams
 
 from gazette import EventTime, Source
-from gazette.consumer.transaction.key_check import KeyCheck
+from gazette.consumer.contract.key_check import KeyCheck
 from gazette.errors import Invalid
 from gazette.gazctl.messages import key_at, object_of
 from gazette.history.spark.sink.publishing import choice_of

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from gazette import Application, EventTime
-from gazette.consumer.callbacks import ApplicationFailed
+from gazette.consumer.contract.callbacks import ApplicationFailed
 from gazette.errors import GazetteError, Invalid
 from gazette.message.message import Message
 from gazette.stores.json_file import JSONFileStore

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gazette.consumer.transaction.loop_shard_io import Progress
+from gazette.consumer.shard.loop_shard_io import Progress
 from gazette.consumer.transaction.transactor import PriorTransaction
 from gazette.stores.sqlite.databases import RedoDatabases
 from tests.simulation.test_simulation import REPOSITORY

@@ -12,9 +12,9 @@ import pytest
 
 from gazette import Envelope, ErrorCause, PoisonPolicy, Publisher
 from gazette.consumer.application import Store
-from gazette.consumer.callbacks import ApplicationFailed
-from gazette.consumer.transaction.error_cause import cause_of
-from gazette.consumer.transaction.poison import DeadLetter
+from gazette.consumer.contract.callbacks import ApplicationFailed
+from gazette.consumer.contract.error_cause import cause_of
+from gazette.consumer.contract.poison import DeadLetter
 from gazette.errors import Aborted, Invalid, Unavailable
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver

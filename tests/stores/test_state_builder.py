@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from gazette.consumer.application import Application, Store
-from gazette.consumer.callbacks import ApplicationFailed
+from gazette.consumer.contract.callbacks import ApplicationFailed
 from gazette.errors import Corrupt, Invalid, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints

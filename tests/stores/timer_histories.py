@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
-from gazette.consumer.timers.shard_timers import ShardTimers
 from gazette.consumer.timers.timer import EventTime, Position, TimeDomain, Timer, time_at
+from gazette.consumer.transaction.shard_timers import ShardTimers
 from gazette.message.envelope import Envelope
 from gazette.message.uuid import clock_at
 from gazette.protocol.checkpoint import Checkpoint

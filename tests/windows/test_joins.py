@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gazette import Application, Envelope, EventTime, Message, Publisher, Timer
-from gazette.consumer.transaction.poison import PoisonPolicy
+from gazette.consumer.contract.poison import PoisonPolicy
 from gazette.errors import Invalid, NotAllowed
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.mapping import fixed_mapping

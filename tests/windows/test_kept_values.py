@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Final
 import pytest
 
 from gazette import Application, EventTime
-from gazette.consumer.callbacks import ApplicationFailed
-from gazette.consumer.transaction.poison import PoisonPolicy
+from gazette.consumer.contract.callbacks import ApplicationFailed
+from gazette.consumer.contract.poison import PoisonPolicy
 from gazette.errors import Corrupt, InvalidValue
 from gazette.message.message import Message
 from gazette.stores.sqlite.store import SQLiteStore

@@ -236,7 +236,7 @@ def _keys() -> Planted:
     yield (
         "shards hash the text of Python",
         plant(
-            "gazette/consumer/transaction/key_check.py",
+            "gazette/consumer/contract/key_check.py",
             "return self.place.encoding.encode(value)",
             "return str(value)",
         ),

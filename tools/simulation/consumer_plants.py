@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any
 
 from gazette.consumer.query.running_queries import RunningQueries
-from gazette.consumer.query.standby_reads import StandbyReads
+from gazette.consumer.shard.loop_shard_io import Progress
 from gazette.consumer.shard.ownership import Ownership
+from gazette.consumer.shard.standby_reads import StandbyReads
 from gazette.consumer.timers.memory_timers import MemoryTimers
-from gazette.consumer.timers.shard_timers import ShardTimers
 from gazette.consumer.timers.timer import Position, TimeDomain, TimerRow
-from gazette.consumer.transaction.loop_shard_io import Progress
+from gazette.consumer.transaction.shard_timers import ShardTimers
 from gazette.consumer.transaction.transactor import PriorTransaction, Transactor
 from gazette.protocol.journal_life import JournalLife
 from gazette.recoverylog.log.recorder import Recorder

@@ -17,6 +17,7 @@ import msgspec
 
 from gazette.consumer.application import MessageProducer
 from gazette.consumer.application_name import name_of
+from gazette.consumer.contract.poison import PoisonPolicy
 from gazette.consumer.declare.message_types import (
     type_name,
 )
@@ -28,7 +29,6 @@ from gazette.consumer.declare.source import (
     selector_of,
     sources_of,
 )
-from gazette.consumer.transaction.poison import PoisonPolicy
 from gazette.errors import Invalid
 from gazette.labels import (
     CONTENT_TYPE,

@@ -19,6 +19,7 @@ from types import UnionType
 from typing import Any, Final, Generic, TypeVar, get_args, get_origin
 
 from gazette.consumer.application import Application
+from gazette.consumer.contract.key_check import KeyPlace, MisplacedPolicy, values_have_keys
 from gazette.consumer.declare.message_types import (
     classes_of,
     content_type_of,
@@ -26,7 +27,6 @@ from gazette.consumer.declare.message_types import (
     type_name,
     with_declared,
 )
-from gazette.consumer.transaction.key_check import KeyPlace, MisplacedPolicy, values_have_keys
 from gazette.errors import Invalid
 from gazette.message.framing.framing import framing_of
 from gazette.message.key_fields import KeyField, declared_field

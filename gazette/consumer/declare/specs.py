@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from gazette.consumer.contract.poison import DeadLetter
 from gazette.consumer.declare.declaration import Declaration, DeclaredJournals, shards_of
 from gazette.consumer.declare.source import RECOVERY_DIRECTORY
-from gazette.consumer.transaction.poison import DeadLetter
 from gazette.errors import Invalid
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.protocol.fragment import Codec

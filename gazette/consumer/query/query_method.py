@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from gazette.consumer.callbacks import (
+from gazette.consumer.contract.callbacks import (
     ApplicationFailed,
     application_failed,
     require_plain,

@@ -13,9 +13,9 @@ from gazette.cluster.etcd.client import Etcd
 from gazette.cluster.keyspace.key_space import KeySpace
 from gazette.consumer.application import Application
 from gazette.consumer.application_name import Owner
-from gazette.consumer.callback_watch import CallbackWatch
 from gazette.consumer.hint_keys import HintKeys
 from gazette.consumer.settings import ConsumerSettings
+from gazette.consumer.shard.callback_watch import CallbackWatch
 from gazette.consumer.shard.restarts import Restarts
 from gazette.consumer.shard.thread import WorkerFactory
 from gazette.message.publisher import Publisher

@@ -17,7 +17,9 @@ from gazette.client.read.reader import ReadParams
 from gazette.cluster.allocator.model import DecodedKV
 from gazette.consumer.application import MessageProducer, Store, checked_store
 from gazette.consumer.application_name import require_own_state
-from gazette.consumer.callbacks import require_instance
+from gazette.consumer.contract.callbacks import require_instance
+from gazette.consumer.contract.poison import PoisonPolicy
+from gazette.consumer.inbox import Call, Inbox
 from gazette.consumer.shard.context import ShardContext
 from gazette.consumer.shard.hints_store import (
     HintsSize,
@@ -25,18 +27,16 @@ from gazette.consumer.shard.hints_store import (
     store_recovered_hints,
 )
 from gazette.consumer.shard.journals import ShardJournals
+from gazette.consumer.shard.loop_shard_io import LoopShardIO, ShardParts
 from gazette.consumer.shard.source_lives import in_present_lives
-from gazette.consumer.timers.shard_timers import ShardTimers, open_timers, times_of
-from gazette.consumer.transaction.inbox import Call, Inbox
-from gazette.consumer.transaction.loop_shard_io import LoopShardIO, ShardParts
-from gazette.consumer.transaction.poison import PoisonPolicy
+from gazette.consumer.shard.source_reader import read_source
 from gazette.consumer.transaction.poison_handler import checked_policy
 from gazette.consumer.transaction.shard_callbacks import (
     RunningCallback,
     ShardCallbacks,
     application_code,
 )
-from gazette.consumer.transaction.source_reader import read_source
+from gazette.consumer.transaction.shard_timers import ShardTimers, open_timers, times_of
 from gazette.consumer.transaction.transactor import Transactor
 from gazette.errors import Closed, GazetteError, Invalid
 from gazette.labels import CONTENT_TYPE

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from gazette.consumer.transaction.error_cause import ErrorCause, chain_of, is_aborted
+from gazette.consumer.contract.error_cause import ErrorCause, chain_of, is_aborted
 from gazette.errors import Fenced
 from gazette.protocol.shard import ShardSpec
 from gazette.runtime.numbers import is_digits

@@ -23,24 +23,24 @@ from gazette.consumer.application import (
     Store,
     checked_view,
 )
-from gazette.consumer.callbacks import ApplicationFailed, require_instance
-from gazette.consumer.query.standby_lag import watch_lag
-from gazette.consumer.query.standby_reads import StandbyReads
+from gazette.consumer.contract.callbacks import ApplicationFailed, require_instance
+from gazette.consumer.contract.error_cause import error_text
 from gazette.consumer.shard.context import ShardContext
 from gazette.consumer.shard.hints_store import (
     read_hints,
     usable_hints,
 )
 from gazette.consumer.shard.journals import ShardJournals, retried
+from gazette.consumer.shard.loop_shard_io import Progress, ShardParts
 from gazette.consumer.shard.ownership import Ownership
 from gazette.consumer.shard.primary import Primary
 from gazette.consumer.shard.restarts import RestartDecision, reason_of
 from gazette.consumer.shard.shard_waits import ShardWaits
+from gazette.consumer.shard.standby_lag import watch_lag
+from gazette.consumer.shard.standby_reads import StandbyReads
 from gazette.consumer.shard.status import update_status
-from gazette.consumer.timers.shard_timers import ShardTimers, WithTimers, no_timers
-from gazette.consumer.transaction.error_cause import error_text
-from gazette.consumer.transaction.loop_shard_io import Progress, ShardParts
 from gazette.consumer.transaction.shard_callbacks import application_code
+from gazette.consumer.transaction.shard_timers import ShardTimers, WithTimers, no_timers
 from gazette.errors import (
     Broken,
     Closed,

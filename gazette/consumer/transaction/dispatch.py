@@ -14,14 +14,14 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from gazette.consumer.application import Application, DeferToNextTransaction
-from gazette.consumer.callbacks import ApplicationFailed, application_failed, require_none
-from gazette.consumer.timers.shard_timers import ShardTimers, declared_times
+from gazette.consumer.contract.callbacks import ApplicationFailed, application_failed, require_none
+from gazette.consumer.contract.error_cause import ErrorCause, cause_of, passes_through
+from gazette.consumer.inbox import Inbox
 from gazette.consumer.timers.timer import Timer
-from gazette.consumer.transaction.error_cause import ErrorCause, cause_of, passes_through
-from gazette.consumer.transaction.inbox import Inbox
 from gazette.consumer.transaction.misplaced import MisplacedMessages
 from gazette.consumer.transaction.poison_handler import PoisonSkipper
 from gazette.consumer.transaction.shard_callbacks import ShardCallbacks
+from gazette.consumer.transaction.shard_timers import ShardTimers, declared_times
 from gazette.consumer.transaction.untimed import UntimedMessages
 from gazette.errors import Aborted
 from gazette.message.envelope import Envelope

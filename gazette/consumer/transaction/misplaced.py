@@ -8,7 +8,7 @@ from typing import Any
 
 from gazette.consumer import metrics
 from gazette.consumer.application import MessageProducer
-from gazette.consumer.transaction.key_check import KeyCheck, KeyChecks, Misplaced
+from gazette.consumer.contract.key_check import KeyCheck, KeyChecks, Misplaced
 from gazette.consumer.transaction.poison_handler import PoisonSkipper
 from gazette.consumer.transaction.shard_callbacks import ShardCallbacks
 from gazette.errors import Invalid

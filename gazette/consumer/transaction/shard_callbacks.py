@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gazette.consumer.application import Application, MessageProducer, Shard, Store
-from gazette.consumer.callbacks import (
+from gazette.consumer.contract.callbacks import (
     ApplicationFailed,
     application_failed,
     require_instance,

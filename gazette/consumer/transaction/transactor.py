@@ -16,11 +16,10 @@ from gazette.client.append.appender import AppendParams
 from gazette.client.append.service import AppendService
 from gazette.consumer import metrics
 from gazette.consumer.application import MessageProducer
-from gazette.consumer.callbacks import ApplicationFailed, require_none
-from gazette.consumer.timers.shard_timers import ShardTimers
-from gazette.consumer.transaction.dispatch import Deferred, Dispatcher, TimersDue
-from gazette.consumer.transaction.error_cause import wrap_error
-from gazette.consumer.transaction.inbox import (
+from gazette.consumer.contract.callbacks import ApplicationFailed, require_none
+from gazette.consumer.contract.error_cause import wrap_error
+from gazette.consumer.contract.poison import PoisonPolicy
+from gazette.consumer.inbox import (
     Call,
     Chunk,
     Event,
@@ -31,10 +30,11 @@ from gazette.consumer.transaction.inbox import (
     Messages,
     SourceFailed,
 )
-from gazette.consumer.transaction.poison import PoisonPolicy
+from gazette.consumer.transaction.dispatch import Deferred, Dispatcher, TimersDue
 from gazette.consumer.transaction.poison_handler import PoisonSkipper
 from gazette.consumer.transaction.shard_callbacks import ShardCallbacks
 from gazette.consumer.transaction.shard_io import FinishedTransaction, ShardIO
+from gazette.consumer.transaction.shard_timers import ShardTimers
 from gazette.consumer.transaction.transaction import NANOS, Phases, Policy, Prior, Step, Transaction
 from gazette.errors import Bug, Fenced, GazetteError
 from gazette.message.envelope import Envelope, EnvelopeDecoder

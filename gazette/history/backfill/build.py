@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gazette.consumer.application import Application
-from gazette.consumer.timers.shard_timers import defines_timers
-from gazette.consumer.transaction.key_check import KeyChecks
+from gazette.consumer.contract.key_check import KeyChecks
+from gazette.consumer.transaction.shard_timers import defines_timers
 from gazette.errors import Corrupt, Fenced, Invalid, NotAllowed, NotFound
 from gazette.history.backfill.content import Spooled, first_difference, in_transaction
 from gazette.history.backfill.definition import Backfill, Batches, load_backfill, replay

@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from gazette.consumer.application import Application, DeferToNextTransaction
-from gazette.consumer.callbacks import require_none
-from gazette.consumer.timers.shard_timers import ShardTimers
+from gazette.consumer.contract.callbacks import require_none
+from gazette.consumer.contract.key_check import KeyChecks
 from gazette.consumer.transaction.dispatch import deliver_in_halves
-from gazette.consumer.transaction.key_check import KeyChecks
+from gazette.consumer.transaction.shard_timers import ShardTimers
 from gazette.errors import GazetteError, Invalid, NotAllowed
 from gazette.message.envelope import Envelope
 from gazette.message.mapping import Mapping, PartitionsFunc

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from gazette.consumer.application import Shard, StateView, Store
+from gazette.consumer.contract.error_cause import ErrorCause
 from gazette.consumer.timers.timer import TimerTable
-from gazette.consumer.transaction.error_cause import ErrorCause
 from gazette.errors import Closed, Invalid, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.recoverylog.log.recorder import Recorder

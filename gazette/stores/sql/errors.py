@@ -9,7 +9,7 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from gazette.consumer.transaction.error_cause import ErrorCause
+from gazette.consumer.contract.error_cause import ErrorCause
 from gazette.errors import Aborted, Fenced, GazetteError, Invalid, Unavailable
 from gazette.stores.sql.parameters import unadapted, unadapted_class
 

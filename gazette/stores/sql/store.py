@@ -28,8 +28,8 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from gazette.consumer.application import Shard, Store
+from gazette.consumer.contract.error_cause import ErrorCause
 from gazette.consumer.timers.timer import TimerTable
-from gazette.consumer.transaction.error_cause import ErrorCause
 from gazette.errors import Aborted, Bug, Closed, Invalid
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.runtime.tasks import BlockingPool, OpFuture

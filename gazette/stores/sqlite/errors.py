@@ -7,7 +7,7 @@ from typing import Final
 
 import apsw
 
-from gazette.consumer.transaction.error_cause import ErrorCause
+from gazette.consumer.contract.error_cause import ErrorCause
 from gazette.errors import Broken, GazetteError, NotAllowed
 from gazette.recoverylog.disk_errors import damaged_file, disk_error, full_disk
 from gazette.stores.transaction_words import ending_words

@@ -19,8 +19,8 @@ from typing import Any, Final, Self, cast
 import apsw
 
 from gazette.consumer.application import Shard, StateView, Store
+from gazette.consumer.contract.error_cause import ErrorCause
 from gazette.consumer.timers.timer import TimerTable
-from gazette.consumer.transaction.error_cause import ErrorCause
 from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed, NotYet
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.recoverylog.log.recorder import Recorder

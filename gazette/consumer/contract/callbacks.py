@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from gazette.consumer.transaction.error_cause import error_text
+from gazette.consumer.contract.error_cause import error_text
 from gazette.errors import GazetteError, Invalid
 from gazette.runtime.user_code import place_of_error, without_callers
 

@@ -11,10 +11,10 @@ from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.client.read.retry_reader import RetryReader
 from gazette.client.rpc.errors import status_of
 from gazette.client.waits import RepeatedCall
-from gazette.consumer.query.standby_lag import journal_head
+from gazette.consumer.inbox import Chunk, Inbox, Jump, SourceFailed
+from gazette.consumer.shard.loop_shard_io import READ_BYTES
 from gazette.consumer.shard.source_lives import another_life
-from gazette.consumer.transaction.inbox import Chunk, Inbox, Jump, SourceFailed
-from gazette.consumer.transaction.loop_shard_io import READ_BYTES
+from gazette.consumer.shard.standby_lag import journal_head
 from gazette.errors import Corrupt, GazetteError, NotAllowed, NotYet
 from gazette.protocol.ids import split_journal_meta
 from gazette.protocol.journal_life import JournalLife

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from gazette.consumer.transaction.error_cause import passes_through
+from gazette.consumer.contract.error_cause import passes_through
 from gazette.errors import Invalid
 from gazette.message.message import Message
 from gazette.message.message_time import UnusableTime

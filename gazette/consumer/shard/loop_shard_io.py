@@ -13,10 +13,10 @@ from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.client.read.retry_reader import RetryReader
 from gazette.consumer import metrics
 from gazette.consumer.application import Shard
+from gazette.consumer.contract.poison import PoisonPolicy
+from gazette.consumer.inbox import Inbox
 from gazette.consumer.shard.context import ShardContext
 from gazette.consumer.shard.ownership import Ownership
-from gazette.consumer.transaction.inbox import Inbox
-from gazette.consumer.transaction.poison import PoisonPolicy
 from gazette.consumer.transaction.poison_handler import decoded
 from gazette.consumer.transaction.shard_io import FinishedTransaction
 from gazette.consumer.transaction.transaction import Phases

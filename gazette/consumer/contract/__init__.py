@@ -1,0 +1,1 @@
+"""What binds an application beside its class: callbacks, causes of errors, keys, poisonous messages."""

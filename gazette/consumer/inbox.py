@@ -1,0 +1,275 @@
+"""The queue of events from the event loop to a shard's thread: bounded in bytes, in order.
+
+The loop puts chunks of journals and other events; the thread takes them. A chunk holds many messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gazette.errors import Bug, Closed
+from gazette.message.envelope import Envelope
+from gazette.runtime.tasks import OpFuture
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Bytes of a source, at an offset."""
+
+    journal: str
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """A source has no bytes before ``offset`` any more."""
+
+    journal: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFailed:
+    """A source cannot be read."""
+
+    journal: str
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Messages that the application brings itself, in order per journal and producer."""
+
+    batch: Sequence[Envelope[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class InputEnded:
+    """The application brings no more messages, for now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function to call on the shard's thread, between two steps of its transaction."""
+
+    fn: Callable[[], Any]
+    future: OpFuture[Any]
+
+
+Event = Chunk | Jump | SourceFailed | Messages | InputEnded | Call
+
+
+class Inbox:
+    """Events of one shard.
+
+    ``bytes_max`` bounds the chunks that wait. A larger chunk enters only when no chunk waits. The
+    shard's thread waits on the condition ``changed``.
+    """
+
+    def __init__(
+        self,
+        bytes_max: int,
+        loop: asyncio.AbstractEventLoop,
+        changed: threading.Condition | None = None,
+    ) -> None:
+        self._bytes_max = bytes_max
+        self._loop = loop
+        self._events: deque[Event] = deque()
+        self._bytes = 0
+        self._chunks = 0
+        self._messages = 0
+        self._changed = threading.Condition() if changed is None else changed
+        """Condition on which the shard's thread waits for events, and producers wait for room.
+
+        Use ``notify_all``: ``notify`` may wake a waiter that cannot use the change.
+        """
+        self._woken = False
+        self.stopped = False
+        """Set once, never cleared. Any thread may read it."""
+        self._room = asyncio.Event()
+        self._room.set()
+
+    # Called on the event loop:
+
+    async def put_chunk(self, chunk: Chunk) -> None:
+        """Wait for room, then add a chunk. Raise ``Closed`` once stopped.
+
+        A cancelled call has not added the chunk.
+        """
+        while True:
+            with self._changed:
+                if self.stopped:
+                    raise Closed("the shard has stopped")
+                if self._bytes == 0 or self._bytes + len(chunk.data) <= self._bytes_max:
+                    self._events.append(chunk)
+                    self._bytes += len(chunk.data)
+                    self._chunks += 1
+                    self._changed.notify_all()
+                    return
+                self._room.clear()
+            await self._room.wait()
+
+    # Called from any thread:
+
+    def put(self, event: Event) -> None:
+        """Add an event without waiting for room. After a stop, fail a call and drop other events."""
+        with self._changed:
+            if not self.stopped:
+                self._events.append(event)
+                if not isinstance(event, Call):
+                    self._chunks += 1
+                if isinstance(event, Chunk):
+                    self._bytes += len(event.data)
+                self._changed.notify_all()
+                return
+        if isinstance(event, Call):
+            event.future.set_exception(Closed("the shard has stopped"))
+
+    def put_messages(self, batch: Sequence[Envelope[Any]], messages_max: int) -> None:
+        """Wait until fewer than ``messages_max`` messages are queued, then add these. Not on the loop.
+
+        Raise ``Closed`` once stopped.
+        """
+        with self._changed:
+            while self._messages >= messages_max and not self.stopped:
+                self._changed.wait()
+            self.check()
+            self._events.append(Messages(batch))
+            self._chunks += 1
+            self._messages += len(batch)
+            self._changed.notify_all()
+
+    def wake(self, _: object = None) -> None:
+        """Make the thread decide again, for example because a future is done."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Make the thread's next ``get`` raise ``Closed``. Drop waiting events, and fail waiting calls."""
+        with self._changed:
+            self.stopped = True
+            dropped = list(self._events)
+            self._events.clear()
+            self._bytes = self._chunks = self._messages = 0
+            self._changed.notify_all()
+        for event in dropped:
+            if isinstance(event, Call):
+                event.future.set_exception(Closed("the shard has stopped"))
+        self._loop.call_soon_threadsafe(self._room.set)
+
+    # Called on the shard's thread:
+
+    @property
+    def has_input(self) -> bool:
+        """True if events of sources wait."""
+        return self._chunks > 0
+
+    def check(self) -> None:
+        """Raise ``Closed`` once stopped. Long work without ``get`` calls it."""
+        if self.stopped:
+            raise Closed("the shard has stopped")
+
+    def get_call(self, timeout_s: float | None) -> Call | None:
+        """Return the next call as ``get`` does, and leave other events in the inbox.
+
+        A transaction that takes no more input uses it.
+        """
+        with self._changed:
+            call = self._take_call()
+            if call is None and not self._woken and not self.stopped:
+                self._changed.wait(timeout_s)
+                call = self._take_call()
+            if self.stopped:
+                raise Closed("the shard has stopped")
+            self._woken = False
+            return call
+
+    def _take_call(self) -> Call | None:
+        for event in self._events:
+            if isinstance(event, Call):
+                self._events.remove(event)
+                return event
+        return None
+
+    def get(self, timeout_s: float | None) -> Event | None:
+        """Return the next event; None when woken, or after ``timeout_s``. Raise ``Closed`` once stopped."""
+        with self._changed:
+            if not self._events and not self._woken and not self.stopped:
+                self._changed.wait(timeout_s)
+            if self.stopped:
+                raise Closed("the shard has stopped")
+            self._woken = False
+            if not self._events:
+                return None
+            event = self._events.popleft()
+            if not isinstance(event, Call):
+                self._chunks -= 1
+            if isinstance(event, Messages):
+                self._messages -= len(event.batch)
+                self._changed.notify_all()
+            if isinstance(event, Chunk):
+                self._bytes -= len(event.data)
+                if not self._room.is_set() and self._bytes * 2 <= self._bytes_max:
+                    self._loop.call_soon_threadsafe(self._room.set)
+            return event
+
+
+class Feed:
+    """The queue through which a `MessageProducer` passes messages to its shard.
+
+    Use it in any thread but that of the event loop. ``put`` blocks while ``messages_max`` messages
+    or more wait to be consumed.
+    """
+
+    def __init__(self, inbox: Inbox, messages_max: int) -> None:
+        self._inbox = inbox
+        self._messages_max = messages_max
+        self._ended = False
+
+    @property
+    def closed(self) -> bool:
+        """True if the feed or its shard has ended: `put` raises ``Closed``."""
+        return self._ended or self._inbox.stopped
+
+    def put(self, batch: Sequence[Envelope[Any]]) -> None:
+        """Put messages, in order per journal and producer. Block while many wait.
+
+        Raise ``Closed`` when the shard has stopped, or the feed was closed. Raise ``Bug``
+        on the event loop.
+        """
+        self._check()
+        if asyncio._get_running_loop() is not None:
+            raise Bug(
+                "cannot wait for a feed on the event loop",
+                hint="Use a thread, for instance: await asyncio.to_thread(feed.put, batch).",
+            )
+        if batch:
+            self._inbox.put_messages(batch, self._messages_max)
+
+    def close(self) -> None:
+        """End the input. May be repeated.
+
+        The messages put so far are consumed and committed. Then the checkpoint is restored from the
+        store, and ``start_reading`` is called again with a new feed.
+        """
+        if not self.closed:
+            self._ended = True
+            self._inbox.put(InputEnded())
+
+    def fail(self, error: Exception) -> None:
+        """Make the shard fail because its messages cannot be read."""
+        if not self.closed:
+            self._ended = True
+            self._inbox.put(SourceFailed("of the application", error))
+
+    def _check(self) -> None:
+        self._inbox.check()
+        if self._ended:
+            raise Closed("the feed was closed")
