@@ -17,45 +17,45 @@ class WalkBudget:
     functions: int
 
 
-APPEND: Final = {1: WalkBudget(64, 264), 3: WalkBudget(71, 330)}
+APPEND: Final = {1: WalkBudget(46, 246), 3: WalkBudget(57, 312)}
 """By replication: one small append, from the client to the brokers."""
-TRANSACTION: Final = WalkBudget(102, 610)
+TRANSACTION: Final = WalkBudget(92, 600)
 """One message that is published, and the transaction of a shard that consumes it, in SQLite."""
 FIELDS_MAX: Final = 12
 ARGUMENTS_MAX: Final = 8
 FILE_MAX: Final = 500
 FUNCTION_MAX: Final = 60
-WIDE_CLASSES: Final = 60
+WIDE_CLASSES: Final = 59
 """Classes with more than ``FIELDS_MAX`` fields."""
 LONG_CONSTRUCTORS: Final = 11
 """Constructors with more than ``ARGUMENTS_MAX`` arguments."""
-LONG_FILES: Final = 15
+LONG_FILES: Final = 14
 """Files with more than ``FILE_MAX`` lines."""
 PRIVATE_USES: Final = 201
 """Uses of private names in tests: see `tools.house.privates`. Tests go through what users have."""
 PATCHES: Final = 84
 """Calls of ``monkeypatch`` in tests that replace a part of what is tested, or of what it uses."""
 ROOMS: Final[dict[str, int]] = {
-    "(root)": 953,
+    "(root)": 957,
     "blobs/": 3120,
-    "broker/": 10774,
-    "client/": 5202,
-    "cluster/": 5705,
+    "broker/": 10901,
+    "client/": 5163,
+    "cluster/": 6007,
     "config/": 754,
-    "consumer/": 12504,
-    "fragment/": 3577,
+    "consumer/": 12544,
+    "fragment/": 3556,
     "gazctl/": 8313,
     "history/": 16099,
-    "http2/": 3117,
+    "http2/": 3112,
     "message/": 8854,
-    "net/": 4180,
-    "protocol/": 6485,
+    "net/": 4182,
+    "protocol/": 6487,
     "recoverylog/": 5442,
-    "run/": 3798,
+    "run/": 3799,
     "runconsumer/": 606,
-    "runtime/": 2728,
+    "runtime/": 2733,
     "stores/": 7599,
-    "testing/": 2852,
+    "testing/": 2851,
     "windows/": 1255,
 }
 """Most lines of each room: code, docstrings, comments and blank lines, without generated code."""
