@@ -6,7 +6,7 @@ import ast
 import configparser
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -171,6 +171,36 @@ def test_no_module_is_part_of_a_circle() -> None:
     }
     found = circular(graph)
     assert not found, "\n".join(["imports in a circle:", *map(str, found)])
+
+
+@pytest.mark.parametrize("room", ["broker", "consumer", "net"])
+def test_the_parts_of_a_room_import_each_other_in_no_circle(room: str) -> None:
+    """A part is a directory or a module directly in the room."""
+    inside = f"{PACKAGE}.{room}."
+    assert not circular(parts_of(of_package(), inside))
+
+
+def parts_of(graph: Sequence[Edge], inside: str) -> list[Edge]:
+    """Return the edges between different parts of a room, by the names of the parts."""
+
+    def part(module: str) -> str:
+        return module.removeprefix(inside).partition(".")[0]
+
+    return [
+        replace(edge, importer=part(edge.importer), imported=part(edge.imported))
+        for edge in graph
+        if edge.importer.startswith(inside)
+        and edge.imported.startswith(inside)
+        and part(edge.importer) != part(edge.imported)
+    ]
+
+
+def test_a_circle_of_parts_is_found() -> None:
+    there = Edge("p.a.one.x", "p.a.two.y", 1, "at import")
+    back = Edge("p.a.two.z", "p.a.one.w", 1, "at import")
+    aside = Edge("p.a.two.z", "p.b.one.w", 1, "at import")
+    assert not circular(parts_of([there, aside], "p.a."))
+    assert len(circular(parts_of([there, back, aside], "p.a."))) == 2
 
 
 @pytest.mark.parametrize(
