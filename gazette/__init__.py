@@ -1,7 +1,7 @@
 """Journals, exactly-once consumers with SQL state, and Spark backfills: Gazette in Python.
 
-These are the names that an application starts from. A name is imported at its first use, so one
-module of this package never imports the others.
+These are the names that an application starts from. Each is imported at its first use, so
+that an import of one module of this package does not import all others.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from gazette.lazy import lazy_names
 
-# gRPC's core writes to stderr itself, past our log: a line for each connection that ends. It reads
-# this variable when it is imported. Its errors are still written.
+# gRPC's core writes a line to stderr, and not to our log, for each connection that ends. It reads
+# this variable when it is imported. It still writes errors.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ A token is ``Authorization: Bearer <jwt>``, signed HS256 with a shared key. Its 
 a bit mask of capabilities, and ``sel``, a label selector that narrows them to journals or shards.
 
 Several keys may be configured: the first signs, every one verifies. So keys rotate without
-interruption: add the new key last everywhere, move it first everywhere, remove the old one. The key
-``AA==`` is a marker and not a key: callers without a token are admitted. It serves to switch
+interruption: add the new key last everywhere, move it first everywhere, remove the old one. The text
+``AA==`` is a marker and not a key: it admits callers without a token. Use it to switch
 authentication on in a running cluster.
 """
 
@@ -60,7 +60,7 @@ _NAMED: Final = (
 class Claims:
     """Rights of a caller, and the journals or shards that they cover.
 
-    ``expires_at`` is Unix seconds; a long-running call ends then. None: it never expires.
+    ``expires_at`` is a Unix time, in seconds: a long-running call ends then. None: the claims never expire.
     """
 
     capability: int
@@ -157,7 +157,7 @@ class KeyedAuth:
         return KeyedAuth(clock, tuple(keys), allow_missing)
 
     def sign(self, claims: Claims, lifetime_s: float) -> str:
-        import jwt  # Takes a tenth of a broker's start, and many have no keys.
+        import jwt  # A tenth of a broker's start, and many have no keys.
 
         now = self.clock.now()
         payload = {
@@ -200,7 +200,7 @@ class KeyedAuth:
 
     def _claims_of(self, payload: Mapping[str, Any]) -> Claims:
         for name in payload:
-            # The original knows claims in any case: what restricts a token there must not be skipped here.
+            # The original ignores upper and lower case: a claim that restricts a token there must do so here.
             if name not in _CLAIMS and name.lower() in _CLAIMS:
                 raise NotAllowed(f"verifying Authorization: claim {name} is written {name.lower()}")
         now = self.clock.now()
@@ -215,7 +215,7 @@ class KeyedAuth:
             raise NotAllowed("verifying Authorization: token is not valid yet")
         capability = payload.get("cap", 0)
         valid = isinstance(capability, int) and not isinstance(capability, bool)
-        # A negative number has every bit set: it would grant everything.
+        # A negative number has all high bits set: it would grant rights that the token does not name.
         if not valid or not 0 <= capability <= Capability.ALL:
             raise NotAllowed("verifying Authorization: claim cap is not an integer of 32 bits")
         return Claims(capability, _selector(payload.get("sel")), expires_at)
@@ -273,17 +273,17 @@ def authorization_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str 
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
-    """Return call metadata that carries ``token``; nothing if it is empty."""
+    """Return call metadata that carries ``token``. Without a token, the metadata is empty."""
     return ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
 
 
 def admission(
     verifier: Verifier, capabilities: Mapping[str, int]
 ) -> Callable[[str, Iterable[tuple[str, str | bytes]]], None]:
-    """Return a function that looks at the head of a call, by its path and metadata.
+    """Return a function that checks a call by its path and metadata.
 
-    It raises ``NotAllowed`` as the call's handler would, but before anything of the call is kept.
-    ``capabilities`` are what methods require, by name.
+    The function raises ``NotAllowed`` as the call's handler would, but before the server keeps anything of
+    the call. ``capabilities`` has what each method requires, by the name of the method.
     """
 
     def admit(path: str, metadata: Iterable[tuple[str, str | bytes]]) -> None:

@@ -1,4 +1,4 @@
-"""Backfills: ``Backfill`` describes one, and ``BackfillRun`` runs it. `gazette.spark` runs it by Spark."""
+"""Backfills: ``Backfill`` describes one, and ``BackfillRun`` runs it. `gazette.spark` has Spark run it."""
 
 from __future__ import annotations
 

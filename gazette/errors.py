@@ -3,6 +3,7 @@
     GazetteError
     ├── Retryable          the same call may succeed later
     │   ├── Unavailable        a peer, etcd or a store cannot be reached now
+    │   │   └── Aborted            a store rolled a transaction back for another one: repeat it
     │   ├── Moved              another process serves it now: resolve again
     │   └── NotYet             the offset, revision or replica does not exist yet
     ├── Fenced             a newer owner has taken over: stop, do not retry
@@ -17,8 +18,8 @@
     ├── Broken             the peer broke it; see ``__cause__``
     └── Bug                a broken invariant of ours: the scope is torn down
 
-An error says what happened (its message), carries facts as fields, and says what to do (``hint``). Parts of
-that may be what a server said, so none of it has control characters (`printable`).
+An error says what happened (its message), carries facts as fields, and says what to do (``hint``). A server
+may have written parts of these texts. So Gazette escapes control characters in them (`printable`).
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from typing import Any, ClassVar, Final
 from unicodedata import category
 
 _HIDDEN: Final = frozenset({"Cc", "Cn", "Co", "Cs", "Zl", "Zp"})
-"""Categories of characters that control, end lines, have no meaning that all share, or are half of one."""
+"""Categories of Unicode to escape: control, unassigned, private, surrogate, line and paragraph separator."""
 _TURNING: Final = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""These turn the direction of text."""
+"""Characters that turn the direction of text."""
 
 
 def printable(text: str, *, one_line: bool = False) -> str:
-    """Return a stranger's text as a terminal and a log may show it.
+    """Return a text of another process in a form that is safe for a terminal and a log.
 
-    What moves a cursor, changes a terminal's state or turns the direction of text is escaped. So are
-    characters for private use, and those that are not assigned. Tabs and ends of lines stay, but with
-    ``one_line``: then the text cannot look like another line of a log.
+    Escape characters that move a cursor, change a terminal's state or turn the direction of text. Escape
+    also those for private use, and those that are not assigned. Tabs and ends of lines stay. ``one_line``
+    escapes ends of lines, too, so that the text cannot look like another line of a log.
     """
     if text.isprintable():
         return text
@@ -80,7 +81,7 @@ class GazetteError(Exception):
 
 
 class Retryable(GazetteError):
-    """An error that the same call may not meet again later."""
+    """The call failed, and the same call may succeed later."""
 
     default_hint = "No action: the call is retried."
 
@@ -92,7 +93,7 @@ class Unavailable(Retryable):
 
 
 class Aborted(Unavailable):
-    """A store has rolled a transaction back in favour of another one. Repeated, it succeeds."""
+    """A store has rolled a transaction back in favour of another one. Repeat the transaction."""
 
     default_hint = (
         "No action: the shard is restarted automatically. If this happens often, have transactions "
@@ -122,8 +123,7 @@ class Fenced(GazetteError):
 
 
 class Invalid(GazetteError):
-    """A value or a call that cannot be right. ``path`` names the field, as in
-    ``fragment.stores[1]``.
+    """A value or a call that cannot be right. ``path`` names the field, as in ``fragment.stores[1]``.
 
     The message has the protocol's form: ``Ctx1.Ctx2: text``.
     """
@@ -141,7 +141,7 @@ class Invalid(GazetteError):
         return f"{printable(self.path)}: {text}" if self.path else text
 
     def within(self, context: str) -> Invalid:
-        """Return the same error, seen from one level further out."""
+        """Return the same error with ``context`` in front of its path."""
         path = f"{context}.{self.path}" if self.path else context
         return Invalid(self.message, path=path, hint=self.hint, **self.facts)
 
@@ -155,7 +155,7 @@ class TooLarge(Invalid):
 class InvalidValue(Invalid):
     """A value of the application that cannot be kept or published as it is. ``path`` names the part at fault.
 
-    Raised while a message is consumed, it is an error of that message: a `PoisonPolicy` may skip it.
+    While a message is consumed, it counts as an error of the message: a `PoisonPolicy` may skip the message.
     """
 
     default_hint = "Correct the named part of the value, or the program that made it."
@@ -208,7 +208,7 @@ class Bug(GazetteError):
 def not_installed(
     what: str, package: str, extra: str, *, path: str = "", hint: str = ""
 ) -> Invalid:
-    """Return the error of ``what`` that needs a package of an extra. ``hint`` is another way out."""
+    """Return the error of a part (``what``) that needs a package of an extra. ``hint`` says what to do."""
     return Invalid(
         f"{what} needs a package that is not installed ({package}): "
         f"run `pip install 'pygazette[{extra}]'`",

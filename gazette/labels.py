@@ -13,12 +13,12 @@ MESSAGE_KEY: Final = "app.gazette.dev/message-key"
 MESSAGE_KEY_TYPE: Final = "app.gazette.dev/message-key-type"
 """Label of a journal with the name of the encoding of keys: see `gazette.message.keys`."""
 MESSAGE_PARTITIONS: Final = "app.gazette.dev/message-partitions"
-"""Label of a journal with the number of partitions that it is one of."""
+"""Label of a partition with the number of all partitions."""
 MESSAGE_TIME: Final = "app.gazette.dev/message-time"
-"""Label of a journal with the field of its messages that is their time, and ``/`` with its unit."""
+"""Label of a journal with the field of its messages that is their time, then ``/`` and its unit."""
 DECLARED_BY: Final = "app.gazette.dev/declared-by"
-"""Label of a journal with an application, ``/``, and the name of a label that its declaration gave: such as
-``shop/message-time``. The journal may have several. `apply` removes that label with its declaration.
+"""Label of a journal that names an application and a label that its declaration gave the journal, as in
+``shop/message-time``. A journal may have several. `apply` removes a label that is not declared any more.
 """
 MESSAGE_SUBTYPE: Final = "app.gazette.dev/message-subtype"
 MESSAGE_UUID: Final = "app.gazette.dev/message-uuid"
@@ -30,10 +30,10 @@ SOURCE_RESTART: Final = "app.gazette.dev/source-restart"
 INSTANCE: Final = "app.gazette.dev/instance"
 REGION: Final = "app.gazette.dev/region"
 FORMER_POSTFIX: Final = "app.gazette.dev/former-postfix-template"
-"""Label of a journal with a path postfix template that it had, percent-encoded. It may have several."""
+"""Label of a journal with a former path postfix template, percent-encoded. A journal may have several."""
 FOREIGN_FRAGMENTS: Final = "app.gazette.dev/foreign-fragments"
 """Label of a journal with a directory below it, percent-encoded, whose fragments are not the journal's.
-It may have several; ``.`` is all directories that no template explains.
+A journal may have several. ``.`` stands for all directories that no template explains.
 """
 
 CONTENT_CSV: Final = "text/csv"
@@ -63,7 +63,7 @@ SINGLE_VALUED: Final = frozenset(
 """Labels that may carry one value only."""
 
 META_NAME: Final = "name"
-"""Added when a journal is matched; never stored."""
+"""Label that a selector sees on each journal. No journal stores it."""
 META_PREFIX: Final = "prefix"
 META_SHARD_ID: Final = "id"
-"""Added when a shard is matched; never stored."""
+"""Label that a selector sees on each shard. No shard stores it."""

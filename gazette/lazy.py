@@ -1,7 +1,7 @@
-"""Modules of this package that are imported by name, at the first use of what they hold.
+"""Imports of this package's modules by name, at the first use of what they define.
 
-Names stand in tables. `tests/test_layers.py` reads these tables as the imports that they are. No other
-module imports one of this package by name.
+The names stand in tables. `tests/test_layers.py` checks these tables as it checks import statements. No
+other module imports modules of this package by name.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _WHOLE: Final = "pygazette"
 def lazy_names(package: str, homes: Mapping[str, str], *, extra: str = "") -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package: it imports a name from its module in ``homes``.
 
-    A name whose home is ``package.name`` is that module itself. ``extra`` brings the packages of others that
-    the modules need.
+    A name whose home is ``package.name`` is that module itself. ``extra`` is the extra
+    with the packages that these modules need.
     """
 
     def __getattr__(name: str) -> Any:
@@ -44,8 +44,8 @@ def lazy_names(package: str, homes: Mapping[str, str], *, extra: str = "") -> Ca
 def import_function(target: str) -> Any:
     """Import ``module:function``. Raise what importing the module raises.
 
-    No garbage is collected meanwhile. Modules are no garbage, and going through them again and again takes a
-    tenth of the time of importing a broker.
+    Collect no garbage meanwhile: the collector would go through the new modules again and again. For a
+    broker, that is a tenth of the time of its imports.
     """
     module, _, name = target.partition(":")
     gc.disable()
@@ -56,7 +56,7 @@ def import_function(target: str) -> Any:
 
 
 def _problem(what: str, missing: str, extra: str) -> Exception | None:
-    """Return the error that says what to install for ``what``; None if that is not known."""
+    """Return the error that says what to install for ``what``, or None if the missing module is unknown."""
     if missing.startswith("gazette."):
         return ImportError(f"{what} is part of {_WHOLE}, {_remedy()}", name=missing)
     if not extra:
@@ -67,7 +67,7 @@ def _problem(what: str, missing: str, extra: str) -> Exception | None:
 
 
 def _remedy() -> str:
-    import importlib.metadata  # Each process imports this module, and few come here.
+    import importlib.metadata  # Each process imports this module, and few call this function.
     from pathlib import Path
 
     try:

@@ -48,7 +48,7 @@ _WITH_ENVIRONMENT: Final = frozenset({"serve", "print-config"})
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command. Returns the exit code; 1 if there is no command, 2 if it is not known."""
+    """Run one command, and return its exit code: 1 without a command, 2 for an unknown one."""
     if not argv:
         print(USAGE, file=sys.stderr)
         return 1

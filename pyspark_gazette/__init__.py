@@ -1,6 +1,6 @@
-"""Found by Spark, which imports all packages of such a name for their ``DefaultSource``.
+"""The package by which Spark finds ``spark.read.format("gazette")``, without any registration.
 
-It makes ``spark.read.format("gazette")`` known without registering anything.
+Spark imports every package with a name of this form (``pyspark_*``), and takes its ``DefaultSource``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Found by Spark, which looks into packages of such a name for ``format("gazette-state")``."""
+"""The package by which Spark finds ``spark.read.format("gazette-state")``: see `pyspark_gazette`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def announced(
     consumers: str,
     say: Callable[[str], object],
 ) -> Iterator[None]:
-    """Let `gazctl` find a run, and say how. A run goes on without it: then `gazctl` needs addresses."""
+    """Publish a context by which `gazctl` finds a run. Say how, or say that `gazctl` needs addresses."""
     with ExitStack() as stack:
         run = RunContext(brokers, consumers, target, os.getcwd())
         try:

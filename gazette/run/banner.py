@@ -18,7 +18,7 @@ _SHELL_TIMES: Final = {
     NOW: "'$(date -u +%Y-%m-%dT%H:%M:%S)'",
     str(NOW_S): "'$(date +%s)'",
 }
-"""Texts in place of the times of a sample, within single quotes. A shell makes them the present time."""
+"""Shell code for each time in a sample. It leaves the single quotes, to insert the present time."""
 _PATH_PARAMETER: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 
@@ -33,7 +33,7 @@ def banner(
     members: Sequence[tuple[str, str]],
     pids: Sequence[int] = (),
 ) -> list[str]:
-    """Return the lines. ``members`` has the gRPC and HTTP address of each process, ``pids`` their ids."""
+    """Return the lines. ``members`` has a gRPC and an HTTP address for each process, ``pids`` its id."""
     lines = [f"{target} runs as application {declaration.application}"]
     if state:
         lines.append(f"  state    {state}")
@@ -58,7 +58,7 @@ def banner(
 def publish_command(source: DeclaredJournals, sample: MessageSample, brokers: str) -> str:
     """Return a command that publishes one message, to the partition of its key.
 
-    It names the brokers: the user's own context or environment may name others.
+    The command names the brokers, because the user's own context or environment may name others.
     """
     selector, lines = f"-l name:prefix={source.name}/part-", [sample.line]
     if not sample.has_uuid:
@@ -84,16 +84,16 @@ def _shell_word(line: str) -> str:
 
 
 def query_command(routes: Sequence[str], address: str, values: Mapping[str, str]) -> str:
-    """Return a command that asks a shard of the application, or else the runtime.
+    """Return a command that asks a route of the application, or the runtime if there is no route.
 
-    ``values`` are those of parameters that a path may have. Others stand there in capital letters.
+    ``values`` has values of path parameters, by name. A parameter without a value stands in capital letters.
     """
 
     def rank(route: str) -> tuple[bool, int]:
         known = [name in values for name in _PATH_PARAMETER.findall(route)]
         return not any(known), known.count(False)
 
-    # Routes with parameters that are known say most about the first message.
+    # Prefer a route with known parameters: its answer shows what the first message did.
     path = min(routes, key=rank, default="/debug/shards")
     path = _PATH_PARAMETER.sub(
         lambda found: quote(values.get(found[1], found[1].upper()), safe=""), path
@@ -102,7 +102,7 @@ def query_command(routes: Sequence[str], address: str, values: Mapping[str, str]
 
 
 def _shard_of(declaration: Declaration, samples: Mapping[str, MessageSample]) -> str:
-    """Return the shard that gets the first sample: the one to ask for what it has changed."""
+    """Return the shard that consumes the first sample with a key: its state shows what the sample did."""
     for source in declaration.sources:
         if source.key is not None and source.name in samples:
             return f"shard-{fnv32a(samples[source.name].key.encode()) % source.partitions:03d}"

@@ -13,14 +13,14 @@ _POLL_S: Final = 0.25
 
 
 class ChangedFiles:
-    """The files of an application, as they were last looked at."""
+    """The files of an application, with their states at the last change."""
 
     def __init__(self, files: Iterable[str]) -> None:
         self._files = tuple(files)
         self._states = states_of(self._files)
 
     async def wait(self, clock: Clock) -> list[str]:
-        """Return the files that have changed, once they stay as they are. Poll four times a second."""
+        """Return the names of changed files, once no file changes any more. Look four times a second."""
         before, changed = self._states, list[str]()
         while True:
             await clock.sleep(_POLL_S)
@@ -36,7 +36,7 @@ class ChangedFiles:
 
 
 def states_of(files: Iterable[str]) -> dict[str, tuple[int, int, int] | None]:
-    """Return for each file what changes with its content; None for a file that does not exist."""
+    """Return time of change, size and inode of each file; None for a file that does not exist."""
     states: dict[str, tuple[int, int, int] | None] = {}
     for name in files:
         try:

@@ -60,17 +60,17 @@ def run(argv: Sequence[str]) -> int:
     except Invalid as error:
         return exit_with(error, sys.stderr)
     except GazetteError as error:
-        with contextlib.suppress(OSError):  # As of a terminal that was closed.
+        with contextlib.suppress(OSError):  # The terminal may be closed.
             print(f"gazette run: {error}\n{error.hint}", file=sys.stderr, flush=True)
         return 1
 
 
 def say(text: str, *, at: bool = True) -> None:
-    """Print a line, with the time of day if ``at``. Raise ``Broken`` if that cannot be written."""
+    """Print a line, with the time of day if ``at``. Raise ``Broken`` if the output takes no text."""
     try:
         print(f"{time.strftime('%H:%M:%S')}  {text}" if at else text, flush=True)
     except OSError as error:
-        # What is left in the buffer would fail again at the end of the process.
+        # Python writes the rest of its buffer when the process ends: that must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise Broken(
             f"cannot write to the standard output: {error.strerror}",
@@ -114,7 +114,7 @@ def _check(flags: RunFlags, brokers: str, etcd: str) -> None:
 
 
 def _say_unless_closed(text: str) -> None:
-    """Print a line if the output takes it: after SIGHUP the terminal is gone."""
+    """Print a line, and ignore an output that takes no text: after SIGHUP the terminal is gone."""
     with contextlib.suppress(Broken):
         say(text, at=False)
 
@@ -130,7 +130,7 @@ async def _until_signal(session: RunSession, *, after_crash: bool) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop_on_signal)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has it ignored.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it: keep that.
         loop.add_signal_handler(signal.SIGHUP, stop_on_signal)
     async with TaskScope("run") as scope:
         work = scope.spawn(session.run(after_crash=after_crash), name="session")

@@ -38,15 +38,15 @@ class ConsumptionSeen(msgspec.Struct, frozen=True):
     """Offset that a primary has read through, by journal."""
     primaries: int
     errors: Mapping[str, str]
-    """Errors of failed shards, by id."""
+    """Errors of failed shards, by shard."""
     recoveries: Mapping[str, str] = {}
-    """Progress of primaries that are being recovered, by id."""
+    """How far recovery has come, by shard."""
     waits: Mapping[str, str] = {}
-    """The reasons for which primaries wait, by id."""
+    """What a primary waits for, by shard."""
 
 
 class ConsumptionReport:
-    """Compares what it sees with what it saw, and says what is new. Call ``look`` now and then."""
+    """Compares the members' answers with those of the look before. Call ``look`` at intervals."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class ConsumptionReport:
         self._said: dict[str, str] = {}
         self._waited: Mapping[str, str] = {}
         self._silent: dict[str, tuple[float, float]] = {}
-        """Members that do not answer: since when, and when to say so next."""
+        """By address of a member that does not answer: since when, and when to report that next."""
 
     async def look(self) -> list[str]:
         """Return what is new, as lines: nothing while an application has nothing to do."""
@@ -97,7 +97,7 @@ class ConsumptionReport:
         return lines
 
     def _silences(self, silent: Sequence[str], now: float) -> list[str]:
-        """Return a line for each member that did not answer the last time either, once a minute."""
+        """Return a line for each member that has not answered twice or more, but only once a minute."""
         lines, former, self._silent = [], self._silent, {}
         for address in silent:
             since, say_at = former.get(address, (now, now))
@@ -120,7 +120,7 @@ class ConsumptionReport:
         return lines
 
     async def _lag(self, read_through: Mapping[str, int]) -> int | None:
-        """Return the bytes that are not read yet, or None if brokers do not answer in time."""
+        """Return the bytes that are not read yet. Return None if brokers fail, or do not answer in time."""
         gate = asyncio.Semaphore(_AT_ONCE)
 
         async def unread(journal: str) -> int:
@@ -137,7 +137,7 @@ class ConsumptionReport:
 
 
 def seen_in(answers: Mapping[str, tuple[bytes, bytes]]) -> ConsumptionSeen:
-    """Return what answers of ``/metrics`` and ``/debug/shards`` say, by the address of the member."""
+    """Return what members have answered. ``answers`` has ``/metrics`` and ``/debug/shards``, by address."""
     messages: dict[str, float] = {}
     offsets: dict[str, int] = {}
     errors: dict[str, str] = {}
@@ -187,7 +187,7 @@ def space_text(directory: str, free_bytes: int) -> str:
 
 
 def _ask(addresses: Sequence[str]) -> dict[str, tuple[bytes, bytes]]:
-    """Return the answers of the members that give both."""
+    """Return ``/metrics`` and ``/debug/shards`` of each member that answers both, by address."""
     answers = {}
     for address in addresses:
         metrics, debug = get(f"{address}/metrics"), get(f"{address}/debug/shards")

@@ -1,4 +1,4 @@
-"""The lock of a directory: one `gazette run` at a time, and it is known which."""
+"""The lock of a directory: one `gazette run` at a time holds it, and its file names that process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILE = "run.lock"
 
 
 class LockOwner(msgspec.Struct, frozen=True):
-    """The process that has the lock, as the file says."""
+    """The process that has the lock, as the file of the lock names it."""
 
     pid: int
     target: str
@@ -24,9 +24,9 @@ class LockOwner(msgspec.Struct, frozen=True):
 
 
 class RunLock:
-    """The lock of ``directory``. Use as ``with``. The kernel releases it when the process ends, in any way.
+    """The lock of ``directory``. Use as ``with``. The kernel releases the lock when the process ends.
 
-    ``after_crash`` is True if the process that had it before did not release it.
+    ``after_crash`` is True if the owner before ended without releasing the lock.
     """
 
     def __init__(self, directory: Path, target: str) -> None:
@@ -36,7 +36,7 @@ class RunLock:
         self._fd = -1
 
     def __enter__(self) -> Self:
-        """Take the lock. Raise ``Conflict`` that names its owner, or ``Invalid`` for the directory."""
+        """Take the lock. Raise ``Conflict`` with its owner, or ``Invalid`` if the file cannot be written."""
         try:
             self._path.parent.mkdir(0o700, parents=True, exist_ok=True)
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -75,7 +75,7 @@ class RunLock:
         try:
             return msgspec.json.decode(os.pread(self._fd, 4096, 0), type=LockOwner)
         except msgspec.MsgspecError:
-            return None  # It has the lock, and has not written its name yet.
+            return None  # The owner has not written its name yet.
 
     def _close(self) -> None:
         os.close(self._fd)

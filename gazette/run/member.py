@@ -3,8 +3,8 @@
     python -m gazette.run.member describe FILE TARGET
     python -m gazette.run.member FILE TARGET FLAGS…
 
-The first writes a `Description` as JSON. The second serves the application with the flags of
-``serve``. It writes the application's HTTP routes as a JSON list.
+The first command writes a `Description` to FILE, as JSON. The second command serves the application
+with the flags of ``serve``. Once it serves, FILE has the application's HTTP routes as a JSON list.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ DESCRIBE: Final = "describe"
 
 
 class Description(msgspec.Struct, frozen=True):
-    """Facts that `gazette run` knows of an application without importing it."""
+    """Facts about an application. `gazette run` gets them from a child process that has imported it."""
 
     declaration: Declaration
     files: tuple[str, ...]
-    """The user's own files that it consists of."""
+    """The user's own files of which the application consists."""
     samples: dict[str, MessageSample] = {}
     """A message of each source that takes JSON, by name."""
 
 
 class NotingMember(ConsumerMember):
-    """A member that writes down which routes its application adds."""
+    """A member that writes the HTTP routes of its application to ``routes_file`` once it has started."""
 
     routes_file: Path | None = None
 
@@ -62,7 +62,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the process, to its exit code: 2 if the application cannot be used."""
+    """Run the process, and return its exit code: 2 if the application cannot be used."""
     die_with_parent(os.environ)
     try:
         if argv[0] == DESCRIBE:
@@ -84,7 +84,7 @@ def run(argv: Sequence[str]) -> int:
         application = RunTarget.parse(text).load()
     except Invalid as error:
         return exit_with(error, sys.stderr)
-    # At the end all processes stop, and none takes over. That is no news, whatever was asked to be logged.
+    # At the end all processes stop, and none takes over. No level of logging needs a warning of that.
     logging.getLogger("gazette.cluster.allocator.drain").setLevel(logging.ERROR)
     NotingMember.routes_file = Path(file)
     return process.run(application, ["serve", *flags], os.environ, member=NotingMember)

@@ -42,7 +42,7 @@ class MemberProcess:
     routes_file: Path
     process: asyncio.subprocess.Process | None = None
     ended: list[float] = field(default_factory=list)
-    """Times at which it ended unasked."""
+    """Times at which the process ended without being asked to."""
 
     @property
     def grpc_url(self) -> str:
@@ -58,10 +58,7 @@ class MemberProcess:
 
 
 class RunMembers:
-    """All processes of the application. ``flags`` are those that all of them get.
-
-    ``pass_fds`` are file descriptors that they inherit.
-    """
+    """All processes of the application. Each gets ``flags``, and inherits the descriptors ``pass_fds``."""
 
     def __init__(
         self,
@@ -84,14 +81,14 @@ class RunMembers:
         self._rng = random.SystemRandom()
 
     async def start(self) -> None:
-        """Start all, and return when each is ready. Raise ``Broken`` if one ends, ``Unavailable`` in time."""
+        """Start all, and await readiness. Raise ``Broken`` if one ends, ``Unavailable`` after `READY_S`."""
         for member in self.members:
             await self._start(member)
         for member in self.members:
             await self._await_ready(member)
 
     async def keep_running(self) -> None:
-        """Start processes again that end. Raise ``Broken`` if one does so again and again."""
+        """Start each process again that ends. Raise ``Broken`` for 3 ends within 60 s, or exit code 2."""
         async with TaskScope("members") as scope:
             for member in self.members:
                 scope.daemon(self._keep_running(member), name=member.name)
@@ -104,7 +101,7 @@ class RunMembers:
             await self._say_ready(member)
 
     async def stop(self) -> None:
-        """Stop all at once. Kill those that have not ended after `STOP_S`."""
+        """Stop all at once. Kill those that have not ended after `STOP_S` seconds."""
         running = [one.process for one in self.members if one.running and one.process is not None]
         for process in running:
             with contextlib.suppress(ProcessLookupError):
@@ -125,16 +122,16 @@ class RunMembers:
                 await member.process.wait()
 
     def pids(self) -> list[int]:
-        """Return the process ids of those that run, in order."""
+        """Return the process ids, in the order of ``members``."""
         return [one.process.pid for one in self.members if one.process is not None]
 
     def routes(self) -> list[str]:
-        """Return the HTTP routes that the application has added, of those that answer GET."""
+        """Return the HTTP routes that the application has added and that answer GET."""
         return msgspec.json.decode(self.members[0].routes_file.read_bytes(), type=list[str])
 
     async def _start(self, member: MemberProcess) -> None:
         member.routes_file.unlink(missing_ok=True)
-        # Its lease may outlive a process that was killed. Another id need not wait for that.
+        # The lease of a killed process may outlive it. A new id need not wait for the end of that lease.
         identity = f"{member.name}-{two_words(self._rng)}"
         member.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "gazette.run.member"),
@@ -182,11 +179,11 @@ class RunMembers:
         await self._start(member)
 
     async def _say_ready(self, member: MemberProcess) -> None:
-        """Say that a process that was started again serves, or what it waits for. Return early if it ends."""
+        """Say that a restarted process serves, or what it waits for. Return at once if the process ends."""
         try:
             await self._await_ready(member)
         except Broken:
-            return  # The next start of it says how it ended.
+            return  # `_start_again` says how the process ended.
         except Unavailable as error:
             self._say(f"{error}\n{error.hint}")
         else:

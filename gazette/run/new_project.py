@@ -43,7 +43,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def write_project(directory: Path) -> list[str]:
-    """Write the files of a new project, and return their names. Raise ``Invalid``."""
+    """Write a new project, and return its files. Raise ``Invalid`` for a wrong name or a bad directory."""
     name = directory.name
     if not _NAME.fullmatch(name):
         clean = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_0123456789")[:64]

@@ -19,7 +19,7 @@ from gazette.message.zero_value import ObjectType, alternatives, inspect_objects
 NOW: Final = "2099-12-31T23:59:59"
 """The text in a sample that stands for the time at which it is published."""
 NOW_S: Final = 4102444799
-"""The number in a sample that stands for that time in seconds. Zeros follow it for smaller units."""
+"""The number in a sample that stands for the same time, in seconds. Smaller units add zeros to it."""
 _DEPTH_MAX: Final = 8
 _UNIT_OF_S: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _VALUES: Final[dict[type[inspect.Type], Any]] = {
@@ -40,22 +40,22 @@ _VALUES: Final[dict[type[inspect.Type], Any]] = {
 
 
 class MessageSample(msgspec.Struct, frozen=True):
-    """A message as a line of JSON, and its key; empty without one."""
+    """A message as a line of JSON, and its key. ``key`` is empty if the source has no key."""
 
     line: str
     key: str = ""
     declared: str = ""
-    """Name of its source for ``gazctl produce --declared``, if labels of journals say too little."""
+    """Name of the source for ``gazctl produce --declared``, if the labels of its journals say too little."""
     directory: str = ""
-    """Directory from which that name is imported."""
+    """Directory from which ``declared`` is imported."""
     has_uuid: bool = True
     """False for a type of messages without a UUID, which are appended and not published."""
 
 
 def samples_of(application: Any, directory: str) -> Iterator[tuple[Source[Any], MessageSample]]:
-    """Yield the sources of which a sample can be made, with it: those of JSON with simple fields.
+    """Yield each source of JSON lines with simple fields, and a sample of its messages.
 
-    ``directory`` is that from which the module of the application is imported.
+    ``directory`` is the one from which the module of the application is imported.
     """
     for source in sources_of(application):
         if source.content_type != CONTENT_JSON_LINES:
@@ -64,7 +64,7 @@ def samples_of(application: Any, directory: str) -> Iterator[tuple[Source[Any], 
             kind = inspect_objects(source.message_type)[0]
             sample = _sample_of(source, kind)
         except DECODE_ERRORS:
-            continue  # The type wants more of its fields than their kinds.
+            continue  # The type has further conditions, which the sample does not meet.
         if sample is None:
             continue
         if _needs_declaration(source, kind):
@@ -88,7 +88,7 @@ def _sample_of(source: Source[Any], kind: ObjectType) -> MessageSample | None:
 
 
 def _needs_declaration(source: Source[Any], kind: ObjectType) -> bool:
-    """Return True if only the application knows the key or the time, or if messages are no objects."""
+    """Return True if only the application knows the key or the time, or if messages are arrays."""
     time = source.message_time
     array = isinstance(kind, inspect.StructType) and kind.array_like
     return array or callable(source.key) or (time is not None and callable(time.field))
@@ -105,7 +105,7 @@ def _name_in_class(application: Any, source: Source[Any]) -> str:
 
 
 class _Wanted:
-    """The fields of a source that its messages have to set: the key, the time, and not the UUID."""
+    """The fields that a sample sets even if they are optional: key and time. It omits the UUID."""
 
     def __init__(self, source: Source[Any]) -> None:
         self.key = source.key if isinstance(source.key, str) else ""
@@ -122,7 +122,7 @@ class _Wanted:
 
 
 def _object(kind: ObjectType, wanted: _Wanted, path: tuple[str, ...]) -> Any:
-    """Return an object with the fields that are needed; with all of them if none is."""
+    """Return an object with the fields that are required or wanted. Without such fields, set all."""
     fields = [one for one in kind.fields if (*path, one.encode_name) != wanted.uuid]
     array = isinstance(kind, inspect.StructType) and kind.array_like
     needed = [one for one in fields if one.required or (not path and _is_wanted(one, wanted))]
@@ -146,7 +146,7 @@ def _is_wanted(field: inspect.Field, wanted: _Wanted) -> bool:
 
 
 def _value(info: inspect.Type, wanted: _Wanted, path: tuple[str, ...]) -> Any:
-    """Return a value of a type. None for one that is not known: its decoder then refuses the sample."""
+    """Return a value of a type. Return None for an unknown type: its decoder then refuses the sample."""
     parts = [one for one in alternatives(info) if not isinstance(one, inspect.NoneType)]
     if len(path) > _DEPTH_MAX or not parts:
         return None

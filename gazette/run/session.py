@@ -1,4 +1,4 @@
-"""One run: the cluster, and the application on it, again for each change of its files."""
+"""One run: a cluster, and an application on it that starts again when its files change."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _EXIT_USAGE: Final = 2
 
 
 class Says(Protocol):
-    """Prints a line."""
+    """Prints a line, with the time of day if ``at``."""
 
     def __call__(self, text: str, *, at: bool = True) -> None: ...
 
@@ -108,12 +108,12 @@ class RunSession:
         }
         self._ports: list[tuple[int, int]] = []
         self._banner: list[str] = []
-        """The lines that were printed last: a change that alters none of them needs one line only."""
+        """The banner that was printed last. If a restart would print it again, a single line replaces it."""
 
     async def run(self, *, after_crash: bool = False) -> int:
         """Run until cancelled. Return 2 if the application cannot be used. Raise what stops the run.
 
-        ``after_crash``: processes of a run before may still be ending. Cancellation leaves no process.
+        With ``after_crash``, processes of a killed run may still be ending. Cancellation ends all processes.
         """
         self._scratch.mkdir(parents=True, exist_ok=True)
         described = await self._describe()
@@ -166,11 +166,11 @@ class RunSession:
             self._environ if cluster.local is None else cluster.local.environ,
             self._clock,
             self._say,
-            # Its processes end with this one, and need etcd for that.
+            # Members end after this process, and need etcd for that. etcd outlives all that inherit this.
             pass_fds=() if cluster.local is None else (cluster.local.etcd.lifeline,),
         )
         try:
-            # Without shards at first: no member runs that would list them. Outputs have to exist before.
+            # Put journals first: members need the outputs. Only a running member can list shards.
             await self._put_journals(declaration, client, embedded=cluster.local is not None)
             await members.start()
             async with ShardClient(
@@ -195,7 +195,7 @@ class RunSession:
     async def _put_journals(
         self, declaration: Declaration, client: Client, *, embedded: bool
     ) -> None:
-        """Put journals. In a cluster of others, check their stores first, and warn of few brokers."""
+        """Put journals. In a cluster that ran already, check their stores first, and print warnings."""
 
         async def find() -> DeclaredChanges:
             changes = await self._changes(declaration, client, None)
@@ -257,7 +257,7 @@ class RunSession:
         try:
             free_bytes = shutil.disk_usage(self._directory).free
         except OSError:
-            return ""  # It was removed: that ends the run.
+            return ""  # The directory was removed: `_require_directory` ends the run.
         return space_text(_shown(self._directory), free_bytes)
 
     async def _next(self, described: Description) -> Description:
@@ -271,7 +271,7 @@ class RunSession:
             self._say("waiting for the next change: the run continues once the file is mended")
 
     async def _describe(self) -> Description | None:
-        """Load the application in a process of its own. Return None if that process says what is wrong."""
+        """Load the application in a child process. Return None if the child has reported what is wrong."""
         path = self._scratch / "description.json"
         path.unlink(missing_ok=True)
         process = await asyncio.create_subprocess_exec(
@@ -296,7 +296,7 @@ class RunSession:
         return msgspec.json.decode(path.read_bytes(), type=Description)
 
     async def _ended(self, process: asyncio.subprocess.Process) -> int:
-        """Return the exit code of the process that imports the application. Say so if it takes long."""
+        """Return the exit code of the process that imports the application. Report a long import."""
         async with TaskScope("import") as scope:
             scope.daemon(self._say_importing(), name="notice")
             code = await process.wait()
@@ -347,7 +347,7 @@ class RunSession:
             )
         finally:
             if self._is_lost():
-                # What they would store has no use: the journals that it belongs to are gone.
+                # Brokers need not store their fragments: the journals of these are gone.
                 await local.kill_brokers()
             await local.stop(_STOP_S)
 
@@ -363,7 +363,7 @@ class RunSession:
                 )
 
     def _require_whole(self) -> None:
-        """Raise ``Invalid`` if the directory has stored fragments, but not the journals of these."""
+        """Raise ``Invalid`` if the directory has fragments, but no data of etcd with their journals."""
         fragments, journals = self._directory / "fragments", self._directory / "etcd" / "data"
         if not journals.exists() and fragments.exists() and any(fragments.iterdir()):
             raise Invalid(
@@ -374,7 +374,7 @@ class RunSession:
             )
 
     async def _start_cluster(self, after_crash: bool) -> LocalCluster:
-        """Start a cluster. After a crash, wait for the processes of that run to end."""
+        """Start a cluster. After a crash, try again while processes of the killed run still end."""
         self._require_whole()
         flags = self._flags
         settings = ClusterSettings(
@@ -416,7 +416,7 @@ class RunSession:
                 )
 
     def _processes(self) -> list[MemberProcess]:
-        if not self._ports:  # They stay over reloads: clients know them.
+        if not self._ports:  # A reload keeps the ports: clients know them.
             first, count = self._flags.port, self._flags.member_count()
             any_free = [] if first else [free_port(HOST) for _ in range(2 * count)]
             ports = any_free or range(first, first + 2 * count)

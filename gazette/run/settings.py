@@ -45,7 +45,7 @@ class RunFlags:
     log_level: str = flag("warn", "least severity to log", choices=LOG_LEVELS)
 
     def member_count(self) -> int:
-        """Return the number of processes. Raise ``Invalid`` if it cannot be."""
+        """Return the number of processes. Raise ``Invalid`` if it is out of range, or too small."""
         if self.standbys < 0:
             raise Invalid(f"{self.standbys} standbys (expected >= 0)", path="--standbys")
         count = self.workers or self.standbys + 1
@@ -61,7 +61,7 @@ class RunFlags:
         return count
 
     def spec_settings(self, *, embedded: bool) -> SpecSettings:
-        """Return the settings of new specifications. Raise ``Invalid`` without a store."""
+        """Return the settings of new specifications. Raise ``Invalid`` for too many replicas, or no store."""
         if embedded:
             replication = self.replication or min(self.brokers, REPLICAS_MAX)
             if replication > self.brokers:

@@ -1,6 +1,6 @@
 """The application that a command line names: ``app.py``, ``app.py:Class``, ``module`` or ``module:Class``.
 
-Loading runs the user's code. Only child processes of `gazette run` do so.
+Loading runs the user's code. Only child processes of `gazette run` load an application.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class RunTarget:
     """The place of an application: a file or a module, and the name of its class, if one was given."""
 
     text: str
-    """The words of the user."""
+    """The text that the user gave."""
     path: Path | None
     module: str
-    """Name under which the module is imported. That of a file is its stem."""
+    """Name under which the module is imported. For a file: its name without ``.py``."""
     name: str
 
     @classmethod
     def parse(cls, text: str) -> RunTarget:
-        """Return the target of a text. Raise ``Invalid`` if there is no such file, or it cannot be one."""
+        """Return the target that a text names. Raise ``Invalid`` for no such file, or no possible module."""
         place, _, name = text.partition(":")
         if not (place.endswith(".py") or "/" in place or os.sep in place):
             if Path(place).is_dir() and not (Path(place) / "__init__.py").exists():
@@ -65,7 +65,7 @@ class RunTarget:
     @property
     def directory(self) -> str:
         """Directory from which the module is imported."""
-        # As `python -m` does, which the text of a module looks like.
+        # Modules are found in the working directory, as with `python -m`.
         return os.getcwd() if self.path is None else str(self.path.parent)
 
     def load(self) -> Application[Any]:
@@ -113,7 +113,7 @@ class RunTarget:
             raise self._failed(error) from error
 
     def _failed(self, error: BaseException) -> Invalid:
-        """Return an error that begins with the user's own frame."""
+        """Return an error that shows the user's own frames, and a hint that fits its cause."""
         hint = "Correct the file."
         if isinstance(error, GazetteError):
             hint = error.hint
@@ -240,7 +240,7 @@ def _no_file(problem: str) -> Invalid:
 
 
 def _check_stem(text: str, stem: str) -> None:
-    """Refuse a file that would replace a module: its name becomes that of the module."""
+    """Raise ``Invalid`` for a file with the name of another module, which the file would hide."""
     if stem in sys.stdlib_module_names or stem in sys.modules:
         raise Invalid(
             f"{text}: a file of this name hides the module {stem}",

@@ -1,4 +1,4 @@
-"""Settings of an application's commands: their flags, and the settings of parts that they give."""
+"""The flags of an application's commands, and the settings of parts that these flags give."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ConsumerFlags(MemberFlags):
     drain_timeout_max: float = duration("1h", "at exit, longest wait for any hand-off")
 
     def settings(self, process_id: str, root: str, lease_ttl_s: float) -> ConsumerSettings:
-        """Return the member's settings. Raise ``Invalid``."""
+        """Return the member's settings. Raise ``Invalid`` for a scratch directory that cannot be used."""
         check_directory("consumer.scratch-dir", self.scratch_dir)
         return ConsumerSettings(
             zone=self.zone,

@@ -78,7 +78,7 @@ def schema(application: Application[Any], program: str, bind_host: str = "") -> 
 def main(application: Application[Any], *, bind_host: str = "") -> NoReturn:
     """Run an application until it is asked to stop, and leave the process.
 
-    ``bind_host`` is the address to listen on unless ``--consumer.bind-host`` is given; empty for all.
+    ``bind_host`` is the address to listen on unless ``--consumer.bind-host`` is given. Empty: all addresses.
 
     The command line is ``[COMMAND] FLAGS``; see ``USAGE``. Settings come from flags, the environment,
     ``gazette.ini`` or ``gazette.yaml``, and defaults, in this order.
@@ -96,7 +96,7 @@ def run(
     bind_host: str = "",
     member: type[ConsumerMember] = ConsumerMember,
 ) -> int:
-    """Run ``main``, but return its exit code. ``member`` is the class that serves the application."""
+    """Do as ``main`` does, but return the exit code. ``member`` is the class that serves the application."""
     path = Path(sys.argv[0])
     # With `python -m package` the file name says nothing.
     program = (path.parent.name if path.name == "__main__.py" else path.name) or type(
@@ -141,7 +141,7 @@ def run(
 
 
 def root_of(application: Application[Any], loaded: Loaded) -> str:
-    """Return the etcd prefix: the configured one, else one that is the application's own."""
+    """Return the etcd prefix: the configured one, else one with the name of the application's class."""
     prefix = loaded.group(EtcdFlags).prefix
     if loaded.sources.get("etcd.prefix") != "default" and prefix:
         return prefix
@@ -165,7 +165,7 @@ def build(
     settings = flags.settings(
         flags.id or two_words(random.SystemRandom()), root_of(application, loaded), etcd.lease
     )
-    # Find all that can be wrong before ports are taken.
+    # Find mistakes before ports are taken.
     member_id("consumer", settings.zone, settings.id)
     # A query has to outlast the lease of a primary that is gone.
     settings = replace(settings, query_timeout_s=max(settings.query_timeout_s, 2 * etcd.lease))

@@ -1,4 +1,4 @@
-"""``specs`` and ``apply``: what an application declares, as YAML, or made so in a cluster.
+"""``specs`` prints what an application declares, as YAML. ``apply`` makes a cluster have it.
 
 Exit codes: 0 done; 1 the cluster refused it, or cannot be reached; 2 the command line or the
 declaration is wrong.
@@ -187,7 +187,7 @@ async def _apply(declaration: Declaration, loaded: Loaded) -> int:
 
 @dataclass(slots=True)
 class _Applying:
-    """One run of ``apply``. ``members`` are None if shards are left out."""
+    """One run of ``apply``. ``members`` is None if shards are left out, or no member answers."""
 
     declaration: Declaration
     settings: SpecSettings
@@ -198,7 +198,7 @@ class _Applying:
     _compared: bool = False
 
     async def find(self) -> DeclaredChanges:
-        """Return what differs from the declaration, and show it. May be repeated."""
+        """Return what differs from the declaration now, and print it."""
         changes = await changes_needed(
             self.declaration,
             self.settings,
@@ -233,7 +233,7 @@ def _members(loaded: Loaded) -> ShardClient:
 
 
 async def _unreachable(members: ShardClient) -> Unavailable | None:
-    """Return why no member answers, or None if one does. Raise ``Invalid`` if another server does."""
+    """Return why no member answers, or None if one does. Raise ``Invalid`` if another kind of server does."""
     hint = "Start a member (`serve`), and apply again: this was about the shards, and no journal."
     try:
         await require_reachable(members, "consumer", connect_s=_CONNECT_S, hint=hint)

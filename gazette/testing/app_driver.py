@@ -70,7 +70,7 @@ StoreT = TypeVar("StoreT", bound=Store)
 STEP_TIMEOUT_S: Final = 60.0
 _TICK_S: Final = 1e-6
 BLOCKED_S: Final = 0.5
-"""Idle seconds of the thread, while a commit is held, after which it counts as waiting for the commit."""
+"""Seconds for which a thread is busy while a commit is held. Then it counts as waiting for the commit."""
 
 
 class _DrivenShard(WithTimers):
@@ -147,9 +147,9 @@ class AppDriver(Generic[StoreT]):
     ``commit_wait_s`` seconds of the real clock, then returns. Two drivers on the same ``journals``
     are two members that both believe to be primary.
 
-    Acknowledgements from a restored checkpoint go to their journals past all other appends. They
-    arrive as late as possible: ``run`` delivers them when the shard has nothing else to do. While
-    ``hold_recovered`` is true, they do not arrive.
+    Acknowledgements from a restored checkpoint do not wait for other appends to their journals.
+    ``run`` appends them as late as possible: when the shard has nothing else to do. While
+    ``hold_recovered`` is true, ``run`` appends none.
 
     The application's callbacks run on the shard's thread while ``run`` and other methods wait.
     """
@@ -218,8 +218,8 @@ class AppDriver(Generic[StoreT]):
     def publish(self, journal: str, *messages: Any) -> None:
         """Publish committed messages to a journal, as one outside producer.
 
-        A time that the source declares is not required here, as not all producers do. So a test can see
-        what the application does with a message that has none. ``feed`` appends any other bytes.
+        A message may lack the time that its source declares: some producers publish such messages. A
+        test can see what the application does with them. ``feed`` appends any other bytes.
         """
         mapping = self._mapping(journal)
         for message in messages:
@@ -321,13 +321,13 @@ class AppDriver(Generic[StoreT]):
             # A timer that is due, and has not fired, waits for a held commit.
             if wait_s <= 0:
                 return left_s
-            # In a far year a float of seconds has no microseconds: a step must move the clock.
+            # In a far year, a float of seconds is too coarse for microseconds. A step must move the clock.
             self.clock.advance(max(wait_s, _TICK_S, ulp(self.clock.now())))
             life.inbox.wake()
             self.run()
 
     def crash(self) -> None:
-        """End like a killed process: appends that have not taken place yet never will."""
+        """End like a killed process: appends that have not taken place yet never take place."""
         life, self._life = self._life, None
         if life is None:
             return
@@ -348,7 +348,7 @@ class AppDriver(Generic[StoreT]):
         self.close()
 
     def _settle(self, life: _Life) -> None:
-        """Wait until nothing is left to do except for held appends or for time."""
+        """Wait until the shard waits for messages, a held append or a time. Raise the error that ended it."""
         while True:
             if not self._await_idle(life):
                 return
@@ -379,8 +379,8 @@ class AppDriver(Generic[StoreT]):
         return True
 
     def _await_idle(self, life: _Life) -> bool:
-        """Return True if the thread waits for input or has ended. It may also wait for a commit
-        that is held.
+        """Wait until the thread waits for input or has ended, and return True. Return False if it
+        waits for a commit that is held.
         """
         waited_s = 0.0
         while not life.inbox.await_idle(life.running.done, BLOCKED_S):

@@ -50,7 +50,7 @@ def journal_spec(
 
 
 async def leases_of(etcd: Etcd, root: str, id: str) -> list[Lease]:
-    """Return the leases of a cluster's members that have that id."""
+    """Return the leases of those members of a cluster whose id is ``id``."""
     found = await etcd.range(f"{root}{MEMBERS}", keys_only=True)
     held = [kv.lease for kv in found.kvs if kv.key.decode().endswith(f"#{id}")]
     return [Lease(etcd._connection, one, 0.0, 0.0) for one in held]
@@ -96,8 +96,8 @@ class BrokerFixture:
 
         The broker makes its own connection to the endpoints of ``etcd``. ``settings`` are fields of
         ``BrokerSettings``, ``server`` fields of ``ServerSettings``. ``constructors`` replace the
-        blob stores, and ``disk`` replaces the disk of spools. ``peer_tls`` is for its calls to
-        brokers, and for those of ``client``.
+        blob stores, and ``disk`` replaces the disk of spools. ``client``, and the
+        broker when it calls brokers, use ``peer_tls``.
         """
         clock = SystemClock() if clock is None else clock
         file_root = tmp_path / "root"
@@ -150,7 +150,7 @@ class BrokerFixture:
     async def create(self, *specs: JournalSpec) -> None:
         """Create journals, and wait until each has a consistent set of all its replicas.
 
-        The test's timeout must bound this: without enough brokers it waits for ever.
+        With too few brokers, this waits until the test's timeout.
         """
         await self.client.apply_journals([JournalChange(upsert=spec) for spec in specs])
         for spec in specs:
@@ -199,7 +199,7 @@ class BrokerFixture:
         await self.service.crash()
 
     async def die(self) -> None:
-        """Crash it, and end its lease at once: see `ConsumerFixture.die`."""
+        """Crash the broker, and revoke its lease at once: see `ConsumerFixture.die`."""
         leases = await leases_of(self.etcd, self.service.settings.root, self.service.settings.id)
         await self.crash()
         for lease in leases:

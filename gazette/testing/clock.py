@@ -11,8 +11,8 @@ import math
 class ManualClock:
     """A `gazette.runtime.clock.Clock` whose time passes only by ``advance``.
 
-    ``now`` starts at a realistic Unix time, because producer pruning and flush buckets misbehave
-    near the epoch.
+    ``now`` starts at a realistic Unix time, because code that prunes producers, or flushes
+    fragments at round times, misbehaves near the epoch.
     """
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:

@@ -56,8 +56,8 @@ def shard_spec(shard_id: str, *sources: str, log: bool = True, **fields: Any) ->
 
 
 class ConsumerFixture:
-    """A running member of a consumer cluster. ``shards`` is a client of it, ``etcd`` the test's
-    own.
+    """A running member of a consumer cluster. ``shards`` is a client of the member, ``etcd``
+    the test's own client of etcd.
 
     Members on the same ``etcd`` and ``root`` are one cluster:
 
@@ -161,7 +161,7 @@ class ConsumerFixture:
             await self.await_primary(spec.id)
 
     async def update(self, spec: ShardSpec) -> None:
-        """Put a specification, at any revision of the present one."""
+        """Replace the specification of a shard, whatever revision it has."""
         await self.shards.apply_shards([ShardChange(upsert=spec, expect_mod_revision=-1)])
 
     async def delete(self, shard_id: str) -> None:
@@ -174,8 +174,8 @@ class ConsumerFixture:
         return list(key_space.prefixed(f"{key_space.root}{ASSIGNMENTS}{shard_id}#"))
 
     def status_of(self, shard_id: str, *, of_primary: bool = True) -> ReplicaStatus | None:
-        """Return the status of its primary, or of this member's replica. Return None without
-        one.
+        """Return the status of the shard's primary, or of this member's replica. Return None without
+        such a replica.
         """
         for kv in self.assignments(shard_id):
             assignment: Assignment = kv.decoded
@@ -256,7 +256,7 @@ class ConsumerFixture:
         """Make this member's standby the primary at once, without its primary's consent. Wait until
         it serves.
 
-        The primary's assignment is deleted. Raise ``Conflict`` if the assignments change meanwhile.
+        This deletes the primary's assignment. Raise ``Conflict`` if the assignments change meanwhile.
         Raise ``Bug`` if this member is not a standby.
         """
         primary = standby = None
@@ -290,8 +290,7 @@ class ConsumerFixture:
         """Wait until the shard's transactions have read through these offsets. Return the shard's
         offsets.
 
-        The wait continues over fail-overs. Raise ``GazetteError`` with the text of its status if
-        the shard fails.
+        The wait continues over fail-overs. If the shard has failed, raise the error of the call.
         """
         while True:
             try:
@@ -325,15 +324,15 @@ class ConsumerFixture:
         await self._end(self.service.stop)
 
     async def crash(self) -> None:
-        """Stop the member as SIGKILL would: its lease expires, and its shards' appends end
-        anywhere.
+        """Stop the member as SIGKILL would: its lease expires, and appends of its shards
+        stop at any byte.
         """
         await self._end(self.service.crash)
 
     async def die(self) -> None:
-        """Crash it, and end its lease as time would, at once: so that a test's leases can be long.
+        """Crash the member, and revoke its lease at once. So a test can use long leases.
 
-        A short lease is lost by members that live, too, once the machine is busy for as long.
+        On a busy machine, even members that run lose a short lease.
         """
         leases = await leases_of(self.etcd, self.service.settings.root, self.service.settings.id)
         await self.crash()

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class DrivenPartitions:
-    """The driver's journals that match a selector. Call it to use it as `PartitionsFunc`."""
+    """The driver's journals that match a selector. An instance is a `PartitionsFunc`."""
 
     def __init__(self, partitions: Partitions) -> None:
         self._partitions = partitions

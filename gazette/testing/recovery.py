@@ -100,10 +100,10 @@ class MemoryLog:
 
 
 class FragmentLog(MemoryLog):
-    """A recovery log whose bytes are fragments in a blob store, and can be pruned. Memory never
-    holds all of it.
+    """A recovery log whose bytes are fragments in a blob store, and can be pruned. Memory holds
+    the open fragment, and the one that was read last.
 
-    ``log[begin:end]`` reads it. A fragment is closed once it has ``fragment_bytes`` bytes.
+    ``log[begin:end]`` reads the log. A fragment is closed once it has ``fragment_bytes`` bytes.
     """
 
     def __init__(self, store: BlobStore, *, fragment_bytes: int = 4 << 20) -> None:
@@ -181,7 +181,7 @@ class FragmentLog(MemoryLog):
 
 
 class MemoryLogs:
-    """`LogSource` of one log in memory, or in a directory. Bytes before ``begin`` are missing."""
+    """`LogSource` of one `MemoryLog`. Bytes before ``begin`` are missing."""
 
     def __init__(self, log: MemoryLog, *, begin: int = 0, piece_bytes: int = 1 << 16) -> None:
         self.knows_heads = True
@@ -235,9 +235,9 @@ class MemoryTxn:
 
 
 class Replayer:
-    """Plays a log's bytes back step by step, so that its states after many cuts cost one play-back.
+    """Plays a log back step by step: a test gets its states after many cuts from one play-back.
 
-    ``directory`` is wiped, and holds staged files. ``copy_live`` copies these to their paths.
+    It wipes ``directory``, and keeps staged files there. ``copy_live`` copies these to their paths.
     """
 
     def __init__(self, directory: Path, *, hints: FSMHints | None = None) -> None:
@@ -275,8 +275,8 @@ class Replayer:
     def hand_off(self, log: MemoryLog, author: int) -> int:
         """Play a log to its end and make ``author`` its owner, as a `Player` does.
 
-        Return the offset behind the hand-off. Appends of another owner meanwhile are played, and
-        the hand-off is injected again behind them. Raise ``Corrupt`` as a `Player` does.
+        Return the offset behind the hand-off. If another owner appends meanwhile, play its bytes,
+        and append the hand-off again behind them. Raise ``Corrupt`` as a `Player` does.
         """
         playback, fsm = self._playback, self.fsm
         while True:
@@ -296,7 +296,7 @@ class Replayer:
                 return commit.end
 
     def view(self, call: Callable[[PlayedFiles], Any]) -> Any:
-        """Call ``call`` with the files as they are."""
+        """Call ``call`` with the files as they are now, and return its result."""
         return self._files.view(self.fsm, call)
 
     def copy_live(self, target: Path) -> None:
@@ -311,7 +311,7 @@ class Replayer:
         return self._playback.fsm
 
     def abandon(self) -> None:
-        """Close and remove everything."""
+        """Close and remove all staged files."""
         self._files.abandon()
 
 
@@ -351,6 +351,6 @@ def take_over(
 
 
 def pruned(log: bytes | bytearray, hints: FSMHints) -> bytes:
-    """Return a log without the bytes before those that hints need. Zeros replace them."""
+    """Return a log with zeros in place of all bytes before those that hints need."""
     begin = min(node.segments[0].first_offset for node in hints.live_nodes)
     return bytes(begin) + bytes(log[begin:])

@@ -55,17 +55,17 @@ class RemoteStoreTests(ABC):
     """Tests of a store. Inherit this class, and implement the abstract methods."""
 
     former_blocks: bool = False
-    """True if an owner that stops within a transaction blocks the next owner until it ends.
+    """True if an owner that stops within a transaction blocks the next owner until the transaction ends.
 
-    The only writer of a SQLite file does so.
+    A SQLite file admits one writer, so it does.
     """
     former_idle_s: float = 0.0
     """Seconds for which an owner must stand still before the next owner can pass it."""
 
     @abstractmethod
     def create_schema(self) -> None:
-        """Create the tables that stores need, as every member does when it starts. Members may do
-        so concurrently.
+        """Create the tables that stores need, as every member does when it starts. Members may
+        call this at the same time.
         """
 
     @abstractmethod
@@ -78,10 +78,10 @@ class RemoteStoreTests(ABC):
 
     @abstractmethod
     def counts(self) -> dict[str, int]:
-        """Return the committed counters of all words, read beside all stores."""
+        """Return the committed counters of all words. Read them without a store."""
 
     def lost_answers(self) -> AbstractContextManager[None]:
-        """Return a block in which commits take place, but fail for their callers."""
+        """Return a context in which commits take place, but fail for their callers."""
         pytest.skip("override lost_answers() to run this test")
 
     # -- what tests are written with
@@ -183,7 +183,7 @@ class RemoteStoreTests(ABC):
         two, restored = self._owner(other)
         assert restored == Checkpoint()
         two.start_commit(_as_shard(other), checkpoint(7), ()).result(TIMEOUT_S)
-        self._commit(one, 2)  # The owner of the other shard does not fence it.
+        self._commit(one, 2)  # The owner of the other shard does not fence this one.
         self._end(one)
         self._end(two)
         assert self._owner()[1] == checkpoint(2)
@@ -272,7 +272,7 @@ class RemoteStoreTests(ABC):
         published.set_result(None)
         with pytest.raises(GazetteError) as raised:
             future.result(TIMEOUT_S)
-        # The database may have ended its session.
+        # The database may have ended the session of the zombie.
         assert isinstance(raised.value, Fenced | Broken | Unavailable)
         self._end(zombie)
         assert self._count() == 1
@@ -318,8 +318,8 @@ class RemoteStoreTests(ABC):
     # -- exactly once
 
     def test_exactly_once_after_an_answer_was_lost(self) -> None:
-        """Check that the next owner learns of a commit from the checkpoint if its answer was
-        lost.
+        """Check that the next owner learns of a commit from the checkpoint if the
+        database's answer was lost.
         """
         with self.lost_answers():
             store, _ = self._owner()
@@ -337,7 +337,7 @@ class RemoteStoreTests(ABC):
         """Check owners that end in a transaction, before its commit, while the commit waits, and
         during it.
 
-        Each number is added by the owner that finds it missing.
+        The next owner repeats a transaction that its checkpoint does not have.
         """
         rng = random.Random("owners")
         done = crashes = 0

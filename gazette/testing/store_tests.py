@@ -11,8 +11,9 @@ inherited.
         def content(self, store):
             return ...                  # the whole state, comparable with ==
 
-They record transactions into a log in memory, and cut that log behind any append, as a real log may
-be cut. Then a new owner recovers from the rest. No test depends on how a store keeps its state.
+The tests record transactions into a log in memory, and cut that log behind any append. A real log
+may be cut there, too. Then a new owner recovers from the rest. No test depends on how a store keeps its
+state.
 """
 
 from __future__ import annotations
@@ -148,10 +149,8 @@ class RecordedStoreTests(ABC):
             owner.check()
 
     def test_a_crash_at_every_prefix(self, owner: Owner) -> None:
-        """Check a log of several owners, cut behind any append: the last commit before the cut is
-        recovered.
-
-        The log can be pruned up to the bytes that hints of that moment name.
+        """Check a log of several owners, cut behind any append: the next owner recovers the last
+        commit before the cut.
         """
         for _ in range(2):
             owner.commit(6)
@@ -205,7 +204,7 @@ class RecordedStoreTests(ABC):
         owner.check()
 
     def test_a_commit_waits_for_its_futures(self, owner: Owner) -> None:
-        """Check that the append with the transaction has the dependencies."""
+        """Check that the append of a transaction waits for the futures of its commit."""
         dependency: OpFuture[Any] = OpFuture()
         dependency.set_result(None)
         self.change(owner.store, owner.rng)

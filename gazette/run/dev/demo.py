@@ -38,7 +38,7 @@ LEASE_S: Final = 4.0
 TOP_WORDS: Final = 10
 CATCH_UP_TIMEOUT_S: Final = 120.0
 MORE_FILES: Final = 20
-"""Files of the corpus that are published once more after the backfill."""
+"""Number of files of the corpus that are published once more after the backfill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Report:
 
 def run(argv: Sequence[str]) -> int:
     """Run the subcommand. Exit codes: 0 all counts are right; 1 a count is wrong, or the run
-    failed; 2 a mistake in the flags.
+    failed; 2 a mistake in the flags; 130 it was stopped.
     """
     schema = Schema("gazette demo", {"": DemoFlags})
     try:
@@ -128,7 +128,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _runner_of(flags: DemoFlags) -> Runner:
-    """Return the runner of the backfill, chosen before any output. Raise ``Invalid``, ``Unavailable``."""
+    """Return the runner of the backfill. Raise ``Invalid`` for its flags, ``Unavailable`` without Java."""
     if flags.spark and flags.no_spark:
         raise Invalid("must not be given with --spark", path="--no-spark")
     forced = False if flags.no_spark else flags.spark
@@ -222,7 +222,7 @@ class _Demo:
         report = self.report
         report.backfill, report.backfill_messages = self.runner.name, act.messages
         report.backfill_seconds = act.seconds
-        # Its history ends where stores did: what they got since is consumed behind it.
+        # The backfill reads stored fragments. The shard itself consumes what follows them.
         await words.await_read_through(await publishing.write_heads(), CATCH_UP_TIMEOUT_S)
         await self._compare(words, counted, "every count is as it was before")
         more = self.files[:MORE_FILES]

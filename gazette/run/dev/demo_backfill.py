@@ -37,7 +37,7 @@ class Runner:
 
     spark: bool
     reason: str = ""
-    """The reason why it is not Spark, if no flag chose a runner."""
+    """Why the runner is not Spark; empty if a flag chose the runner."""
 
     @property
     def name(self) -> str:
@@ -63,10 +63,10 @@ class Runner:
 
 
 def choose_runner(forced: bool | None, environ: Mapping[str, str]) -> Runner:
-    """Return the runner: Spark or not, as ``forced``; by default Spark if it can be run.
+    """Return the runner that ``forced`` asks for: Spark if True. None chooses Spark if it can run.
 
-    Starts nothing but ``java -version`` at most. Raise ``Invalid`` if Spark is forced and not installed,
-    ``Unavailable`` if it is forced and has no Java.
+    The search for Java starts ``java -version`` at most. Raise ``Invalid`` if Spark is forced and not
+    installed, ``Unavailable`` if it is forced and has no Java.
     """
     if forced is False:
         return Runner(spark=False)

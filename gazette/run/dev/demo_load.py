@@ -1,4 +1,4 @@
-"""The load of the demonstration on the word count: it publishes, and queries all the time."""
+"""The load of the demonstration: `Publishing` publishes a text, `Queries` asks members all the time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUERY_PAUSE_S: Final = 0.05
 
 
 class Publishing:
-    """Publishes a corpus as n-gram messages of one word, and knows how far it is."""
+    """Publishes a corpus as n-gram messages of one word, and counts how much of it is published."""
 
     def __init__(self, words: WordCountCluster, files: list[Path], clock: Clock) -> None:
         self.messages = 0
@@ -54,7 +54,7 @@ class Publishing:
         return self.messages / self._seconds if self._seconds else 0.0
 
     async def reached(self, fraction: float) -> None:
-        """Return when that part of the text was handed to the publisher."""
+        """Return once the publisher has that fraction of the text."""
         while self.fraction < fraction:
             await self._moved.wait()
 
@@ -127,7 +127,7 @@ class Queries:
         self._killed.add(member.id)
 
     async def run(self) -> None:
-        """Query until stopped, each time another member that runs."""
+        """Query until stopped: each time the next member, without those that are killed."""
         while not self._stopped:
             running = [one for one in self._words.members if one.id not in self._killed]
             member = running[self._turn % len(running)]

@@ -99,7 +99,7 @@ async def _serve(settings: ClusterSettings, ready_file: Path | None, clock: Cloc
 
 
 async def _watch(cluster: LocalCluster, scope: TaskScope, stop: asyncio.Task[object]) -> int:
-    """Return when a stop was asked for, or when a broker has ended."""
+    """Return 0 once a signal asks for a stop, or 1 once a broker has ended."""
     ends = {
         scope.spawn(broker.process.wait(), name=broker.process.name): broker.process
         for broker in cluster.brokers

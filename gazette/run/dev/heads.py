@@ -23,10 +23,10 @@ async def write_head(client: Client, journal: str) -> int:
 
 
 async def resume_journals(client: Client) -> list[str]:
-    """Let all journals go on after their stored fragments. Return the names of those that needed it.
+    """Let all journals continue behind their stored fragments. Return the names of those that needed this.
 
-    Brokers refuse appends to a journal whose fragments reach beyond all spools: a broker that is only cut off
-    may still hold more. Call this only if *all* brokers were stopped, as `gazette dev` knows when it starts.
+    Brokers refuse appends to a journal whose fragments reach beyond all spools. A broker that is cut off may
+    hold more bytes. Call this only if *all* brokers were stopped, as `gazette dev` knows when it starts.
     """
     resumed: list[str] = []
     for listed in (await client.list_journals()).journals:

@@ -20,9 +20,9 @@ LOG_TAIL_BYTES: Final = 2_000
 
 
 class ChildProcess:
-    """One process and its log file. It gets SIGTERM when this process dies, in any way.
+    """One process and its log file. The child gets SIGTERM when this process dies, in any way.
 
-    ``pass_fds`` are file descriptors that it inherits.
+    ``pass_fds`` are file descriptors that the child inherits.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ async def await_ready(
 ) -> None:
     """Return when ``/debug/ready`` of a child answers 200.
 
-    Raise ``Broken`` with the end of its log when it died, ``Unavailable`` after ``timeout_s``.
+    Raise ``Broken`` with the end of the log if the child died, ``Unavailable`` after ``timeout_s``.
     """
     deadline = clock.monotonic() + timeout_s
     while True:

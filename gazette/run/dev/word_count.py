@@ -228,9 +228,9 @@ class WordCountCluster:
             return listed
 
     async def await_shards(self, *, standbys: bool, timeout_s: float = 60.0) -> None:
-        """Return when every shard has a primary, and each of its standbys is ready to take over.
+        """Return when every shard has a primary, all replicas are ready, and ``standbys`` exist if wanted.
 
-        Raise ``Unavailable`` with the statuses after ``timeout_s``, and the error of a failed shard.
+        Raise ``Unavailable`` with the statuses after ``timeout_s``, ``GazetteError`` if a shard fails.
         """
         deadline = self._clock.monotonic() + timeout_s
         while True:
@@ -258,7 +258,7 @@ class WordCountCluster:
         )
 
     async def primaries(self) -> dict[str, list[str]]:
-        """Return, by member id, the shards that the member is primary for."""
+        """Return the shards that each member is primary for, by the id of the member."""
         held: dict[str, list[str]] = {}
         for shard in await self.listed_shards():
             if (primary := shard.route.primary_id) is not None:
