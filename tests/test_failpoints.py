@@ -157,7 +157,7 @@ except Invalid as error:
         ("commit.finalized", "invalid failpoint"),
         ("commit.finalized=kill:2", "only delay takes seconds"),
         ("commit.finalized=delay", "only delay takes seconds"),
-        ("commit.finalized=kill@0", "counted from one"),
+        ("commit.finalized=kill@0", "WHEN is 0, and the first hit of a point is 1"),
         ("commit.finalized=delay:1.2.3", "seconds are not a number"),
         ("commit.finalized=delay:.", "seconds are not a number"),
     ],

@@ -47,10 +47,10 @@ def check_path(url: FragmentStoreUrl, path: str) -> None:
 def _require(what: str, name: str, length: int, limit: int, url: FragmentStoreUrl) -> None:
     if length > limit:
         raise Invalid(
-            f"{what} of a {url.scheme}:// store have at most {limit} bytes, and this one has {length}: "
-            f"{name}",
+            f"the name is too long for a {url.scheme}:// store: its {what} have at most {limit} bytes, and "
+            f"this one would have {length}: {name}",
             path="Name",
-            hint="Choose a shorter name, or a store with a higher limit. Nothing could be stored.",
+            hint="Choose a shorter name, or a store with a higher limit. This store would refuse fragments.",
             bytes=length,
             limit_bytes=limit,
         )

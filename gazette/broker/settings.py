@@ -83,7 +83,7 @@ class BrokerSettings(MemberSettings):
             raise Invalid(
                 f"invalid max-replication ({self.max_replication}; expected >= 1)",
                 path="broker.max-replication",
-                hint="Set at least 1: zero would take all journals off all brokers.",
+                hint="Set 1 or more: with 0, no broker would serve any journal.",
             )
         if self.min_append_rate < 0 or self.max_append_rate < 0:
             raise Invalid("append rates cannot be negative", path="broker.max-append-rate")

@@ -436,7 +436,8 @@ def _unfinished(lost: list[Upload], deadline_s: float) -> Unavailable:
     more = f"; and {len(uploads) - _NAMED_MAX} more" if len(uploads) > _NAMED_MAX else ""
     return Unavailable(
         f"{len(uploads)} fragments were not persisted in time: {named}{more}",
-        hint="Repair the blob store, and start this broker again while other replicas live.",
+        hint="Repair the blob store, and start this broker again. Keep the other brokers running until "
+        "then: their replicas may hold the only copy.",
         deadline_s=deadline_s,
     )
 

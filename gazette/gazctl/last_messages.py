@@ -91,11 +91,11 @@ async def find_last(
 
 
 def _lacking_text(journal: JournalName, lacking: list[_Headless], begin: Offset, count: int) -> str:
-    number = "A transaction" if len(lacking) == 1 else f"{len(lacking)} transactions"
+    number = "A transaction," if len(lacking) == 1 else f"{len(lacking)} transactions, the last one"
     return (
-        f"{journal}: earlier messages may lack. {number} may have begun before offset {begin}, where reading "
-        f"began; acknowledged at {lacking[-1].acknowledged}. To have them, read the whole journal: "
-        f"gazctl read {journal} | tail -n {count}"
+        f"{journal}: some of the last {count} messages may be missing. {number} acknowledged at "
+        f"{lacking[-1].acknowledged}, may have begun before offset {begin}, where reading began. To get all, "
+        f"read the whole journal: gazctl read {journal} | tail -n {count}"
     )
 
 

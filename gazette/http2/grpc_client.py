@@ -58,7 +58,7 @@ _CLOSED: Final = "the server closed the connection"
 _DRAINED: Final = "the server takes no calls by a connection that it has just accepted"
 _NO_TLS: Final = "WRONG_VERSION_NUMBER"
 """The reason that OpenSSL gives for an answer that is not TLS."""
-_NOT_HTTP2: Final = "what listens there does not speak HTTP/2, or only with TLS"
+_NOT_HTTP2: Final = "the server at this address does not speak HTTP/2, or speaks it only over TLS"
 _AGENT: Final = f"gazette-python/{__version__}".encode()
 
 

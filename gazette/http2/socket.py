@@ -153,7 +153,7 @@ class Http2Socket(asyncio.Protocol):
                 self._stalled_at is not None
                 and self._transport.get_write_buffer_size() > UNREAD_BYTES_MAX
             ):
-                log.debug("a peer reads nothing of what it asks for: its connection is cut off")
+                log.debug("a connection is closed: the peer does not read what it asked for")
                 self.abort()
 
     def _set_timer(self, seconds: float, callback: Callable[[], None]) -> None:

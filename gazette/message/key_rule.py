@@ -152,17 +152,17 @@ def one_rule(journals: Sequence[JournalName], labels: Sequence[LabelSet]) -> Key
     rule = rules.pop()
     if rule is None or rules or len(directories) > 1:
         raise Invalid(
-            "the journals are not of one declaration, and one of them at least is mapped by a key",
+            "the journals are not the partitions of one declaration, and at least one has a key",
             path="output",
-            hint=f"Give the partitions of one: {', '.join(f'{one}/part-' for one in directories[:9])}. "
-            "If these are of one, apply its declaration again.",
+            hint=f"Give those of one declaration: {', '.join(f'{one}/part-' for one in directories[:9])}. "
+            "If all these journals should belong to one declaration, apply it again.",
             journal=journals[0],
         )
     if rule.partitions != len(journals):
         raise Invalid(
-            f"there are {len(journals)} of {rule.partitions} partitions",
+            f"the output has {len(journals)} of {rule.partitions} declared partitions",
             path="output",
-            hint="Give a selector of all partitions. If some do not exist, apply their declaration.",
+            hint="Give a selector that matches all partitions. If some do not exist, apply the declaration.",
             journal=journals[0],
         )
     return rule

@@ -65,7 +65,7 @@ class Partition(NamedTuple):
             f"journal {self.journal} holds messages of type {names}, not {kind.__qualname__}",
             path="message",
             hint=f"Publish a {names}, or declare the type of this message."
-            + (" A subclass reads back without what it adds." if issubclass(kind, wanted) else ""),
+            + (" Readers would drop the fields of a subclass." if issubclass(kind, wanted) else ""),
         )
 
     def with_uuid(self, place: str) -> Partition:

@@ -385,7 +385,7 @@ class Publisher:
         """
         with self._lock:
             if self._held is not None:
-                raise Bug("hold() of a publisher that is already held")
+                raise Bug("hold() was called twice without release() or roll_back() in between")
             self._held = {}
             self._strict, self._passed = strict, ""
 

@@ -47,7 +47,7 @@ def check_headers(request: Request) -> None:
             raise Invalid(f"the header {name} is given twice")
     for name in _OVERRIDES:
         if name in request.headers:
-            raise Invalid(f"no request takes a header {name}", hint="Send the method itself.")
+            raise Invalid(f"the header {name} is not supported", hint="Send that method itself.")
     expectation = request.headers.get("expect", "100-continue").strip().lower()
     if expectation != "100-continue":
         raise Refusal(417, f"cannot meet the expectation {expectation}")

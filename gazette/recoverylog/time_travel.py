@@ -222,11 +222,11 @@ def _choose(
         assert unfit is not None
         raise unfit
     raise NotFound(
-        f"the log does not lead back to {at}: no hints are that old",
+        f"the state as of {at} cannot be rebuilt: the log and the hints begin at a later moment",
         log=hints[0].log,
         earliest_offset=earliest.offset,
         earliest_time=_datetime(earliest.time) or "unknown",
-        hint="To keep more history, keep more backups of hints (hint_backups) and prune later.",
+        hint="Choose a later moment. To keep more history, raise hint_backups, and prune the log later.",
     )
 
 

@@ -173,7 +173,7 @@ def _parse_one(entry: str) -> _Armed:
         raise Invalid(f"only delay takes seconds, and it needs them ({entry!r})", path=ENV)
     when = None if found["when"] == "*" else int(found["when"] or 1)
     if when == 0:
-        raise Invalid(f"hits are counted from one ({entry!r})", path=ENV)
+        raise Invalid(f"WHEN is 0, and the first hit of a point is 1 ({entry!r})", path=ENV)
     try:
         seconds = float(found["seconds"] or 0.0)
     except ValueError as error:

@@ -415,7 +415,7 @@ async def test_a_server_of_another_protocol_is_named() -> None:
     async with answering(http1) as channel:
         error = await failure(double(channel)(b"x"))
         assert error.code() is CODE.UNAVAILABLE
-        assert "does not speak HTTP/2, or only with TLS" in str(error.details())
+        assert "does not speak HTTP/2, or speaks it only over TLS" in str(error.details())
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1 << 16)

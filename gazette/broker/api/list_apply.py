@@ -273,10 +273,9 @@ class ListApplyApi:
         context, changes = self._context, request.changes
         if len(changes) > MAX_TXN_OPS:
             raise Invalid(
-                f"too many changes ({len(changes)}; expected <= {MAX_TXN_OPS}, "
-                "which is what etcd takes in one transaction)",
+                f"too many changes for one transaction of etcd ({len(changes)}; expected <= {MAX_TXN_OPS})",
                 path="Changes",
-                hint="Apply in batches, as `gazctl journals apply --max-txn-size=128` does.",
+                hint="Apply in several calls, as `gazctl journals apply --max-txn-size=128` does.",
             )
         compares: list[Compare] = []
         operations: list[Operation] = []

@@ -461,8 +461,8 @@ def _is_introduced(queue: JournalQueue, error: Exception) -> bool:
                 queue.journal,
                 queue.created,
                 created,
-                hint="What was appended before is gone with the former journal. Make another publisher or"
-                " append service, and publish again what the present journal must have.",
+                hint="Earlier appends are gone with the former journal. Make a new publisher or append"
+                " service, and publish again what the present journal needs.",
             ) from error
         queue.ledger, queue.created = ledger, created or queue.created
     return is_other

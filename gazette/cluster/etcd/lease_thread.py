@@ -87,8 +87,8 @@ class _Renewal:
         if not self._is_warned and silent_s >= STALL_MAX_S + _LOOK_S:
             self._is_warned = True
             log.error(
-                "the event loop has run nothing for %(seconds).0f s%(where)s: its lease is not renewed any"
-                " more, and ends in %(left).0f s unless the loop goes on",
+                "the event loop has run nothing for %(seconds).0f s%(where)s: the lease of this process is"
+                " no longer renewed. It expires in %(left).0f s unless the loop continues",
                 {"seconds": silent_s, "where": _where(self._thread), "left": kept.remaining_s},
             )
         return True

@@ -28,8 +28,8 @@ class Misplaced(GazetteError):
     """A message is not in the partition of its key."""
 
     default_hint = (
-        "Have its publisher use the Source or Output, a selector of all partitions, or `gazctl produce`. "
-        'Declare misplaced="republish" to move such messages to their partitions.'
+        "Publish through the Source or Output, a selector of all partitions, or `gazctl produce`. "
+        'To have shards move such messages to their partitions, declare misplaced="republish".'
     )
 
 
@@ -128,12 +128,10 @@ class KeyCheck:
         key = self._key_or_error(envelope)
         if isinstance(key, Exception):
             text = str(key) if isinstance(key, Invalid) else f"{type(key).__name__}: {key}"
-            reason = f"its key is not known ({text})"
+            reason = f"its key cannot be computed ({text})"
         else:
             number = int(self._numbers([key])[0])
-            reason = (
-                f"its key {key!r} belongs to partition {number}, and this is {self.place.number}"
-            )
+            reason = f"its key {key!r} belongs to partition {number}, not to {self.place.number}"
         return Misplaced(
             f"a message is misplaced: {reason}",
             journal=envelope.journal,

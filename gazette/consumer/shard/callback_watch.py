@@ -139,9 +139,10 @@ class CallbackWatch:
         if now - seen.since >= self._limit_s and _is_due(seen.warned_at, now):
             seen.warned_at = now
             log.warning(
-                "shard %(shard)s: %(callback)s has not returned for %(seconds).1f s%(where)s. Until then the"
-                " shard consumes nothing, queries of what it has not committed wait, and a hand-over waits 10"
-                " s and then drops its effects. Give the call a time-out, or divide its work",
+                "shard %(shard)s: %(callback)s has not returned for %(seconds).1f s%(where)s. Until it"
+                " returns, the shard consumes no messages, and queries of uncommitted state wait. A hand-over"
+                " waits 10 s, and then drops what the callback did. Give the call a time-out, or divide its"
+                " work",
                 {
                     "shard": running.shard_id,
                     "callback": running.callback,
@@ -161,8 +162,8 @@ class CallbackWatch:
             probe.warned_at = now
             log.warning(
                 "the event loop has run nothing for %(seconds).1f s%(where)s: after %(limit)g s the member's"
-                " lease is not renewed, and other members take its shards over. Await there, or call what"
-                " blocks by asyncio.to_thread",
+                " lease is no longer renewed, and other members take over its shards. Use await there, or run"
+                " the blocking call with asyncio.to_thread",
                 {
                     "seconds": now - probe.sent_at,
                     "where": _where(self._loop_thread, None),
@@ -180,9 +181,9 @@ class CallbackWatch:
         )
         log.warning(
             "this process stood still for %(seconds).1f s: the member loses its lease of %(lease)g s, and its"
-            " shards, if that lasts longer. The machine had no time for it, or one call into C, such as a"
-            " regular expression, kept the interpreter lock. Now %(what)s. Bound such calls, or run them in"
-            " another process",
+            " shards, if it stands still for longer. Either the machine gave it no processor, or one call"
+            " into C, such as a regular expression, kept the interpreter lock. Now %(what)s. Bound such"
+            " calls, or run them in another process",
             {
                 "seconds": seconds,
                 "lease": self._lease_s,

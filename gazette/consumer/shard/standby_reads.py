@@ -93,7 +93,8 @@ class StandbyReads:
             if edition is not None and edition.as_of >= asked_at:
                 # The edition made for this query is too old already, and the next one would be too.
                 raise Moved(
-                    "the standby's state cannot be so fresh", staleness_s=self.age_s(edition)
+                    "the standby cannot make an edition as fresh as the query needs",
+                    staleness_s=self.age_s(edition),
                 )
             refresh = self._refresh()
             # A cancellation does not end that task: other queries wait for it.
