@@ -41,7 +41,7 @@ the offset is not known, and ``NotFound`` for a deleted journal, even before `Sp
 """
 
 _NOTICE_S: Final = 1.0
-"""Seconds within which a change of stores ends the wait for a store that hangs."""
+"""Most seconds from a change of a journal's stores until an upload stops waiting for a hung store."""
 
 
 class Unconfirmed(Exception):

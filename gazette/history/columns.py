@@ -123,7 +123,7 @@ class Columns:
         return self.at(slice(first, last))
 
     def at(self, rows: Any) -> Columns:
-        """Return the messages of some positions, or of a mask."""
+        """Return the messages at some positions, or those for which a mask is true."""
         uuids = UuidArrays(*(array[rows] for array in self.uuids))
         return Columns(self.begins[rows], self.ends[rows], uuids)
 

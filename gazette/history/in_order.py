@@ -34,7 +34,7 @@ PART_BYTES: Final = 16 << 20
 def fold_in_order(
     access: OpenAccess, snapshot: Snapshot, part_bytes: int = PART_BYTES
 ) -> tuple[CommittedRun, ...]:
-    """Do the first pass over journals, one after the other. Return their parts.
+    """Do the first pass over journals, one after the other. Return the parts of all journals.
 
     The snapshot must have no states of producers at its begin. Raise what `RunReader.batches` and
     `fold` raise, and `Invalid` if UUIDs are unknown.

@@ -55,7 +55,7 @@ def awaiting_frames(awaited: object) -> Iterator[FrameType]:
         if awaited is None:
             return
         if type(awaited).__name__ == "coroutine_wrapper":
-            # gRPC has many coroutines of Cython. Each is the only object to which its wrapper refers.
+            # Coroutines of gRPC are Cython objects in wrappers. A wrapper refers to its coroutine only.
             awaited = next(iter(gc.get_referents(awaited)), None)
             continue
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)

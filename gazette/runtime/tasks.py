@@ -296,7 +296,7 @@ class LoopThread:
             raise
 
     def begin(self, coro: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine on the loop, without waiting for it. To cancel the result cancels it."""
+        """Run a coroutine on the loop, without waiting for it. Cancel the returned future to cancel it."""
         if self._process.is_left:
             coro.close()
         self._process.require()

@@ -53,7 +53,7 @@ class RateBalance(msgspec.Struct):
     _at: int | None = None
 
     def refill(self, rate: int, now: int) -> None:
-        """Add the credit of the time up to tick ``now``, and adopt ``rate``. Ignore time that goes back."""
+        """Add credit for the ticks since the last refill: none if time goes back. Adopt ``rate``."""
         if self._at is None or not self.rate:
             self.credit = BURST_S * rate * TICKS_PER_S
         else:

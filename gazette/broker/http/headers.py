@@ -23,8 +23,8 @@ EXPOSED: Final = (
 def read_headers(response: broker_pb2.ReadResponse) -> dict[str, str]:
     """Return the headers of the first response to a read.
 
-    The range of content is that of the original: its end is not known. Without content at the offset, the
-    range gives the head of the journal. A journal that is not served has no head.
+    ``Content-Range`` has the form of the original: it does not know where the answer ends. Without content at
+    the offset, it gives the head of the journal. A journal that is not served has no headers.
     """
     status = Status.from_pb(response.status)
     if status is Status.OK:

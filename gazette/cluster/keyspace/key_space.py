@@ -73,7 +73,7 @@ class KeySpace:
         self._resume_revision = 0
         self.seen_revision = 0
         """Revision up to which the mirror has all changes. The next change has a greater revision. If the
-        watch fell behind and the mirror was loaded again, this is above the revision of ``header``."""
+        watch fell behind and the mirror was loaded again, this may exceed the revision in ``header``."""
         self._attempt = 0
         self._steps = 0
         self._pending = 0

@@ -52,7 +52,7 @@ class ShardRequest(msgspec.Struct, frozen=True):
     body: bytes = b""
     """The body as it was sent."""
     shard: str = ""
-    """The shard that is asked. Empty in functions that find it."""
+    """The shard that is asked. Empty while a function of the route still chooses the shard."""
 
     def json(self) -> Any:
         """Return the decoded body. Raise ``Invalid`` if it is not JSON."""

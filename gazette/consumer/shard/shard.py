@@ -257,7 +257,7 @@ class Shard(WithTimers):
         except asyncio.CancelledError as error:
             if task is None or task.cancelling():
                 raise
-            # Not this task was cancelled, but something that it waited for. Report it as a failure.
+            # This task was not cancelled, but something that it waited for was. Report a failure.
             self._fail(Broken(f"something was cancelled unasked: {error!r}"))
         except BaseException as error:  # noqa: BLE001 - a silent shard would be worse
             self._fail(error)

@@ -257,7 +257,7 @@ class ShardTimers:
         self._event.begin_pass()
 
     def take_turns(self) -> None:
-        """Let timers of processing time fire next, since input or messages were handled."""
+        """Let timers of processing time fire next: after input or messages, it is their turn."""
         self._processing_turn = True
 
     def observe(self, envelope: Envelope[Any]) -> bool:

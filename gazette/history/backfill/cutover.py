@@ -112,9 +112,9 @@ class Cutover:
     def require_published(
         self, listed: Sequence[ListedShard], ends: Mapping[JournalName, Offset]
     ) -> None:
-        """Raise ``NotAllowed`` if publications would be lost or repeated with a history of these ends.
+        """Raise ``NotAllowed`` if a history with these ends would lose or repeat publications.
 
-        Do not raise if the user has accepted that.
+        Do not raise if the user has accepted such losses.
         """
         self._ends = ends
         self._require_published({one.spec.id: one.spec for one in listed}, self._previous)

@@ -29,7 +29,7 @@ class RunSettings:
     enable: bool = False
     """True if the publication enables the shards, so that they run at once."""
     overwrite: bool = False
-    """True to replace the state of shards that have one."""
+    """True to replace states of shards that have a state already."""
     forget_publications: bool = False
     """True to replace a state although published messages may be lost or repeated.
 

@@ -108,7 +108,7 @@ class Ring:
         """Call `make_room` and `add` for each envelope, in one step."""
         count = len(envelopes)
         begin = self._low + self._size
-        # Skip those that the ring would drop again at once.
+        # Skip envelopes that the ring would drop again at once.
         skip = max(0, count - self.capacity)
         owner.kept.extend(envelopes[skip:] if skip else envelopes)
         owner.numbers.extend(range(begin + skip, begin + count))

@@ -67,9 +67,9 @@ Action = Create | Link | Unlink | Write | SetProperty | None
 
 @dataclass(frozen=True, slots=True)
 class RecordedOp:
-    """One operation. ``log`` and the offsets are not encoded: they say where it was read.
+    """One operation. ``log`` and the offsets are not encoded: they say where the operation was read.
 
-    For an operation to be written, the first offset is a lower bound, and ``last_offset`` is 0.
+    Before an operation is written, ``first_offset`` is a lower bound, and ``last_offset`` is 0.
     """
 
     seq_no: int

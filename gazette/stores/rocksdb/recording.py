@@ -83,7 +83,7 @@ class _Tracked:
 
 @dataclass(slots=True)
 class _Copy:
-    """A file that is recorded again, at another path until it is complete."""
+    """A new copy of a file in the log. It has another path until it is complete."""
 
     source: _Tracked
     fnode: int
