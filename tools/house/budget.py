@@ -43,7 +43,7 @@ ROOMS: Final[dict[str, int]] = {
     "cluster/": 6007,
     "config/": 754,
     "consumer/": 12544,
-    "fragment/": 3556,
+    "fragment/": 3557,
     "gazctl/": 8313,
     "history/": 16099,
     "http2/": 3112,

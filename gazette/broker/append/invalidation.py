@@ -19,14 +19,14 @@ class Superseded(Exception):
 
 
 class Interrupted(Exception):
-    """Raised by a wait that ``InterruptibleWaits.interrupt`` cut short, for ``reason``."""
+    """Raised by a wait that ``Interruptible.interrupt`` cut short, for ``reason``."""
 
     def __init__(self, reason: GazetteError) -> None:
         super().__init__(reason)
         self.reason = reason
 
 
-class InterruptibleWaits:
+class Interruptible:
     """The waits of one task. Other tasks may interrupt them, once for all, with a ``reason``."""
 
     __slots__ = ("_is_waiting", "_task", "reason")

@@ -21,7 +21,7 @@ from gazette.broker.append.flow_control import TICKS_PER_S, AppendFlow
 from gazette.broker.append.fsm import AppendFSM
 from gazette.broker.append.invalidation import (
     Interrupted,
-    InterruptibleWaits,
+    Interruptible,
     Superseded,
     changed,
     take_unless,
@@ -32,7 +32,7 @@ from gazette.broker.append.line import (
 )
 from gazette.broker.append.sessions import ADMITTED, Admission, SessionLedger
 from gazette.broker.commit.pipeline_hold import PipelineHold
-from gazette.broker.commit.readiness import Readiness
+from gazette.broker.commit.readiness import ReadinessWatch
 from gazette.broker.journal_updates import put_assignments, put_suspend
 from gazette.broker.replication.pipeline import Pipeline, open_pipeline, roll_back
 from gazette.errors import Bug, Closed, Conflict, GazetteError
@@ -89,7 +89,7 @@ class AppendDriver:
         self._call = call
         self.content = source if isinstance(source, ContentAhead) else ContentAhead(source)
         """The unread rest of the caller's stream. It is the whole stream if the append ends as PROXY."""
-        self._readiness = Readiness(context, arrived)
+        self._readiness = ReadinessWatch(context, arrived)
         settings = context.settings
         self._fsm = AppendFSM(
             call.terms,
@@ -105,7 +105,7 @@ class AppendDriver:
         """SHA-1 of the content so far."""
         self._committing = (0, 0)
         """Begin and end offset of the last final proposal: a commit or a roll-back."""
-        self._waits = InterruptibleWaits()
+        self._waits = Interruptible()
 
     @property
     def journal(self) -> JournalName:

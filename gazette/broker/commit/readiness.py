@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gazette.broker.resolver import Resolution
 
 
-class Readiness:
+class ReadinessWatch:
     """The readiness of a journal as one append sees it. Resolutions passed to it have a specification."""
 
     __slots__ = ("_arrived", "_context", "_seen")
