@@ -37,7 +37,7 @@ _OF_LISTS: Final = ("tests/consumer/test_list_histories.py",)
 
 
 def _firing() -> Iterator[tuple[str, Plant]]:
-    path = _TIMERS + "shard_timers.py"
+    path = "gazette/consumer/transaction/shard_timers.py"
 
     def plant(right: str, wrong: str, tests: tuple[str, ...] = _HISTORIES) -> Plant:
         return Plant(path, right, wrong, tests)
