@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gazette import Message, MessageProducer
+from gazette import Application, Message, MessageProducer
 from gazette.consumer.contract.callbacks import ApplicationFailed, require_callbacks, require_none
 from gazette.errors import GazetteError, Invalid
 from gazette.message.mapping import fixed_mapping
@@ -20,7 +20,7 @@ from gazette.protocol.label_set import LabelSet
 from gazette.runconsumer import process
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver
-from tests.consumer.apps import SOURCE, Echo, Start, Tally, Word, frame
+from tests.consumer.apps import SOURCE, Counts, Echo, Start, Tally, Word, frame
 from tests.facts import raises
 
 CALLBACKS = [
@@ -297,3 +297,47 @@ def test_a_callback_with_other_parameters_is_refused() -> None:
     with raises(Invalid, says=says):
         require_callbacks(Fewer())
     require_callbacks(Whatever())
+
+
+class Bare(Application[Any]):
+    """Has the callbacks of `Application` itself."""
+
+    message_type = Word
+
+    def new_store(self, shard: Any, recorder: Any) -> Counts:
+        return Counts(recorder)
+
+    def consume_message(self, shard: Any, store: Any, envelope: Any, publisher: Any) -> None:
+        store.state[envelope.message.word] = 1
+
+
+OF_TRANSACTIONS = ("begin_transaction", "finalize_transaction", "finished_transaction")
+
+
+def test_callbacks_that_a_program_puts_into_the_base_class_are_called(tmp_path: Path) -> None:
+    """A library that traces calls does that."""
+    seen: list[str] = []
+    defaults = {name: vars(Application)[name] for name in OF_TRANSACTIONS}
+    try:
+        for name in OF_TRANSACTIONS:
+            setattr(Application, name, lambda *_, name=name: seen.append(name))
+        with AppDriver(Bare(), tmp_path, [SOURCE]) as driver:
+            driver.feed(SOURCE, frame("a"))
+            driver.run()
+    finally:
+        for name, default in defaults.items():
+            setattr(Application, name, default)
+    assert seen[: len(OF_TRANSACTIONS)] == list(OF_TRANSACTIONS)
+
+
+@pytest.mark.parametrize("name", OF_TRANSACTIONS)
+def test_a_callback_that_cannot_be_read_fails_by_name(tmp_path: Path, name: str) -> None:
+    def unreadable(self: Any) -> Any:
+        raise ValueError("not now")
+
+    application = Bare()
+    with AppDriver(application, tmp_path, [SOURCE]) as driver:
+        driver.feed(SOURCE, frame("a"))
+        application.__class__ = type("Mine", (Bare,), {name: property(unreadable)})
+        with raises(ApplicationFailed, says=name):
+            driver.run()

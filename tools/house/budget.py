@@ -36,13 +36,14 @@ PRIVATE_USES: Final = 201
 PATCHES: Final = 84
 """Calls of ``monkeypatch`` in tests that replace a part of what is tested, or of what it uses."""
 ROOMS: Final[dict[str, int]] = {
-    "(root)": 957,
+    "(root)": 897,
+    "backfill/": 42,
     "blobs/": 3120,
-    "broker/": 10901,
-    "client/": 5163,
+    "broker/": 10900,
+    "client/": 5168,
     "cluster/": 6007,
     "config/": 754,
-    "consumer/": 12544,
+    "consumer/": 12551,
     "fragment/": 3557,
     "gazctl/": 8313,
     "history/": 16099,
@@ -51,11 +52,12 @@ ROOMS: Final[dict[str, int]] = {
     "net/": 4182,
     "protocol/": 6487,
     "recoverylog/": 5442,
-    "run/": 3799,
+    "run/": 3795,
     "runconsumer/": 606,
     "runtime/": 2733,
+    "spark/": 49,
     "stores/": 7599,
-    "testing/": 2851,
+    "testing/": 2849,
     "windows/": 1255,
 }
 """Most lines of each room: code, docstrings, comments and blank lines, without generated code."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from gazette.consumer.application import Application, MessageProducer, Shard, Store
 from gazette.consumer.contract.callbacks import (
@@ -71,6 +71,13 @@ class application_code:
         raise application_failed(self._callback, error) from error
 
 
+_DEFAULTS: Final = {
+    name: vars(Application)[name]
+    for name in ("begin_transaction", "finalize_transaction", "finished_transaction")
+}
+"""The callbacks that do nothing. Programs may put others into `Application`, to trace it for instance."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShardCallbacks:
     """Application, store and arguments of one shard's callbacks. Belongs to the shard's thread."""
@@ -127,10 +134,10 @@ class ShardCallbacks:
 
     def _call(self, callback: str, *arguments: Any) -> object:
         """Call the application, unless the callback is the default one, which does nothing."""
-        function = getattr(self.application, callback)
-        if getattr(function, "__func__", None) is getattr(Application, callback):
-            return None
         with application_code(callback, self.running):
+            function = getattr(self.application, callback)
+            if getattr(function, "__func__", None) is _DEFAULTS[callback]:
+                return None
             return function(self.shard, self.store, *arguments)
 
     def _call_for_nothing(self, callback: str, *arguments: Any) -> None:

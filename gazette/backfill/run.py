@@ -1,0 +1,5 @@
+"""Programs of version 0.1.0 import from here what `gazette.backfill` has."""
+
+from __future__ import annotations
+
+from gazette.history.backfill.run import BackfillRun as BackfillRun
