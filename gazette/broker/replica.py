@@ -292,7 +292,7 @@ class Replica:
 
         Raise ``Unavailable`` with the reason after ``timeout_s``, and ``Closed``. Cancellation: no effect.
         """
-        if self.index.first_refreshed:
+        if self.index.first_refresh.is_set:
             return
         try:
             async with timeout(timeout_s):
@@ -433,7 +433,7 @@ class Replica:
     @property
     def is_listed(self) -> bool:
         """True once the blob stores were listed."""
-        return self.index.first_refreshed
+        return self.index.first_refresh.is_set
 
     def refresh_interval_s(self, soon_s: float) -> float:
         """Return the seconds until the next listing: at most ``soon_s`` for a new replica.

@@ -23,6 +23,7 @@ from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.status import Status
 from gazette.runtime.clock import Clock
+from gazette.runtime.latch import Latch
 
 AT_WRITE_HEAD: Final = -1
 """Offset in a read request that stands for the head of the journal."""
@@ -81,9 +82,8 @@ class Index:
         """Fragments whose local files were released since the last listing, in their stored form."""
         self._listed_at = 0.0
         """Time at which the last listing began, in Unix seconds."""
-        self.first_refreshed = False
-        """True once the blob stores were listed."""
-        self._first_refresh = asyncio.Event()
+        self.first_refresh = Latch()
+        """Set once the blob stores were listed."""
         self._closed = False
         self._at_head: list[_Waiter] = []
         self._in_holes: dict[asyncio.Future[None], None] = {}
@@ -218,7 +218,7 @@ class Index:
         self._wake_head()
 
     def _note_hole(self, begin: Offset, end: Offset) -> None:
-        if self.on_hole is not None and self.first_refreshed and not self._is_lost(begin, end):
+        if self.on_hole is not None and self.first_refresh.is_set and not self._is_lost(begin, end):
             self.on_hole()
 
     def stored(self, fragment: Fragment) -> None:
@@ -257,17 +257,13 @@ class Index:
             self._set.add(fragment)
         for local in self._local:
             self._set.add(local)
-        self._end_first_refresh()
+        self.first_refresh.set()
         self._wake_holes()
         self._wake_head()
 
-    def _end_first_refresh(self) -> None:
-        self.first_refreshed = True
-        self._first_refresh.set()
-
     async def wait_first_refresh(self) -> None:
         """Return once the blob stores were listed. Raise ``Closed``. Cancellation: no effect."""
-        await self._first_refresh.wait()
+        await self.first_refresh.wait()
         self._check_open()
 
     def find(self, offset: Offset, begin_mod_time: int = 0) -> IndexResult:
@@ -303,7 +299,7 @@ class Index:
         self._local = CoverSet()
         self._set = CoverSet()
         self._hidden.clear()
-        self._end_first_refresh()
+        self.first_refresh.set()
         self._wake_holes()
         for _, _, waiter in self._at_head:
             _wake(waiter)

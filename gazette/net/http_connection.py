@@ -49,7 +49,7 @@ _REFUSALS: Final = {
     505: "only HTTP/1.1 and HTTP/1.0 are served here",
 }
 _BYTES: Final = re.compile(r"[:'\"]| b['\"]| bytearray")
-"""Where a reason of h11 may go on with bytes of the request: they may hold a token, so no log has them."""
+"""Where bytes of the request begin in a reason of h11. They may hold a token, so the log leaves them out."""
 _TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
 
 

@@ -40,9 +40,9 @@ class ConsumptionSeen(msgspec.Struct, frozen=True):
     errors: Mapping[str, str]
     """Errors of failed shards, by shard."""
     recoveries: Mapping[str, str] = {}
-    """How far recovery has come, by shard."""
+    """Progress of recovery, by shard."""
     waits: Mapping[str, str] = {}
-    """What a primary waits for, by shard."""
+    """Reason of a primary's wait, by shard."""
 
 
 class ConsumptionReport:

@@ -143,7 +143,7 @@ class _Hooked:
 
 
 armed_points: tuple[_Armed | _Hooked, ...] = ()
-"""What is armed now; usually nothing. A frequent place looks here before it calls ``reach``."""
+"""The armed points; usually none. Frequent code calls ``reach`` only if there are some."""
 
 
 def parse(text: str) -> tuple[_Armed, ...]:

@@ -234,7 +234,7 @@ async def test_a_stale_store_does_not_give_offsets_out_twice(
     assert outcome.status is Status.INDEX_HAS_GREATER_OFFSET
     assert outcome.store_error.startswith("known head 2050, stores end at 1025, spools at 0; ")
     follower = cluster["c"].replica(JOURNAL)
-    await until(lambda: follower.index.first_refreshed)
+    await until(lambda: follower.index.first_refresh.is_set)
     assert follower.index.write_head == 2050
 
 
@@ -272,7 +272,7 @@ async def test_a_head_that_is_confirmed_has_no_hole_for_readers(
     cluster.assign(JOURNAL, "b", "c")
     assert (await append(cluster["b"], b"x")).status is Status.INDEX_HAS_GREATER_OFFSET
     indexes = [cluster[name].replica(JOURNAL).index for name in "bc"]
-    await until(lambda: all(index.first_refreshed for index in indexes))
+    await until(lambda: all(index.first_refresh.is_set for index in indexes))
     end = indexes[0].write_head
 
     async with TaskScope("readers") as scope:
@@ -678,10 +678,10 @@ async def test_what_was_uploaded_and_could_not_be_confirmed_is_judged_by_the_nex
         await until(lambda: len(stored(tmp_path)) == 4)
         cluster.assign(JOURNAL, "c")
         index = cluster["c"].replica(JOURNAL).index
-        await until(lambda: index.first_refreshed)
+        await until(lambda: index.first_refresh.is_set)
         assert [(one.begin, one.end) for one in index.fragments()] == [(0, 5), (5, 9)]
     else:
-        await until(lambda: replica.index.first_refreshed)
+        await until(lambda: replica.index.first_refresh.is_set)
         assert not aside(cluster, tmp_path)
         assert replica.index.end_offset == 14
         assert uploaded.exists()
@@ -696,7 +696,7 @@ async def test_what_was_set_aside_becomes_a_fragment_where_etcd_knows_of_no_late
     cluster.etcd.silent = False
     cluster.assign(JOURNAL, "b")
     replica = cluster["b"].replica(JOURNAL)
-    await until(lambda: replica.index.first_refreshed)
+    await until(lambda: replica.index.first_refresh.is_set)
     assert replica.index.end_offset == 14
     assert [one.name for one in stored(tmp_path)] == [
         name_of(0, b"first"),
@@ -752,13 +752,13 @@ async def test_a_fragment_whose_making_fails_in_the_middle_is_judged_again(
     cluster.etcd.silent = False
     cluster.assign(JOURNAL, "b")
     replica = cluster["b"].replica(JOURNAL)
-    await until(lambda: replica.refresh_error is not None or replica.index.first_refreshed)
+    await until(lambda: replica.refresh_error is not None or replica.index.first_refresh.is_set)
     names = [one.name for one in stored(tmp_path)]
     assert names == sorted([*aside_only, name_of(5, b"held by a")])
     monkeypatch.setattr(SetAside, "place", place)
     cluster.etcd.silent = False
     replica.list_again()
-    await until(lambda: replica.index.first_refreshed)
+    await until(lambda: replica.index.first_refresh.is_set)
     assert replica.index.end_offset == (5 if "later" in what else 14)
     assert len(aside(cluster, tmp_path)) == ("later" in what)
 

@@ -336,9 +336,9 @@ async def test_stores_are_listed_again_until_it_succeeds(
     replica = timed["a"].replica(JOURNAL)
     await until(lambda: replica.refresh_error)
     assert "missing" in str(replica.refresh_error)
-    assert not replica.index.first_refreshed
+    assert not replica.index.first_refresh.is_set
     timed.put_spec(good)
-    await pass_time(clock, 3, lambda: replica.index.first_refreshed)
+    await pass_time(clock, 3, lambda: replica.index.first_refresh.is_set)
     assert replica.refresh_error is None
     assert replica.index.end_offset == 7
     # Case: a new replica lists at intervals that double, up to the refresh interval.
@@ -359,11 +359,11 @@ async def test_a_store_that_was_down_at_the_start_is_listed_soon_after_its_repai
     timed.create(replace(spec, fragment=slow), "a")
     replica = timed["a"].replica(JOURNAL)
     await pass_time(clock, 130, lambda: clock.monotonic() > 1_130)
-    assert not replica.index.first_refreshed
+    assert not replica.index.first_refresh.is_set
     with raises(Unavailable, journal=JOURNAL, says="missing"):
         await replica.wait_listed(0.0)
     (tmp_path / "root" / "missing").mkdir()
-    assert await elapsed(clock, lambda: replica.index.first_refreshed) <= 60
+    assert await elapsed(clock, lambda: replica.index.first_refresh.is_set) <= 60
     # It is checked at once, too: appends need not wait for the next check.
     active = timed["a"].context.blob_stores.get("file:///missing/")
     assert await elapsed(clock, lambda: active.health.error is None) <= 60
@@ -436,7 +436,7 @@ async def test_stores_are_listed_again_as_soon_as_they_are_healthy(
     )
     timed.create(good, "a")
     replica = timed["a"].replica(JOURNAL)
-    await until(lambda: replica.index.first_refreshed)
+    await until(lambda: replica.index.first_refresh.is_set)
     timed.put_spec(bad)
     await pass_time(clock, 600, lambda: replica.refresh_error)
     await pass_time(clock, 300, lambda: clock.monotonic() > 1_600)
@@ -451,7 +451,7 @@ async def test_what_a_former_owner_uploads_is_soon_readable(
     directory = tmp_path / "root" / "fragments" / JOURNAL
     timed.create(_refreshed_each_minute(), "a")
     replica = timed["a"].replica(JOURNAL)
-    await until(lambda: replica.index.first_refreshed)
+    await until(lambda: replica.index.first_refresh.is_set)
     directory.mkdir(parents=True)
     (directory / name_of(0, b"content")).write_bytes(b"content")
     await pass_time(clock, 5, lambda: replica.index.end_offset == 7)
@@ -706,7 +706,7 @@ async def test_broken_pipeline_does_not_keep_spools(tmp_path: Path) -> None:
         cluster.create(journal_spec(JOURNAL, replication=2), "a", "b")
         await until(lambda: cluster.consistent(JOURNAL))
         replica = cluster["a"].replica(JOURNAL)
-        await until(lambda: replica.index.first_refreshed)
+        await until(lambda: replica.index.first_refresh.is_set)
         replica.stop_daemons()  # No pulse, either.
         pipeline = await replica.pipeline.take()
         assert pipeline is not None

@@ -88,7 +88,7 @@ async def test_an_empty_index(index: Index) -> None:
     assert await ask(index, AT_WRITE_HEAD) == (0, None, None)
     assert await ask(index, 100) == (100, None, None)
     assert (index.begin_offset, index.end_offset, index.last_mod_time) == (0, 0, 0)
-    assert not index.first_refreshed
+    assert not index.first_refresh.is_set
     assert index.fragments() == []
 
 
@@ -290,7 +290,7 @@ async def test_first_refresh(index: Index, clock: ManualClock) -> None:
         assert not waiting.done()
         index.replace_remote(remote())
         await waiting
-    assert index.first_refreshed
+    assert index.first_refresh.is_set
     await index.wait_first_refresh()
 
 

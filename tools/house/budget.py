@@ -44,7 +44,7 @@ ROOMS: Final[dict[str, int]] = {
     "cluster/": 6007,
     "config/": 754,
     "consumer/": 12551,
-    "fragment/": 3557,
+    "fragment/": 3553,
     "gazctl/": 8313,
     "history/": 16099,
     "http2/": 3112,

@@ -138,7 +138,7 @@ class ReadApi:
     ) -> Status:
         """Serve from a local replica: for each fragment its metadata, then its content."""
         index, offset, first = replica.index, request.offset, True
-        if not index.first_refreshed and (offset == AT_WRITE_HEAD or not request.block):
+        if not index.first_refresh.is_set and (offset == AT_WRITE_HEAD or not request.block):
             # Before the first listing, neither the head nor a lack of content at the offset is known.
             try:
                 waiting = replica.wait_listed(self._context.settings.listing_timeout_s)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PipelineHold:
-    """What one append holds of a replica, in one of three states.
+    """The hold of one append on a replica, in one of three states.
 
     - Nothing: ``replica`` is None.
     - The pipeline, taken from its mutex. ``pipeline`` is None while the replica has none, and one is built.

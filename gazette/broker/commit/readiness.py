@@ -1,4 +1,4 @@
-"""What an append sees of its replica and of its journal's store, and how long it waits for them."""
+"""The readiness of a journal for one append: its replica, its store, and the deadline of a wait for them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ReadinessWatch:
         """
         clock = self._context.clock
         changes: list[Awaitable[object]] = [clock.sleep(until - clock.monotonic())]
-        if not replica.index.first_refreshed:
+        if not replica.index.first_refresh.is_set:
             changes.append(replica.index.wait_first_refresh())
         if (store := self._store(at)) is not None:
             changes.append(store.wait_health_change(self._seen))
@@ -90,7 +90,7 @@ class ReadinessWatch:
         """Return the error of the first store (None: it is healthy), and why no listing was made yet."""
         self._seen = None if store is None else store.health
         error = None if self._seen is None else self._seen.error
-        return error, "" if replica.index.first_refreshed else replica.unlisted_reason
+        return error, "" if replica.index.first_refresh.is_set else replica.unlisted_reason
 
     def _until(self, line: Line, *, ails: bool) -> float:
         """Return the monotonic time until which this append waits for the store, which ``ails`` or works."""

@@ -236,7 +236,7 @@ def _is_steady(
         and head.names(at.tenure)
         and replica.leads
         and replica.others.known == _NO_BROKERS
-        and index.first_refreshed
+        and index.first_refresh.is_set
         and end >= max(index.end_offset, head.offset, index.unexplained_to, at.resume_at)
         and _is_healthy(context, at, replica)
         and not _rolls(context, spec, spool, end if fragment.begin == index.begin_offset else 0)

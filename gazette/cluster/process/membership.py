@@ -31,7 +31,7 @@ from gazette.runtime.tasks import BlockingPool, Pool, PoolFactory, TaskScope
 
 @dataclass(frozen=True, slots=True)
 class MemberEnvironment:
-    """What a process gives its member. Simulations replace ``transport`` and ``pools``.
+    """The surroundings of a member, made by its process. Simulations replace ``transport`` and ``pools``.
 
     ``server`` is bound, so that its endpoint can be announced. ``auth`` signs calls to peers, and verifies
     those of callers. ``transport`` is the network to peers and etcd. ``pools`` makes threads for blocking
@@ -52,7 +52,7 @@ class MemberEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class MemberRole:
-    """What differs between members: the specification to announce, and the items of the cluster."""
+    """The role of a member: broker, or member of an application. It names what the cluster assigns."""
 
     program: str
     """Program that the process runs, as ``broker``."""

@@ -1,1 +1,1 @@
-"""What binds an application beside its class: callbacks, causes of errors, keys, poisonous messages."""
+"""Rules for applications: kinds of callbacks, causes of errors, places of keys, poisonous messages."""
