@@ -34,7 +34,7 @@ from gazette.protocol.ids import JournalName
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.status import Status
 from gazette.runtime.clock import Clock
-from gazette.runtime.tasks import Pool
+from gazette.runtime.tasks import Pool, await_future
 
 INLINE_BYTES: Final = 1 << 19
 """Greatest size of content in bytes that is hashed on the loop, and put into memory.
@@ -221,7 +221,7 @@ class Spool:
         # Keep the call: its thread goes on when the caller is cancelled. Until it has ended, nothing else
         # may be written at this position.
         writing = self._writing = self._memory.pool.submit(extend)
-        await asyncio.shield(asyncio.wrap_future(writing))
+        await await_future(writing)
         self._writing = None
 
     def _trim(self) -> None:

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+from gazette.runtime.tasks import await_shared
+
 _NUMERIC: Final = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
 
 
@@ -40,7 +42,7 @@ class HostResolver:
             threading.Thread(target=self._ask, args=(loop, answer), name=name, daemon=True).start()
             self._answer = answer
             answer.add_done_callback(self._forget)
-        return await asyncio.shield(self._answer)
+        return await await_shared(self._answer)
 
     def _ask(self, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[list[str]]) -> None:
         tell: Callable[[], None]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from gazette.errors import Invalid
-from gazette.runtime.tasks import Pool
+from gazette.runtime.tasks import Pool, await_future
 
 SHARDS: Final = "gazette-shard-"
 BUILDS: Final = "gazette-backfill-"
@@ -73,7 +73,7 @@ class Scratch:
         """
         making = pool.submit(cls, prefix, parent)
         try:
-            return await asyncio.shield(asyncio.wrap_future(making))
+            return await await_future(making)
         except asyncio.CancelledError:
             making.add_done_callback(_give_up)
             raise

@@ -347,13 +347,31 @@ Set once, by its owner. Threads use ``result(timeout)``, the loop ``await await_
 
 async def await_future(future: OpFuture[T]) -> T:
     """Await an ``OpFuture`` on the loop. Cancellation: the operation itself goes on."""
-    wrapped = asyncio.wrap_future(future)
-    try:
-        return await asyncio.shield(wrapped)
-    except asyncio.CancelledError:
-        # The owner of the operation reports a later error. Keep the loop from reporting it, too.
-        wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
-        raise
+    return await await_shared(asyncio.wrap_future(future))
+
+
+async def await_shared(future: asyncio.Future[T]) -> T:
+    """Await a future or task of another owner. Cancellation: it goes on, and its owner reports a later error.
+
+    `asyncio.shield` has the loop report that error, too, from Python 3.14 on.
+    """
+    if not future.done():
+        done = asyncio.Event()
+        wake = lambda _: done.set()  # noqa: E731
+        future.add_done_callback(wake)
+        try:
+            await done.wait()
+        except asyncio.CancelledError:
+            future.remove_done_callback(wake)
+            future.remove_done_callback(_take_error)
+            future.add_done_callback(_take_error)  # Once, however many callers are cancelled.
+            raise
+    return future.result()
+
+
+def _take_error(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 def as_plain_error(error: BaseException) -> BaseException:

@@ -125,7 +125,7 @@ class Bench:
             yield
         finally:
             changes = [JournalChange(delete=spec.name, expect_mod_revision=-1) for spec in specs]
-            await asyncio.shield(self.client.apply_journals(changes))
+            await asyncio.shield(self.client.apply_journals(changes))  # noqa: TID251 - a task of its own
 
     async def _await_replicas(self, spec: JournalSpec) -> None:
         deadline = self.clock.monotonic() + _READY_TIMEOUT_S
@@ -259,7 +259,7 @@ async def running(settings: BenchSettings, clock: Clock) -> AsyncIterator[Bench]
 
 async def _stop(cluster: LocalCluster) -> None:
     try:
-        await asyncio.shield(cluster.stop())
+        await asyncio.shield(cluster.stop())  # noqa: TID251 - a task of its own
     except GazetteError as error:
         # The measurements are valid all the same.
         print(f"gazette bench: the cluster did not stop in good order: {error}")

@@ -218,7 +218,7 @@ async def shard(
         finally:
             change = ShardChange(delete=spec.id, expect_mod_revision=-1)
             with suppress(GazetteError):
-                await asyncio.shield(shards.apply_shards([change]))
+                await asyncio.shield(shards.apply_shards([change]))  # noqa: TID251 - a task of its own
             # End the shard's last appends before its log is deleted.
             await bench.clock.sleep(0.2)
 

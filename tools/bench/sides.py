@@ -132,4 +132,4 @@ def original_program(name: str, hint: str) -> Path | None:
 
 async def _stop(cluster: LocalCluster) -> None:
     # What the brokers hold is not needed any more.
-    await asyncio.shield(cluster.stop(_STOP_S))
+    await asyncio.shield(cluster.stop(_STOP_S))  # noqa: TID251 - a task of its own

@@ -221,7 +221,7 @@ class Trial:
             self._say(f"the run ends here: {error!r}")
             self.recorder.record(Stopped(self.recorder.time, str(error) or repr(error)))
         finally:
-            await asyncio.shield(self._stop(driver))
+            await asyncio.shield(self._stop(driver))  # noqa: TID251 - a task of its own
         for broker in self.cluster.brokers:
             for logged in defects(broker.name, broker.process.log_path):
                 self.recorder.record(logged)

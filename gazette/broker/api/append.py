@@ -50,6 +50,7 @@ from gazette.protocol.route import Header
 from gazette.protocol.rpc import validate_append_chunk, validate_append_request_opening
 from gazette.protocol.status import Status
 from gazette.runtime import tracing
+from gazette.runtime.tasks import await_shared
 from gazette.runtime.timeouts import timeout
 
 _DRAIN_S: Final = 1.0
@@ -155,12 +156,12 @@ class AppendApi:
         running = self._context.scope.spawn(driver.run(), name=f"append {driver.journal}")
         try:
             if claims.expires_at is None:
-                return await asyncio.shield(running)
+                return await await_shared(running)
             async with timeout(max(0.0, claims.expires_at - self._context.clock.now())):
-                return await asyncio.shield(running)
+                return await await_shared(running)
         except TimeoutError:
             driver.interrupt(NotAllowed(EXPIRED))
-            return await asyncio.shield(running)
+            return await await_shared(running)
         except asyncio.CancelledError:
             driver.interrupt(Broken("the caller of the append is gone"))
             raise

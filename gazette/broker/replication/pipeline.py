@@ -37,6 +37,7 @@ from gazette.protocol.route import Header, Route
 from gazette.protocol.rpc import validate_replicate_response
 from gazette.protocol.status import Status
 from gazette.runtime.latch import Latch
+from gazette.runtime.tasks import await_shared
 
 if TYPE_CHECKING:
     from gazette.broker.replica_context import ReplicaContext
@@ -95,7 +96,7 @@ class Turn:
     async def __aenter__(self) -> Self:
         try:
             if self._prior is not None and not self._prior.done():
-                await asyncio.shield(self._prior)
+                await await_shared(self._prior)
         except asyncio.CancelledError as cancelled:
             self.skip(cancelled)
             raise
@@ -421,7 +422,7 @@ class Pipeline:
     async def all_turns(self) -> None:
         """Return once every turn that was taken has passed. Cancellation: no effect."""
         if self.last_turn is not None and not self.last_turn.done():
-            await asyncio.shield(self.last_turn)
+            await await_shared(self.last_turn)
 
     async def gather_sync(self) -> tuple[tuple[PeerAnswer, ...], GazetteError | None]:
         """Return one answer of each peer to a ``sync``, and the first failure of

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from gazette.errors import GazetteError
 from gazette.fragment.spool import Content, Proposal, SpoolResult
 from gazette.fragment.spool_file import INLINE_BYTES, Spool
-from gazette.runtime.tasks import Pool, TaskScope, await_future
+from gazette.runtime.tasks import Pool, TaskScope, await_future, await_shared
 
 BATCH_BYTES: Final = 1 << 20
 """Bytes of a batch. While a thread writes one, it waits several times for the interpreter. With half as many
@@ -146,7 +146,7 @@ class SpoolWriter:
     async def _written(self) -> None:
         """Return when the running write has ended. Raise the error of an earlier write."""
         if self._writing is not None:
-            await asyncio.shield(self._writing)
+            await await_shared(self._writing)
             self._writing = None
         if self._failure is not None:
             failure, self._failure = self._failure, None

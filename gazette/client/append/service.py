@@ -52,7 +52,14 @@ from gazette.protocol.ids import Revision
 from gazette.protocol.journal_life import created_again
 from gazette.protocol.status import Status
 from gazette.runtime.loop_bound import LoopBound
-from gazette.runtime.tasks import BlockingPool, OpFuture, Pool, TaskScope, await_future
+from gazette.runtime.tasks import (
+    BlockingPool,
+    OpFuture,
+    Pool,
+    TaskScope,
+    await_future,
+    await_shared,
+)
 
 if TYPE_CHECKING:
     from gazette.client.client import Client
@@ -326,7 +333,7 @@ class AppendService:
         Appends are served also without this call. Cancellation changes nothing.
         """
         self._bound.require()
-        await asyncio.shield(self._defect)
+        await await_shared(self._defect)
 
     async def flush(self) -> None:
         """Wait until all appends released so far have succeeded; raise the first failure.

@@ -30,7 +30,7 @@ from gazette.runtime.metrics import (
     FRAGMENT_OPEN_CONTENT_LENGTH,
     READ_FRAGMENT_BYTES,
 )
-from gazette.runtime.tasks import BlockingPool
+from gazette.runtime.tasks import BlockingPool, await_future
 from gazette.runtime.tls import tls_context
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class FragmentAccess:
         """
         opening = _submitted(self._pool, lambda: self._open(fragment, url, offset))
         try:
-            file = await asyncio.shield(asyncio.wrap_future(opening))
+            file = await await_future(opening)
         except asyncio.CancelledError:
             opening.add_done_callback(_close_opened)
             raise
@@ -165,7 +165,7 @@ class FragmentStream:
         """
         if not self._blocks and not self._ended:
             assert self._ahead is not None, "a closed stream is not read"
-            blocks = await asyncio.shield(asyncio.wrap_future(self._ahead))
+            blocks = await await_future(self._ahead)
             self._blocks.extend(blocks)
             self._ended = not blocks
             self._ahead = None

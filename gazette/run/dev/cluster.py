@@ -123,7 +123,7 @@ class LocalCluster:
                 await self._await_ready(broker)
             await self._resume()
         except BaseException:
-            await asyncio.shield(self.stop())
+            await asyncio.shield(self.stop())  # noqa: TID251 - a task of its own
             raise
 
     async def _resume(self) -> None:

@@ -94,7 +94,7 @@ async def _serve(settings: ClusterSettings, ready_file: Path | None, clock: Cloc
             if ready_file is not None:
                 ready_file.unlink(missing_ok=True)
             print("stopping …", flush=True)
-            await asyncio.shield(cluster.stop())
+            await asyncio.shield(cluster.stop())  # noqa: TID251 - a task of its own
             scope.cancel()
 
 
