@@ -206,12 +206,18 @@ class Bug(GazetteError):
 
 
 def not_installed(
-    what: str, package: str, extra: str, *, path: str = "", hint: str = ""
+    what: str,
+    package: str,
+    extra: str,
+    *,
+    distribution: str = "pygazette",
+    path: str = "",
+    hint: str = "",
 ) -> Invalid:
     """Return the error of a part (``what``) that needs a package of an extra. ``hint`` says what to do."""
     return Invalid(
         f"{what} needs a package that is not installed ({package}): "
-        f"run `pip install 'pygazette[{extra}]'`",
+        f"run `pip install '{distribution}[{extra}]'`",
         path=path,
         hint=hint or "Install the extra for every process that needs it.",
     )

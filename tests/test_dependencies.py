@@ -217,14 +217,23 @@ def test_a_planted_address_is_found(tmp_path: Path, planted: str, said: list[str
 
 
 def test_the_client_depends_on_a_part_of_what_the_project_does() -> None:
-    assert set(CLIENT_PROJECT["dependencies"]) < set(PROJECT["dependencies"])
+    everything = [
+        *CLIENT_PROJECT["dependencies"],
+        *CLIENT_PROJECT["optional-dependencies"]["messages"],
+    ]
+    assert set(everything) < set(PROJECT["dependencies"])
 
 
 def test_the_page_on_installation_names_each_extra_and_package() -> None:
     page = (ROOT / "docs" / "installation.md").read_text()
     extras = re.findall(r"^\| `([a-z0-9]+)` \|", page, re.MULTILINE)
     assert sorted(extras) == sorted(EXTRAS)
-    packages = dict(re.findall(r"^\| ([a-z0-9-]+) \| (yes)? ?\|", page, re.MULTILINE))
+    packages = dict(re.findall(r"^\| ([a-z0-9-]+) \| (yes|`messages`)? ?\|", page, re.MULTILINE))
     assert [*packages] == [Requirement(one).name for one in PROJECT["dependencies"]]
-    marked = {name for name, mark in packages.items() if mark}
-    assert marked == {Requirement(one).name for one in CLIENT_PROJECT["dependencies"]}
+    of_extras = CLIENT_PROJECT["optional-dependencies"]
+    for mark, requirements in (
+        ("yes", CLIENT_PROJECT["dependencies"]),
+        ("`messages`", of_extras["messages"]),
+    ):
+        marked = {name for name in packages if packages[name] == mark}
+        assert marked == {Requirement(one).name for one in requirements}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import configparser
 import importlib.metadata
+import json
 import subprocess
 import sysconfig
 import zipfile
@@ -11,6 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from gazette.client.read.reader import ReadParams
+from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
+from gazette.protocol.label_set import LabelSet
+from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.wheel import ROOT, build_wheels, closure, installation, packages_of, pip, project_of
 
 WHOLE, CLIENT = "pygazette", "pygazette-client"
@@ -26,6 +32,18 @@ THE_CLIENT = """if True:
         importlib.import_module(module.name)
     from gazette.client import AppendService, Client, Reader, RetryReader
 """
+WITHOUT_MESSAGES = THE_CLIENT.replace(
+    "importlib.import_module", "module.name == 'gazette.message' or importlib.import_module"
+)
+PUBLISH = """if True:
+    from gazette import Message, open_publisher
+    class Order(Message):
+        item: str
+        pieces: int
+    with open_publisher(sys.argv[1]) as publisher:
+        publisher.publish("orders", Order(item="nail", pieces=7))
+"""
+MESSAGES = f"{CLIENT}[messages]"
 
 
 def wheel_settings(distribution: str) -> dict[str, object]:
@@ -52,14 +70,17 @@ def test_each_room_is_of_one_distribution() -> None:
     assert all((ROOT / "gazette" / room).exists() for room in rooms_of_client())
 
 
-def test_the_client_is_the_lowest_layers() -> None:
-    """So `lint-imports` holds that the client imports nothing of what it does not have."""
+def test_the_client_is_the_lowest_layers_and_messages() -> None:
+    """So `lint-imports` holds that the client imports nothing of what it does not have.
+
+    Rooms beside `message` in its layer cannot be imported from it.
+    """
     config = configparser.ConfigParser()
     config.read(ROOT / ".importlinter")
     layers = config["importlinter:contract:layers"]["layers"].split()
     rooms = [one for one in layers if one != "|"]
     below = rooms[rooms.index("client") :]
-    assert {*below, "__init__", "py.typed"} == {
+    assert {*below, "message", "__init__", "py.typed"} == {
         one.removesuffix(".py") for one in rooms_of_client()
     }
 
@@ -134,12 +155,40 @@ def test_no_file_is_of_both(wheels: dict[str, Path]) -> None:
     assert source <= whole | client
 
 
+def requirements_of_client(*extras: str) -> set[str]:
+    project = project_of(CLIENT)["project"]
+    more = [one for extra in extras for one in project["optional-dependencies"][extra]]
+    return closure([*project["dependencies"], *more])
+
+
 @pytest.mark.long
 def test_the_client_installs_alone(wheels: dict[str, Path], tmp_path: Path) -> None:
-    """All of its modules can be imported, with its own dependencies."""
-    python = installation(tmp_path, closure(project_of(CLIENT)["project"]["dependencies"]))
+    """All of its modules but messages can be imported, with its own dependencies.
+
+    Messages say what to install.
+    """
+    python = installation(tmp_path, requirements_of_client())
+    install(python, wheels[CLIENT])
+    run(python, WITHOUT_MESSAGES)
+    for code in ("from gazette import open_publisher", "import gazette.message.mapping"):
+        assert f"`pip install '{MESSAGES}'`" in start(python, code).stderr
+
+
+@pytest.mark.long
+async def test_the_client_publishes_with_its_extra(
+    wheels: dict[str, Path], tmp_path: Path, gazette_broker: BrokerFixture
+) -> None:
+    python = installation(tmp_path / "env", requirements_of_client("messages"))
     install(python, wheels[CLIENT])
     run(python, THE_CLIENT)
+    labels = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES))
+    await gazette_broker.create(journal_spec("orders", labels=labels))
+    await asyncio.to_thread(
+        run, python, PUBLISH.replace("sys.argv[1]", repr(gazette_broker.endpoint))
+    )
+    content = await gazette_broker.client.reader(ReadParams("orders")).read()
+    (line,) = content.splitlines()
+    assert {"item": "nail", "pieces": 7}.items() <= json.loads(line).items()
 
 
 @pytest.mark.long
@@ -190,7 +239,7 @@ def test_a_file_of_requirements_may_name_the_directory_of_the_wheels(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["Application", "open_publisher", "runconsumer"])
+@pytest.mark.parametrize("name", ["Application", "read_table", "runconsumer"])
 def test_what_the_client_alone_lacks_is_named(
     wheels: dict[str, Path], python: Path, name: str
 ) -> None:

@@ -44,6 +44,14 @@ def test_no_more_classes_constructors_and_files_are_over_the_limits(house: count
     assert len(house.long_files) <= budget.LONG_FILES
 
 
+def test_the_large_wheel_keeps_to_its_budget(house: counts.House) -> None:
+    assert 0 < house.wheels["pygazette-client"] < house.wheels["pygazette"] <= budget.WHEEL_LINES
+
+
+def test_no_more_variables_have_vague_names(house: counts.House) -> None:
+    assert house.vague.total() <= budget.VAGUE_NAMES, house.vague
+
+
 @pytest.mark.parametrize("replication", [1, 3])
 def test_a_small_append_keeps_to_its_budget(replication: int) -> None:
     files, functions = walked("append", "--replication", str(replication))

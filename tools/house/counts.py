@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import statistics
 import subprocess
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tools.house.budget import ARGUMENTS_MAX, FIELDS_MAX, FILE_MAX, FUNCTION_MAX
+from tools.house.budget import ARGUMENTS_MAX, FIELDS_MAX, FILE_MAX, FUNCTION_MAX, VAGUE
 from tools.house.sources import GENERATED, Source, source, within
 
 _SHOWN: Final = 6
@@ -63,6 +64,10 @@ class House:
     functions: list[tuple[int, str]] = field(default_factory=list)
     wide_classes: list[tuple[int, str]] = field(default_factory=list)
     long_constructors: list[tuple[int, str]] = field(default_factory=list)
+    wheels: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """Lines of each distribution."""
+    vague: Counter[str] = field(default_factory=Counter)
+    """How often a variable or parameter has a name that does not say what it holds."""
 
     @property
     def long_files(self) -> list[tuple[int, str]]:
@@ -89,6 +94,10 @@ class House:
         yield _worst(f"classes with more than {FIELDS_MAX} fields", self.wide_classes)
         title = f"constructors with more than {ARGUMENTS_MAX} arguments"
         yield _worst(title, self.long_constructors)
+        wheels = sorted(self.wheels.items())
+        yield "distributions: " + ", ".join(f"{name} {lines} lines" for name, lines in wheels)
+        names = ", ".join(f"{name} {number}" for name, number in self.vague.most_common())
+        yield f"vague names of variables: {self.vague.total()}" + (f" ({names})" if names else "")
 
 
 def count(root: Path, package: str = "gazette") -> House:
@@ -96,11 +105,20 @@ def count(root: Path, package: str = "gazette") -> House:
     listed = subprocess.run(
         ["git", "-C", str(root), "ls-files", package], capture_output=True, text=True, check=True
     )
-    house = House()
+    house, of_client = House(), _rooms_of_client(root)
     for name in listed.stdout.split():
         if name.endswith(".py") and not name.endswith(GENERATED) and (root / name).exists():
-            _add(house, source(root / name, root))
+            _add(house, source(root / name, root), of_client)
     return house
+
+
+def _rooms_of_client(root: Path) -> set[str]:
+    """Return what ``pygazette`` leaves to ``pygazette-client``: paths of two parts."""
+    project = root / "pyproject.toml"
+    if not project.exists():
+        return set()
+    wheel = tomllib.loads(project.read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    return {path.removeprefix("/") for path in wheel["exclude"]}
 
 
 def room_of(name: str) -> str:
@@ -118,12 +136,18 @@ def over(rooms: Mapping[str, Lines], budget: Mapping[str, int]) -> list[str]:
     ]
 
 
-def _add(house: House, one: Source) -> None:
+def _add(house: House, one: Source, of_client: set[str]) -> None:
     name, nodes = one.name, [*ast.walk(one.tree)]
     lines = Lines.of(one.text, nodes)
     house.rooms[room_of(name)] += lines
+    is_client = "/".join(name.split("/")[:2]) in of_client
+    house.wheels["pygazette-client" if is_client else "pygazette"] += lines.all
     house.files.append((lines.all, name))
     for node in nodes:
+        if (
+            isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE
+        ) or (isinstance(node, ast.arg) and node.arg in VAGUE):
+            house.vague[node.id if isinstance(node, ast.Name) else node.arg] += 1
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             place = f"{name}:{node.lineno} {node.name}"
             house.functions.append(((node.end_lineno or node.lineno) - node.lineno + 1, place))
