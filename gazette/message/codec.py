@@ -95,11 +95,11 @@ class MessageCodec(ABC, Generic[M]):
         self.fits: Callable[[M], bool] = field_classes.doubt
         """Function that is True for messages that read back equal. `encode` checks all others."""
         self.values: ValueEncoding[M] | None = None
-        """Check of messages for which `fits` is False. None: the type checks them itself."""
+        """Check of messages for which `fits` is False. None: `encode` needs none, or has another one."""
         self.plain_encode_into: Callable[[M, bytearray, int], None] | None = None
-        """Function that encodes a message into a buffer from a position on (-1: its end). Use it for
-        messages that `fits` knows. None unless the UUID is an attribute of type text, setting it runs no
-        code of the application, and no payload has a newline."""
+        """Function that encodes a message into a buffer from a position on (-1: its end). Use it only for
+        messages for which `fits` is True. None unless the UUID is an attribute of type text, setting the
+        UUID runs no code of the application, and no payload has a newline."""
 
     @abstractmethod
     def decode(self, payload: bytes) -> M:
@@ -113,7 +113,7 @@ class MessageCodec(ABC, Generic[M]):
         """Decode whole lines in one step. Return None if the codec has no fast way to do so.
 
         Unless `exact_lines`, the result may merge or drop lines that are not exactly one object.
-        The caller checks.
+        The caller checks the result.
         """
         return None
 
@@ -122,8 +122,8 @@ class MessageCodec(ABC, Generic[M]):
         buffer += self.encode(message)
 
     def uuids_of(self, messages: Sequence[M]) -> bytes:
-        """Return the UUIDs of messages, 16 bytes each, or nothing if the type has none. Raise if one is
-        malformed."""
+        """Return the UUIDs of messages, 16 bytes each, or nothing if the type has none. Raise one of
+        `DECODE_ERRORS` if a UUID is malformed."""
         if self.form is None:
             return b""
         if self._is_attribute:
@@ -146,9 +146,9 @@ class MessageCodec(ABC, Generic[M]):
         form = self.form
         if form is None:
             return message
-        found = getattr(message, "uuid", None) if self.place is None else self.place.get(message)
-        if found is not None:
-            self.require_free(found)
+        former = getattr(message, "uuid", None) if self.place is None else self.place.get(message)
+        if former is not None:
+            self.require_free(former)
         return self.assign(message, form.mint(mint, flags))
 
     def require_free(self, value: Any) -> None:
@@ -167,7 +167,7 @@ class MessageCodec(ABC, Generic[M]):
         return error if self.values is None else self.values.refused(message, error, self.root)
 
     def acknowledgement_of(self, payload: bytes) -> Acknowledgement | None:
-        """Return the acknowledgement in a payload that is not a message. Return None if it is not one."""
+        """Return the acknowledgement in a payload that does not decode as a message. None: it has none."""
         return None
 
     def acknowledges(self, message: M) -> bool:
@@ -176,8 +176,7 @@ class MessageCodec(ABC, Generic[M]):
         return bool(uuid) and parse_uuid(uuid).flags == ACK_TXN
 
     def acknowledgement(self, message: M, journal: JournalName) -> AckEncoder:
-        """Return the encoder of acknowledgements for ``journal``, for the transaction that published
-        ``message``.
+        """Return the encoder of acknowledgements for ``journal``, of the transaction that has ``message``.
 
         Use ``message.new_acknowledgement(journal)`` if the type has that method. Otherwise the
         acknowledgement is a message with its UUID and zeros. Raise `Invalid` if the type has no UUID.
@@ -206,8 +205,8 @@ class MsgspecCodec(MessageCodec[M]):
 
     def __init__(self, message_type: Any, place: str | None = "") -> None:
         self._info = zero_value.inspect_objects(message_type)
-        found = object_place(self._info, place)
-        super().__init__(message_type, None if found is None else found.form, found)
+        uuid_place = object_place(self._info, place)
+        super().__init__(message_type, None if uuid_place is None else uuid_place.form, uuid_place)
         self._decoder = msgspec.json.Decoder(message_type)
         self._encoder = msgspec.json.Encoder()
         self._holds_floats = any(map(number_literals.holds_floats, self._info))
@@ -216,18 +215,18 @@ class MsgspecCodec(MessageCodec[M]):
         is_plain = self._is_attribute and isinstance(self.form, TextForm)
         if is_plain and _sets_plainly(message_type) and not any(map(runs_code, self._info)):
             self.plain_encode_into = self._encoder.encode_into
-        self._peek = None if found is None else _peek_of(found)
+        self._peek = None if uuid_place is None else _peek_of(uuid_place)
 
     def decode(self, payload: bytes) -> M:
         try:
             return self._decoder.decode(payload)  # type: ignore[no-any-return]
         except msgspec.DecodeError:
             decode = self._decoder.decode
-            found = number_literals.decoded(decode, payload) if self._holds_floats else None
-            # For readers of every type, an acknowledgement is standard JSON: refuse such literals.
-            if found is None or self.acknowledges(found):
+            message = number_literals.decoded(decode, payload) if self._holds_floats else None
+            # Readers of every type must understand an acknowledgement: refuse literals that JSON lacks.
+            if message is None or self.acknowledges(message):
                 raise
-            return found  # type: ignore[no-any-return]
+            return message  # type: ignore[no-any-return]
 
     def encode(self, message: M) -> bytes:
         payload = self._encoder.encode(message)
@@ -283,14 +282,14 @@ class DictCodec(MessageCodec[dict[str, Any]]):
     root = "message"
 
     def __init__(self, place: str | None = "", message_type: Any = dict) -> None:
-        found = dict_place(place)
-        super().__init__(message_type, None if found is None else found.form, found)
+        uuid_place = dict_place(place)
+        super().__init__(message_type, None if uuid_place is None else uuid_place.form, uuid_place)
         hook = float_or_text if message_type is ExactDocument else None
         self._decoder = msgspec.json.Decoder(dict[str, Any], float_hook=hook)
         self._encoder = msgspec.json.Encoder()
         self.values = ValueEncoding[dict[str, Any]](dict[str, Any])
         self.fits = field_classes.is_json
-        self._peek = None if found is None else _peek_of(found)
+        self._peek = None if uuid_place is None else _peek_of(uuid_place)
 
     def decode(self, payload: bytes) -> dict[str, Any]:
         return self._decoder.decode(payload)
@@ -317,12 +316,12 @@ class PydanticCodec(MessageCodec[M]):
     single_line = True
 
     def __init__(self, message_type: Any, place: str | None = "") -> None:
-        found = pydantic_place(message_type, place)
-        super().__init__(message_type, None if found is None else found.form, found)
+        uuid_place = pydantic_place(message_type, place)
+        super().__init__(message_type, None if uuid_place is None else uuid_place.form, uuid_place)
         self._writes_strings = message_type.model_config.get("ser_json_inf_nan") == "strings"
         self._model = ReadableModel(message_type, self.decode)
         self.fits = self._model.fits
-        self._peek = None if found is None else _peek_of(found)
+        self._peek = None if uuid_place is None else _peek_of(uuid_place)
 
     def decode(self, payload: bytes) -> M:
         message: M = self.message_type.model_validate_json(payload)
@@ -359,7 +358,7 @@ class PydanticCodec(MessageCodec[M]):
         return lambda uuid: encode(zero_value.only_at(names, form.of_bytes(uuid)))
 
     def _new_acknowledgement(self, message: M) -> M:
-        # Its required fields stay unset: readers turn the payload into an `Acknowledgement`.
+        # Required fields stay unset: readers turn the payload into an `Acknowledgement`.
         return self.message_type.model_construct()  # type: ignore[no-any-return]
 
 
@@ -367,8 +366,8 @@ class ProtobufCodec(MessageCodec[M]):
     """Codec for generated protobuf classes, with their UUID in a field ``bytes uuid``."""
 
     def __init__(self, message_type: Any, place: str | None = "") -> None:
-        found = protobuf_place(message_type, place)
-        super().__init__(message_type, None if found is None else found.form, found)
+        uuid_place = protobuf_place(message_type, place)
+        super().__init__(message_type, None if uuid_place is None else uuid_place.form, uuid_place)
         self._from_string = message_type.FromString
 
     def decode(self, payload: bytes) -> M:

@@ -68,18 +68,18 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
 
     @property
     def uuid(self) -> bytes:
-        """The UUID as it was read: 16 bytes. Nil for a message without one, or with a foreign one."""
+        """The UUID as it was read: 16 bytes. Nil for a message without a UUID, or with a foreign UUID."""
         if not self.clock and self.producer == NIL_PRODUCER:
             return NIL_UUID
         return build_uuid(self.producer, self.clock, self.flags)
 
     @property
     def time(self) -> datetime:
-        """Event time in UTC: that of the message, if its source declares ``time=``. Otherwise the clock of
-        the publisher when it published the message.
+        """Event time in UTC: the time that the message holds, if its source declares ``time=``. Otherwise the
+        clock of the publisher when it published the message.
 
-        Raises ``UnusableTime`` if the declared time is missing. Without a declaration, raises it if there is
-        no UUID.
+        Raises ``UnusableTime`` if the declared time is unusable. Without a declaration, raises
+        ``UnusableTime`` if the message has no UUID.
         """
         return _EPOCH + timedelta(microseconds=self.time_us)
 
@@ -92,7 +92,7 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
 
     @property
     def event_us(self) -> int | None:
-        """Time by which the watermark advances, in Unix microseconds. None: the message has none."""
+        """Time by which the watermark advances, in Unix microseconds. None: the message has no time."""
         return clock_unix_ns(self.clock) // 1000 if self.clock else None
 
 
@@ -177,8 +177,7 @@ def build_envelopes(
 
 
 class EnvelopeDecoder(Generic[M]):
-    """Decoder of one journal's bytes into envelopes. It holds at most one incomplete frame between
-    calls.
+    """Decoder of one journal's bytes into envelopes. Between calls, it holds at most one incomplete frame.
 
     Feed it, then call `decode` until `decode` returns an empty list:
 
@@ -207,6 +206,7 @@ class EnvelopeDecoder(Generic[M]):
         self._size = 0
         self._ready = False
         self._discarding = False
+        """True while the rest of a frame that is too long is dropped."""
 
     @property
     def end(self) -> Offset:
@@ -228,11 +228,11 @@ class EnvelopeDecoder(Generic[M]):
     def feed(self, data: bytes) -> None:
         """Add the bytes that begin at ``end``."""
         if self._discarding:
-            at = self.framing.resume(data)
-            self.begin += len(data) if at is None else at
-            if at is None:
+            frame_end = self.framing.resume(data)
+            self.begin += len(data) if frame_end is None else frame_end
+            if frame_end is None:
                 return
-            data, self._discarding = data[at:], False
+            data, self._discarding = data[frame_end:], False
         if not data:
             return
         if not self._ready:
@@ -291,18 +291,18 @@ class EnvelopeDecoder(Generic[M]):
     def jump(self, offset: Offset) -> None:
         """Continue at another offset, because the journal has lost the bytes before it.
 
-        Raise `MalformedMessage` if the jump cuts a frame. It has ``raw``, the start of the frame. The decoder
-        continues at ``offset`` all the same.
+        Raise `MalformedMessage` if the jump cuts a frame. Its ``raw`` holds the start of the frame. After the
+        error the decoder continues at ``offset``, too.
         """
-        rest, begin = b"".join(self._parts), self.begin
+        cut_frame, begin = b"".join(self._parts), self.begin
         self._parts, self._size, self._ready, self._discarding = [], 0, False, False
         self.begin = offset
-        if rest:
+        if cut_frame:
             raise MalformedMessage(
                 f"a message is cut off: the journal continues at offset {offset}",
                 begin=begin,
-                end=begin + len(rest),
-                raw=rest,
+                end=begin + len(cut_frame),
+                raw=cut_frame,
                 journal=self.journal,
             )
 
@@ -327,8 +327,8 @@ class EnvelopeDecoder(Generic[M]):
         return self._parts[0][:_HEAD_BYTES] if self._parts else b""
 
     def _drop(self, size: int) -> None:
-        rest = self._parts[0][size:]
-        self._parts = [rest] if rest else []
+        remaining = self._parts[0][size:]
+        self._parts = [remaining] if remaining else []
         self._size -= size
         self.begin += size
 

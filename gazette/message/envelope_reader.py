@@ -57,13 +57,13 @@ TimeOf: TypeAlias = str | Callable[[Any], Any] | MessageTime
 
 
 class MessageForm(NamedTuple, Generic[M]):
-    """How to read the messages of a journal. What the reader does not say, the labels of the journal say."""
+    """How to read the messages of a journal. The labels of the journal supply what a reader does not set."""
 
     message_type: type[M]
     uuid: str
-    """Place of the UUID. Empty: as the label of the journal says."""
+    """Place of the UUID. Empty: the place in the label of the journal."""
     time: TimeOf | None
-    """Time of messages. None: as the label of the journal says, or else the clock of the publisher."""
+    """Time of messages. None: the time in the label of the journal, or else the clock of the publisher."""
 
     async def resolve(
         self, client: Client, journal: JournalName
@@ -199,7 +199,7 @@ class CommittedReader(Generic[M]):
 
     ``source`` is the `checkpoint` at which another such reader stopped. Without it, the reader begins at the
     offset of ``params``. Transactions of more than ``ring_size`` messages are read twice. Acknowledgements
-    are left out unless ``acknowledgements`` is set. ``uuid`` and ``time`` are as of an `UncommittedReader`.
+    are left out unless ``acknowledgements`` is set. For ``uuid`` and ``time``, see `UncommittedReader`.
     """
 
     def __init__(
@@ -238,9 +238,9 @@ class CommittedReader(Generic[M]):
         framing, times = await self._form.resolve(self._client, params.journal)
         skip = None if self._on_malformed is None else self._skip
         source = self._client.retry_reader(params)
-        read = read_batches(source, params.journal, framing, times=times, on_malformed=skip)
-        async with aclosing(read):
-            async for queued in read:
+        incoming = read_batches(source, params.journal, framing, times=times, on_malformed=skip)
+        async with aclosing(incoming):
+            async for queued in incoming:
                 index = 0
                 while index < len(queued):
                     index = sequencer.queue_batch(queued, index)
@@ -263,7 +263,7 @@ class CommittedReader(Generic[M]):
     def _skip(self, error: MalformedMessage) -> None:
         assert self._on_malformed is not None
         self._on_malformed(error)
-        # All messages before it are dequeued. A reader that resumes here does not meet the frame again.
+        # All messages before the frame are dequeued. A reader that resumes here does not meet it again.
         self._sequencer.consumed()
         self._sequencer.skip(error.journal, error.end)
 
@@ -283,12 +283,12 @@ class CommittedReader(Generic[M]):
             # Malformed frames of this range were reported when they were first read.
             skip = None if self._on_malformed is None else _ignore
             source = self._client.retry_reader(params)
-            read = read_batches(
+            replay = read_batches(
                 source, journal, framing, times=times, on_malformed=skip, may_jump=False
             )
             try:
-                async with aclosing(read):
-                    async for batch in read:
+                async with aclosing(replay):
+                    async for batch in replay:
                         self._sequencer.feed_replay(batch)
                         for ready in self._dequeued():
                             yield ready

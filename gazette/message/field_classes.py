@@ -1,7 +1,7 @@
 """A fast check that messages read back equal, by the classes of the values in their fields. Pure.
 
-The check is one expression. It takes 40 to 500 ns, less than to decode a message again. Only types with
-plain fields have one. Such a field holds a value, a container of values, or any value of JSON.
+The check is one expression. It takes 40 to 500 ns, less than to decode a message again. Only types whose
+fields are all plain have such a check. A plain field holds a value, a container of values, or any JSON value.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _TEXT: Final = frozenset({str})
 
 
 class _UntoldError(Exception):
-    """A type of which the class of a value does not show whether it reads back equal."""
+    """A type with values whose class does not show whether they read back equal."""
 
 
 def check_of(objects: Sequence[ObjectType], without: str) -> Callable[[Any], bool]:
-    """Return a function that is True for a message that is known to read back equal. False: unknown.
+    """Return a function that returns True for a message that is known to read back equal. False: not known.
 
-    It is always False if classes do not show that for some field. ``without`` is a field that is not checked.
+    The function is `doubt` if classes do not show this for each field. ``without`` is a field to leave out.
     """
-    fields = {one.name: one.type for part in objects for one in part.fields if one.name != without}
+    fields = {f.name: f.type for part in objects for f in part.fields if f.name != without}
     names: dict[str, Any] = {"type": type, "int": int, "map": map, "sum": sum}
     names |= {"UTC": UTC, "isfinite": isfinite, "is_json": is_json}
     can_be_named = all(name.isidentifier() and not iskeyword(name) for name in fields)
@@ -64,17 +64,17 @@ def doubt(_message: Any) -> bool:
 
 
 def is_json(value: Any, levels: int = STACK_RESERVE) -> bool:
-    """Return True for a value that JSON holds unchanged. Return False if it has more than ``levels``."""
-    kind = type(value)
-    if kind is dict:
+    """Return True for a value that JSON holds unchanged, with at most ``levels`` of nesting."""
+    value_class = type(value)
+    if value_class is dict:
         if not _TEXT.issuperset(map(type, value)):
             return False
         value = value.values()
-    elif kind is not list:
-        return kind in _OF_JSON or (kind is float and isfinite(value))
+    elif value_class is not list:
+        return value_class in _OF_JSON or (value_class is float and isfinite(value))
     for part in value:
-        kind = type(part)
-        is_leaf = kind in _OF_JSON or (kind is float and isfinite(part))
+        value_class = type(part)
+        is_leaf = value_class in _OF_JSON or (value_class is float and isfinite(part))
         if not is_leaf and not (levels and is_json(part, levels - 1)):
             return False
     return True
@@ -90,8 +90,9 @@ def _test(value: str, info: inspect.Type, names: dict[str, Any]) -> str:
         return f"is_json({value})"
     tests = []
     for part in parts:
-        kind = _named(_class_of(part), names)
-        tests.append(" and ".join([f"k is {kind}", *_tests_within(value, part, names)]))
+        class_name = _named(_class_of(part), names)
+        tests.append(" and ".join([f"k is {class_name}", *_tests_within(value, part, names)]))
+    # A field of floats alone may hold an int, which reads back as a float: equal up to 2**53.
     if {inspect.FloatType} == {*map(type, parts)} & {inspect.FloatType, inspect.IntType}:
         tests.append(f"k is int and {-_EXACT} <= {value} <= {_EXACT}")
     tests[0] = tests[0].replace("k is", f"(k := type({value})) is", 1)
@@ -112,7 +113,7 @@ def _tests_within(value: str, part: inspect.Type, names: dict[str, Any]) -> Iter
             )
         ):  # fmt: skip
             yield f"is_json({value})"
-        # Not for a union of key types, of which a text could be read back as another key.
+        # A union of key types is excluded: a text could read back as a key of another type.
         case inspect.DictType(key_type=inspect.StrType() | inspect.IntType() as key):
             yield from _tests_of_all(value, key, names)
             yield from _tests_of_all(f"{value}.values()", part.value_type, names)
@@ -127,18 +128,19 @@ def _tests_of_all(values: str, info: inspect.Type, names: dict[str, Any]) -> Ite
     classes = frozenset(map(_class_of, parts))
     yield f"{_named(classes, names)}.issuperset(map(type, {values}))"
     if classes == {float}:
+        # Finite values may have an infinite sum: then the check returns False, which means not known.
         yield f"isfinite(sum({values}))"
     elif not all(isinstance(part, _TOLD) for part in parts):
         raise _UntoldError
 
 
 def _class_of(part: inspect.Type) -> type:
-    kind = class_of(part)
+    value_class = class_of(part)
     is_bound = any(getattr(part, name, None) is not None for name in _CONSTRAINTS)
     # A value of a Flag may combine members, and then be no member.
-    if is_bound or issubclass(kind, Flag):
+    if is_bound or issubclass(value_class, Flag):
         raise _UntoldError
-    return kind
+    return value_class
 
 
 def _named(value: Any, names: dict[str, Any]) -> str:

@@ -92,10 +92,10 @@ def declared_field(message_type: Any, attribute: str) -> KeyField:
     if (descriptor := getattr(message_type, "DESCRIPTOR", None)) is not None:
         return _protobuf_field(descriptor, attribute)
     if (model_fields := getattr(message_type, "model_fields", None)) is not None:
-        found = model_fields[attribute]
-        name = found.serialization_alias or found.alias or attribute
+        field = model_fields[attribute]
+        name = field.serialization_alias or field.alias or attribute
         return KeyField(
-            name, _encoding_of_annotation(found.annotation), attrgetter(attribute), attribute
+            name, _encoding_of_annotation(field.annotation), attrgetter(attribute), attribute
         )
     return _object_field(message_type, attribute)
 
@@ -103,7 +103,7 @@ def declared_field(message_type: Any, attribute: str) -> KeyField:
 def foreign_field(message_type: Any, name: str) -> Callable[[Any], Any]:
     """Return the function that reads the field of this name in messages.
 
-    Raise ``Invalid`` if the message type has no such field. The function raises it for a dict without it.
+    Raise ``Invalid`` if the message type has no such field. So does the function, for a dict without it.
     """
     if issubclass(message_type, CSVRecord):
         return _csv_field(message_type, name).get
@@ -130,18 +130,18 @@ def _item(message: dict[str, Any], name: str) -> Any:
 
 
 def wire_names_of(message_type: Any) -> list[tuple[str, str]]:
-    """Return pairs of an attribute and its name in messages. Empty if the type does not say."""
+    """Return pairs of an attribute and its name in messages. Empty if the fields are not known."""
     if (descriptor := getattr(message_type, "DESCRIPTOR", None)) is not None:
         return [(field.name, field.name) for field in descriptor.fields]
-    if (models := getattr(message_type, "model_fields", None)) is not None:
+    if (fields := getattr(message_type, "model_fields", None)) is not None:
         return [
-            (name, one.serialization_alias or one.alias or name) for name, one in models.items()
+            (name, info.serialization_alias or info.alias or name) for name, info in fields.items()
         ]
     try:
         objects = inspect_objects(message_type)
     except (Invalid, TypeError):
         return []
-    return [(field.name, field.encode_name) for one in objects for field in one.fields]
+    return [(field.name, field.encode_name) for part in objects for field in part.fields]
 
 
 def _object_field(message_type: Any, attribute: str) -> KeyField:
@@ -149,20 +149,20 @@ def _object_field(message_type: Any, attribute: str) -> KeyField:
         objects = inspect_objects(message_type)
     except (Invalid, TypeError):
         return KeyField(attribute, ANY, attrgetter(attribute), attribute)
-    fields = [field for one in objects for field in one.fields if field.name == attribute]
-    kinds = {encoding_of(field.type) for field in fields}
+    fields = [field for part in objects for field in part.fields if field.name == attribute]
+    encodings = {encoding_of(field.type) for field in fields}
     names = {field.encode_name for field in fields}
-    if len(fields) < len(objects) or len(kinds) > 1 or len(names) > 1:
+    if len(fields) < len(objects) or len(encodings) > 1 or len(names) > 1:
         raise Invalid(
             f"the types of the union do not all have the field {attribute!r}, of one name and type",
             path="key",
             hint="Give a function of the message.",
         )
-    return KeyField(names.pop(), kinds.pop(), attrgetter(attribute), attribute)
+    return KeyField(names.pop(), encodings.pop(), attrgetter(attribute), attribute)
 
 
 def is_repeated(field: Any) -> bool:
-    """Return True if a field of Protobuf has any number of values. Old versions of it have ``label`` only."""
+    """Return True if a field of Protobuf has any number of values. Old versions have only ``label``."""
     repeated: bool = (
         field.is_repeated
         if hasattr(field, "is_repeated")
@@ -173,12 +173,12 @@ def is_repeated(field: Any) -> bool:
 
 def _protobuf_field(descriptor: Any, attribute: str) -> KeyField:
     field = descriptor.fields_by_name[attribute]
-    kind = _PROTOBUF.get(field.cpp_type)
+    encoding = _PROTOBUF.get(field.cpp_type)
     if field.type == field.TYPE_BYTES:
-        kind = BYTES
-    if kind is None or is_repeated(field):
+        encoding = BYTES
+    if encoding is None or is_repeated(field):
         raise _unfit(f"field {attribute} of {descriptor.full_name}")
-    return KeyField(attribute, kind, attrgetter(attribute), attribute)
+    return KeyField(attribute, encoding, attrgetter(attribute), attribute)
 
 
 def _csv_field(message_type: Any, name: str) -> KeyField:
@@ -213,43 +213,43 @@ def _encoding_of_annotation(annotation: Any) -> KeyEncoding:
 
 def encoding_of(info: inspect.Type) -> KeyEncoding:
     """Return the encoding of keys of a declared type. Raise ``Invalid`` if its values are no keys."""
-    parts = [one for one in alternatives(info) if not isinstance(one, inspect.NoneType)]
-    kinds = {_encoding_of_part(one) for one in parts}
-    if kinds == {INTEGER, FLOAT}:
+    parts = [part for part in alternatives(info) if not isinstance(part, inspect.NoneType)]
+    encodings = {_encoding_of_part(part) for part in parts}
+    if encodings == {INTEGER, FLOAT}:
         return FLOAT
-    if len(kinds) != 1:
-        raise _unfit(" | ".join(sorted(kind.name for kind in kinds)) or "None")
-    return kinds.pop()
+    if len(encodings) != 1:
+        raise _unfit(" | ".join(sorted(encoding.name for encoding in encodings)) or "None")
+    return encodings.pop()
 
 
 def _encoding_of_part(info: inspect.Type) -> KeyEncoding:
     match info:
         case inspect.EnumType(cls=enum):
-            return _encoding_of_values([one.value for one in enum])
+            return _encoding_of_values([item.value for item in enum])
         case inspect.LiteralType(values=values):
             return _encoding_of_values(list(values))
         case inspect.TupleType(item_types=items) if items:
-            return tuple_encoding([_part_of_tuple(one) for one in items])
+            return tuple_encoding([_part_of_tuple(item) for item in items])
         case inspect.VarTupleType(item_type=item):
             return tuple_encoding([_part_of_tuple(item)], more=True)
         case inspect.CustomType(cls=cls):
-            bases = (kind for base, kind in _BY_BASE if issubclass(cls, base))
+            bases = (encoding for base, encoding in _BY_BASE if issubclass(cls, base))
             # A subclass of a known type has the keys of that type, such as a class of pydantic.
             return next(bases, ANY)
-    if (kind := _BY_INFO.get(type(info))) is not None:
-        return kind
+    if (encoding := _BY_INFO.get(type(info))) is not None:
+        return encoding
     raise _unfit(type(info).__name__.removesuffix("Type").lower())
 
 
 def _part_of_tuple(info: inspect.Type) -> KeyEncoding:
-    kind = encoding_of(info)
-    if kind.name.startswith("tuple"):
+    encoding = encoding_of(info)
+    if encoding.name.startswith("tuple"):
         raise no_key((), "a tuple within a tuple", "Declare one tuple of all values.")
-    return kind
+    return encoding
 
 
 def _encoding_of_values(values: list[Any]) -> KeyEncoding:
-    return encoding_of(inspect.UnionType(tuple(inspect.type_info(type(one)) for one in values)))
+    return encoding_of(inspect.UnionType(tuple(inspect.type_info(type(value)) for value in values)))
 
 
 def _unfit(what: str) -> Invalid:

@@ -55,7 +55,7 @@ def _joined(keys: Sequence[Any]) -> bytes:
 
 
 def _of_rows(columns: Any) -> Any:
-    """Return the hashes of keys of one length. ``columns`` has a row of their bytes for each position."""
+    """Return the hashes of keys of one length. Row i of ``columns`` has byte i of each key."""
     hashes = np.full(columns.shape[1], _FNV_OFFSET, np.uint32)
     for column in columns:
         hashes ^= column
@@ -64,32 +64,33 @@ def _of_rows(columns: Any) -> Any:
 
 
 def _of_lengths(content: bytes, ends: Any) -> Any:
-    """Return the hashes of keys that end at these places of a text."""
+    """Return the hashes of keys of any lengths. ``ends`` are the positions of the newlines behind them."""
     data, lengths = np.frombuffer(content, np.uint8), np.diff(ends, prepend=-1) - 1
     order = _longest_first(lengths)
     begins, lengths = (ends - lengths)[order], lengths[order]
     hashes = np.full(len(lengths), _FNV_OFFSET, np.uint32)
-    # For the few longest keys, a loop over their bytes is faster than a step for all.
-    together = int(lengths[_FEW - 1])
-    counts = np.searchsorted(-lengths, -np.arange(together), side="left")
-    for at, count in enumerate(counts):
+    # The few longest keys are in step only up to here: a loop over the rest of each is faster.
+    common_length = int(lengths[_FEW - 1])
+    counts = np.searchsorted(-lengths, -np.arange(common_length), side="left")
+    # Keys are in order, the longest first: those with a byte at this position are the first ``count``.
+    for position, count in enumerate(counts):
         running = hashes[:count]
-        running ^= data[begins[:count] + at]
+        running ^= data[begins[:count] + position]
         running *= _PRIME
-    for index in range(np.searchsorted(-lengths, -together, side="left")):
+    for index in range(np.searchsorted(-lengths, -common_length, side="left")):
         begin = int(begins[index])
-        rest = content[begin + together : begin + int(lengths[index])]
-        hashes[index] = fnv32a(rest, int(hashes[index]))
-    found = np.empty_like(hashes)
-    found[order] = hashes
-    return found
+        remaining = content[begin + common_length : begin + int(lengths[index])]
+        hashes[index] = fnv32a(remaining, int(hashes[index]))
+    in_order = np.empty_like(hashes)
+    in_order[order] = hashes
+    return in_order
 
 
 def _longest_first(lengths: Any) -> Any:
     """Return the order of keys, the longest first. 16-bit lengths are sorted several times as fast."""
-    lacking = lengths.max(initial=0) - lengths
-    kind = np.uint16 if lacking.max(initial=0) < 1 << 16 else np.intp
-    return np.argsort(lacking.astype(kind), kind="stable")
+    shortfalls = lengths.max(initial=0) - lengths
+    dtype = np.uint16 if shortfalls.max(initial=0) < 1 << 16 else np.intp
+    return np.argsort(shortfalls.astype(dtype), kind="stable")
 
 
 def bytes_of_key(key: CanonicalKey) -> bytes:

@@ -47,7 +47,7 @@ class KeyRule:
 
     @classmethod
     def of_labels(cls, labels: LabelSet) -> KeyRule | None:
-        """Return the rule of a journal; None if it has no label of a key. Raise ``Invalid``."""
+        """Return the rule of a journal; None without a label of a key. Raise ``Invalid`` for a bad label."""
         key = labels.value_of(MESSAGE_KEY)
         if not key:
             return None
@@ -102,26 +102,26 @@ class LabelledKeys:
         Raise ``Invalid`` if the key is not known, cannot be a key, or differs from ``given``.
         """
         encoding = self._encoding = self._encoding or encoding_named(self.rule.key_type)
-        said = None if given is None else encoding.encode(given)
+        given_key = None if given is None else encoding.encode(given)
         if self.rule.field is None or isinstance(message, bytes):
-            if said is None and self.rule.partitions > 1:
+            if given_key is None and self.rule.partitions > 1:
                 raise self._unknown(message)
-            return said or ""
+            return given_key or ""
         key = self._key_of_field(message, encoding)
-        if said is not None and said != key:
+        if given_key is not None and given_key != key:
             raise Invalid(
-                f"the key is {said!r}, and {self.rule} of the message gives {key!r}",
+                f"the key is {given_key!r}, and {self.rule} of the message gives {key!r}",
                 path="key",
                 hint="Leave the key out: the journals are labelled with the field that is the key.",
             )
         return key
 
     def _key_of_field(self, message: Any, encoding: KeyEncoding) -> CanonicalKey:
-        name, kind = self.rule.field, type(message)
+        name, message_type = self.rule.field, type(message)
         assert name is not None
-        get = self._getters.get(kind)
+        get = self._getters.get(message_type)
         if get is None:
-            get = self._getters[kind] = foreign_field(kind, name)
+            get = self._getters[message_type] = foreign_field(message_type, name)
         value = get(message)
         try:
             return encoding.encode(value)
@@ -143,18 +143,18 @@ class LabelledKeys:
 
 
 def one_rule(journals: Sequence[JournalName], labels: Sequence[LabelSet]) -> KeyRule:
-    """Return the rule of journals that are all partitions of one declaration, and no others.
+    """Return the rule of journals that are all partitions of one declaration.
 
-    Raise ``Invalid`` unless they are.
+    Raise ``Invalid`` if a partition is absent, or if a journal is no partition of the declaration.
     """
-    rules = {KeyRule.of_labels(one) for one in labels}
+    rules = {KeyRule.of_labels(label_set) for label_set in labels}
     directories = sorted({name.rpartition("/")[0] for name in journals})
     rule = rules.pop()
     if rule is None or rules or len(directories) > 1:
         raise Invalid(
             "the journals are not the partitions of one declaration, and at least one has a key",
             path="output",
-            hint=f"Give those of one declaration: {', '.join(f'{one}/part-' for one in directories[:9])}. "
+            hint=f"Give those of one declaration: {', '.join(f'{path}/part-' for path in directories[:9])}. "
             "If all these journals should belong to one declaration, apply it again.",
             journal=journals[0],
         )
@@ -170,5 +170,5 @@ def one_rule(journals: Sequence[JournalName], labels: Sequence[LabelSet]) -> Key
 
 def partition_number(journal: JournalName) -> int | None:
     """Return the number in the name of a partition, ``words/part-007``. None for another name."""
-    found = _PARTITION.fullmatch(split_journal_meta(journal)[0])
-    return None if found is None else int(found[2])
+    match = _PARTITION.fullmatch(split_journal_meta(journal)[0])
+    return None if match is None else int(match[2])

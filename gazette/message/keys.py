@@ -34,7 +34,7 @@ _TUPLE: Final = "tuple="
 _MORE: Final = ".."
 """Last part of the name of tuples of any length."""
 _BARE: Final = (bool, int, float, Decimal)
-"""Types whose text stands in a tuple as it is. Others stand there as texts of JSON."""
+"""Types whose text stands in a tuple as it is. Values of other types stand there as JSON strings."""
 
 
 def plain_text(text: str) -> str:
@@ -80,7 +80,7 @@ def _text(value: str) -> str:
 
 
 def _text_of_value(value: Any) -> str:
-    """Return the text that UTF-8 stands for: requests of gRPC may have bytes in place of text."""
+    """Return the text of bytes in UTF-8: requests of gRPC may have bytes in place of text."""
     try:
         return _bytes(value).decode()
     except UnicodeDecodeError as error:
@@ -235,29 +235,29 @@ def _converted(text: str, kind: type, what: str, hint: str) -> Any:
 def _any(value: Any) -> CanonicalKey:
     if isinstance(value, tuple):
         return _tuple_text(value, [ANY] * len(value))
-    for types, kind in _BY_TYPE:
+    for types, encoding in _BY_TYPE:
         if isinstance(value, types):
-            return kind.of_value(value)
+            return encoding.of_value(value)
     raise no_key(value, "only values that are written in one way are keys")
 
 
 def _tuple_text(values: Sequence[Any], kinds: Sequence[KeyEncoding]) -> str:
     """Return a JSON array of the texts of values. Different values of one type have different arrays."""
     parts = []
-    for value, kind in zip(values, kinds, strict=True):
+    for value, encoding in zip(values, kinds, strict=True):
         while isinstance(value, Enum):
             value = value.value
         if isinstance(value, tuple | list):
             raise no_key(value, "it is a tuple within a tuple", "Join them to one tuple.")
-        text = kind.encode(value)
-        bare = kind in _BARE_KINDS or (kind is ANY and isinstance(value, _BARE))
-        parts.append(text if bare and isinstance(text, str) else _quoted(text))
+        text = encoding.encode(value)
+        is_bare = encoding in _BARE_KINDS or (encoding is ANY and isinstance(value, _BARE))
+        parts.append(text if is_bare and isinstance(text, str) else _quoted(text))
     return f"[{','.join(parts)}]"
 
 
 def _quoted(text: CanonicalKey) -> str:
-    shown = b64encode(text).decode() if isinstance(text, bytes) else text
-    return msgspec.json.encode(shown).decode()
+    json_text = b64encode(text).decode() if isinstance(text, bytes) else text
+    return msgspec.json.encode(json_text).decode()
 
 
 ANY: Final = KeyEncoding("any", _any, _text)
@@ -295,7 +295,7 @@ _decode_array: Final = msgspec.json.Decoder(list[Any], float_hook=Decimal).decod
 
 def tuple_encoding(kinds: Sequence[KeyEncoding], *, more: bool = False) -> KeyEncoding:
     """Return the encoding of tuples of these kinds. With ``more``: any number of values of the only kind."""
-    names = [kind.name for kind in kinds]
+    names = [encoding.name for encoding in kinds]
 
     def of_value(value: Any) -> str:
         if not isinstance(value, tuple | list) or (not more and len(value) != len(kinds)):
@@ -319,14 +319,14 @@ def encoding_named(name: str) -> KeyEncoding:
         return _KINDS[name]
     names = name.removeprefix(_TUPLE).split("+") if name.startswith(_TUPLE) else [name]
     more = names[-1] == _MORE
-    names = [one for one in (names[:-1] if more else names) if one]
+    names = [part_name for part_name in (names[:-1] if more else names) if part_name]
     if not name.startswith(_TUPLE) or not set(names) <= _KINDS.keys():
         raise Invalid(
             f"keys of type {name!r} are not known here",
             path="key",
             hint="Update this program: a newer one has labelled the journals.",
         )
-    return tuple_encoding([_KINDS[one] for one in names], more=more)
+    return tuple_encoding([_KINDS[part_name] for part_name in names], more=more)
 
 
 def canonical_key(value: Any) -> CanonicalKey:

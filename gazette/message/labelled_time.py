@@ -67,8 +67,8 @@ class LabelledTime(MessageTime):
         name = str(self.field)
         if isinstance(message, dict):
             return self._of_json(message.get(name))
-        kind: Any = type(message)
-        attribute = _attribute_of(kind, name)
+        message_type: Any = type(message)
+        attribute = _attribute_of(message_type, name)
         is_proto = getattr(message, "HasField", None) is not None
         return value_if_set(message, attribute) if is_proto else getattr(message, attribute)
 
@@ -90,15 +90,15 @@ def labelled_time(text: str) -> LabelledTime:
 
     If the time is a function of an application, the label has only its name. Then no message has a time.
     """
-    name, unit, ahead, *more = [*text.split("/"), "", ""]
-    if any(more) or not (is_digits(ahead) or not ahead):
+    name, unit, ahead, *extra = [*text.split("/"), "", ""]
+    if any(extra) or not (is_digits(ahead) or not ahead):
         raise Invalid(
             f"{text!r} is no time of messages",
             path=MESSAGE_TIME,
             hint="Apply the declaration of the journals, which labels them.",
         )
-    found = LabelledTime(unquote(name), unit=unit or None)  # type: ignore[arg-type]
-    return replace(found, ahead=timedelta(microseconds=int(ahead))) if ahead else found
+    time = LabelledTime(unquote(name), unit=unit or None)  # type: ignore[arg-type]
+    return replace(time, ahead=timedelta(microseconds=int(ahead))) if ahead else time
 
 
 def label_of_time(time: MessageTime, kinds: Iterable[Any]) -> str:
@@ -122,5 +122,5 @@ def _label_of_field(time: MessageTime, kinds: Iterable[Any]) -> str:
 @lru_cache(maxsize=_KINDS_KEPT)
 def _attribute_of(kind: type, name: str) -> str:
     """Return the attribute of a type whose name in messages is ``name``."""
-    named = (attribute for attribute, wire_name in wire_names_of(kind) if wire_name == name)
-    return next(named, name)
+    attributes = (attribute for attribute, wire_name in wire_names_of(kind) if wire_name == name)
+    return next(attributes, name)

@@ -57,15 +57,15 @@ class Partition(NamedTuple):
         A subclass is another type: readers would decode the declared type, without the fields of the
         subclass. Types with their own codec decide that themselves.
         """
-        wanted = self.message_types
-        if not wanted or kind in wanted or issubclass(kind, self._with_own_codec()):
+        types = self.message_types
+        if not types or kind in types or issubclass(kind, self._with_own_codec()):
             return
-        names = " or ".join(one.__qualname__ for one in wanted)
+        names = " or ".join(declared_type.__qualname__ for declared_type in types)
         raise Invalid(
             f"journal {self.journal} holds messages of type {names}, not {kind.__qualname__}",
             path="message",
             hint=f"Publish a {names}, or declare the type of this message."
-            + (" Readers would drop the fields of a subclass." if issubclass(kind, wanted) else ""),
+            + (" Readers would drop the fields of a subclass." if issubclass(kind, types) else ""),
         )
 
     def with_uuid(self, place: str) -> Partition:
@@ -79,7 +79,7 @@ class Partition(NamedTuple):
         return self._replace(uuid=place or self.uuid)
 
     def _with_own_codec(self) -> tuple[type, ...]:
-        return tuple(one for one in self.message_types if hasattr(one, "gazette_codec"))
+        return tuple(kind for kind in self.message_types if hasattr(kind, "gazette_codec"))
 
 
 def _partition_of(spec: JournalSpec) -> Partition:
@@ -100,16 +100,15 @@ class Partitions:
     def __init__(self, partitions: Iterable[Partition], labels: Iterable[LabelSet] = ()) -> None:
         self.all = tuple(partitions)
         self.labels = tuple(labels)
-        """Labels of each, if they are known."""
-        self.is_keyed = any(one.values_of(MESSAGE_KEY) for one in self.labels)
+        """Labels of each partition. Empty if they are not known."""
+        self.is_keyed = any(label_set.values_of(MESSAGE_KEY) for label_set in self.labels)
         """True if labels say by which key messages are mapped."""
         self._hashes: Any = None
         self._keys: LabelledKeys | None = None
 
     @classmethod
     def of_specs(cls, specs: Iterable[JournalSpec]) -> Partitions:
-        """Return the partitions of specifications. Labels say the content type of each, and the place of the
-        UUID."""
+        """Return the partitions of specifications. Labels say content types, places of UUIDs, and times."""
         ordered = sorted(specs, key=lambda spec: spec.name)
         return cls((_partition_of(spec) for spec in ordered), [spec.labels for spec in ordered])
 
@@ -119,7 +118,7 @@ class Partitions:
         Raise ``Invalid`` unless these are all partitions of one declaration.
         """
         if self._keys is None and self.is_keyed:
-            journals = [one.journal for one in self.all]
+            journals = [partition.journal for partition in self.all]
             self._keys = LabelledKeys(one_rule(journals, self.labels))
         return self._keys
 
@@ -130,14 +129,14 @@ class Partitions:
         return self.at(hash_of_key(key))
 
     def at(self, key_hash: int) -> Partition:
-        """Return the partition whose place is the hash of the key, modulo their number."""
+        """Return the partition whose index is the hash of the key, modulo the number of partitions."""
         return self.all[key_hash % len(self.all)]
 
     def choose(self, key_hash: int) -> Partition:
-        """Return the partition whose name, hashed, is greatest when combined with the hash of the key."""
+        """Return the partition with the greatest XOR of the hash of its name and the hash of the key."""
         if self._hashes is None:
-            names = [fnv32a(partition.journal.encode()) for partition in self.all]
-            self._hashes = np.array(names, dtype=np.uint32)
+            name_hashes = [fnv32a(partition.journal.encode()) for partition in self.all]
+            self._hashes = np.array(name_hashes, dtype=np.uint32)
         return self.all[int((self._hashes ^ np.uint32(key_hash)).argmax())]
 
 
@@ -211,15 +210,15 @@ def _mapping_by_key(
 
     def mapping(message: M) -> Partition:
         nonlocal choices
-        known, current = choices, partitions()
-        if known.partitions is not current:
+        cached, current = choices, partitions()
+        if cached.partitions is not current:
             _check_labels(current, choose)
-            choices = known = _Choices(current, choose, encoding)
+            choices = cached = _Choices(current, choose, encoding)
         value = key(message)
         try:
-            return known[value]
+            return cached[value]
         except TypeError:
-            return known.of_value(value)
+            return cached.of_value(value)
 
     return mapping
 
@@ -231,7 +230,7 @@ def fixed_mapping(
     uuid: str = "",
     time: MessageTime | str = "",
 ) -> Mapping[Any]:
-    """Map every message to one journal. ``time`` is that of its messages, or its label of their time."""
+    """Map every message to one journal. ``time`` is the time of its messages, or the label of the time."""
     partition = Partition(journal, content_type, message_types, uuid, time)
     return lambda _message: partition
 
@@ -243,13 +242,13 @@ def random_mapping(partitions: PartitionsFunc, rng: random.Random) -> Mapping[An
     """
 
     def mapping(_message: Any) -> Partition:
-        partitions_now = partitions()
-        current = partitions_now.all
-        if not current:
+        current = partitions()
+        candidates = current.all
+        if not candidates:
             raise no_partitions()
-        if partitions_now.is_keyed and len(current) > 1:
-            raise _needs_key(partitions_now)
-        return current[rng.randrange(len(current))]
+        if current.is_keyed and len(candidates) > 1:
+            raise _needs_key(current)
+        return candidates[rng.randrange(len(candidates))]
 
     return mapping
 
@@ -259,8 +258,8 @@ def modulo_mapping(
 ) -> Mapping[M]:
     """Map messages with equal keys to the same partition, until the number of partitions changes.
 
-    Then nearly every key moves. Use this where a consumer joins the n-th partitions of several
-    topics that have the same number of partitions.
+    When the number changes, nearly every key moves. Use this where an application joins the n-th
+    partitions of several sources that have the same number of partitions.
 
     ``encoding`` says how values of ``key`` that are neither text nor bytes are encoded. The mapping raises
     ``Invalid`` for a value that cannot be a key.
@@ -269,8 +268,8 @@ def modulo_mapping(
 
 
 def rendezvous_mapping(partitions: PartitionsFunc, key: Key[M]) -> Mapping[M]:
-    """Map messages with equal keys to the same partition. A new partition takes only its even share of keys.
-    See `modulo_mapping` for the values that are keys."""
+    """Map messages with equal keys to the same partition. A new partition takes over only its even share of
+    the keys. See `modulo_mapping` for the values that are keys."""
     return _mapping_by_key(partitions, key, ANY, Partitions.choose)
 
 
@@ -304,8 +303,7 @@ class JournalSnapshot(Protocol):
 
 
 class PartitionWatch:
-    """A current snapshot of the journals that match a selector. Call the watch to use it as
-    `PartitionsFunc`.
+    """A current snapshot of the journals that match a selector. The watch is a `PartitionsFunc`.
 
     Make and run it on the event loop. Call it from any thread. Give it a watch of the client:
 

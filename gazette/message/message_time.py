@@ -1,7 +1,7 @@
 """The time of messages, from a field of their type: `MessageTime`. Pure.
 
-A time is read once, when its message is decoded. If it cannot be used, the reason is kept. It becomes an
-error when the message is consumed. So a message that never commits causes no error.
+A time is read once, when its message is decoded. If it cannot be used, the envelope keeps the reason. The
+reason becomes an error when the message is consumed. So a message that never commits causes no error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 """Last microsecond of the year 9999 in UTC."""
 _UNIT_NS: Final = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 FUNCTION: Final = "--"
-"""End of the name of a function in the text of a time: no field has it."""
+"""Suffix that marks the name of a function in the text of a time. No name of a field has it."""
 _AHEAD: Final = timedelta(days=1)
 _UNITS: Final = "s, ms, us or ns"
 NO_UNIT: Final = f'Declare its unit ({_UNITS}): time=MessageTime("at", unit="ms").'
@@ -42,8 +42,8 @@ _NO_CLOCK: Final = (
 
 
 class UnusableTime(Corrupt):
-    """A message without a usable time: the declared time is missing or unusable, or no UUID has a clock.
-    Poison policies skip it."""
+    """A message has no usable time: its declared time is missing or unusable, or it has no UUID with a clock.
+    Poison policies skip the message."""
 
     default_hint = (
         "Repair its producer, or skip the message by the application's `poison_policy`. A time that lies"
@@ -68,15 +68,15 @@ class MessageTime:
     unit: TimeUnit | None = None
     """Unit of numbers: ``s``, ``ms``, ``us`` or ``ns``. None: values are no numbers."""
     ahead: timedelta = _AHEAD
-    """Most by which a time may be later than the publication of its message. A later time is an error of its
-    message: it would move the watermark forward for good."""
+    """Longest duration by which the time of a message may be after its publication. A later time is an error
+    of the message: it would move the watermark forward, and the watermark never goes back."""
 
     def __post_init__(self) -> None:
         """Raise ``Invalid`` for a field, a unit or a bound of another kind."""
-        given: Any = self.field
-        if not callable(given) and not (isinstance(given, str) and given):
+        field: Any = self.field
+        if not callable(field) and not (isinstance(field, str) and field):
             raise Invalid(
-                f"{given!r} is no field",
+                f"{field!r} is no field",
                 path="time",
                 hint="Give the name of a field, or a function of the message.",
             )
@@ -91,13 +91,12 @@ class MessageTime:
             )
 
     def __hash__(self) -> int:
-        """Return a cheap hash: each published message needs that of its partition."""
+        """Return a cheap hash: publishing hashes a partition, and so its time, for each message."""
         return hash(self.field)
 
     @classmethod
     def of(cls, given: str | Callable[[Any], Any] | MessageTime | None) -> MessageTime | None:
-        """Return the time that an argument ``time`` declares: field, function or `MessageTime`. None stays
-        None."""
+        """Return the `MessageTime` for a field, a function, or a `MessageTime`. None stays None."""
         return given if given is None or isinstance(given, cls) else cls(given)  # type: ignore[arg-type]
 
     @property
@@ -109,7 +108,7 @@ class MessageTime:
 
     @property
     def text(self) -> str:
-        """Field or function, and unit, as a label has it: equal for declarations of equal meaning."""
+        """Field or function, and unit, for a label. Declarations of equal meaning have equal texts."""
         text = _clean(self.name) if isinstance(self.field, str) else self.text_of_function
         return text if self.unit is None else f"{text}/{self.unit}"
 
@@ -128,10 +127,10 @@ class MessageTime:
 
         ``published_us`` is the time of the clock in its UUID, in Unix microseconds.
         """
-        found = self.read_bounded(message, published_us)
-        if isinstance(found, str):
+        time_or_reason = self.read_bounded(message, published_us)
+        if isinstance(time_or_reason, str):
             raise Invalid(
-                f"the time of the message ({self.name}) {found}, and journal {journal} declares it",
+                f"the time of the message ({self.name}) {time_or_reason}, and journal {journal} declares it",
                 path=self._path,
                 hint=self._hint,
                 journal=journal,
@@ -149,8 +148,8 @@ class MessageTime:
         """Return what `read` returns, or a reason if the time is too long after the publication."""
         at_us = self.read(message)
         if isinstance(at_us, int) and at_us > published_us + self._ahead_us:
-            by = timedelta(microseconds=at_us - published_us)
-            return f"lies ahead of the message's publication by {by}, and may by {self.ahead}"
+            excess = timedelta(microseconds=at_us - published_us)
+            return f"lies ahead of the message's publication by {excess}, and may by {self.ahead}"
         return at_us
 
     @cached_property
@@ -210,12 +209,12 @@ class TimeReader:
     def read_all(self, messages: Sequence[Any], clocks: Sequence[int]) -> list[int | str]:
         """Return for each message its time in Unix microseconds, or why it has none.
 
-        ``clocks`` are those of their publishers, or 0.
+        ``clocks`` are the clocks in the messages' UUIDs. 0: the message has no UUID of a publisher.
         """
-        return [self._bounded(*one) for one in zip(messages, clocks, strict=True)]
+        return [self._bounded(*pair) for pair in zip(messages, clocks, strict=True)]
 
     def _bounded(self, message: Any, clock: int) -> int | str:
-        # As `MessageTime.read_bounded` does it: there is one per message.
+        # The check of `MessageTime.read_bounded` without its calls: this runs once for each message.
         at_us = self.time.read(message)
         if isinstance(at_us, str):
             return at_us
@@ -236,7 +235,7 @@ def _clean(name: str) -> str:
 
 
 def _is_timestamp(value: Any) -> bool:
-    """Return True for a protobuf ``Timestamp``, of any pool."""
+    """Return True for a protobuf ``Timestamp``, of any descriptor pool."""
     descriptor = getattr(value, "DESCRIPTOR", None)
     return getattr(descriptor, "full_name", "") == TIMESTAMP
 
@@ -244,7 +243,7 @@ def _is_timestamp(value: Any) -> bool:
 def unusable(
     time: MessageTime, reason: str, journal: JournalName, begin: Offset, end: Offset
 ) -> UnusableTime:
-    """Return the error of a message, for a reason of `MessageTime.read`."""
+    """Return the error of a message without a usable time. ``reason`` is what `MessageTime.read` returned."""
     return UnusableTime(
         f"the time of the message ({time.name}) {reason}",
         field=time.name,
@@ -257,14 +256,14 @@ def unusable(
 def no_clock(
     journal: JournalName, begin: Offset, end: Offset, place: str | None = None
 ) -> UnusableTime:
-    """Return the error of a message without a publisher's UUID, although the clock in it is to be its time.
+    """Return the error of a message that needs the clock in a publisher's UUID as its time, and has no UUID.
 
     ``place`` is the place of the UUID, if it is known.
     """
     field = {} if place is None else {"field": place}
-    found = "" if place is None else f" in {place}"
+    where = "" if place is None else f" in {place}"
     return UnusableTime(
-        f"the message has no UUID of a publisher{found}, and so no time",
+        f"the message has no UUID of a publisher{where}, and so no time",
         hint=_NO_CLOCK,
         **field,
         journal=journal,

@@ -39,10 +39,10 @@ def decoded(decode: Callable[[bytes], Any], payload: bytes) -> Any | None:
 
     Return None for any other payload. ``decode`` is the strict decoder of the type. Raise what it raises.
     """
-    found = [match[1] for match in _TOKEN.finditer(payload) if match[1] is not None]
-    if not found or not NON_FINITE.keys() >= set(found):
+    literals = [match[1] for match in _TOKEN.finditer(payload) if match[1] is not None]
+    if not literals or not NON_FINITE.keys() >= set(literals):
         return None
-    marks = _Marks(payload, found)
+    marks = _Marks(payload, literals)
     message = marks.restored(decode(marks.payload))
     return message if marks.left == 0 else None
 
@@ -51,10 +51,10 @@ class _Marks:
     """A payload in which finite numbers stand for literals, until it is decoded."""
 
     def __init__(self, payload: bytes, literals: Sequence[bytes]) -> None:
-        texts = (f"0.{n:012}1".encode() for n in range(1 << 30, 1 << 31))
+        texts = (f"0.{number:012}1".encode() for number in range(1 << 30, 1 << 31))
         unused = (text for text in texts if text not in payload)
         by_literal = {literal: next(unused) for literal in dict.fromkeys(literals)}
-        self._numbers = {float(text): NON_FINITE[one] for one, text in by_literal.items()}
+        self._numbers = {float(text): NON_FINITE[literal] for literal, text in by_literal.items()}
         self.payload = _TOKEN.sub(
             lambda match: match[0] if match[1] is None else by_literal[match[1]], payload
         )
@@ -62,21 +62,21 @@ class _Marks:
         """Literals that were not found as floats of the message so far."""
 
     def restored(self, value: Any) -> Any:
-        """Return a decoded value with the floats that the literals are. Change it in place where possible."""
-        kind = type(value)
-        if kind is float:
+        """Replace each number that stands for a literal by its float, in place if the class permits that."""
+        value_class = type(value)
+        if value_class is float:
             if value not in self._numbers:
                 return value
             self.left -= 1
             return self._numbers[value]
-        if kind is dict:
+        if value_class is dict:
             value.update({key: self.restored(part) for key, part in value.items()})
-        elif kind is list:
+        elif value_class is list:
             value[:] = map(self.restored, value)
-        elif kind in (tuple, set, frozenset):
-            return kind(map(self.restored, value))
+        elif value_class in (tuple, set, frozenset):
+            return value_class(map(self.restored, value))
         elif isinstance(value, tuple):
-            return kind(*map(self.restored, value))
+            return value_class(*map(self.restored, value))
         else:
             self._restore_attributes(value)
         return value

@@ -47,7 +47,7 @@ BUFFER_BYTES_MAX: Final = 8 << 20
 OBSERVE_S: Final = 0.0005
 """Seconds by which the clock of a publisher may be behind the wall clock."""
 HELD_BYTES_MAX: Final = 32 << 20
-"""Bytes that a `Publisher.hold` without ``strict`` keeps back. With more, it cannot be undone."""
+"""Bytes that a `Publisher.hold` without ``strict`` keeps back. With more, it cannot be rolled back."""
 
 
 class JournalAppends(Protocol):
@@ -241,7 +241,7 @@ class Publisher:
         messages before publishing any.
 
         Raise `Invalid` if a message then does not fit its type. The messages of its journal are not
-        published. Those of other journals may have been.
+        published. Messages of other journals may be published.
         """
         futures = {}
         for form, line, group in self._groups(mapping, messages):
@@ -254,7 +254,7 @@ class Publisher:
     async def publish_from_loop(
         self, mapping: Mapping[M], messages: Iterable[M]
     ) -> dict[JournalName, OpFuture[AppendResult]]:
-        """Publish as `publish_committed_batch` does, from a task. Never waits."""
+        """Publish as `publish_committed_batch` does, from a task of the event loop, without waiting."""
         return self.publish_committed_batch(mapping, messages)
 
     def _groups(
@@ -392,9 +392,9 @@ class Publisher:
     def release(self) -> None:
         """End a `hold`, and publish what it kept back. Raise what `flush` raises."""
         with self._lock:
-            held, self._held = self._held, None
+            held_lines, self._held = self._held, None
             overfull = self._buffered >= BUFFER_BYTES_MAX
-            full = [line for line in held or () if len(line.buffer) >= JOURNAL_BUFFER_BYTES]
+            full = [line for line in held_lines or () if len(line.buffer) >= JOURNAL_BUFFER_BYTES]
         if overfull:
             self.flush()
             return
@@ -407,13 +407,13 @@ class Publisher:
         Raise ``NotAllowed`` if a part was not kept back. That cannot happen in a strict hold.
         """
         with self._lock:
-            held, self._held = self._held, None
+            held_lines, self._held = self._held, None
             if self._passed:
                 raise NotAllowed(
                     f"cannot undo published messages: {self._passed}",
                     hint="Raise DeferToNextTransaction before publishing, or consume smaller batches.",
                 )
-            for line, (length, is_new) in (held or {}).items():
+            for line, (length, is_new) in (held_lines or {}).items():
                 self._buffered -= len(line.buffer) - length
                 del line.buffer[length:]
                 if is_new:
@@ -440,7 +440,7 @@ class Publisher:
     def build_rollbacks(self, clock: int) -> dict[JournalName, bytes]:
         """Return the content that rolls the running transaction back, by journal.
 
-        Each has an acknowledgement of ``clock``, which must be below the clocks of all its messages.
+        Each is an acknowledgement with ``clock``, which must be less than the clocks of all its messages.
         """
         uuid = build_uuid(self.producer, clock, ACK_TXN)
         with self._lock:
@@ -463,14 +463,14 @@ class Publisher:
     # Parts of committed and of uncommitted publishes.
 
     def _route(self, mapping: Mapping[M], message: M) -> _Route:
-        """Validate and map a message."""
+        """Validate and map a message. Return how messages of its type reach its partition."""
         if self._user_code_in:
             self._require_outside()
-        kind = self._kinds.get(type(message)) or self._new_kind(type(message))
-        if kind.validates:
+        message_kind = self._kinds.get(type(message)) or self._new_kind(type(message))
+        if message_kind.validates:
             message.validate()  # type: ignore[attr-defined]
         partition = mapping(message)
-        route = kind.routes.get(partition) or self._new_route(kind, partition)
+        route = message_kind.routes.get(partition) or self._new_route(message_kind, partition)
         if route.time is not None:
             self._require_time(route.time, message, partition.journal)
         return route

@@ -1,8 +1,8 @@
-"""Fields of pydantic models that readers would not read back as they are published. Pure.
+"""The check that readers decode a pydantic model as it was published: `ReadableModel`. Pure.
 
-A model that was validated may still hold such a value. Fields of type ``Any`` take all values, an assignment
-is not validated, and validators may change what they read. So a message is decoded again, unless all its
-fields are flat and no code of the application runs.
+A model that was validated may still hold a value that does not read back. Fields of type ``Any`` take all
+values, an assignment is not validated, and validators may change what they read. So a message is decoded
+again, unless all its fields are flat and no code of the application runs.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ _DEEP: Final = "is nested too deeply, or holds itself"
 
 
 class ReadableModel:
-    """The check of messages of one model. ``decode`` is that of the model's codec."""
+    """The check of messages of one model. ``decode`` is the method of the model's codec."""
 
     def __init__(self, model: Any, decode: Callable[[bytes], Any]) -> None:
         self._decode = decode
         self._flat = _flat_fields(model)
-        self._names = {_alias_of(name, one): name for name, one in model.model_fields.items()}
+        self._names = {_alias_of(name, field): name for name, field in model.model_fields.items()}
 
     def fits(self, message: Any) -> bool:
         """Return True for a message whose fields all hold values of their declared flat types."""
         if self._flat is None:
             return False
         values = message.__dict__
-        for name, kinds in self._flat:
+        for name, classes in self._flat:
             value = values.get(name, self)
-            kind = type(value)
-            if kind not in kinds or (kind is int and value.bit_length() > _INT_BITS):
+            cls = type(value)
+            if cls not in classes or (cls is int and value.bit_length() > _INT_BITS):
                 return False
         return True
 
     def require(self, message: Any, payload: bytes) -> None:
         """Raise ``InvalidValue``, with a path, for a message that does not read back from its payload."""
         try:
-            back = self._decode(payload)
+            read_back = self._decode(payload)
         except REFUSALS as error:
             raise self.unreadable(message, error) from error
-        if message.__dict__ == back.__dict__ and not message.__pydantic_extra__:
+        if message.__dict__ == read_back.__dict__ and not message.__pydantic_extra__:
             return
-        ones, others = attributes_of(message), attributes_of(back)
-        assert ones is not None
-        assert others is not None
-        found_again = dict(zip(*others, strict=True))
-        for name, value in zip(*ones, strict=True):
-            other = found_again.get(name)
-            if value != other and (found := difference(value, other)) is not None:
+        attributes, attributes_back = attributes_of(message), attributes_of(read_back)
+        assert attributes is not None
+        assert attributes_back is not None
+        values_back = dict(zip(*attributes_back, strict=True))
+        for name, value in zip(*attributes, strict=True):
+            value_back = values_back.get(name)
+            if value != value_back and (misfit := difference(value, value_back)) is not None:
                 finite(value, name)
-                advice = found.advice or "Convert it, or declare its type."
-                raise InvalidValue(found.reason, path=found.path(name), hint=advice)
+                advice = misfit.advice or "Convert it, or declare its type."
+                raise InvalidValue(misfit.reason, path=misfit.path(name), hint=advice)
 
     def unreadable(self, message: Any, error: BaseException) -> InvalidValue:
         """Return the error of a message that cannot be encoded or read back, with the path of a part."""
@@ -73,11 +73,11 @@ class ReadableModel:
             )
         for name, value in zip(*(attributes_of(message) or ((), ())), strict=True):
             try:
-                found = json_misfit(value)
+                misfit = json_misfit(value)
             except RecursionError:
                 return InvalidValue(_DEEP, path=name, hint="Keep values flat, or by keys.")
-            if found is not None:
-                return InvalidValue(found.reason, path=found.path(name), hint=found.advice)
+            if misfit is not None:
+                return InvalidValue(misfit.reason, path=misfit.path(name), hint=misfit.advice)
         return InvalidValue(
             f"cannot be written: {error}",
             path="message",
@@ -85,35 +85,35 @@ class ReadableModel:
         )
 
     def _named_by(self, error: BaseException) -> str | None:
-        """Return the field that an error of pydantic names first; None without one."""
+        """Return the field that an error of pydantic names first; None if it names no field."""
         errors: Any = getattr(error, "errors", None)
-        places = [one["loc"] for one in errors() if one["loc"]] if callable(errors) else []
-        if not places:
+        paths = [detail["loc"] for detail in errors() if detail["loc"]] if callable(errors) else []
+        if not paths:
             return None
-        first = str(places[0][0])
-        return str(self._names.get(first, first))
+        field_name = str(paths[0][0])
+        return str(self._names.get(field_name, field_name))
 
 
 def _flat_fields(model: Any) -> list[tuple[str, frozenset[type]]] | None:
-    """Return the fields of a model if for each only the class of its value counts; else None."""
+    """Return each field with the classes of its values; None if the class of some value is not decisive."""
     decorators = model.__pydantic_decorators__
     if model.model_config or any(getattr(decorators, name) for name in decorators.__slots__):
         return None
-    fields = [one for one in model.model_fields.items() if one[0] != "uuid"]
-    kinds = [(name, _flat_kinds(one)) for name, one in fields]
-    return kinds if all(kind for _, kind in kinds) else None
+    fields = [item for item in model.model_fields.items() if item[0] != "uuid"]
+    classes_by_name = [(name, _flat_kinds(field)) for name, field in fields]
+    return classes_by_name if all(classes for _, classes in classes_by_name) else None
 
 
 def _flat_kinds(field: Any) -> frozenset[type]:
-    """Return the classes that a field may hold; none if more than the class of a value counts."""
+    """Return the classes of a field's values; none if a class does not decide that a value reads back."""
     # A field with one name for readers and another one for writers does not read back.
     aliases = {field.alias, field.serialization_alias, field.validation_alias}
     if field.metadata or field.exclude or len(aliases) > 1:
         return frozenset()
     declared = field.annotation
     is_union = get_origin(declared) in (Union, UnionType)
-    kinds = frozenset(get_args(declared) if is_union else (declared,))
-    return kinds if kinds <= _FLAT else frozenset()
+    classes = frozenset(get_args(declared) if is_union else (declared,))
+    return classes if classes <= _FLAT else frozenset()
 
 
 def _alias_of(name: str, field: Any) -> str:

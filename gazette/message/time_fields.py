@@ -1,4 +1,4 @@
-"""Checks that fields of a type can be the time of its messages, before one is read. Pure."""
+"""Checks that fields of a type can be the time of its messages, before a message is read. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PROTO_NUMBERS: Final = (
 def check_time_field(kind: type, time: MessageTime) -> None:
     """Raise ``Invalid`` if the field of a class of messages can hold no time.
 
-    The field must exist. A type that does not decide it passes: its values are checked one by one.
+    The field must exist. A field whose type does not decide this passes: its values are checked one by one.
     """
     name = time.field
     if not isinstance(name, str):
@@ -89,10 +89,10 @@ def _types_of(kind: type, name: str) -> list[inspect.Type]:
             info = inspect.type_info(fields[name].annotation)
         else:
             owner: Any = inspect.type_info(kind)
-            info = next(one.type for one in owner.fields if one.name == name)
+            info = next(part.type for part in owner.fields if part.name == name)
     except (AttributeError, TypeError, NameError, KeyError, StopIteration):
         return []
-    return [one for one in alternatives(info) if not isinstance(one, inspect.NoneType)]
+    return [part for part in alternatives(info) if not isinstance(part, inspect.NoneType)]
 
 
 def _name_of(part: inspect.Type) -> str:

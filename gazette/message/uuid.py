@@ -166,11 +166,11 @@ class UuidMint:
         self.producer = producer
         self._clock = clock
         self._base = -1 - CLOCK_MAX
-        """Clock of all texts that are kept: the three digits that change are zeros in it."""
+        """Clock of the kept texts, with zeros for the three digits that change."""
         self._head = ""
-        """Digits before those three."""
+        """Text before the three digits."""
         self._tails: dict[int, str] = {}
-        """By flags, the text behind those three."""
+        """By flags, the text behind the three digits."""
 
     def observe(self, unix_s: float) -> None:
         """Move the clock forward to a wall time in seconds. Ignore a time that is not later."""
@@ -250,9 +250,9 @@ _FOREIGN: Final = ParsedUuid(NIL_PRODUCER, 0, FOREIGN_UUID)
 
 
 def parse_uuid(uuid: bytes) -> ParsedUuid:
-    """Return the parts of a UUID. The nil UUID has none, and one of other software is `FOREIGN_UUID`.
+    """Return the parts of a UUID. A UUID that no publisher of Gazette made has the flags `FOREIGN_UUID`.
 
-    Raise `Invalid` if it is not 16 bytes long.
+    All parts of the nil UUID are zero. Raise `Invalid` if ``uuid`` is not 16 bytes long.
     """
     if len(uuid) != UUID_BYTES:
         raise Invalid(f"invalid length of UUID ({len(uuid)}; expected {UUID_BYTES})", path="uuid")
@@ -311,7 +311,7 @@ def texts_to_bytes(texts: Sequence[str]) -> bytes:
         and joined.count(",") == count - 1
     ):
         dashes = "-" * count
-        if all(joined[at::_TEXT_STEP] == dashes for at in _DASHES):
+        if all(joined[position::_TEXT_STEP] == dashes for position in _DASHES):
             try:
                 parsed = unhexlify(joined.encode().translate(None, b"-,"))
             except ValueError:
@@ -335,12 +335,12 @@ def parse_columns(uuids: bytes) -> UuidColumns:
     """
     if len(uuids) < _COLUMNS_MIN * UUID_BYTES:
         parsed = [
-            parse_uuid(uuids[at : at + UUID_BYTES]) for at in range(0, len(uuids), UUID_BYTES)
+            parse_uuid(uuids[pos : pos + UUID_BYTES]) for pos in range(0, len(uuids), UUID_BYTES)
         ]
-        few_flags = [p[2] for p in parsed]
+        few_flags = [uuid[2] for uuid in parsed]
         return UuidColumns(
-            [p[0] for p in parsed],
-            [p[1] for p in parsed],
+            [uuid[0] for uuid in parsed],
+            [uuid[1] for uuid in parsed],
             few_flags,
             has_foreign=FOREIGN_UUID in few_flags,
         )
@@ -371,9 +371,9 @@ def parse_arrays(uuids: bytes) -> UuidArrays:
     producers = low & u64((1 << 48) - 1)
     ours = (high & u64(_VERSION_MASK) == u64(_VERSION)) & (low >> u64(62) == u64(_VARIANT))
     if not ours.all():
-        other = ~ours
-        producers[other] = clocks[other] = 0
-        flags[other] = np.where(high[other] | low[other], u64(FOREIGN_UUID), u64(OUTSIDE_TXN))
+        others = ~ours
+        producers[others] = clocks[others] = 0
+        flags[others] = np.where(high[others] | low[others], u64(FOREIGN_UUID), u64(OUTSIDE_TXN))
     return UuidArrays(producers, clocks, flags)
 
 
@@ -388,8 +388,7 @@ class UuidForm(ABC):
 
     @abstractmethod
     def join(self, values: list[Any]) -> bytes:
-        """Return the bytes of all values, concatenated. Empty and absent values are nil. Raise if one is
-        malformed."""
+        """Return the joined bytes of values. Empty and absent ones are nil. Raise if one is malformed."""
 
     @abstractmethod
     def of_bytes(self, uuid: bytes) -> Any:

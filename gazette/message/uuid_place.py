@@ -1,7 +1,7 @@
 """The place of the UUID in messages of a type: a field of the message, or of an object within it. Pure.
 
 A place is a path of names as they stand in JSON, joined by dots: ``uuid``, ``_meta.uuid``. A journal made
-from a declaration has it as its label. So every reader and publisher finds it.
+from a declaration has its place in a label. So every reader and publisher finds the place.
 """
 
 from __future__ import annotations
@@ -77,21 +77,22 @@ class UuidPlace(Generic[M]):
 
     def get(self, message: M) -> Any:
         """Return the value of the place, or None. Raise `Invalid` if a value on the way is no object."""
-        found: Any = message
-        if isinstance(found, Acknowledgement):
-            return found.uuid
+        value: Any = message
+        if isinstance(value, Acknowledgement):
+            return value.uuid
         for step in self._steps:
-            if found is None:
+            if value is None:
                 return None
-            found = step.get(found)
-        return found
+            value = step.get(value)
+        return value
 
     def put(self, message: M, value: Any) -> M:
         """Return the message with that value: the same object, or a copy if its type is frozen."""
-        found: M = self._put(message, 0, value)
-        return found
+        changed: M = self._put(message, 0, value)
+        return changed
 
     def _put(self, owner: Any, at: int, value: Any) -> Any:
+        """Put the value below ``owner``, by the steps from ``at`` on. Return the owner, or a changed copy."""
         step = self._steps[at]
         if at + 1 == len(self._steps):
             return step.put(owner, value)
@@ -117,24 +118,24 @@ def names_of(place: str) -> list[str]:
 
 
 def declared_place(message_type: Any, given: str | None) -> str | None:
-    """Return the given place, or that of the class attribute ``gazette_uuid``; empty without either.
+    """Return ``given``, or else the place in the class attribute ``gazette_uuid``, or else an empty text.
 
-    None stays None: messages are then decoded without a look at their UUIDs. Raise `Invalid` if a place and
-    an attribute are given, and differ.
+    None stays None: messages are then decoded without a look at their UUIDs. Raise `Invalid` if ``given``
+    and the attribute differ.
     """
     if given is None:
         return None
-    kinds = get_args(message_type) or (message_type,)
-    own = {getattr(kind, "gazette_uuid", "") for kind in kinds}
-    if len(own | ({given} if given else set())) > 1 and own != {""}:
+    types = get_args(message_type) or (message_type,)
+    places = {getattr(kind, "gazette_uuid", "") for kind in types}
+    if len(places | ({given} if given else set())) > 1 and places != {""}:
         raise Invalid(
-            f"messages of type {name_of_type(message_type)} have their UUID in {' or '.join(sorted(own))}"
+            f"messages of type {name_of_type(message_type)} have their UUID in {' or '.join(sorted(places))}"
             f"{f', and not in {given}' if given else ''}",
             path="uuid",
             hint="Give the class attribute gazette_uuid, the declaration, and the label "
             "app.gazette.dev/message-uuid of the journal the same path.",
         )
-    place: str = given or own.pop()
+    place: str = given or places.pop()
     if place:
         names_of(place)
     return place
@@ -151,8 +152,8 @@ def dict_place(place: str | None) -> UuidPlace[dict[str, Any]] | None:
 def object_place(
     objects: tuple[zero_value.ObjectType, ...], place: str | None
 ) -> UuidPlace[Any] | None:
-    """Return the place in structs or dataclasses. None stays None, and is also the result for types
-    without a field ``uuid`` if the place is empty.
+    """Return the place in structs or dataclasses. Return None if ``place`` is None. Return None, too, if
+    ``place`` is empty and the types have no field ``uuid``.
 
     Raise `Invalid` that names the field that is missing, or cannot hold a UUID.
     """
@@ -171,6 +172,7 @@ def object_place(
 def _object_steps(
     objects: tuple[zero_value.ObjectType, ...], names: list[str], place: str
 ) -> tuple[list[Step], UuidForm]:
+    """Return the steps along ``names`` from these objects, and the form of the UUID at their end."""
     field = _common_field(objects, names[0], place)
     attribute = Attribute(field.name, _is_frozen(objects))
     if len(names) == 1:
@@ -188,8 +190,8 @@ def _object_steps(
     if not nested or len(nested) < len(inner):
         raise Invalid(f"field {names[0]} is no object", path=place, hint=_HINT)
     steps, form = _object_steps(nested, names[1:], place)
-    makes = len(nested) == 1 and not any(one.required for one in nested[0].fields)
-    return [attribute._replace(make=nested[0].cls if makes else None), *steps], form
+    can_make = len(nested) == 1 and not any(member.required for member in nested[0].fields)
+    return [attribute._replace(make=nested[0].cls if can_make else None), *steps], form
 
 
 def _not_null(info: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
@@ -206,13 +208,13 @@ def _are_dicts(parts: Sequence[msgspec.inspect.Type]) -> bool:
 def _common_field(
     objects: tuple[zero_value.ObjectType, ...], name: str, place: str
 ) -> msgspec.inspect.Field:
-    found = [next((f for f in part.fields if f.encode_name == name), None) for part in objects]
-    for part, field in zip(objects, found, strict=True):
+    fields = [next((f for f in part.fields if f.encode_name == name), None) for part in objects]
+    for part, field in zip(objects, fields, strict=True):
         if field is None:
             raise no_field(part.cls, name, place)
-    first = found[0]
+    first = fields[0]
     assert first is not None
-    if len({(field.name, type(field.type)) for field in found if field is not None}) > 1:
+    if len({(field.name, type(field.type)) for field in fields if field is not None}) > 1:
         raise Invalid(
             f"the types of a union must all have the same field {name}", path=place, hint=_HINT
         )
@@ -220,7 +222,7 @@ def _common_field(
 
 
 def pydantic_place(model: Any, place: str | None) -> UuidPlace[Any] | None:
-    """Return the place in pydantic models. None and `Invalid` as of `object_place`."""
+    """Return the place in pydantic models. Return None and raise `Invalid` as `object_place` does."""
     if place is None:
         return None
     if not place and "uuid" not in model.model_fields:
@@ -231,6 +233,7 @@ def pydantic_place(model: Any, place: str | None) -> UuidPlace[Any] | None:
 
 
 def _model_steps(model: Any, names: list[str], place: str) -> tuple[list[Step], UuidForm]:
+    """Return the steps along ``names`` from a model, and the form of the UUID at their end."""
     fields = {_alias_of(name, field): (name, field) for name, field in model.model_fields.items()}
     if names[0] not in fields:
         raise no_field(model, names[0], place)
@@ -245,8 +248,8 @@ def _model_steps(model: Any, names: list[str], place: str) -> tuple[list[Step], 
     if not hasattr(nested, "model_fields"):
         raise Invalid(f"field {names[0]} is no object", path=place, hint=_HINT)
     steps, form = _model_steps(nested, names[1:], place)
-    makes = not any(one.is_required() for one in nested.model_fields.values())
-    return [attribute._replace(make=nested if makes else None), *steps], form
+    can_make = not any(member.is_required() for member in nested.model_fields.values())
+    return [attribute._replace(make=nested if can_make else None), *steps], form
 
 
 def _alias_of(name: str, field: Any) -> str:
@@ -256,7 +259,7 @@ def _alias_of(name: str, field: Any) -> str:
 
 
 def protobuf_place(message_type: Any, place: str | None) -> UuidPlace[Any] | None:
-    """Return the place in protobuf messages. None and `Invalid` as of `object_place`."""
+    """Return the place in protobuf messages. Return None and raise `Invalid` as `object_place` does."""
     if place is None:
         return None
     descriptor = message_type.DESCRIPTOR
@@ -290,21 +293,21 @@ def name_of_type(kind: Any) -> str:
 
 
 def peek_decoder(names: Sequence[str]) -> Callable[[bytes], Any]:
-    """Return the function from a JSON object to the text that stands in a place. It reads nothing else.
+    """Return the function from a JSON object to the text in the place ``names``. It skips all other values.
 
-    The function raises ``msgspec.MsgspecError`` if another value is there, or on the way.
+    The function raises ``msgspec.MsgspecError`` if the place, or a step to it, holds a value of another type.
     """
-    kind: Any = str
+    peek_type: Any = str
     for name in reversed(names):
         field = msgspec.field(default=None, name=name)
-        kind = msgspec.defstruct("Peek", [("value", kind | None, field)])
-    decode = msgspec.json.Decoder(kind).decode
+        peek_type = msgspec.defstruct("Peek", [("value", peek_type | None, field)])
+    decode = msgspec.json.Decoder(peek_type).decode
 
     def peek(payload: bytes) -> Any:
-        found = decode(payload)
+        value = decode(payload)
         for _ in names:
-            found = None if found is None else found.value
-        return found
+            value = None if value is None else value.value
+        return value
 
     return peek
 
@@ -341,11 +344,11 @@ def _require_dict(owner: Any, name: str) -> dict[str, Any]:
 
 def _form_of(type_info: msgspec.inspect.Type, place: str) -> UuidForm:
     """Return the form of a field of JSON of that type. Raise `Invalid` that names its ``place``."""
-    kinds = {type(part) for part in zero_value.alternatives(type_info)} - {msgspec.inspect.NoneType}
-    if kinds in ({msgspec.inspect.StrType}, {msgspec.inspect.AnyType}):
+    types = {type(part) for part in zero_value.alternatives(type_info)} - {msgspec.inspect.NoneType}
+    if types in ({msgspec.inspect.StrType}, {msgspec.inspect.AnyType}):
         return TextForm()
-    if kinds == {msgspec.inspect.UUIDType}:
+    if types == {msgspec.inspect.UUIDType}:
         return ObjectForm()
     # JSON would have base64 in place of bytes, and other readers look for the text of a UUID.
-    hint = _DECLARE_TEXT if msgspec.inspect.BytesType in kinds else ANOTHER_PLACE
+    hint = _DECLARE_TEXT if msgspec.inspect.BytesType in types else ANOTHER_PLACE
     raise Invalid(f"field {place} must be of type str or uuid.UUID", path=place, hint=hint)

@@ -1,4 +1,4 @@
-"""Fingerprints of values: two values have equal bytes only if they are the same, types included. Pure.
+"""Fingerprints of values: equal fingerprints show that two values are the same, types included. Pure.
 
 Module ``marshal`` writes values of Python's own types in C, and keeps all of them distinct. Values of a
 declared type are first turned into such values, by functions that are made once for the type.
@@ -20,7 +20,7 @@ from msgspec import inspect
 from gazette.message.value_types import class_of, is_flat
 
 Flatten: TypeAlias = Callable[[Any], Any]
-"""Function from a value to one of Python's own types. It raises `TypeError` for a value of another class."""
+"""Function from a value of one class to a value of Python's own types. `TypeError`: it has another class."""
 
 _VERSION: Final = 2
 """Newest format of `marshal` that writes equal values as equal bytes: later ones write back-references."""
@@ -47,7 +47,7 @@ class Fingerprint:
             self._flatten = None
 
     def are_same(self, one: Any, other: Any) -> bool:
-        """Return True if two values are known to be the same. False says nothing.
+        """Return True if two values are known to be the same. False: they may be the same, or differ.
 
         Raise ``RecursionError`` for a value that holds itself.
         """
@@ -73,12 +73,13 @@ class _Flatteners:
         if is_flat(info):
             return _itself
         if id(info) not in self._known:
+            # A type that holds itself asks for its own function while that is made: defer the look-up.
             self._known[id(info)] = lambda value: self._known[id(info)](value)
             self._known[id(info)] = self._made(info)
         return self._known[id(info)]
 
     def _made(self, info: inspect.Type) -> Flatten:
-        kind = class_of(info)
+        value_class = class_of(info)
         match info:
             case inspect.Metadata(type=part):
                 return self.of(part)
@@ -87,20 +88,20 @@ class _Flatteners:
             case inspect.DictType(key_type=key, value_type=value):
                 return _exactly(dict, _pairs(self.of(key), self.of(value)))
             case inspect.ListType(item_type=part) | inspect.VarTupleType(item_type=part):
-                return _exactly(kind, _each(self.of(part)))
+                return _exactly(value_class, _each(self.of(part)))
             case inspect.SetType(item_type=part) | inspect.FrozenSetType(item_type=part):
-                each = self.of(part)
-                return _exactly(kind, lambda value: frozenset(map(each, value)))
+                flatten_item = self.of(part)
+                return _exactly(value_class, lambda value: frozenset(map(flatten_item, value)))
             case inspect.TupleType(item_types=parts):
                 return _exactly(tuple, _row([self.of(part) for part in parts]))
             case inspect.StructType(fields=fields) | inspect.DataclassType(fields=fields):
-                return self._object(kind, fields)
+                return self._object(value_class, fields)
             case inspect.EnumType():
-                return _exactly(kind, attrgetter("name", "value"))
+                return _exactly(value_class, attrgetter("name", "value"))
             case inspect.BytesType() | inspect.ByteArrayType():
-                return _exactly(kind, _itself)
-        if kind in _KEYS:
-            return _exactly(kind, _KEYS[kind])
+                return _exactly(value_class, _itself)
+        if value_class in _KEYS:
+            return _exactly(value_class, _KEYS[value_class])
         raise NotImplementedError
 
     def _object(self, kind: type, fields: Sequence[inspect.Field]) -> Flatten:
@@ -114,7 +115,7 @@ class _Flatteners:
         count = 0 if issubclass(kind, msgspec.Struct) else len(fields)
 
         def flatten(value: Any) -> Any:
-            # Only the slow comparison finds what else a value holds.
+            # Leave a value with further attributes to the slow comparison.
             if len(value.__dict__) != count:
                 raise TypeError
             return flat(value)
@@ -122,15 +123,16 @@ class _Flatteners:
         return _exactly(kind, flatten)
 
     def _union(self, parts: Sequence[inspect.Type]) -> Flatten:
-        by_class = {class_of(part): (n, self.of(part)) for n, part in enumerate(parts)}
+        """Return the function of a union. Its results say which part a value has: parts may look alike."""
+        by_class = {class_of(part): (index, self.of(part)) for index, part in enumerate(parts)}
         if len(by_class) != len(parts) or object in by_class:
             raise NotImplementedError
 
         def flatten(value: Any) -> Any:
-            found = by_class.get(type(value))
-            if found is None:
+            entry = by_class.get(type(value))
+            if entry is None:
                 raise TypeError
-            return found[0], found[1](value)
+            return entry[0], entry[1](value)
 
         return flatten
 
@@ -166,9 +168,9 @@ def _row(flattens: Sequence[Flatten], values: Flatten = _itself) -> Flatten:
         return values
 
     def flatten(value: Any) -> Any:
-        found = values(value)
-        if len(found) != len(flattens):
+        parts = values(value)
+        if len(parts) != len(flattens):
             raise TypeError
-        return [one(part) for one, part in zip(flattens, found, strict=True)]
+        return [flatten_part(part) for flatten_part, part in zip(flattens, parts, strict=True)]
 
     return flatten

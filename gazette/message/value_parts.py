@@ -73,13 +73,13 @@ def _fields_of(kind: type[Any]) -> tuple[str, ...] | None:
     if dataclasses.is_dataclass(kind):
         return tuple(field.name for field in dataclasses.fields(kind))
     attributes = getattr(kind, "__attrs_attrs__", None)
-    return None if attributes is None else tuple(one.name for one in attributes)
+    return None if attributes is None else tuple(attribute.name for attribute in attributes)
 
 
 def attributes_of(value: Any) -> Parts | None:
     """Return the attributes of a struct, a dataclass, a model or the like; None for other values.
 
-    They are its fields, and the other entries of its ``__dict__``.
+    The attributes are the fields of the value, and the other entries of its ``__dict__``.
     """
     fields = _fields_of(type(value))  # type: ignore[arg-type]
     if fields is None:
@@ -87,10 +87,10 @@ def attributes_of(value: Any) -> Parts | None:
     own: dict[str, Any] = getattr(value, "__dict__", {})
     names = fields
     if not own.keys() <= set(fields):
-        # Leave out what a cached property has computed: it is computed again.
+        # Leave out what a cached property has computed: readers compute it again.
         cached = functools.cached_property
-        others = [one for one in own if not isinstance(getattr(type(value), one, None), cached)]
-        names = (*fields, *sorted(set(others) - set(fields)))
+        extra = [name for name in own if not isinstance(getattr(type(value), name, None), cached)]
+        names = (*fields, *sorted(set(extra) - set(fields)))
     return names, [getattr(value, name, msgspec.UNSET) for name in names]
 
 
@@ -100,9 +100,9 @@ def _model_attributes(value: Any) -> Parts | None:
     if not isinstance(fields, dict):
         return None
     names = [name for name, field in fields.items() if not field.exclude]
-    own = {**value.__dict__, **(value.__pydantic_extra__ or {})}
-    names += own.keys() - fields.keys()
-    return names, [own.get(name, msgspec.UNSET) for name in names]
+    values = {**value.__dict__, **(value.__pydantic_extra__ or {})}
+    names += values.keys() - fields.keys()
+    return names, [values.get(name, msgspec.UNSET) for name in names]
 
 
 _EXACT: Final = frozenset(
@@ -112,38 +112,38 @@ _EXACT: Final = frozenset(
 
 
 def difference(one: Any, other: Any, *, by_type: bool = True) -> Misfit | None:
-    """Return the first part in which two values differ, in type or value; None without one.
+    """Return the first part in which two values differ, in type or value; None if they do not differ.
 
     ``one`` is the value that was written, and ``other`` the value that it reads back as. Without ``by_type``,
     equal parts of two types are the same, such as an int and a float, or times of two zones.
     """
-    kind = type(one)
-    if kind is not type(other):
+    value_class = type(one)
+    if value_class is not type(other):
         return None if not by_type and one == other else _retyped(one, other)
-    if kind in _EXACT:
+    if value_class in _EXACT:
         return None if one == other else _changed(one, other)
-    if kind is dict:
+    if value_class is dict:
         return _dict_difference(one, other, by_type)
-    if kind in (set, frozenset):
+    if value_class in (set, frozenset):
         return _set_difference(one, other, by_type)
     if isinstance(one, list | tuple):
         return _list_difference(one, other, by_type)
-    ones, others = attributes_of(one), attributes_of(other)
-    if ones is not None and others is not None:
-        return _attribute_difference(ones, others, by_type)
-    if kind in (datetime, time):
+    attributes, other_attributes = attributes_of(one), attributes_of(other)
+    if attributes is not None and other_attributes is not None:
+        return _attribute_difference(attributes, other_attributes, by_type)
+    if value_class in (datetime, time):
         return None if _same_time(one, other, by_type) else _changed(one, other)
-    same = _SAME.get(kind, _equal)
-    return None if same(one, other) else _changed(one, other)
+    is_same = _SAME.get(value_class, _equal)
+    return None if is_same(one, other) else _changed(one, other)
 
 
 def _retyped(one: Any, other: Any) -> Misfit:
-    kind, wanted = type(one).__name__, type(other).__name__
-    advice = f"Convert it to {wanted}, or declare {kind}."
-    if kind == "int" and wanted == "float":
+    class_name, other_class_name = type(one).__name__, type(other).__name__
+    advice = f"Convert it to {other_class_name}, or declare {class_name}."
+    if class_name == "int" and other_class_name == "float":
         advice = f"Write {one}.0, or declare int | float."
     return non_finite(one) or Misfit(
-        [], f"is of type {kind}, and would read back as {wanted}", advice
+        [], f"is of type {class_name}, and would read back as {other_class_name}", advice
     )
 
 
@@ -156,8 +156,8 @@ def _dict_difference(one: dict[Any, Any], other: dict[Any, Any], by_type: bool) 
             )
         if type(value) is type(other_value) and type(value) in _EXACT and value == other_value:
             continue
-        if (found := difference(value, other_value, by_type=by_type)) is not None:
-            return found.below(key_step(key))
+        if (misfit := difference(value, other_value, by_type=by_type)) is not None:
+            return misfit.below(key_step(key))
     return _length_difference(one, other)
 
 
@@ -165,8 +165,8 @@ def _list_difference(one: Sequence[Any], other: Sequence[Any], by_type: bool) ->
     for index, (value, other_value) in enumerate(zip(one, other, strict=False)):
         if type(value) is type(other_value) and type(value) in _EXACT and value == other_value:
             continue
-        if (found := difference(value, other_value, by_type=by_type)) is not None:
-            return found.below(f"[{index}]")
+        if (misfit := difference(value, other_value, by_type=by_type)) is not None:
+            return misfit.below(f"[{index}]")
     return _length_difference(one, other)
 
 
@@ -192,12 +192,12 @@ def _attribute_difference(ones: Parts, others: Parts, by_type: bool) -> Misfit |
             break
         if type(value) is type(other_value) and type(value) in _EXACT and value == other_value:
             continue
-        if (found := difference(value, other_value, by_type=by_type)) is not None:
-            return found.below(f".{name}")
-    lost = [name for name in ones[0] if name not in others[0]]
-    if lost:
+        if (misfit := difference(value, other_value, by_type=by_type)) is not None:
+            return misfit.below(f".{name}")
+    lost_names = [name for name in ones[0] if name not in others[0]]
+    if lost_names:
         return Misfit(
-            [f".{lost[0]}"],
+            [f".{lost_names[0]}"],
             "is no field of its class, and would not read back",
             "Make it a field, or a property.",
         )
@@ -208,16 +208,16 @@ def _attribute_difference(ones: Parts, others: Parts, by_type: bool) -> Misfit |
 
 def _changed(one: Any, other: Any) -> Misfit:
     is_time = type(one) in (datetime, time)
-    what = f"has the zone {shown(one.tzinfo)}" if is_time and one.tzinfo else f"is {shown(one)}"
+    fact = f"has the zone {shown(one.tzinfo)}" if is_time and one.tzinfo else f"is {shown(one)}"
     advice = "Keep times in UTC: datetime.now(UTC), or at.astimezone(UTC)." if is_time else ""
-    return Misfit([], f"{what}, and would read back as {shown(other)}", advice)
+    return Misfit([], f"{fact}, and would read back as {shown(other)}", advice)
 
 
 def _same_time(one: Any, other: Any, by_type: bool) -> bool:
-    zones = type(one.tzinfo) is type(other.tzinfo) and one.tzinfo == other.tzinfo
+    same_zone = type(one.tzinfo) is type(other.tzinfo) and one.tzinfo == other.tzinfo
     if not by_type and one.tzinfo is not None:
         return bool(one == other)
-    return zones and bool(one == other) and one.fold == other.fold
+    return same_zone and bool(one == other) and one.fold == other.fold
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -236,22 +236,22 @@ def non_finite(value: Any) -> Misfit | None:
 
     Raise ``RecursionError`` for a value that holds itself.
     """
-    kind = type(value)
-    if kind is float:
+    value_class = type(value)
+    if value_class is float:
         if math.isfinite(value):
             return None
         return Misfit([], f"is {value}, which JSON cannot hold", "Leave it out, or write None.")
-    if kind in _EXACT:
+    if value_class in _EXACT:
         return None
     if isinstance(value, dict):
         for key, part in value.items():
-            if (found := non_finite(key) or non_finite(part)) is not None:
-                return found.below(key_step(key))
+            if (misfit := non_finite(key) or non_finite(part)) is not None:
+                return misfit.below(key_step(key))
         return None
     if isinstance(value, list | tuple | set | frozenset):
         for index, part in enumerate(value):
-            if (found := non_finite(part)) is not None:
-                return found.below(f"[{index}]")
+            if (misfit := non_finite(part)) is not None:
+                return misfit.below(f"[{index}]")
         return None
     if isinstance(value, float):
         return non_finite(float(value))
@@ -259,6 +259,6 @@ def non_finite(value: Any) -> Misfit | None:
         return non_finite(value.value)
     attributes = attributes_of(value)
     for name, part in zip(*attributes, strict=True) if attributes is not None else ():
-        if (found := non_finite(part)) is not None:
-            return found.below(f".{name}")
+        if (misfit := non_finite(part)) is not None:
+            return misfit.below(f".{name}")
     return None

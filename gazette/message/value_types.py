@@ -64,7 +64,7 @@ _EQUALS: Final[tuple[Any, ...]] = (
 )
 """Comparisons of Python's own, which compare whole values."""
 _INT_BITS_MAX: Final = 14_000
-"""Most bits of a whole number that Python writes as digits: it refuses more than 4,300 digits."""
+"""Most bits of an integer that is written as digits: Python refuses more than 4,300 digits."""
 _FLOAT_BITS_MAX: Final = 1_023
 _READ_AS: Final[dict[type, tuple[type, ...]]] = {
     float: (int,), Decimal: (int, float), set: (frozenset,), frozenset: (set,),
@@ -128,16 +128,16 @@ def _runs_code(kind: type) -> bool:
     equals = kind.__eq__
     if not dataclasses.is_dataclass(kind):
         return equals not in _EQUALS
-    # The code that `dataclass` makes compares all of these fields.
-    made = getattr(getattr(equals, "__code__", None), "co_filename", "") == "<string>"
-    return not made or not all(field.compare for field in dataclasses.fields(kind))
+    # The `__eq__` that `dataclass` generates compares only fields with `compare`.
+    is_generated = getattr(getattr(equals, "__code__", None), "co_filename", "") == "<string>"
+    return not is_generated or not all(field.compare for field in dataclasses.fields(kind))
 
 
 def class_of(info: inspect.Type) -> type:
-    """Return the class of the values of a type; ``object`` if they may be of several."""
-    kind: Any = _CLASSES.get(type(info)) or getattr(info, "cls", object)
-    found: type = getattr(kind, "__origin__", kind)
-    return found
+    """Return the class of the values of a type; ``object`` if they may have several classes."""
+    declared_class: Any = _CLASSES.get(type(info)) or getattr(info, "cls", object)
+    value_class: type = getattr(declared_class, "__origin__", declared_class)
+    return value_class
 
 
 def type_text(info: inspect.Type) -> str:
@@ -157,39 +157,39 @@ def type_text(info: inspect.Type) -> str:
             return f"tuple[{type_text(part)}, ...]"
         case inspect.TypedDictType(cls=cls):
             return cls.__name__
-    kind = _CLASSES.get(type(info)) or getattr(info, "cls", type(info))
-    name = getattr(kind, "__name__", str(kind))
+    value_class = _CLASSES.get(type(info)) or getattr(info, "cls", type(info))
+    name = getattr(value_class, "__name__", str(value_class))
     parts = () if hasattr(info, "cls") else parts_of(info)
     return f"{name}[{', '.join(map(type_text, parts))}]" if parts else name
 
 
 def type_of(value: Any, depth: int = 0) -> str:
     """Return the type to declare for a value, as far as its first parts show it."""
-    kind = type(value)
+    value_class = type(value)
     if value is None or depth > _TEXT_DEPTH:
         return "None" if value is None else "Any"
-    if kind is dict:
-        keys = _union(value, depth)
-        return f"dict[{keys}, {_union(value.values(), depth)}]"
-    if kind is tuple:
-        return f"tuple[{', '.join(type_of(one, depth + 1) for one in value) or '()'}]"
-    if kind in (list, set, frozenset):
-        return f"{kind.__name__}[{_union(value, depth)}]"
-    return kind.__name__
+    if value_class is dict:
+        key_types = _union(value, depth)
+        return f"dict[{key_types}, {_union(value.values(), depth)}]"
+    if value_class is tuple:
+        return f"tuple[{', '.join(type_of(element, depth + 1) for element in value) or '()'}]"
+    if value_class in (list, set, frozenset):
+        return f"{value_class.__name__}[{_union(value, depth)}]"
+    return value_class.__name__
 
 
 def _union(values: Any, depth: int) -> str:
-    found: dict[str, None] = {}
+    texts: dict[str, None] = {}
     for value, _ in zip(values, range(100), strict=False):
-        found[type_of(value, depth + 1)] = None
-    return " | ".join(found) or "Any"
+        texts[type_of(value, depth + 1)] = None
+    return " | ".join(texts) or "Any"
 
 
 def misfit(value: Any, info: inspect.Type) -> Misfit | None:
     """Return the first part of a value that is not of its declared type; None if none is found.
 
-    It only explains: constraints, such as a greatest length, are not checked. Raise ``RecursionError`` for a
-    value that holds itself.
+    The result only explains an error: constraints, such as a greatest length, are not checked. Raise
+    ``RecursionError`` for a value that holds itself.
     """
     if value is msgspec.UNSET:
         return None
@@ -200,8 +200,8 @@ def misfit(value: Any, info: inspect.Type) -> Misfit | None:
             return misfit(value, part)
         case inspect.UnionType(types=parts):
             fitting = [part for part in parts if _head_fits(value, part)]
-            found = [misfit(value, part) for part in fitting]
-            return _other(value, info) if not found else None if None in found else found[0]
+            misfits = [misfit(value, part) for part in fitting]
+            return _other(value, info) if not misfits else None if None in misfits else misfits[0]
     return _typed_misfit(value, info) if _head_fits(value, info) else _other(value, info)
 
 
@@ -228,11 +228,11 @@ def _reads_as(value: Any, kind: type) -> bool:
 
 
 def _other(value: Any, info: inspect.Type) -> Misfit:
-    wanted = type_text(info)
-    reason = f"is of type {type(value).__name__}, and {wanted} is declared"
-    if wanted == "float" and type(value) is int:
+    declared = type_text(info)
+    reason = f"is of type {type(value).__name__}, and {declared} is declared"
+    if declared == "float" and type(value) is int:
         reason = f"is an integer of {value.bit_length()} bits, and float is declared"
-    return Misfit([], reason, f"Convert it to {wanted}, or declare {type_of(value)}.")
+    return Misfit([], reason, f"Convert it to {declared}, or declare {type_of(value)}.")
 
 
 def _typed_misfit(value: Any, info: inspect.Type) -> Misfit | None:
@@ -245,26 +245,26 @@ def _typed_misfit(value: Any, info: inspect.Type) -> Misfit | None:
         case inspect.TupleType(item_types=types):
             if len(types) != len(value):
                 return _other(value, info)
-            return _first((f"[{n}]", *one) for n, one in enumerate(zip(value, types, strict=True)))
+            return _first((f"[{n}]", *row) for n, row in enumerate(zip(value, types, strict=True)))
         case inspect.NamedTupleType(fields=fields):
             return _first(
-                (f"[{n}]", *one)
-                for n, one in enumerate(zip(value, (f.type for f in fields), strict=True))
+                (f"[{n}]", *row)
+                for n, row in enumerate(zip(value, (field.type for field in fields), strict=True))
             )
         case inspect.StructType(fields=fields) | inspect.DataclassType(fields=fields):
             values = dict(zip(*(attributes_of(value) or ((), ())), strict=True))
-            return _first((f".{one.name}", values.get(one.name), one.type) for one in fields)
+            return _first((f".{f.name}", values.get(f.name), f.type) for f in fields)
         case inspect.SetType(item_type=part) | inspect.FrozenSetType(item_type=part):
-            return _first(("", one, part) for one in value)
+            return _first(("", element, part) for element in value)
         case inspect.ListType(item_type=part) | inspect.VarTupleType(item_type=part):
-            return _first((f"[{n}]", one, part) for n, one in enumerate(value))
+            return _first((f"[{n}]", element, part) for n, element in enumerate(value))
     return _leaf_misfit(value)
 
 
 def _first(parts: Iterator[tuple[str, Any, inspect.Type]]) -> Misfit | None:
     for step, value, info in parts:
-        if (found := misfit(value, info)) is not None:
-            return found.below(step)
+        if (part_misfit := misfit(value, info)) is not None:
+            return part_misfit.below(step)
     return None
 
 
@@ -274,21 +274,21 @@ def _dict_misfit(
     type_at: Callable[[Any], inspect.Type | None],
 ) -> Misfit | None:
     for key, part in value.items():
-        if (found := _key_misfit(value, key, key_type)) is not None:
-            return found.below(key_step(key))
+        if (part_misfit := _key_misfit(value, key, key_type)) is not None:
+            return part_misfit.below(key_step(key))
         info = type_at(key)
         if info is None:
             return Misfit([key_step(key)], "is no key of the declared type", "Declare it.")
-        if (found := misfit(part, info)) is not None:
-            return found.below(key_step(key))
+        if (part_misfit := misfit(part, info)) is not None:
+            return part_misfit.below(key_step(key))
     return None
 
 
 def _key_misfit(value: Any, key: Any, key_type: inspect.Type) -> Misfit | None:
     if isinstance(key_type, inspect.AnyType):
         return json_key_misfit(value, key)
-    found = misfit(key, key_type)
-    return None if found is None else Misfit([], f"has a key that {found.reason}", found.advice)
+    fault = misfit(key, key_type)
+    return None if fault is None else Misfit([], f"has a key that {fault.reason}", fault.advice)
 
 
 def json_key_misfit(value: Any, key: Any) -> Misfit | None:
@@ -307,23 +307,23 @@ def json_misfit(value: Any) -> Misfit | None:
 
     Raise ``RecursionError`` for a value that holds itself.
     """
-    kind = type(value)
-    if kind is dict:
+    value_class = type(value)
+    if value_class is dict:
         for key, part in value.items():
-            found = None if type(key) is str else json_key_misfit(value, key)
-            if found is not None or (found := json_misfit(part)) is not None:
-                return found.below(key_step(key))
+            part_misfit = None if type(key) is str else json_key_misfit(value, key)
+            if part_misfit is not None or (part_misfit := json_misfit(part)) is not None:
+                return part_misfit.below(key_step(key))
         return None
-    if kind is list:
+    if value_class is list:
         for index, part in enumerate(value):
-            if (found := json_misfit(part)) is not None:
-                return found.below(f"[{index}]")
+            if (part_misfit := json_misfit(part)) is not None:
+                return part_misfit.below(f"[{index}]")
         return None
-    if kind in _JSON:
+    if value_class in _JSON:
         return _leaf_misfit(value)
     return Misfit(
         [],
-        f"is of type {kind.__name__}, which JSON does not have",
+        f"is of type {value_class.__name__}, which JSON does not have",
         f"Declare its type, such as {type_of(value)}.",
     )
 

@@ -59,16 +59,16 @@ class ValueEncoding(Generic[T]):
         self._fingerprint = Fingerprint(self._info)
         parts = {type(part) for part in all_parts(self._info)}
         self._holds_times = not parts.isdisjoint(_TIMES)
-        # For all other declared types, equal values mean the same.
+        # For all other declared types, values that are equal have the same meaning.
         self._by_parts = runs_code(self._info) or msgspec.inspect.AnyType in parts
         self._is_plain = not self._by_parts and not (parts & {*_TIMES, msgspec.inspect.DecimalType})
-        # A type that holds itself has no end.
+        # Longer JSON, in bytes, is decoded by `_read_back`. A type that holds itself may be nested deeply.
         may_be_deep = msgspec.inspect.AnyType in parts or "..." in repr(self._info)
         self._at_once = STACK_RESERVE if may_be_deep else sys.maxsize
         if msgspec.inspect.RawType in parts:
             self._at_once = -1
         self.identity = type_text(self._info)
-        """Text of the declared type, which is the same in each process. A class has its name only."""
+        """Text of the declared type, the same in each process. A class is shown by its name only."""
 
     def encode(self, value: T, name: str = "value", **facts: Any) -> bytes:
         """Return a value as JSON. Raise ``InvalidValue`` for a part that would not read back equal.
@@ -78,11 +78,11 @@ class ValueEncoding(Generic[T]):
         try:
             data = _encode(value)
             back = self._read_back(data)
-            found = None if self._fingerprint.are_same(value, back) else difference(value, back)
+            mismatch = None if self._fingerprint.are_same(value, back) else difference(value, back)
         except REFUSALS as error:
             raise self.refused(value, error, name, **facts) from None
-        if found is not None:
-            raise self._unequal(value, found, name, facts)
+        if mismatch is not None:
+            raise self._unequal(value, mismatch, name, facts)
         return data
 
     def require_equal(self, value: T, data: bytes, name: str) -> None:
@@ -96,13 +96,13 @@ class ValueEncoding(Generic[T]):
             back = self._decode(data) if len(data) <= self._at_once else self._read_back(data)
             if value == back if self._is_plain else self._are_equal(value, back, data):
                 return
-            found = difference(value, back, by_type=False)
-            if found is None and self._by_parts:
-                found = misfit(value, self._info)
+            mismatch = difference(value, back, by_type=False)
+            if mismatch is None and self._by_parts:
+                mismatch = misfit(value, self._info)
         except REFUSALS as error:
             raise self.refused(value, error, name) from None
-        if found is not None:
-            raise self._unequal(value, found, name, {})
+        if mismatch is not None:
+            raise self._unequal(value, mismatch, name, {})
 
     def _are_equal(self, value: T, back: T, data: bytes) -> bool:
         """Return True if two values are known to be equal. For some, `==` does not show it."""
@@ -143,15 +143,15 @@ class ValueEncoding(Generic[T]):
         return value
 
     def refused(self, value: T, error: BaseException, name: str, **facts: Any) -> InvalidValue:
-        """Return the error of a value that JSON cannot hold, or that the type cannot read: with a path."""
+        """Return the error, with a path, of a value that JSON cannot hold, or the type cannot read back."""
         reason = f"is not {self.identity} as JSON: {error}"
-        found = (
+        mismatch = (
             _too_deep(value) if isinstance(error, RecursionError) else self._explained(value)
         ) or Misfit([], reason)
-        return _invalid(found, value, name, facts)
+        return _invalid(mismatch, value, name, facts)
 
     def _unequal(self, value: T, found: Misfit, name: str, facts: dict[str, Any]) -> InvalidValue:
-        # The declared type explains a wrong part better than the value that was read back.
+        # The declared type explains a part that differs better than the value read back does.
         typed = self._explained(value)
         within = typed is not None and typed.steps[::-1][: len(found.steps)] == found.steps[::-1]
         return _invalid(typed if typed and within else found, value, name, facts)
@@ -166,13 +166,13 @@ class ValueEncoding(Generic[T]):
 
 
 def _too_deep(value: Any) -> Misfit:
-    found = Misfit([], "is nested too deeply, or holds itself", "Keep values flat, or by keys.")
+    mismatch = Misfit([], "is nested too deeply, or holds itself", "Keep values flat, or by keys.")
     for name, part in zip(*(attributes_of(value) or ((), ())), strict=True):
         try:
             difference(part, part)
         except RecursionError:
-            return found.below(f".{name}")
-    return found
+            return mismatch.below(f".{name}")
+    return mismatch
 
 
 def _written(declared: Any) -> str:
@@ -192,6 +192,6 @@ def _invalid(found: Misfit, value: Any, name: str, facts: dict[str, Any]) -> Inv
 
 def finite(value: T, name: str = "value") -> T:
     """Return a value. Raise ``InvalidValue``, with a path, if it is or holds NaN or an infinity."""
-    if (found := non_finite(value)) is not None:
-        raise _invalid(found, value, name, {})
+    if (mismatch := non_finite(value)) is not None:
+        raise _invalid(mismatch, value, name, {})
     return value

@@ -1,4 +1,4 @@
-"""JSON without content that a type accepts: the payload of an acknowledgement beside its UUID. Pure.
+"""Zero values of message types in JSON: what an acknowledgement holds beside its UUID. Pure.
 
 The original publishes the zero value of the message's type, with every field present. Types here may have
 fields without a default. So this module derives the content that readers require.
@@ -45,7 +45,7 @@ _SIMPLE: Final[dict[type[inspect.Type], Any]] = {
 
 
 def alternatives(info: inspect.Type) -> tuple[inspect.Type, ...]:
-    """Return the members of a union, or the type alone. Drop annotations beside it."""
+    """Return the members of a union, or the type alone, without annotations."""
     if isinstance(info, inspect.Metadata):
         return alternatives(info.type)
     if isinstance(info, inspect.UnionType):
@@ -54,17 +54,16 @@ def alternatives(info: inspect.Type) -> tuple[inspect.Type, ...]:
 
 
 def inspect_objects(message_type: Any) -> tuple[ObjectType, ...]:
-    """Return the struct or dataclass of a message type, or those of a union. Raise `Invalid` for other
-    types."""
+    """Return the struct or dataclass of a message type, or those of a union. Raise `Invalid` for others."""
     name = getattr(message_type, "__name__", str(message_type))
     try:
-        found = alternatives(inspect.type_info(message_type))
+        members = alternatives(inspect.type_info(message_type))
     except (TypeError, NameError) as error:
         raise Invalid(f"{name} cannot be a message type: {error}") from error
     objects = tuple(
-        part for part in found if isinstance(part, (inspect.StructType, inspect.DataclassType))
+        part for part in members if isinstance(part, (inspect.StructType, inspect.DataclassType))
     )
-    if not objects or len(objects) != len(found):
+    if not objects or len(objects) != len(members):
         raise Invalid(
             f"{name} cannot be a message type",
             hint="Use a subclass of gazette.Message, a msgspec.Struct, a dataclass, a pydantic model, "
@@ -75,11 +74,11 @@ def inspect_objects(message_type: Any) -> tuple[ObjectType, ...]:
 
 def uuid_field(objects: tuple[ObjectType, ...]) -> inspect.Field | None:
     """Return the field ``uuid``, which all types of a union must share. Raise `Invalid` if they differ."""
-    found = [next((f for f in part.fields if f.name == "uuid"), None) for part in objects]
-    shapes = {None if f is None else (f.encode_name, type(f.type)) for f in found}
+    fields = [next((f for f in part.fields if f.name == "uuid"), None) for part in objects]
+    shapes = {None if f is None else (f.encode_name, type(f.type)) for f in fields}
     if len(shapes) > 1:
         raise Invalid("the types of a union must all have the same field uuid", path="uuid")
-    return found[0]
+    return fields[0]
 
 
 def is_array(objects: tuple[ObjectType, ...], cls: type) -> bool:
@@ -100,8 +99,8 @@ def payload_maker(
         value = _zero_object(part, 0)
         if isinstance(value, list):
             tagged = isinstance(part, inspect.StructType) and part.tag is not None
-            at = [f.encode_name for f in part.fields].index(names[0]) + tagged
-            return lambda uuid: [*value[:at], uuid, *value[at + 1 :]]
+            index = [f.encode_name for f in part.fields].index(names[0]) + tagged
+            return lambda uuid: [*value[:index], uuid, *value[index + 1 :]]
         return lambda uuid: _with_value(value, names, uuid)
     return lambda uuid: only_at(names, uuid)
 

@@ -54,32 +54,32 @@ def parse_record(buffer: bytes, begin: int) -> Record | None:
     """Return the record at ``begin``, with the blank lines before it. Return None if it is incomplete."""
     blank = _BLANK_LINES.match(buffer, begin)
     assert blank is not None
-    at = blank.end()
+    pos = blank.end()
     fields: list[str] = []
     while True:
-        if buffer[at : at + 1] == b'"':
-            match = _QUOTED.match(buffer, at)
+        if buffer[pos : pos + 1] == b'"':
+            match = _QUOTED.match(buffer, pos)
             if match is None:
                 return None
-            text, at = match[1].replace(b'""', b'"').replace(b"\r\n", b"\n"), match.end()
-            if buffer[at : at + 1] not in (b",", b"\n") and buffer[at : at + 2] != b"\r\n":
-                if at == len(buffer) or buffer[at:] == b"\r":
+            text, pos = match[1].replace(b'""', b'"').replace(b"\r\n", b"\n"), match.end()
+            if buffer[pos : pos + 1] not in (b",", b"\n") and buffer[pos : pos + 2] != b"\r\n":
+                if pos == len(buffer) or buffer[pos:] == b"\r":
                     return None
-                return _broken(buffer, at, 'extraneous or missing " in quoted field')
+                return _broken(buffer, pos, 'extraneous or missing " in quoted field')
         else:
-            match = _PLAIN.match(buffer, at)
+            match = _PLAIN.match(buffer, pos)
             assert match is not None
-            text, at = match[0], match.end()
-            if at == len(buffer):
+            text, pos = match[0], match.end()
+            if pos == len(buffer):
                 return None
             if b'"' in text:
-                return _broken(buffer, at, 'bare " in non-quoted field')
-            if buffer[at] == _NEWLINE and text[-1:] == b"\r":
+                return _broken(buffer, pos, 'bare " in non-quoted field')
+            if buffer[pos] == _NEWLINE and text[-1:] == b"\r":
                 text = text[:-1]
         fields.append(text.decode("utf-8", "surrogateescape"))
-        if buffer[at] != ord(","):
-            return Record(fields, buffer.index(b"\n", at) + 1)
-        at += 1
+        if buffer[pos] != ord(","):
+            return Record(fields, buffer.index(b"\n", pos) + 1)
+        pos += 1
 
 
 def _broken(buffer: bytes, at: int, reason: str) -> Record | None:
@@ -193,8 +193,7 @@ class CSVFraming(Framing[M]):
         return frames
 
     def _decode_plain(self, lines: bytes, base_offset: Offset) -> Frames[M] | None:
-        """Decode all lines in one batch. Return None if a record has quotes, carriage returns or another
-        width."""
+        """Decode all lines in one step. None: a record has quotes, carriage returns or another width."""
         codec = self.codec
         if not isinstance(codec, CSVCodec) or b'"' in lines or b"\r" in lines:
             return None

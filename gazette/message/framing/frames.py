@@ -32,8 +32,8 @@ _NEWLINE: Final = 0x0A
 class MalformedMessage(Corrupt):
     """A frame of a journal that is not a message of the expected type.
 
-    ``raw`` holds its bytes. ``journal``, ``begin`` and ``end`` locate it, so that a caller can set
-    it aside and continue at ``end``.
+    ``raw`` holds the bytes of the frame. ``journal``, ``begin`` and ``end`` locate the frame: a caller
+    may continue at ``end``.
     """
 
     default_hint = (
@@ -78,7 +78,7 @@ def hint_of(error: BaseException | None) -> str | None:
 
 
 class TruncatedFrame(Corrupt):
-    """The end of the bytes cuts a frame."""
+    """The bytes end inside of a frame."""
 
     default_hint = "Read to an offset at which a message ends, or block until more is written."
 
@@ -154,7 +154,7 @@ class Framing(ABC, Generic[M]):
     def stamper(self, mint: UuidMint) -> Stamper[M]:
         """Return a function that assigns a new UUID of ``mint`` to a message, and appends its frame.
 
-        It raises what `encode_into` raises. The caller then removes what was appended to the buffer.
+        The function raises what `encode_into` raises. Its caller then removes what it appended to the buffer.
         """
 
         def stamp(message: M, flags: int, buffer: bytearray) -> None:
@@ -173,8 +173,7 @@ class Framing(ABC, Generic[M]):
         return bytes(buffer)
 
     def finish(self, rest: bytes, offset: Offset) -> None:
-        """Check the bytes that are left at ``offset`` when no more follow. Raise `TruncatedFrame` if they
-        cut a message."""
+        """Check the bytes left at ``offset`` at the end. Raise `TruncatedFrame` if they cut a message."""
         if rest:
             raise TruncatedFrame(
                 "the bytes end inside of a message",
@@ -184,10 +183,9 @@ class Framing(ABC, Generic[M]):
             )
 
     def resume(self, data: bytes) -> int | None:
-        """Return the position in ``data`` at which a frame that was too long ends. Return None if it
-        continues."""
-        at = data.find(_NEWLINE)
-        return None if at < 0 else at + 1
+        """Return the position in ``data`` at which a frame that is too long ends. None: it does not end."""
+        newline = data.find(_NEWLINE)
+        return None if newline < 0 else newline + 1
 
     def _unencodable(self, error: BaseException, message: Any) -> InvalidValue:
         if not isinstance(error, Invalid):

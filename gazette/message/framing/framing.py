@@ -55,15 +55,15 @@ _CLOSING: Final = {ord("{"): ord("}"), ord("["): ord("]")}
 class _PublishedTails(set[str]):
     """The ends of UUIDs that publishers wrote: flags and producer, from character 18 on. They are few.
 
-    They identify messages that are published again, in a third of the time of a look at the whole text. A
-    producer is 48 random bits, so no other text ends like that.
+    By its tail, the UUID of a message that is published again is recognized in a third of the time that its
+    whole text takes. A producer is 48 random bits, so no other text has the same tail.
     """
 
     def __init__(self, require_free: Callable[[Any], None]) -> None:
         self._require_free = require_free
 
     def check(self, former: str) -> None:
-        """Raise as ``require_free`` does. Remember the end of what a publisher wrote."""
+        """Raise what ``require_free`` raises. Remember the tail of a UUID that a publisher wrote."""
         self._require_free(former)
         if match_published(former):
             if len(self) >= _TAILS_MAX:
@@ -85,7 +85,7 @@ class JSONLinesFraming(Framing[M]):
         return self._decode_parts(lines, base_offset) if frames is None else frames
 
     def _decode_parts(self, lines: bytes, base_offset: Offset) -> Frames[M]:
-        """Decode lines of which some are not messages of the type, such as acknowledgements of a UUID alone.
+        """Decode lines of which some are not messages of the type, such as acknowledgements without content.
 
         Halve each part that cannot be decoded in one step. So a few such lines do not slow down the others.
         """
@@ -97,25 +97,25 @@ class JSONLinesFraming(Framing[M]):
         while parts and not frames.stopped:
             part, begin = parts.pop(), base_offset + frames.consumed
             middle = part.find(b"\n", len(part) // 2) + 1
-            halves = len(part) > _EACH_BYTES and middle < len(part)
-            # All lines together were tried before.
-            found = None if part is lines else self._decode_batch(part, begin)
-            if found is None and halves:
+            can_halve = len(part) > _EACH_BYTES and middle < len(part)
+            # `decode` has tried all lines together before.
+            decoded = None if part is lines else self._decode_batch(part, begin)
+            if decoded is None and can_halve:
                 parts += (part[middle:], part[:middle])
                 continue
             try:
-                found = found or self._decode_each(part, begin)
+                decoded = decoded or self._decode_each(part, begin)
             except MalformedMessage:
                 if not frames.messages:
                     raise
                 frames.stopped = True
                 break
-            frames.begins += found.begins
-            frames.ends += found.ends
-            frames.messages += found.messages
-            uuids.append(found.uuids)
-            frames.consumed += found.consumed
-            frames.stopped = found.stopped
+            frames.begins += decoded.begins
+            frames.ends += decoded.ends
+            frames.messages += decoded.messages
+            uuids.append(decoded.uuids)
+            frames.consumed += decoded.consumed
+            frames.stopped = decoded.stopped
         frames.uuids = b"".join(uuids)
         return frames
 
@@ -194,15 +194,15 @@ class JSONLinesFraming(Framing[M]):
         if encode_into is None:
             return super().stamper(mint)
         text, require_free = mint.text, self.codec.require_free
-        known = _PublishedTails(require_free)
+        tails = _PublishedTails(require_free)
         fits, encode = self.codec.fits, self.codec.encode
 
         def stamp(message: M, flags: int, buffer: bytearray) -> None:
             # A fast path: publishers call this hundreds of thousands of times a second.
             former = message.uuid  # type: ignore[attr-defined]
             try:
-                if former and former[18:] not in known:
-                    known.check(former)
+                if former and former[18:] not in tails:
+                    tails.check(former)
             except (TypeError, KeyError):  # The value is no text, whatever the type says.
                 require_free(former)
             message.uuid = text(flags)  # type: ignore[attr-defined]
@@ -225,8 +225,8 @@ def _one_on_each_line(symbols: np.ndarray[Any, Any], ends: np.ndarray[Any, Any])
     """Return True if each line holds exactly one JSON object or array.
 
     The caller has found as many values as lines. A closing brace, a newline and an opening brace cannot
-    follow each other within a JSON value. So no value spans lines, and no line has two. ``ends`` are the
-    places of newlines in ``symbols``.
+    follow each other within a JSON value. So no value spans two lines, and no line has two values. ``ends``
+    are the positions of newlines in ``symbols``.
     """
     opening, inner = symbols[0], ends[:-1]
     closing = _CLOSING.get(int(opening))
@@ -243,11 +243,11 @@ class FixedFraming(Framing[M]):
     def decode(self, buffer: bytes, base_offset: Offset) -> Frames[M]:
         frames: Frames[M] = Frames()
         decode = self.codec.decode
-        header = _FIXED_HEADER.unpack_from
+        unpack_header = _FIXED_HEADER.unpack_from
         begin, size = 0, len(buffer)
         error: Exception | None = None
         while begin + FIXED_HEADER_BYTES <= size:
-            magic, length = header(buffer, begin)
+            magic, length = unpack_header(buffer, begin)
             if magic != FIXED_MAGIC or length > self.frame_bytes_max:
                 frames.stopped = True
                 break
@@ -372,20 +372,20 @@ def framing_of(
 
     Raise `Invalid` if the content type is unknown, or cannot hold the type, and if the type lacks the place.
     """
-    found = _FRAMINGS.get(content_type)
-    if found is None:
+    entry = _FRAMINGS.get(content_type)
+    if entry is None:
         raise Invalid(
             f"unrecognized content-type ({content_type})",
             hint=f"Label the journal content-type with one of {', '.join(_FRAMINGS)}.",
         )
-    framing, codec_of = found
-    own = getattr(message_type, "gazette_codec", None)
+    framing_class, codec_of = entry
+    own_codec_of = getattr(message_type, "gazette_codec", None)
     place = declared_place(message_type, place)
-    if place and own is not None:
+    if place and own_codec_of is not None:
         raise Invalid(
             f"the codec of {name_of_type(message_type)} finds the UUID, and not the place {place}",
             path="uuid",
             hint="Leave the place out, or remove gazette_codec().",
         )
-    codec = codec_of(message_type, place) if own is None else own(content_type)
-    return framing(codec, frame_bytes_max)
+    codec = codec_of(message_type, place) if own_codec_of is None else own_codec_of(content_type)
+    return framing_class(codec, frame_bytes_max)

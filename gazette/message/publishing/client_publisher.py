@@ -35,14 +35,14 @@ _USE_ASYNC_WITH: Final = "Use it as `async with ClientPublisher(client)`, or awa
 class ClientPublisher:
     """A publisher on an event loop. Use it as ``async with ClientPublisher(client) as publisher``.
 
-    Its tasks publish one after the other: while a transaction is open, others wait, at most ``timeout_s``. A
-    publisher that raised `CommitFailed` cannot be used any more: make another one.
+    Tasks take turns: while one has a transaction open, the others wait, at most ``timeout_s``. A publisher
+    that raised `CommitFailed` cannot be used any more: make another one.
 
-    ``mapping`` says how keys choose among journals. Take that of the application which publishes to the same
-    ones. ``timeout_s`` bounds each publish and commit, in seconds. ``commits`` is a directory of this
-    publisher alone. With it, a transaction over several journals is all or nothing even if the process dies:
-    the next publisher with the same directory completes it. ``uuid`` is the place of the UUID in messages,
-    where neither a label of the journal nor the type of the message says it.
+    ``mapping`` says how keys choose among journals. Use the mapping of the application that publishes to the
+    same journals. ``timeout_s`` bounds each publish and commit, in seconds. ``commits`` is a directory for
+    this publisher alone. With it, a transaction over several journals is all or nothing even if the process
+    dies: the next publisher with the same directory completes it. ``uuid`` is the place of the UUID in
+    messages. It is needed where neither a label of the journal nor the type of the message says the place.
 
     Raises ``Invalid`` for settings that cannot be right.
     """
@@ -85,7 +85,7 @@ class ClientPublisher:
         await self._service.close()
 
     def __del__(self) -> None:
-        # Its tasks, which follow the partitions of its outputs, would keep the rest alive for good.
+        # The tasks that watch partitions would keep the objects of the publisher alive for good.
         if getattr(self, "_is_open", False):
             self._bound.dropped(self._service.abandon, _USE_ASYNC_WITH)
 
@@ -93,17 +93,17 @@ class ClientPublisher:
         """Publish one message, which is committed when this returns. Return its offsets.
 
         ``output`` is the name of a journal, a ``LabelSelector``, or partitions. Of several journals, the
-        hash of ``key`` chooses one, as the mapping of applications does; without a key it is any.
+        hash of ``key`` chooses one, as the mapping of applications does. Without a key, any is chosen.
 
         Raise ``NotFound`` for an unknown journal. Raise ``Invalid`` for a message that its journal cannot
         hold: its type, its content type, a field. Nothing is appended then. Raise ``Unavailable`` if no
         broker answers. Raise `CommitFailed` if the message is not appended in time, or refused.
         """
         self._bound.require()
-        known = self._service.known(output) or await self._service.find(output)
-        partition = known.partition_of(message, key)
+        known_output = self._service.known(output) or await self._service.find(output)
+        partition = known_output.partition_of(message, key)
         if self._turn.locked():
-            # Wait for the end of the transaction that is open. No other one begins before the next await.
+            # Wait for the end of the open transaction. No other transaction begins before the next await.
             await self._take_turn()
             self._turn.release()
         future = self._service.publish_committed(partition, message)
@@ -159,8 +159,8 @@ class ClientTransaction:
         After an error the message is not part of the transaction. Others may still be published.
         """
         _require_open(self._clock)
-        known = self._service.known(output) or await self._service.find(output)
-        if self._service.stage(known.partition_of(message, key), message):
+        known_output = self._service.known(output) or await self._service.find(output)
+        if self._service.stage(known_output.partition_of(message, key), message):
             await self._service.relieve()
 
     async def __aexit__(
@@ -177,7 +177,7 @@ class ClientTransaction:
                 await self._service.roll_back(self._service.undo(clock))
         except BaseException as failure:
             self._service.give_up(failure)
-            # The error of the block says more than that its rollback has failed.
+            # The error of the block says more than the error of its rollback.
             if kind is None or not isinstance(failure, GazetteError | TimeoutError):
                 raise
         finally:
@@ -188,8 +188,8 @@ class ClientTransaction:
 class SyncPublisher:
     """A publisher for scripts, with an event loop in a thread of its own. See `open_publisher`.
 
-    Any thread may use it. While one has a transaction open, others wait, at most ``timeout_s``. In a process
-    that was forked since, ``publish`` and ``transaction`` raise ``Closed``, and ``close`` changes nothing.
+    Any thread may use it. While one has a transaction open, others wait, at most ``timeout_s``. In a forked
+    child process, ``publish`` and ``transaction`` raise ``Closed``, and ``close`` changes nothing.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class SyncPublisher:
             self._loop.close()
 
     def __del__(self) -> None:
-        # The thread would keep its loop, and so all connections, for good.
+        # The thread would keep its event loop, and so all connections, alive for good.
         service, client = getattr(self, "_service", None), getattr(self, "_client", None)
         if client is not None:
             loop = self._loop
@@ -332,8 +332,8 @@ class SyncTransaction:
         _require_open(self._clock)
         publisher = self._publisher
         service = publisher._usable()
-        known = publisher._find(service, output)
-        if service.stage(known.partition_of(message, key), message):
+        known_output = publisher._find(service, output)
+        if service.stage(known_output.partition_of(message, key), message):
             publisher._loop.run(service.relieve())
 
     def __exit__(
@@ -378,12 +378,12 @@ def open_publisher(
     ``BROKER_ADDRESS`` of the environment, and the credentials beside it, as for ``gazctl``. ``flags``
     gives address and credentials in full, instead.
 
-    ``mapping`` says how keys choose among journals: ``modulo`` or ``rendezvous``. Take that of the
-    application which publishes to the same ones. ``timeout_s`` bounds each call, in seconds.
-    ``commits`` is a directory of this publisher alone. With it, a transaction over several journals is
+    ``mapping`` says how keys choose among journals: ``modulo`` or ``rendezvous``. Use the mapping of the
+    application that publishes to the same journals. ``timeout_s`` bounds each call, in seconds.
+    ``commits`` is a directory for this publisher alone. With it, a transaction over several journals is
     all or nothing even if the process dies: the next publisher with the same directory completes it.
-    ``uuid`` is the place of the UUID in messages, such as ``_meta.uuid``, where neither a label of the
-    journal nor the type of the message says it.
+    ``uuid`` is the place of the UUID in messages, such as ``_meta.uuid``. It is needed where neither a
+    label of the journal nor the type of the message says the place.
 
     Raise ``Unavailable`` if no broker answers in time, and ``Invalid`` for settings that cannot be right.
     """

@@ -1,8 +1,8 @@
 """Records of commits: what a publisher is about to append, as files that outlive its process.
 
-A transaction over several journals commits by an acknowledgement in each. A process that dies between two of
-them would leave a part visible. So the acknowledgements are recorded first. The next publisher with the same
-directory appends what a record holds: by then it is decided.
+A transaction over several journals commits by an acknowledgement in each journal. A process that dies between
+two of them would leave a part of the transaction visible. So the acknowledgements are recorded first: the
+record decides the commit. The next publisher with the same directory appends the recorded acknowledgements.
 
 Only one publisher at a time may use the directory. Otherwise another one could append an old acknowledgement
 while its producer is within the next transaction, and roll that transaction back.
@@ -33,7 +33,7 @@ class CommitRecords:
     def __init__(self, directory: Path) -> None:
         """Lock the directory, and create it if it is absent.
 
-        Raise ``Invalid`` if another publisher has it. Raise ``Unavailable`` if it cannot be written.
+        Raise ``Invalid`` if another publisher uses it, and ``Unavailable`` if it cannot be written.
         """
         self.path = directory / _RECORD
         """The file of the record. It is absent if no commit is to be completed."""
@@ -53,7 +53,7 @@ class CommitRecords:
             ) from error
 
     def load(self) -> dict[JournalName, bytes]:
-        """Return what a former publisher had decided to append. Raise ``Corrupt`` or ``Unavailable``."""
+        """Return what a former publisher recorded, by journal. Raise ``Corrupt`` or ``Unavailable``."""
         try:
             text = self.path.read_text()
         except FileNotFoundError:
@@ -74,9 +74,9 @@ class CommitRecords:
             ) from error
 
     def save(self, intents: Mapping[JournalName, bytes]) -> None:
-        """Record what is about to be appended. It is on disk when this returns.
+        """Record the acknowledgements that are about to be appended. The record is on disk when this returns.
 
-        Raise ``Unavailable`` if it is not recorded, and ``Broken`` if that is not known.
+        Raise ``Unavailable`` if there is no record, and ``Broken`` if it is not known whether there is one.
         """
         text = json.dumps(
             {journal: base64.b64encode(content).decode() for journal, content in intents.items()}
@@ -102,7 +102,7 @@ class CommitRecords:
             ) from error
 
     def clear(self) -> None:
-        """Forget the record: all of it is appended. Raise ``Unavailable``."""
+        """Remove the record, once all its acknowledgements are appended. Raise ``Unavailable``."""
         try:
             self.path.unlink(missing_ok=True)
             self._sync()
@@ -110,7 +110,7 @@ class CommitRecords:
             raise _unwritable(self.path, error) from error
 
     def close(self) -> None:
-        """Let other publishers have the directory. A record stays. May be repeated."""
+        """Release the directory for other publishers. A record stays. May be repeated."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)

@@ -1,6 +1,6 @@
 """Outputs of a publisher: the journals that a name, a selector or a set of partitions stands for.
 
-A `Choice` takes one of them for a message: by labels of journals, by a declaration, or by the caller's key.
+A `Choice` selects one of these journals for a message: by labels, by a declaration, or by the caller's key.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ class KnownOutput:
         type, and for a journal of messages of another type.
         """
         try:
-            found = self._choose(message, key)
+            chosen = self._choose(message, key)
         except Invalid:
             # A message of another type may lack the field of the key: report the type, not the field.
             for partition in self.partitions().all[:1]:
                 self._check_type(partition, type(message))
             raise
-        self._check_type(found, type(message))
-        return found.with_uuid(self._uuid) if self._uuid else found
+        self._check_type(chosen, type(message))
+        return chosen.with_uuid(self._uuid) if self._uuid else chosen
 
     def _check_type(self, partition: Partition, kind: type) -> None:
         if not partition.content_type:
@@ -107,12 +107,12 @@ class KnownOutput:
                 path="output",
                 hint="Label it by `gazctl journals edit`: application/x-ndjson is for lines of JSON.",
             )
-        wanted = self._message_types.get(partition.journal, "")
-        if not wanted or issubclass(kind, _UNTYPED):
+        declared_type = self._message_types.get(partition.journal, "")
+        if not declared_type or issubclass(kind, _UNTYPED):
             return
-        if kind.__name__ not in wanted.rpartition(".")[2].split("+"):
+        if kind.__name__ not in declared_type.rpartition(".")[2].split("+"):
             raise Invalid(
-                f"journal {partition.journal} holds messages of type {wanted}, not {kind.__name__}",
+                f"journal {partition.journal} holds messages of type {declared_type}, not {kind.__name__}",
                 path="message",
                 hint=f"Publish to another journal, or correct the label {MESSAGE_TYPE} of this one.",
             )
@@ -134,11 +134,11 @@ class Outputs:
     def known(self, output: Output) -> KnownOutput | None:
         """Return the output if it was found before. Any thread may call this.
 
-        Raise ``Invalid`` if it is no output.
+        Raise ``Invalid`` if ``output`` is no output.
         """
-        known: dict[Any, KnownOutput] = self._known
-        if isinstance(output, Hashable) and (found := known.get(output)) is not None:
-            return found
+        outputs: dict[Any, KnownOutput] = self._known
+        if isinstance(output, Hashable) and (known_output := outputs.get(output)) is not None:
+            return known_output
         if isinstance(output, str | LabelSelector | DeclaredOutput):
             return None
         if isinstance(output, Partitions):
@@ -157,17 +157,17 @@ class Outputs:
 
         Raise ``Invalid``, ``NotFound``, and what listing raises. Wait for a connection.
         """
-        found = self.known(output)
-        if found is not None:
-            return found
+        known_output = self.known(output)
+        if known_output is not None:
+            return known_output
         if isinstance(output, LabelSelector):
-            found = await self._of_selector(output)
+            known_output = await self._of_selector(output)
         elif isinstance(output, str):
-            found = await self._of_name(output)
+            known_output = await self._of_name(output)
         else:
             assert isinstance(output, DeclaredOutput), "all others are known"
-            found = await self._of_declared(output)
-        return self._known.setdefault(output, found)
+            known_output = await self._of_declared(output)
+        return self._known.setdefault(output, known_output)
 
     async def _of_name(self, output: JournalName) -> KnownOutput:
         try:
@@ -179,9 +179,9 @@ class Outputs:
                 hint="For labels of journals, give LabelSelector.parse(…).",
             ) from error
         spec = (await self._client.get_journal(output)).spec
-        one = Partitions(Partitions.of_specs([spec]).all)
-        choose = choice_of_named(one.all[0], spec.labels)
-        return KnownOutput(lambda: one, _types_of([spec]), choose, self._uuid)
+        partitions = Partitions(Partitions.of_specs([spec]).all)
+        choose = choice_of_named(partitions.all[0], spec.labels)
+        return KnownOutput(lambda: partitions, _types_of([spec]), choose, self._uuid)
 
     async def _of_selector(self, selector: LabelSelector) -> KnownOutput:
         listed = await self._client.list_journals(selector)
@@ -219,7 +219,7 @@ class Outputs:
         self, selector: LabelSelector, message_types: dict[JournalName, str]
     ) -> AsyncIterator[JournalList]:
         async for listed in self._client.watch_journals(selector):
-            message_types |= _types_of([one.spec for one in listed.journals])
+            message_types |= _types_of([journal.spec for journal in listed.journals])
             yield listed
 
 
@@ -230,16 +230,16 @@ def _types_of(specs: list[JournalSpec]) -> dict[JournalName, str]:
 def choice_by_labels(
     partitions: PartitionsFunc, mapping: MappingName, rng: random.Random
 ) -> Choice:
-    """Return the choice by the key that labels name. Without such labels: by the given key, or at random."""
+    """Return the choice by the key that labels name. Without labels: by the caller's key, or at random."""
     by_key = modulo_mapping if mapping == "modulo" else rendezvous_mapping
-    said: Mapping[Any] = by_key(partitions, lambda key: key)
+    by_given_key: Mapping[Any] = by_key(partitions, lambda key: key)
     at_random: Mapping[Any] = random_mapping(partitions, rng)
 
     def choose(message: Any, key: Any) -> Partition:
         current = partitions()
         if (keys := current.keys()) is not None:
             return current.of_key(keys.key_of(message, key))
-        return at_random(message) if key is None else said(key)
+        return at_random(message) if key is None else by_given_key(key)
 
     return choose
 
@@ -267,10 +267,10 @@ def choice_of_one(partition: Partition, rule: KeyRule, number: int) -> Choice:
     keys = LabelledKeys(rule)
 
     def choose(message: Any, key: Any) -> Partition:
-        found = keys.key_of(message, key)
-        if (other := rule.number_of(found)) != number:
+        canonical = keys.key_of(message, key)
+        if (key_number := rule.number_of(canonical)) != number:
             raise Invalid(
-                f"the key {found!r} belongs to partition {other}, and this is partition {number}",
+                f"the key {canonical!r} belongs to partition {key_number}, and this is partition {number}",
                 path="output",
                 hint="Publish to all partitions, by a selector, Source or Output: the key chooses.",
                 journal=partition.journal,
@@ -292,10 +292,10 @@ def choice_as_declared(output: DeclaredOutput, partitions: PartitionsFunc) -> Ch
             _check_declared(output, current)
             checked = current
         if key is not None and output.key_rule is not None:
-            said, declared = output.key_encoding.encode(key), output.key_of(message)
-            if said != declared:
+            given_key, declared_key = output.key_encoding.encode(key), output.key_of(message)
+            if given_key != declared_key:
                 raise Invalid(
-                    f"the key is {said!r}, and the declaration gives {declared!r}",
+                    f"the key is {given_key!r}, and the declaration gives {declared_key!r}",
                     path="key",
                     hint="Leave the key out: the declaration has it.",
                 )

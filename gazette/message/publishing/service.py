@@ -1,9 +1,9 @@
 """Transactions of a program that is no shard: `PublishingService`, behind publishers of both kinds.
 
 A transaction's messages are pending until their acknowledgement is in the same journal. Within one journal
-that is all or nothing. Over several, the acknowledgements are appended once all messages are in place, one
-for each journal. A process that dies between two of them leaves a part visible, unless it has a directory
-for `CommitRecords`.
+that is all or nothing. Over several journals, one acknowledgement for each is appended once all messages are
+in place. A process that dies between two acknowledgements leaves a part of the transaction visible, unless it
+has a directory for `CommitRecords`.
 
 An append that was enqueued cannot be withdrawn. So a publisher cannot be used any more after a failed
 commit, or after a wait that was given up. Its messages stay pending for ever, and no reader sees them.
@@ -62,9 +62,9 @@ class CommitFailed(Broken):
     ) -> None:
         super().__init__(message, hint=hint, **facts)
         self.committed = committed
-        """Journals in which the transaction may still become visible."""
+        """Journals in which the transaction is visible."""
         self.unknown = unknown
-        """Journals in which it may become visible."""
+        """Journals in which the transaction may be visible, or may become visible."""
 
 
 class PublishingService:
@@ -111,7 +111,7 @@ class PublishingService:
             await self._acknowledge(intents, self._deadline())
 
     def abandon(self) -> None:
-        """Do what `close` does, without a wait. On the loop."""
+        """Do what `close` does, without waiting. Call this on the event loop."""
         self._closed = True
         self._appends.abandon()
         self._scope.cancel()
@@ -159,7 +159,7 @@ class PublishingService:
     async def appended(self, future: OpFuture[AppendResult], journal: JournalName) -> AppendResult:
         """Wait for an append.
 
-        Raise ``CommitFailed`` if it failed, or takes too long. Cancellation: it goes on.
+        Raise ``CommitFailed`` if it failed, or takes too long. After a cancellation the append goes on.
         """
         try:
             async with self._in_time("the message was not appended", self._deadline()):
@@ -177,7 +177,7 @@ class PublishingService:
     def begin(self) -> int:
         """Begin a transaction. There is one at a time. Any thread may call this.
 
-        Return its clock, which is less than the clocks of all its messages.
+        Return the clock of the transaction, which is less than the clocks of all its messages.
         """
         self.require_usable()
         self._publisher.clock.update(int(self._client.clock.now() * 1e9))
@@ -196,14 +196,14 @@ class PublishingService:
         return self._appends.backlog_bytes > BACKLOG_BYTES_MAX
 
     async def relieve(self) -> None:
-        """Wait until the brokers have all enqueued messages. Raise ``CommitFailed``."""
+        """Wait until all enqueued messages are appended. Raise ``CommitFailed`` if they are not."""
         try:
             await self._flush(self._deadline())
         except GazetteError as error:
             raise self._failed(_nothing_is_visible(error)) from error
 
     def seal(self) -> dict[JournalName, bytes]:
-        """End the transaction, and enqueue its messages. Return what commits it, by journal.
+        """End the transaction, and enqueue its messages. Return the content that commits it, by journal.
 
         The thread of the transaction calls this.
         """
@@ -211,10 +211,10 @@ class PublishingService:
         return self._publisher.build_ack_intents()
 
     async def commit(self, intents: Mapping[JournalName, bytes]) -> dict[JournalName, int]:
-        """Commit what was sealed. Return the offset behind it, by journal.
+        """Commit the sealed transaction. Return the offset behind it, by journal.
 
-        All brokers together have the timeout to answer. Raise ``CommitFailed``, which says what is
-        visible. After a cancellation that is not known.
+        The timeout bounds all appends together. Raise ``CommitFailed``, which says where the transaction is
+        visible. After a cancellation it is not known where the transaction is visible.
         """
         deadline = self._deadline()
         try:
@@ -235,9 +235,9 @@ class PublishingService:
         return await self._acknowledge(intents, deadline)
 
     def undo(self, clock: int) -> dict[JournalName, bytes]:
-        """End the transaction of that clock: it must leave nothing visible. Return what rolls it back.
+        """End the transaction that began at ``clock``, and leave nothing visible. Return what rolls it back.
 
-        The thread of the transaction calls this. The result is empty if nothing was appended.
+        The thread of the transaction calls this. The result, by journal, is empty if nothing was appended.
         """
         try:
             self._publisher.roll_back()
@@ -248,10 +248,10 @@ class PublishingService:
         return {}
 
     async def roll_back(self, intents: Mapping[JournalName, bytes]) -> None:
-        """Append what rolls a transaction back, within `CLOSE_S` seconds.
+        """Append the content that rolls a transaction back, within `CLOSE_S` seconds.
 
-        Raise what appends raise, and ``TimeoutError``. Readers then keep the messages pending, until they
-        forget their producer.
+        Raise what appends raise, and ``TimeoutError``. Readers then keep the messages pending until they
+        forget the producer.
         """
         for journal, content in intents.items():
             self._appends.append(AppendParams(journal), content)
@@ -267,7 +267,7 @@ class PublishingService:
             journal: self._appends.append(AppendParams(journal), content)
             for journal, content in intents.items()
         }
-        first: BaseException | None = None
+        cause: BaseException | None = None
         try:
             async with self._in_time("acknowledgements were not appended", deadline):
                 for journal, future in futures.items():
@@ -277,7 +277,8 @@ class PublishingService:
                         continue  # Raised below, together with the outcome of the other journals.
                     await reach("publish.acknowledged", journal, self._client.clock)
         except Unavailable as error:
-            first = error
+            cause = error
+        # After a timeout, too, some appends may have succeeded: look at each.
         ends: dict[JournalName, int] = {}
         refused: set[JournalName] = set()
         for journal, future in futures.items():
@@ -285,11 +286,11 @@ class PublishingService:
                 if future.done():
                     ends[journal] = future.result().commit.end
             except GazetteError as error:
-                first = first or error
+                cause = cause or error
                 if not isinstance(error, Unavailable):
                     refused.add(journal)
-        if first is not None:
-            raise self._failed(self._not_everywhere(intents, ends, refused, first)) from first
+        if cause is not None:
+            raise self._failed(self._not_everywhere(intents, ends, refused, cause)) from cause
         if self._records is not None and len(intents) > 1:
             await self._pool.run(self._records.clear)
         return ends
@@ -349,7 +350,7 @@ class PublishingService:
 
     @asynccontextmanager
     async def _in_time(self, problem: str, deadline: float) -> AsyncIterator[None]:
-        """Bound a wait. After ``deadline`` raise ``Unavailable`` with ``problem``, and why journals wait."""
+        """Bound a wait. After ``deadline`` raise ``Unavailable`` with ``problem``, and why appends wait."""
         try:
             async with asyncio.timeout_at(deadline):
                 yield
@@ -363,11 +364,11 @@ class PublishingService:
             ) from error
 
     async def _reasons(self) -> str:
-        """Return why appends wait. Ask brokers for the first journal without an answer, in place of all."""
-        waits = sorted(self._appends.waiting().items())
-        silent = next((name for name, reason in waits if not reason), "")
-        asked = await ask_reason(self._client, silent) if silent else ""
-        texts = [f"{name}: {reason or asked or 'no answer'}" for name, reason in waits]
+        """Return why appends wait. Of the journals without an answer, ask brokers only about the first."""
+        waiting = sorted(self._appends.waiting().items())
+        silent_journal = next((name for name, reason in waiting if not reason), "")
+        broker_reason = await ask_reason(self._client, silent_journal) if silent_journal else ""
+        texts = [f"{name}: {reason or broker_reason or 'no answer'}" for name, reason in waiting]
         return f": {'; '.join(texts)}" if texts else ""
 
     # Its end.

@@ -1,7 +1,6 @@
-"""Messages that a sequencer holds: those that may be pending, in its `Ring`, and committed ones. Pure.
+"""Messages that a sequencer holds: pending ones in its `Ring`, and committed ones in a `Drain`. Pure.
 
-A `Drain` hands out committed messages, one by one or in batches. The ring is bounded. A `PartialSequence` has
-those of one producer.
+The ring bounds how many messages are held. A `PartialSequence` keeps those of one producer.
 
 A drain hands out messages with `take`. Its owner reports with `consumed` how many took effect. The state for
 a checkpoint advances with each consumed message. So a shard that stops in the middle resumes exactly there.
@@ -93,8 +92,7 @@ class Ring:
         self._runs: deque[_Run] = deque()
 
     def make_room(self) -> None:
-        """Drop the oldest message if all slots are taken. Call this for every queued
-        message, added or not."""
+        """Drop the oldest message if all slots are taken. Call this for each queued message, added or not."""
         if self._size == self.capacity:
             self._drop(1)
 
@@ -116,7 +114,7 @@ class Ring:
         self._drop(max(0, self._size - self.capacity))
 
     def pass_through(self, count: int) -> None:
-        """Take slots for ``count`` messages that need not be kept, with `make_room` for each."""
+        """Occupy ``count`` slots for messages that are not kept. Drop as many of the oldest as necessary."""
         self._take(None, count)
         self._drop(max(0, self._size - self.capacity))
 
@@ -129,13 +127,14 @@ class Ring:
         self._size += count
 
     def _drop(self, count: int) -> None:
+        """Free the oldest ``count`` slots. Make producers forget the messages whose slots are freed."""
         self._size -= count
         while count:
             run = self._runs[0]
-            some = min(count, run.count)
-            run.count -= some
-            count -= some
-            self._low += some
+            dropped = min(count, run.count)
+            run.count -= dropped
+            count -= dropped
+            self._low += dropped
             if run.owner is not None:
                 numbers, kept = run.owner.numbers, run.owner.kept
                 while numbers and numbers[0] < self._low:
@@ -156,7 +155,7 @@ class ReplayRange(NamedTuple):
 class Drain(ABC, Generic[M]):
     """Committed messages that remain to be consumed.
 
-    ``_ready[_at:_at + _taken]`` are handed out. Those before are consumed.
+    ``_ready[_at:_at + _taken]`` are handed out. Messages before them are consumed.
     """
 
     def __init__(self, ready: list[Envelope[M]]) -> None:
@@ -171,8 +170,7 @@ class Drain(ABC, Generic[M]):
         return batch
 
     def consumed(self, count: int | None) -> None:
-        """Mark the first ``count`` (None: all) of the messages handed out as consumed. The rest is handed out
-        again."""
+        """Mark the first ``count`` (None: all) messages handed out as consumed. Hand the rest out again."""
         count = self._taken if count is None else count
         if not 0 <= count <= self._taken:
             raise Bug("cannot consume more than was dequeued", consumed=count, dequeued=self._taken)
@@ -260,8 +258,10 @@ class SpanDrain(Drain[M]):
         self.needs_replay = needs_replay
         """True until `start_replay` or `feed_replay` if a replay is needed."""
         self._replaying = needs_replay
+        """True until the replay has ended."""
         self._replayed = False
         self._ring_taken = False
+        """True once the messages that the ring kept are ready: none remain behind them."""
         self._seen = self._given = partial.min_clock
         assert partial.begin is not None
         first = partial.kept[0]
@@ -334,27 +334,27 @@ class SpanDrain(Drain[M]):
                 end=end,
             )
         producer = self._partial.producer
-        self._ready.extend(self._committed([e for e in envelopes if e.producer == producer]))
+        self._ready.extend(self._committed([env for env in envelopes if env.producer == producer]))
 
     def _committed(self, envelopes: Iterable[Envelope[M]]) -> Iterator[Envelope[M]]:
         """Yield messages without duplicates, and without those beyond the clock of the acknowledgement.
 
-        As in the queue, a message is a duplicate if its clock is not above all clocks before it, even a clock
-        beyond the acknowledgement. So is a message with a clock of zero: it took effect when it was first
-        read.
+        As in `Sequencer.queue`, a message is a duplicate unless its clock exceeds all clocks before it, also
+        those beyond the acknowledgement. A message with a clock of zero is left out: it took effect when it
+        was first read.
         """
-        newest, seen, given = self._partial.max_clock, self._seen, self._given
+        acknowledged, seen, delivered = self._partial.max_clock, self._seen, self._given
         for envelope in envelopes:
             clock = envelope.clock
             if envelope is self._last:
-                if clock > given or not clock:
+                if clock > delivered or not clock:
                     yield envelope
             elif clock > seen:
                 seen = clock
-                if clock <= newest:
-                    given = clock
+                if clock <= acknowledged:
+                    delivered = clock
                     yield envelope
-        self._seen, self._given = seen, given
+        self._seen, self._given = seen, delivered
 
     def _advance(self, consumed: Sequence[Envelope[M]]) -> None:
         self._partial.min_clock = consumed[-1].clock

@@ -73,8 +73,8 @@ class QueueOutcome(IntEnum):
     @property
     def label(self) -> str:
         """Value of the label ``outcome`` of metrics."""
-        first, *others = self.name.lower().replace("_txn_clock", "_ring_clock").split("_")
-        return first + "".join(map(str.capitalize, others))
+        first_word, *other_words = self.name.lower().replace("_txn_clock", "_ring_clock").split("_")
+        return first_word + "".join(map(str.capitalize, other_words))
 
 
 _COMMITS = frozenset(
@@ -92,9 +92,8 @@ _COMMITS_AT_ONCE = (OUTSIDE_TXN, FOREIGN_UUID)
 class Sequencer(Generic[M]):
     """Selects those messages of any number of journals that have committed.
 
-    ``sources`` is the `checkpoint` at which an earlier sequencer stopped. Queue the messages of
-    each journal from its ``read_through`` on, in order. ``ring_size`` is the number of messages
-    that the ring keeps.
+    ``sources`` is the `checkpoint` at which an earlier sequencer stopped. Queue the messages of each journal
+    from its ``read_through`` on, in order. ``ring_size`` is the number of messages that the ring keeps.
 
         index = 0
         while index < len(batch):
@@ -159,17 +158,17 @@ class Sequencer(Generic[M]):
         self._ring.make_room()
         journal, clock, flags = envelope.journal, envelope.clock, envelope.flags
         if clock == 0:
-            # A message without a UUID is never deduplicated: give it a producer of its own and forget it.
+            # A message without a UUID is never deduplicated: give it a state of its own, which is not kept.
             partial = PartialSequence(journal, envelope.producer, 0)
             outcome = self._queue_outside(partial, envelope, 1)
         else:
             partials = self._partials[journal]
-            found = partials.get(envelope.producer)
-            if found is None:
+            existing = partials.get(envelope.producer)
+            if existing is None:
                 partial = PartialSequence(journal, envelope.producer, clock - 1)
                 partials[envelope.producer] = partial
             else:
-                partial = found
+                partial = existing
             if flags == CONTINUE_TXN:
                 outcome = self._queue_continue(partial, envelope)
             elif flags == ACK_TXN:
@@ -248,15 +247,15 @@ class Sequencer(Generic[M]):
         while index < count and self._drain is None:
             flags = envelopes[index].flags
             if flags == CONTINUE_TXN:
-                taken = self._queue_span(envelopes, index)
+                next_index = self._queue_span(envelopes, index)
             elif flags in _COMMITS_AT_ONCE:
-                taken = self._queue_run(envelopes, index)
+                next_index = self._queue_run(envelopes, index)
             else:
-                taken = index
-            if taken == index:
+                next_index = index
+            if next_index == index:
                 self.queue(envelopes[index])
-                taken += 1
-            index = taken
+                next_index += 1
+            index = next_index
         return index
 
     def _queue_span(self, envelopes: Sequence[Envelope[M]], start: int) -> int:
@@ -285,13 +284,13 @@ class Sequencer(Generic[M]):
         if partial is None:
             partial = PartialSequence(journal, producer, first.clock - 1)
             partials[producer] = partial
-        begins = partial.begin is None
-        if begins:
+        begins_span = partial.begin is None
+        if begins_span:
             partial.begin = first.begin
             self._pending.add(partial)
             self.outcomes[journal, CONTINUE_TXN, QueueOutcome.CONTINUE_BEGIN_SPAN] += 1
-        if extends := stop - start - begins:
-            self.outcomes[journal, CONTINUE_TXN, QueueOutcome.CONTINUE_EXTEND_SPAN] += extends
+        if extend_count := stop - start - begins_span:
+            self.outcomes[journal, CONTINUE_TXN, QueueOutcome.CONTINUE_EXTEND_SPAN] += extend_count
         partial.max_clock = clock
         self._ring.add_all(partial, envelopes[start:stop])
         self._offsets[journal] = envelopes[stop - 1].end
@@ -436,7 +435,7 @@ class Sequencer(Generic[M]):
         """
         self._pending.clear()
         span = clock_span(prune_horizon_ns)
-        moving = None if self._drain is None else self._drain.partial
+        draining = None if self._drain is None else self._drain.partial
         sources = {}
         for journal, partials in self._partials.items():
             if span and partials:
@@ -444,7 +443,7 @@ class Sequencer(Generic[M]):
                 # Keep the bound at zero or above: the original wraps around and forgets every producer.
                 bound = max(0, newest - span)
                 for producer, partial in list(partials.items()):
-                    if partial.max_clock < bound and partial is not moving:
+                    if partial.max_clock < bound and partial is not draining:
                         del partials[producer]
             sources[journal] = SourceCheckpoint(
                 self._offsets.get(journal, 0),
