@@ -1,7 +1,6 @@
 """Conversion of a log's files to plain SQLite databases, beside these files: `convert`.
 
-Use it for a directory that another player has filled, such as the original's: that player does not know
-images and redo.
+Use it on a directory that another player filled, such as the original's, which knows no images and redo.
 """
 
 from __future__ import annotations
@@ -56,10 +55,10 @@ def convert(directory: Path) -> tuple[Converted, ...]:
             raise _exists(directory / name)
     staging = directory / STAGING
     try:
-        # An interrupted conversion may have left this directory.
+        # An interrupted conversion may have left this directory behind.
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
-        made = [_made(directory, name) for name in names]
+        converted = [_made(directory, name) for name in names]
         _put_in_place(directory, names)
     except OSError as error:
         raise GazetteError(
@@ -68,7 +67,7 @@ def convert(directory: Path) -> tuple[Converted, ...]:
         ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return tuple(made)
+    return tuple(converted)
 
 
 def _made(directory: Path, name: str) -> Converted:
@@ -87,7 +86,7 @@ def _check(path: Path, name: str) -> str:
             flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI,
         )
         try:
-            found = connection.execute("PRAGMA integrity_check(1)").fetchall()
+            problems = connection.execute("PRAGMA integrity_check(1)").fetchall()
         finally:
             connection.close()
     except apsw.SQLError as error:
@@ -96,14 +95,14 @@ def _check(path: Path, name: str) -> str:
         return f"{error}: the application adds it"
     except apsw.Error as error:
         raise _damaged(name, str(error)) from error
-    if found != _WHOLE:
-        raise _damaged(name, str(found[0][0]))
+    if problems != _WHOLE:
+        raise _damaged(name, str(problems[0][0]))
     return ""
 
 
 def _put_in_place(directory: Path, names: list[str]) -> None:
-    """Move all databases to their names, or none. Keep a file that has got such a name meanwhile."""
-    taken: list[Path] = []
+    """Move all databases to their names, or none. Keep a file that already has such a name."""
+    reserved: list[Path] = []
     try:
         for name in names:
             target = directory / name
@@ -111,11 +110,11 @@ def _put_in_place(directory: Path, names: list[str]) -> None:
                 os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             except FileExistsError as error:
                 raise _exists(target) from error
-            taken.append(target)
-        for target in taken:
+            reserved.append(target)
+        for target in reserved:
             (directory / STAGING / target.name).replace(target)
     except BaseException:
-        for target in taken:
+        for target in reserved:
             with contextlib.suppress(OSError):
                 target.unlink()
         raise

@@ -25,10 +25,9 @@ _OWNER_ONLY: Final = struct.pack("<I", 2) + b"".join(
 
 
 def make_private(directory: Path) -> None:
-    """Create a directory that only this user may enter, and its parents. Restrict an existing directory.
+    """Create a directory that only this user may enter, and its parents. Make an existing directory private.
 
-    Raise ``Invalid`` if the directory or its parent belongs to another user or is a symbolic link. Raise
-    ``OSError``.
+    Raise ``Invalid`` if it or its parent belongs to another user or is a symbolic link, and ``OSError``.
     """
     os.close(_open_private(directory))
 
@@ -38,8 +37,8 @@ def empty_private(directory: Path) -> None:
     descriptor = _open_private(directory)
     try:
         with os.scandir(descriptor) as entries:
-            found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-        for name, is_directory in found:
+            children = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        for name, is_directory in children:
             if is_directory:
                 shutil.rmtree(name, dir_fd=descriptor)
             else:
@@ -53,9 +52,9 @@ def _open_private(directory: Path) -> int:
     while not missing[-1].parent.exists():
         missing.append(missing[-1].parent)
     _require_owner(missing[-1].parent, os.stat(missing[-1].parent), (os.geteuid(), _ROOT))
-    for one in reversed(missing):
+    for path in reversed(missing):
         try:
-            one.mkdir(DIRECTORY_MODE)
+            path.mkdir(DIRECTORY_MODE)
         except FileExistsError:
             continue
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -52,15 +52,16 @@ class Scratch:
     def __init__(self, prefix: str, parent: Path | None) -> None:
         """Make the directory below ``parent``, or in the system's temporary directory. Raise ``Invalid``."""
         try:
-            new = Path(tempfile.mkdtemp(prefix=_NEW + prefix, dir=parent))
-            self.path = new.with_name(new.name.removeprefix(_NEW))
-            self._descriptor = os.open(new, _OPEN)
+            temporary = Path(tempfile.mkdtemp(prefix=_NEW + prefix, dir=parent))
+            # Rename only when locked: to `abandoned`, an unlocked directory is one of a dead process.
+            self.path = temporary.with_name(temporary.name.removeprefix(_NEW))
+            self._descriptor = os.open(temporary, _OPEN)
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                new.rename(self.path)
+                temporary.rename(self.path)
             except BaseException:
                 os.close(self._descriptor)
-                shutil.rmtree(new, ignore_errors=True)
+                shutil.rmtree(temporary, ignore_errors=True)
                 raise
         except OSError as error:
             raise _unusable(error, parent) from error
@@ -102,7 +103,7 @@ def scratch_directory(prefix: str, parent: Path | None) -> Iterator[Path]:
 
 
 def shard_prefix(shard_id: str) -> str:
-    """Return the prefix of the names of a shard's directories: it has the shard's id as a file name."""
+    """Return the prefix of the names of a shard's directories: it has the end of the shard's id."""
     return f"{SHARDS}{shard_id.replace('/', '_')[-_NAME_MAX:]}-"
 
 
@@ -124,9 +125,9 @@ def abandoned(
             continue
         with suppress(OSError):  # The directory is gone by now, or belongs to another user.
             mod_time = path.lstat().st_mtime
-            before = before_s - _NEW_S if path.name.startswith(_NEW) else before_s
-            if mod_time <= before and _is_abandoned(path):
-                size = sum(one.lstat().st_size for one in path.rglob("*") if one.is_file())
+            changed_before_s = before_s - _NEW_S if path.name.startswith(_NEW) else before_s
+            if mod_time <= changed_before_s and _is_abandoned(path):
+                size = sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
                 yield Abandoned(path, size, mod_time)
 
 
@@ -138,11 +139,11 @@ def _is_ours(name: str, prefix: str) -> bool:
 def sweep(
     parent: Path | None, before_s: float, prefixes: Collection[str] = OF_BACKFILLS
 ) -> list[Abandoned]:
-    """Remove directories that are `abandoned`. Return them. Blocks. One that cannot be removed stays."""
-    found = list(abandoned(parent, before_s, prefixes))
-    for one in found:
-        shutil.rmtree(one.path, ignore_errors=True)
-    return found
+    """Remove and return the directories that are `abandoned`. Blocks. Leave those that cannot be removed."""
+    directories = list(abandoned(parent, before_s, prefixes))
+    for directory in directories:
+        shutil.rmtree(directory.path, ignore_errors=True)
+    return directories
 
 
 def _unusable(error: OSError, parent: Path | None) -> Invalid:

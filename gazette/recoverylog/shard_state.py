@@ -1,7 +1,7 @@
 """A shard's recovered files, opened read-only: SQL, keys and values, or a JSON document.
 
 Only `to_standalone` turns a log's files into files that stock tools open. Promotion, ``gazctl shards
-recover``, time travel and views of standbys use it, or the `materialize` that it calls.
+recover``, time travel and views of standbys use `to_standalone`, or the `materialize` that it calls.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def to_standalone(directory: Path) -> tuple[str, ...]:
 
 
 def _remove(path: Path) -> None:
-    """Remove the note file, or a RocksDB of the original without a commit."""
+    """Remove our note for the original, or a RocksDB of the original without a commit."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -275,10 +275,10 @@ class ShardState:
                 family: self._rocksdb.get_column_family(family) for family in families
             }
             self._families[DEFAULT] = self._rocksdb
-        found = self._families.get(name)
-        if found is None:
+        column_family = self._families.get(name)
+        if column_family is None:
             raise NotFound(f"no column family {name!r}", families=", ".join(sorted(self._families)))
-        return found
+        return column_family
 
     def get(self, key: bytes, *, column_family: str = DEFAULT) -> bytes | None:
         """Return the value of a key of a RocksDB state, or None without one."""
@@ -294,8 +294,8 @@ class ShardState:
 
         Leave out Gazette's own keys in the default family. Raise ``Corrupt`` for a damaged file.
         """
-        found = spans(prefix, None, None, column_family)
-        return joined(found, partial(self._scan, column_family), reverse=False)
+        key_spans = spans(prefix, None, None, column_family)
+        return joined(key_spans, partial(self._scan, column_family), reverse=False)
 
     def _scan(
         self, column_family: str, low: bytes, high: bytes | None
@@ -344,7 +344,7 @@ def decode_state_file(data: bytes) -> tuple[Any, Checkpoint]:
 
 
 def with_offsets(checkpoint: Checkpoint, offsets: dict[str, int]) -> Checkpoint:
-    """Return a checkpoint with the offsets of a ``state.json``'s first document: these take precedence."""
+    """Return a checkpoint with the offsets in the first line of a ``state.json``, which take precedence."""
     sources = dict(checkpoint.sources)
     for journal, offset in offsets.items():
         source = sources.get(journal, SourceCheckpoint())

@@ -44,7 +44,7 @@ class StateForm(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Names of a form's files: one that each commit leaves, all that may exist, those before a commit."""
+    """Names of a form's files: one that each commit leaves, all that may exist, those before any commit."""
 
     committed: re.Pattern[str]
     all: re.Pattern[str]
@@ -85,12 +85,12 @@ _NEW_LOG: Final = "To begin without its state, give the shard another log."
 def form_of(paths: Iterable[str], accepted: Collection[StateForm] = ()) -> StateForm:
     """Return the form of these files, by the files that each commit leaves. Prefer an accepted form."""
     names = _names(paths)
-    found = [
+    forms = [
         form
         for form, files in _FORMS.items()
         if any(files.committed.fullmatch(name) for name in names)
     ]
-    preferred = [form for form in found if form in accepted] or found
+    preferred = [form for form in forms if form in accepted] or forms
     if preferred:
         return preferred[0]
     return StateForm.UNKNOWN if names else StateForm.NOTHING
@@ -103,7 +103,7 @@ def require_form(paths: Iterable[str], store: str, *accepted: StateForm) -> Stat
     """
     names = _names(paths)
     form = form_of(names, accepted)
-    if form is StateForm.UNKNOWN and any(_is_before_commit(names, one) for one in accepted):
+    if form is StateForm.UNKNOWN and any(_is_before_commit(names, option) for option in accepted):
         return StateForm.NOTHING
     if form is StateForm.NOTHING:
         return form
@@ -113,8 +113,8 @@ def require_form(paths: Iterable[str], store: str, *accepted: StateForm) -> Stat
         raise _refused(f"{form.value}, and no state of {store}", names, hint)
     unknown = {name for name in names if not _FORMS[form].all.fullmatch(name)}
     if unknown:
-        what = f"{form.value}, and files that do not belong to it"
-        raise _refused(what, unknown, f"{_OTHER} {_NEW_LOG}")
+        description = f"{form.value}, and files that do not belong to it"
+        raise _refused(description, unknown, f"{_OTHER} {_NEW_LOG}")
     return form
 
 
@@ -138,9 +138,9 @@ def require_whole(paths: Iterable[str]) -> None:
     names = _names(paths)
     if form_of(names) is StateForm.PAGES:
         return  # The RocksDB has the pages of the databases.
-    whole = names | {found[1] for name in names if (found := _REDO.fullmatch(name))}
+    dbs = names | {match[1] for name in names if (match := _REDO.fullmatch(name))}
     orphans = {
-        name for name in names if (found := _OF_DATABASE.fullmatch(name)) and found[1] not in whole
+        name for name in names if (match := _OF_DATABASE.fullmatch(name)) and match[1] not in dbs
     }
     if orphans:
         raise _refused("a part of a SQLite database, and not the rest of it", orphans, _REST)
@@ -150,9 +150,9 @@ _REDO: Final = re.compile(r"(.+)\.redo-\d{8,}")
 
 
 def _refused(what: str, names: Collection[str], hint: str) -> Invalid:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    omitted = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return Invalid(
         f"the recovery log holds {what}",
-        files=", ".join(f"/{name}" for name in sorted(names)[:_SHOWN]) + more,
+        files=", ".join(f"/{name}" for name in sorted(names)[:_SHOWN]) + omitted,
         hint=hint,
     )

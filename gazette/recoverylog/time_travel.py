@@ -41,7 +41,7 @@ _PROBE: Final = "probe"
 class Moment:
     """Selects the last commit that meets the one field that is set. Without a field: the last commit.
 
-    ``time``: recorded then or before. ``offset``: ends at this offset of the log or before.
+    With ``time``: recorded then or before. With ``offset``: ends at this offset of the log or before. With
     ``read_through``: has read none of these sources beyond its offset. Other sources do not matter.
     """
 
@@ -50,8 +50,8 @@ class Moment:
     read_through: Mapping[JournalName, Offset] | None = None
 
     def __post_init__(self) -> None:
-        given = [self.time, self.offset, self.read_through]
-        if sum(one is not None for one in given) > 1:
+        criteria = [self.time, self.offset, self.read_through]
+        if sum(criterion is not None for criterion in criteria) > 1:
             raise Invalid("give only one of a time, an offset, and offsets of sources")
         if self.time is not None and self.time.tzinfo is None:
             raise Invalid(
@@ -103,7 +103,7 @@ NOW: Final = Moment()
 class Position:
     """A place of the log between two commits.
 
-    ``time`` is that of the commit before it, in Unix milliseconds; 0 if the log has no times.
+    ``time`` is the time of the commit before the place, in Unix milliseconds; 0 if the log has no times.
     """
 
     offset: Offset
@@ -134,10 +134,11 @@ class _Scan:
             return  # The operation's author did not own the log.
         if op.author != self._author:
             self._author, self._groups = op.author, False
-            begins = True
+            is_first = True
         else:
-            begins = bool(op.group_time) or (not self._groups and isinstance(op.action, Write))
-        if begins and not self._hinted:
+            # Without group times, as in the original's logs, each write may begin an append.
+            is_first = bool(op.group_time) or (not self._groups and isinstance(op.action, Write))
+        if is_first and not self._hinted:
             self.positions.append(Position(op.first_offset, self._time))
         if op.group_time:
             self._time, self._groups = op.group_time, True
@@ -156,14 +157,14 @@ def open_at(
     """Open a shard's state, read-only, as it was at some moment. Blocks.
 
     ``hints`` are all hints of the shard, the newest first. If none of them fit, the log is played
-    from its first byte, if it still has that byte. ``prepare_connection`` is that of `ShardState`.
+    from its first byte, if it still has that byte. For ``prepare_connection``, see `ShardState`.
     Logs are only read.
 
     ``directory`` must be missing or empty, and only this user may enter it. Afterwards it has the
     files; after an error it is removed. The call takes as long as the recovery of a shard, and about
     ten times that if ``at`` is a checkpoint.
 
-    Blob stores do not know the ends of logs: they are read as far as they have them, and hints of
+    Blob stores do not know where logs end: logs are read as far as stores have them, and hints of
     later bytes are skipped.
 
     Raise ``NotFound`` if no hints reach back to the moment: its message has the oldest moment.
@@ -192,7 +193,7 @@ def _choose(
 
     Try hints without files last: they play the log from its first byte. Raise as `open_at` does.
     """
-    candidates = [one for one in hints if one.live_nodes]
+    candidates = [candidate for candidate in hints if candidate.live_nodes]
     candidates.append(FSMHints(log=hints[0].log))
     earliest: Position | None = None
     unfit: Corrupt | None = None
@@ -235,7 +236,7 @@ def _last_not_after(
 ) -> Position | None:
     """Return the last position that the moment allows; None if it allows no position."""
     if at.time is not None:
-        wanted = at.time.timestamp() * 1000
+        limit_ms = at.time.timestamp() * 1000
         if not any(position.time for position in positions):
             raise Invalid(
                 "this log does not hold the times of its operations",
@@ -243,7 +244,7 @@ def _last_not_after(
                 " offset of the log, or a checkpoint.",
             )
         # Times may go back where the owner changed, since clocks differ. Stop at the first later time.
-        return _last(positions, lambda position: position.time <= wanted)
+        return _last(positions, lambda position: position.time <= limit_ms)
     if at.offset is not None:
         offset = at.offset
         return _last(positions, lambda position: position.offset <= offset)
@@ -270,12 +271,12 @@ def _last_not_after(
 
 
 def _last(positions: Sequence[Position], allowed: Callable[[Position], bool]) -> Position | None:
-    found: Position | None = None
+    last_allowed: Position | None = None
     for position in positions:
         if not allowed(position):
             break
-        found = position
-    return found
+        last_allowed = position
+    return last_allowed
 
 
 def _checkpoint_of(
@@ -327,25 +328,26 @@ def _play(
     perform: Callable[[list[FileAction]], None],
 ) -> None:
     """Feed a play-back up to ``end`` of its own log, or to the write head."""
-    own = playback.log
+    own_log = playback.log
     heads = {log: source.bounds(log)[1] for log in sorted(playback.logs)}
     playback.require_heads(heads)
     while True:
-        if (wanted := playback.wanted()) is not None:
-            playback.seek(*wanted)
+        if (next_place := playback.wanted()) is not None:
+            playback.seek(*next_place)
+        # `end` is behind the hinted range: until that is read, `end` only bounds how much is read.
         limit = heads[playback.log]
-        if end is not None and playback.log == own and not playback.fsm.has_hints:
+        if end is not None and playback.log == own_log and not playback.fsm.has_hints:
             limit = end
         if playback.read_offset >= limit:
             if playback.fsm.has_hints:
                 raise playback.missing()
             return
-        if end is not None and playback.log == own:
+        if end is not None and playback.log == own_log:
             limit = min(limit, end)
         log = playback.log
-        for at, data in source.read(log, playback.read_offset, limit):
-            if at > playback.read_offset:
-                playback.jump(at)
+        for offset, data in source.read(log, playback.read_offset, limit):
+            if offset > playback.read_offset:
+                playback.jump(offset)
             perform(playback.feed(data))
             if playback.wanted() is not None:
                 break

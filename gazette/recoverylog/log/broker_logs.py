@@ -44,8 +44,8 @@ async def write_head(client: Client, log: JournalName) -> Offset:
 class BrokerLogs:
     """A `LogSource` of a client whose event loop runs in another thread.
 
-    Reads block until bytes arrive. A wait of ``stall_timeout_s`` raises ``Unavailable``. A broker that has
-    just taken a log over may learn of stored fragments only at its next listing.
+    Reads block until bytes arrive, and raise ``Unavailable`` after ``stall_timeout_s`` seconds. A broker that
+    has just taken a log over may learn of stored fragments only at its next listing.
     """
 
     def __init__(
@@ -116,16 +116,16 @@ class BrokerLogs:
                 return reader.offset - len(data), data
 
         # Fetch the next piece while the caller uses this one.
-        following = self._start(piece())
+        next_piece = self._start(piece())
         try:
             while True:
-                at, data = self._result(following, log)
+                offset, data = self._result(next_piece, log)
                 if not data:
                     return
-                following = self._start(piece())
-                yield at, data
+                next_piece = self._start(piece())
+                yield offset, data
         finally:
-            following.cancel()
+            next_piece.cancel()
             if reader is not None:
                 self._loop.call_soon_threadsafe(reader.close)
 

@@ -1,8 +1,7 @@
 """The recovery FSM: decides which operations of a log apply, and which files live. Pure.
 
-It gets every operation of a log, by any author, in order. Two readers of the same bytes decide the same,
-which fences an old author: once a hand-off has sequence number n, the old author's operation n does not
-apply.
+The FSM gets every operation of a log, by any author, in order. Two readers of the same bytes decide the same.
+This fences an old author: once a hand-off has sequence number n, the old author's operation n does not apply.
 
 With hints, the FSM follows the branch that they describe. Only operations of the hinted authors apply.
 The FSM jumps gaps between their segments. It tracks only files that lived when the hints were taken.
@@ -50,7 +49,7 @@ class Outcome(enum.Enum):
 class Fnode:
     """A live file: its paths, and the segments of the operations that made it.
 
-    Invariant: neither is empty. ``segments`` has one entry per contiguous (author, log).
+    Invariant: both are non-empty. ``segments`` has one entry per contiguous (author, log).
     """
 
     links: set[str] = field(default_factory=set)
@@ -67,12 +66,12 @@ class RecoveryFSM:
     """
 
     def __init__(self, hints: FSMHints) -> None:
-        """Start from hints, which may have only the log's name. Raise ``Invalid`` for contradictory ones."""
+        """Start from hints, which may have only the log's name. Raise ``Invalid`` if they contradict."""
         hints.validate()
         self.next_seq_no = 1
         self.next_checksum = 0
         self.last_log = hints.log
-        self.properties: dict[str, str] = {item.path: item.content for item in hints.properties}
+        self.properties: dict[str, str] = {prop.path: prop.content for prop in hints.properties}
         # Hints have the properties as of the time when they were taken. The operation that sets a
         # property may come after the last segment. Until then, the path may still belong to a file.
         self._properties_of_hints = set(self.properties)
@@ -81,13 +80,13 @@ class RecoveryFSM:
         self.hinted_fnodes: deque[int] = deque()
         self.hinted_segments: deque[Segment] = deque()
 
-        last = 0
+        last_fnode = 0
         for node in hints.live_nodes:
             if not node.segments or node.segments[0].first_seq_no != node.fnode:
                 raise Invalid("a node's first segment must begin at the node", fnode=node.fnode)
-            if node.fnode <= last:
+            if node.fnode <= last_fnode:
                 raise Invalid("nodes must be in increasing order", fnode=node.fnode)
-            last = node.fnode
+            last_fnode = node.fnode
             self.hinted_fnodes.append(node.fnode)
         folded: SegmentSet = fold_hinted_segments(
             (node.segments for node in hints.live_nodes), hints.log

@@ -59,15 +59,15 @@ class Branch:
         """Return the content to append before the branch. Its append writes the branch's fence.
 
         The content's operations apply for no reader. If the log is ``empty``, the first operation has
-        another author. A reader without hints follows the first author of a log, and that must not be
-        the branch's.
+        another author. A reader without hints follows the first author of a log, which must not be the
+        author of the branch.
         """
         frames = b""
         if empty:
-            stranger = self.author
-            while stranger == self.author:
-                stranger = rng.randrange(1, (1 << 32) - 1)
-            frames, _ = encode_op(RecordedOp(seq_no=1, checksum=0, author=stranger, action=None))
+            another = self.author
+            while another == self.author:
+                another = rng.randrange(1, (1 << 32) - 1)
+            frames, _ = encode_op(RecordedOp(seq_no=1, checksum=0, author=another, action=None))
         frame, _ = encode_op(
             RecordedOp(seq_no=self.first_seq_no - 1, checksum=0, author=self.author, action=None)
         )

@@ -56,7 +56,7 @@ class LogSource(Protocol):
 class StoredLogs:
     """Logs as far as blob stores have them: brokers store closed fragments only. Calls no broker.
 
-    ``stores`` are those of the journals' specifications. A fragment in several stores is read once.
+    ``stores`` are the stores in the journals' specifications. A fragment in several stores is read once.
     ``threads`` threads fetch and decode fragments ahead, with at most 16 MiB each in memory. Use this as
     a context manager, or ``close`` it.
     """
@@ -69,9 +69,9 @@ class StoredLogs:
         nested: Collection[JournalName] = (),
         threads: int = 4,
     ) -> None:
-        """Open logs. ``nested`` are journals whose names begin with that of a log and a slash.
+        """Open logs. ``nested`` are journals whose names begin with the name of a log and a slash.
 
-        ``path_postfix_template`` is that of the specifications. Raise ``Invalid`` for an unsupported one.
+        ``path_postfix_template`` is the one in the specifications. Raise ``Invalid`` if it is not supported.
         """
         postfix_template.parse(path_postfix_template)
         self._stores = tuple(stores)
@@ -103,16 +103,16 @@ class StoredLogs:
         self._covers.clear()
 
     def _cover(self, log: JournalName) -> tuple[CoverSet[Fragment], dict[Fragment, BlobStore]]:
-        known = self._covers.get(log)
-        if known is None:
+        listing = self._covers.get(log)
+        if listing is None:
             spec = JournalSpec(log, fragment=FragmentSpec(path_postfix_template=self._template))
             owner = FragmentOwner(spec, self._nested)
             cover = FragmentCover()
             places: dict[Fragment, BlobStore] = {}
             for store in self._stores:
-                known_so_far = len(cover.listed)
+                listed_before = len(cover.listed)
                 list_into(cover, store, "", owner)
-                places.update(dict.fromkeys(cover.listed[known_so_far:], store))
+                places.update(dict.fromkeys(cover.listed[listed_before:], store))
             unexplained = Unexplained.of(cover.unexplained).outside(cover)
             if unexplained:
                 raise Invalid(
@@ -128,33 +128,33 @@ class StoredLogs:
                     log=log,
                     hint="Check the journal's name and stores, and that brokers have stored fragments.",
                 )
-            known = self._covers[log] = cover, places
-        return known
+            listing = self._covers[log] = cover, places
+        return listing
 
     def read(self, log: JournalName, begin: Offset, end: Offset) -> Iterator[tuple[Offset, bytes]]:
         cover, places = self._cover(log)
-        waiting = [one for one in cover if one.end > begin and one.begin < end]
-        waiting.reverse()
+        unread = [fragment for fragment in cover if fragment.end > begin and fragment.begin < end]
+        unread.reverse()
         running: list[_Ahead] = []
         offset = begin
         try:
-            while waiting or running:
-                while waiting and len(running) < self._threads:
-                    fragment = waiting.pop()
-                    ahead = _Ahead(places[fragment], fragment, max(begin, fragment.begin))
-                    running.append(ahead)
-                    self._pool.submit(ahead.run)
-                for at, block in running[0].blocks():
+            while unread or running:
+                while unread and len(running) < self._threads:
+                    fragment = unread.pop()
+                    prefetch = _Ahead(places[fragment], fragment, max(begin, fragment.begin))
+                    running.append(prefetch)
+                    self._pool.submit(prefetch.run)
+                for position, block in running[0].blocks():
                     # Cut the block, since fragments may overlap.
-                    taken = block[max(0, offset - at) : max(0, end - at)]
-                    if taken:
-                        at = max(at, offset)
-                        offset = at + len(taken)
-                        yield at, taken
+                    piece = block[max(0, offset - position) : max(0, end - position)]
+                    if piece:
+                        position = max(position, offset)
+                        offset = position + len(piece)
+                        yield position, piece
                 running.pop(0)
         finally:
-            for ahead in running:
-                ahead.stop()
+            for prefetch in running:
+                prefetch.stop()
 
 
 class _Ahead:
@@ -178,6 +178,7 @@ class _Ahead:
                 file.skip_to(self._offset)
                 while True:
                     self._room.acquire()
+                    # `stop` releases the semaphore, too.
                     if self._stopped:
                         return
                     block = file.read(BLOCK_BYTES)
@@ -231,21 +232,21 @@ class CopiedLogs:
             path = self._directory / f"log-{len(self._files)}"
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             self._files[log] = os.open(path, flags, 0o600)
-            path.unlink()
+            path.unlink()  # The open file needs no name, and goes with the process.
         file, spans = self._files[log], self._spans.setdefault(log, [])
         while begin < end:
             span = next((span for span in spans if span[0] <= begin < span[1]), None)
-            if span is not None:
+            if span is not None:  # The copy has these bytes.
                 data = os.pread(file, min(BLOCK_BYTES, span[1] - begin, end - begin), begin)
                 yield begin, data
                 begin += len(data)
                 continue
-            following = min((span[0] for span in spans if span[0] > begin), default=end)
-            for at, data in self._source.read(log, begin, min(end, following)):
-                _keep(file, data, at)
-                _note(spans, at, at + len(data))
-                yield at, data
-            begin = min(end, following)
+            next_begin = min((span[0] for span in spans if span[0] > begin), default=end)
+            for offset, data in self._source.read(log, begin, min(end, next_begin)):
+                _keep(file, data, offset)
+                _note(spans, offset, offset + len(data))
+                yield offset, data
+            begin = min(end, next_begin)
 
     def close(self) -> None:
         for file in self._files.values():

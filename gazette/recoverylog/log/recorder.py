@@ -1,9 +1,8 @@
 """Stage 15 of the byte path: takes file operations of `stores/*`, gives appends to `client/append/service`.
 
-
 A recorder turns a store's changes to its files into operations of the recovery log. All operations
 of a *group* go into one append, which the broker applies completely or not at all. So a store's commit is
-atomic in the log. (With split commits, a few percent of cuts opened wrong: see docs/consistency.md.)
+atomic in the log. (Commits split over appends were wrong at a few percent of cuts: see docs/consistency.md.)
 """
 
 from __future__ import annotations
@@ -222,8 +221,8 @@ class Recorder:
         """Continue a log that was played into ``fsm`` up to ``write_head``.
 
         Without ``write_head``, or if ``fsm`` was played from another log (a fork), block for one append
-        to learn the head. In a fork, that append also sets the fence. ``wait`` blocks the thread until a
-        future is done. By the times of ``clock``, `open_at` finds a state.
+        to learn the head. In a fork, another append sets the fence. ``wait`` blocks the thread until a
+        future is done. `open_at` finds states by the times of ``clock``.
 
         Raise ``Unavailable`` if the log does not answer within ``deadline_s`` seconds.
         """

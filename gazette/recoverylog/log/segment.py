@@ -73,16 +73,16 @@ def _merge(first: Segment, second: Segment) -> Segment:
 
 def _fold(segments: Iterable[Segment]) -> list[Segment]:
     """Return segments in order, merged if they touch. Raise ``Invalid`` if they contradict each other."""
-    ordered = sorted(segments, key=lambda item: (item.first_seq_no, item.last_seq_no))
+    ordered = sorted(segments, key=lambda segment: (segment.first_seq_no, segment.last_seq_no))
     folded: list[Segment] = []
-    for item in ordered:
-        item.validate()
+    for segment in ordered:
+        segment.validate()
         if folded:
-            _check(folded[-1], item)
-            if _adjacent(folded[-1], item):
-                folded[-1] = _merge(folded[-1], item)
+            _check(folded[-1], segment)
+            if _adjacent(folded[-1], segment):
+                folded[-1] = _merge(folded[-1], segment)
                 continue
-        folded.append(item)
+        folded.append(segment)
     return folded
 
 

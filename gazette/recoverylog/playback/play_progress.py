@@ -21,7 +21,7 @@ class RecoveredState:
     """Result of a player: the directory holds the files of ``fsm``.
 
     ``author`` is the new author of the log, or None after a read-only recovery. ``write_head`` is the
-    offset at which ``log`` ended then, in bytes.
+    offset at which ``log`` ended when play-back ended, in bytes.
     """
 
     log: str

@@ -107,7 +107,7 @@ class BeyondTheEnd(Corrupt):
 class Playback:
     """Decoder of a log from some offset on. It drives the recovery FSM.
 
-    Invariants: ``offset`` is that of the first byte that is not decoded. Bytes that were fed
+    Invariants: ``offset`` is the offset of the first byte that is not decoded. Bytes that were fed
     but not decoded are an incomplete frame, or junk shorter than a header.
     """
 
@@ -139,7 +139,7 @@ class Playback:
         return self.offset + len(self._buffer)
 
     def wanted(self) -> tuple[str, int] | None:
-        """Log and offset to read next, in another log or after a gap; None for the next byte."""
+        """Return the log and offset to read next: another log, or after a gap. None: read the next byte."""
         if not self.fsm.hinted_segments:
             return None
         if self._raw is not None and self._raw.fnode is not None:
@@ -235,30 +235,31 @@ class Playback:
             data = self._buffer + data
             self._buffer = b""
         view = memoryview(data)
-        begin, at = self.offset, 0
+        begin, pos = self.offset, 0
         while True:
             if self._raw is not None:
-                at += self._take_raw(view[at:], actions)
-            following = at if self._raw is not None else self._take_frame(data, at, actions)
-            self.offset = begin + following
-            if following == at or self._handoff_outcome:
+                pos += self._take_raw(view[pos:], actions)
+            next_pos = pos if self._raw is not None else self._take_frame(data, pos, actions)
+            self.offset = begin + next_pos
+            if next_pos == pos or self._handoff_outcome:
                 break  # No complete frame is left, or the hand-off applied: stop there.
-            at = following
-        self._buffer = data[following:]
+            pos = next_pos
+        self._buffer = data[next_pos:]
         return actions
 
     def _take_raw(self, view: memoryview, actions: list[FileAction]) -> int:
+        """Take the bytes at the begin of ``view`` that belong to the running write. Return their number."""
         raw = self._raw
         assert raw is not None
-        taken = view[: raw.remaining]
-        if raw.fnode is not None and len(taken):
-            actions.append(WriteNode(raw.fnode, raw.offset, taken))
-        raw.offset += len(taken)
-        raw.remaining -= len(taken)
-        self.offset += len(taken)
+        chunk = view[: raw.remaining]
+        if raw.fnode is not None and len(chunk):
+            actions.append(WriteNode(raw.fnode, raw.offset, chunk))
+        raw.offset += len(chunk)
+        raw.remaining -= len(chunk)
+        self.offset += len(chunk)
         if raw.remaining == 0:
             self._raw = None
-        return len(taken)
+        return len(chunk)
 
     def _take_frame(self, data: bytes, at: int, actions: list[FileAction]) -> int:
         """Apply the frame at ``at``, or skip junk. Return the next position; ``at`` if bytes are missing."""
@@ -287,20 +288,20 @@ class Playback:
 
     def _skip_junk(self, data: bytes, at: int) -> int:
         """Return the first position after ``at`` at which a frame may begin."""
-        found = data.find(MAGIC, at + 1)
+        magic_begin = data.find(MAGIC, at + 1)
         # Without a magic word, the last three bytes may be the start of one.
-        following = found if found >= 0 else max(at + 1, len(data) - len(MAGIC) + 1)
-        self.junk_bytes += following - at
-        self._junk_run += following - at
+        next_position = magic_begin if magic_begin >= 0 else max(at + 1, len(data) - len(MAGIC) + 1)
+        self.junk_bytes += next_position - at
+        self._junk_run += next_position - at
         if self._junk_run > JUNK_MAX:
             raise Corrupt(
                 "the journal does not hold a recovery log", log=self.log, offset=self.offset
             )
-        return following
+        return next_position
 
     def _apply(self, op: RecordedOp, payload: bytes, actions: list[FileAction]) -> None:
         self.op_count += 1
-        before = op.action.fnode in self.fsm.nodes if isinstance(op.action, Unlink) else False
+        existed = op.action.fnode in self.fsm.nodes if isinstance(op.action, Unlink) else False
         had_hints = self.fsm.has_hints
         outcome = self.fsm.apply(op, payload)
         applied = outcome is Outcome.APPLIED
@@ -310,8 +311,8 @@ class Playback:
             self.last_author = op.author
             self._jumped = False
         elif self._is_wedged(op, outcome, had_hints):
-            kind = PrunedLog if self._jumped else Corrupt
-            raise kind(
+            error_type = PrunedLog if self._jumped else Corrupt
+            raise error_type(
                 f"the recovery log cannot be played further: {outcome.value}",
                 outcome=outcome.name,
                 log=op.log,
@@ -327,7 +328,8 @@ class Playback:
         match op.action:
             case Create() if applied:
                 actions.append(OpenNode(op.seq_no))
-            case Unlink(fnode=fnode) if applied and before and fnode not in self.fsm.nodes:
+            # An unlink drops a node only with the node's last path.
+            case Unlink(fnode=fnode) if applied and existed and fnode not in self.fsm.nodes:
                 actions.append(DropNode(fnode))
             case Write(fnode=fnode, offset=offset, length=length) if length:
                 self._raw = _RawBytes(fnode if applied else None, offset, length)
@@ -337,9 +339,8 @@ class Playback:
     def _is_wedged(self, op: RecordedOp, outcome: Outcome, had_hints: bool) -> bool:
         """Return True if an operation that did not apply should have applied.
 
-        Operations of other authors are ignored, and those with past sequence numbers are repetitions.
-        But the next operation of the log's owner must apply. If it does not, all later operations would
-        be dropped in silence.
+        Operations of other authors are ignored, and those with past sequence numbers are repetitions. But the
+        next operation of the log's owner must apply. Otherwise all later ones would be dropped in silence.
         """
         if outcome in _CONTRADICTIONS:
             return (

@@ -53,8 +53,7 @@ SUSPENDED_POLL_S = 2.0
 CATCH_UPS_MAX = 3
 """Most waits for new appends before a hand-off, if the owner never pauses.
 
-Then the hand-off is appended anyway. It loses the race, but its fence stops the owner: the next hand-off
-succeeds.
+Then the hand-off is appended anyway. It loses the race, but its fence stops the owner: the next one succeeds.
 """
 
 
@@ -167,7 +166,7 @@ class Player:
         self._woken.set()
 
     def note_head(self, head: int) -> None:
-        """Note that the log ends at ``head``. Play-back has stalled if it does not get there."""
+        """Note that the log ends at ``head``. `play` raises ``Unavailable`` if it does not get there."""
         if self.tailing.is_set() and self._author is None and head > self._read_through:
             self._read_through = head
             self._woken.set()
@@ -190,23 +189,22 @@ class Player:
     async def play(self) -> RecoveredState:
         """Play until a requested `hand_off` or `finish` is done.
 
-        Raise ``Corrupt`` if the log lacks operations that the hints name. Raise ``Unavailable`` if
-        no bytes arrive for ``stall_timeout_s`` seconds although the log must have more.
-        Cancellation removes the directory. A hand-off may or may not have been appended: the next
-        recovery hands off again.
+        Raise ``Corrupt`` if the log lacks operations that the hints name. Raise ``Unavailable`` if no bytes
+        arrive for ``stall_timeout_s`` seconds although the log must have more. Cancellation removes the
+        directory. A hand-off may or may not have been appended: the next recovery hands off again.
         """
-        done = False
+        succeeded = False
         try:
             async with TaskScope(f"player {self.hints.log}") as scope:
                 state = await self._play_some_hints(scope)
                 scope.cancel()
             self.state = PlayerState.LIVE
-            done = True
+            succeeded = True
             return state
         finally:
             self._close_reader()
             self._end_views()
-            if not done:
+            if not succeeded:
                 self.state = PlayerState.FAILED
                 # Start the removal without an await: a cancelled task must not await.
                 try:
@@ -236,10 +234,10 @@ class Player:
         self._read_through = heads[playback.log]
         injected = False
         while True:
-            if (wanted := playback.wanted()) is not None:
+            if (next_place := playback.wanted()) is not None:
                 self._close_reader()
-                playback.seek(*wanted)
-                self._read_through = heads[wanted[0]]
+                playback.seek(*next_place)
+                self._read_through = heads[next_place[0]]
             at_head = playback.read_offset >= self._read_through
             if at_head and playback.fsm.has_hints:
                 raise playback.missing()
@@ -261,6 +259,7 @@ class Player:
                 await self._take_views()
             if at_head:
                 await self._writer.begin(scope)
+            # A hand-off or a request for views may have moved the head.
             at_head = playback.read_offset >= self._read_through
             # Do not wait for bytes: a request may have arrived since the check above.
             await self._read_some(scope, at_head=at_head, may_return=not injected)
@@ -328,10 +327,10 @@ class Player:
 
     @property
     def _at_end(self) -> bool:
-        """Return True if the log can be taken over without asking a broker for its head.
+        """True if the log can be taken over without asking a broker for its head.
 
-        This is so for a standby whose reader waits for bytes, and once the new author's fence is set. If
-        the log grew meanwhile, the hand-off loses its race and is appended again.
+        This holds for a standby whose reader waits for bytes, and once the new author's fence is set. If
+        the log has grown, the hand-off loses its race and is appended again.
         """
         if self._author is None or self._playback.incomplete:
             return False
@@ -391,8 +390,8 @@ class Player:
     async def _read_some(self, scope: TaskScope, *, at_head: bool, may_return: bool) -> None:
         """Read and feed one chunk. If ``may_return``, return without a chunk when a request arrives."""
         if self._rest:
-            rest, self._rest = self._rest, b""
-            await self._writer.add(scope, self._playback.feed(self._up_to_cut(rest)), len(rest))
+            extra, self._rest = self._rest, b""
+            await self._writer.add(scope, self._playback.feed(self._up_to_cut(extra)), len(extra))
             return
         if self._pending is None:
             if self._reader is None:
@@ -459,6 +458,7 @@ class Player:
         await self._writer.add(scope, actions, len(data))
 
     def _up_to_cut(self, data: bytes) -> bytes:
+        """Return the bytes up to the cut, and keep the others for the time after the views."""
         if self._cut is None:
             return data
         count = max(0, self._cut - self._playback.read_offset)

@@ -48,8 +48,7 @@ class PlayedFiles:
     def copy_to(self, directory: Path) -> None:
         """Copy the files to their paths below ``directory``, which is wiped first.
 
-        The result equals a recovery up to here. Raise ``Corrupt`` for paths that cannot coexist in one
-        directory.
+        The result equals a recovery up to here. Raise ``Corrupt`` if a path is a file and a directory.
         """
         empty_private(directory)
         for path, source in self.paths.items():
@@ -76,9 +75,9 @@ def target_of(directory: Path, path: str) -> Path:
 class StagedFiles:
     """Files of a directory during play-back. Blocking. A lock admits one thread at a time.
 
-    A cancelled play may leave a running call behind, and `abandon` must wait for it. Otherwise a
-    descriptor could be closed, and reused for another file, while the call writes to it. A call
-    that begins later finds the files abandoned, and does nothing.
+    A cancelled play may leave a running call behind, and `abandon` must wait for this call. Otherwise
+    a descriptor could be closed, and reused for another file, while the call writes to it. A call that
+    begins after `abandon` raises ``Closed``.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -150,7 +149,7 @@ class StagedFiles:
         return descriptor
 
     def _require_whole(self, fsm: RecoveryFSM) -> None:
-        """Raise ``Corrupt`` for a file that is shorter than its writes: a standby keeps files for days.
+        """Raise ``Corrupt`` for a file with another length than was written: a standby keeps files for days.
 
         A file that lost its end may look valid, with an older state.
         """
@@ -169,17 +168,16 @@ class StagedFiles:
     def make_live(self, fsm: RecoveryFSM) -> None:
         """Give every file its paths.
 
-        Raise ``Corrupt`` for a path that leaves the directory, for a file and a directory of one name, and
-        for a file that was changed.
+        Raise ``Corrupt`` for a path that leaves the directory or is used twice, and for a changed file.
         """
         with self._guarded("put played-back files in place"):
             self._close()
             self._require_whole(fsm)
             for fnode, node in fsm.nodes.items():
-                first, *others = sorted(node.links)
-                target = self._target(first)
+                first_path, *other_paths = sorted(node.links)
+                target = self._target(first_path)
                 self._staged(fnode).rename(target)
-                for path in others:
+                for path in other_paths:
                     os.link(target, self._target(path))
             for path, content in fsm.properties.items():
                 write_private(self._target(path), content.encode(), new=True)

@@ -1,8 +1,7 @@
 """Reserved keys of a RocksDB store, in the form of the Go original.
 
 These are the checkpoint, and for each source a mark with its offset, which older Go binaries read. The
-original ignores keys of timers. All other keys belong to the application, also those that begin with a zero
-byte. Pure.
+original ignores keys of timers. All others are the application's, also those with a zero byte first. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ EVENT_TIME_KEY: Final = b"\x00\x12timer-event-time\x00\x01"
 _BYTES_MARKER: Final = b"\x12"
 _TERMINATOR: Final = b"\x00\x01"
 _ZERO: Final = 0x88
-"""First byte of 0. A small number adds its value; a larger one `_SMALL_MAX` and its length in bytes."""
+"""First byte of 0. A small number adds its value; a larger one adds `_SMALL_MAX` and its length in bytes."""
 _SMALL_MAX: Final = 109
 _LENGTH_BASE: Final = _ZERO + _SMALL_MAX
 
@@ -51,7 +50,7 @@ RESERVED_END: Final = b"\x00\x13"
 
 def reserved_for(key: bytes) -> str | None:
     """Return the meaning of a reserved key of the default column family; None for an application's key."""
-    return next((what for prefix, what in _RESERVED.items() if key.startswith(prefix)), None)
+    return next((meaning for prefix, meaning in _RESERVED.items() if key.startswith(prefix)), None)
 
 
 def application_spans(low: bytes, high: bytes | None) -> Iterator[Span]:
@@ -71,7 +70,7 @@ def application_spans(low: bytes, high: bytes | None) -> Iterator[Span]:
 
 
 def require_bytes(**given: object) -> None:
-    """Raise ``Invalid``, with its name, for the first argument that is not bytes."""
+    """Raise ``Invalid`` that names the first argument that is not bytes."""
     for name, value in given.items():
         if type(value) is not bytes:
             raise Invalid(
@@ -85,9 +84,9 @@ def require_writable(key: bytes, value: bytes, is_default: bool) -> None:
     """Raise ``Invalid`` unless both are bytes, and for a reserved key of the default column family."""
     if type(key) is not bytes or type(value) is not bytes:
         require_bytes(key=key, value=value)
-    if key < RESERVED_END and is_default and (what := reserved_for(key)) is not None:
+    if key < RESERVED_END and is_default and (meaning := reserved_for(key)) is not None:
         raise Invalid(
-            f"the key is reserved for {what}",
+            f"the key is reserved for {meaning}",
             key=key.hex(),
             hint="Put a prefix before your keys, or use your own column family.",
         )
@@ -100,7 +99,7 @@ def mark_key(journal: str) -> bytes:
 
 
 def journal_of(key: bytes) -> str:
-    """Return the source of a mark's key. Raise ``Corrupt`` if it is not such a key."""
+    """Return the source of a mark's key. Raise ``Corrupt`` if ``key`` is no key of a mark."""
     begin = MARK_PREFIX + _BYTES_MARKER
     if not key.startswith(begin) or not key.endswith(_TERMINATOR):
         raise Corrupt("not the key of an offset mark", key=key.hex())

@@ -21,7 +21,7 @@ CONFIG_FILE: Final = "rocksdict-config.json"
 
 
 def load_rocksdict(what: str) -> Any:
-    """Return the binding. Raise ``Invalid`` if it is not installed: ``what`` is what needs it."""
+    """Return the binding. Raise ``Invalid`` if it is not installed. ``what`` names what needs the binding."""
     try:
         import rocksdict
     except ImportError as error:
@@ -35,16 +35,16 @@ def native_errors(what: str, path: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        ours = map_errors(error, what, path)
-        if ours is error:
+        mapped = map_errors(error, what, path)
+        if mapped is error:
             raise
-        raise ours from error
+        raise mapped from error
 
 
 def map_errors(error: Exception, what: str, path: str) -> Exception:
     """Return the `GazetteError` for an error of RocksDB, and any other error unchanged.
 
-    It is ``Corrupt`` for damaged files, ``Unavailable`` for a full disk, ``Closed`` for a closed
+    The result is ``Corrupt`` for damaged files, ``Unavailable`` for a full disk, ``Closed`` for a closed
     database, ``Invalid`` for invalid values, else ``Broken``. ``what`` is the action that failed.
     """
     if isinstance(error, OverflowError):

@@ -1,6 +1,6 @@
 """Keys and values of a RocksDB column family between two bounds, in order.
 
-While an iterator exists, RocksDB keeps its lock and all overwritten values. Any thread may close one.
+While an iterator exists, RocksDB keeps its lock and all overwritten values. Any thread may close an iterator.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def spans(prefix: bytes, begin: bytes | None, end: bytes | None, column_family: 
     """
     if type(prefix) is not bytes or begin is not None or end is not None:
         bounds = {"begin": begin, "end": end}
-        require_bytes(prefix=prefix, **{k: v for k, v in bounds.items() if v is not None})
+        require_bytes(prefix=prefix, **{name: v for name, v in bounds.items() if v is not None})
     low, high = prefix, after(prefix)
     if begin is not None:
         low = max(low, begin)
@@ -117,16 +117,16 @@ class Scan(Iterator[tuple[bytes, bytes]]):
 
     def _advance(self, iterator: Any, *, moved: bool) -> None:
         """Move to the next key. Seek first if another scan has moved the iterator."""
-        last = self._last
-        if last is None:
+        last_key = self._last
+        if last_key is None:
             self._seek_first(iterator)
         elif self._reverse:
             if moved:
-                iterator.seek_for_prev(last)
+                iterator.seek_for_prev(last_key)
             iterator.prev()
         else:
             if moved:
-                iterator.seek(last)
+                iterator.seek(last_key)
             iterator.next()
 
     def _seek_first(self, iterator: Any) -> None:
@@ -140,7 +140,7 @@ class Scan(Iterator[tuple[bytes, bytes]]):
                 iterator.prev()
 
     def close(self) -> None:
-        """End the scan. It raises ``Closed`` from now on. Any thread may call this."""
+        """End the scan: its next step raises ``Closed``. Any thread may call this."""
         self._pinned = None
 
 

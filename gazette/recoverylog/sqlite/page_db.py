@@ -46,18 +46,18 @@ def take_out(directory: Path) -> tuple[str, ...]:
     original's files from ``directory``. Raise ``Corrupt`` for pages that are no database, ``Invalid``
     without rocksdict, and what RocksDB and SQLite raise.
     """
-    missing = {name: _write_pages(directory / name, pages) for name, pages in _databases(directory)}
+    has_gap = {name: _write_pages(directory / name, pages) for name, pages in _databases(directory)}
     vfs = _RootedVFS(directory)
     try:
-        for name in missing:
-            _recover(directory / name, vfs, check=missing[name])
+        for name in has_gap:
+            _recover(directory / name, vfs, check=has_gap[name])
     finally:
         vfs.unregister()
     shutil.rmtree(directory / PAGE_DB)
     for path in directory.iterdir():
         if _JOURNAL.fullmatch(path.name) or _LEFT_BEHIND.fullmatch(path.name):
             path.unlink()
-    return tuple(sorted(missing))
+    return tuple(sorted(has_gap))
 
 
 def _databases(directory: Path) -> Iterator[tuple[str, Iterator[tuple[bytes, bytes]]]]:
@@ -97,7 +97,7 @@ def _items(iterator: Any) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _write_pages(path: Path, pages: Iterator[tuple[bytes, bytes]]) -> bool:
-    """Write a database's pages to its file. Return True if pages are missing: free pages may be."""
+    """Write a database's pages to its file. Return True if pages are missing: free pages may be missing."""
     written = end = size = 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -146,13 +146,13 @@ def _recover(path: Path, vfs: _RootedVFS, *, check: bool) -> None:
         try:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            found = connection.execute("PRAGMA integrity_check(1)").fetchall() if check else _WHOLE
+            rows = connection.execute("PRAGMA integrity_check(1)").fetchall() if check else _WHOLE
         finally:
             connection.close()
     except apsw.Error as error:
         raise Corrupt(f"cannot open a recovered database: {error}", path=str(path)) from error
-    if found != _WHOLE:
-        raise Corrupt(f"pages of a recovered database are missing: {found[0][0]}", path=str(path))
+    if rows != _WHOLE:
+        raise Corrupt(f"pages of a recovered database are missing: {rows[0][0]}", path=str(path))
 
 
 _WHOLE: Final = [("ok",)]

@@ -7,8 +7,8 @@ files for a database ``primary.db``:
     /primary.db.redo-<index>             a frame for each later commit: byte ranges that changed
 
 A *group* is a run of consecutive pages. Groups are re-imaged one at a time, the oldest first. A
-redo file is obsolete once every group has a later image. That bounds the bytes of log that a
-recovery reads, and the database is never copied in one step.
+redo file is obsolete once every group has a later image. So the bytes of log that a recovery reads
+are bounded, and the database is never copied in one step.
 
 An image file is named after its first image. It may have further images, at other offsets. The larger
 the database, the more images in a file: hints name every file, and must fit into etcd (ADR 9). The file
@@ -16,8 +16,8 @@ is removed once all its groups have later images, which come in the same order.
 
 Redo files are read in the order of their index. They have frames of three kinds. A commit has the
 size of the database, and for each page the ranges that changed. The second kind announces a new
-image of a group at the begin of a file. The third kind announces an image within a file. It is newer:
-older versions refuse a log that has it. Small databases do not use it.
+image of a group at the begin of a file. The third kind announces an image within a file. The third kind
+is newer: older versions refuse a log that has such frames. Small databases do not use it.
 
 A frame is either complete or absent: a commit is one append, and the log is played back to the
 end of an append. So a file that ends within a frame is damaged: the frame's length may be wrong, with
@@ -58,7 +58,7 @@ from gazette.recoverylog.sqlite.redo_format import (
 
 
 class LaterImages:
-    """Pages whose image is later than the present position of redo, and so has the changes up to there."""
+    """Pages whose image is later than the present position of redo: it has all changes up to there."""
 
     def __init__(self, groups: dict[int, GroupImage]) -> None:
         self._images = sorted((image.first, image.count, group) for group, image in groups.items())
@@ -70,6 +70,7 @@ class LaterImages:
         self._waiting.discard(group)
 
     def have(self, page: int) -> bool:
+        """Return True if the image of a page has all changes up to the present position."""
         if not self._waiting:
             return False
         position = bisect.bisect_right(self._firsts, page) - 1
@@ -140,26 +141,26 @@ class RedoFile:
 def redo_files(paths: Mapping[str, Path], database: str) -> list[RedoFile]:
     """Return the redo files of a database among ``paths``, in order. Raise ``Corrupt`` if one is missing."""
     pattern = re.compile(re.escape(database) + r"\.redo-([0-9]{8,})$")
-    found: list[tuple[int, Path, tuple[int, int, int]]] = []
+    entries: list[tuple[int, Path, tuple[int, int, int]]] = []
     for name, path in paths.items():
         if match := pattern.match(name):
             with path.open("rb") as file:
                 header = decode_header(path.name, file.read(HEADER_LENGTH))
-            found.append((int(match.group(1)), path, header))
-    found.sort(key=lambda item: item[0])
-    for (before, _, first), (after, path, second) in itertools.pairwise(found):
-        if after != before + 1:
-            missing = redo_name(database, before + 1)
+            entries.append((int(match.group(1)), path, header))
+    entries.sort(key=lambda entry: entry[0])
+    for (index, _, first), (next_index, path, second) in itertools.pairwise(entries):
+        if next_index != index + 1:
+            missing = redo_name(database, index + 1)
             raise Corrupt(
                 f"{missing} is missing: the next redo file is {path.name}",
                 hint="Recover the log again: it may have been cut off, or a file was removed.",
             )
         if first[0] != second[0]:
             raise Corrupt("redo files differ in page size", file=path.name)
-    ends: list[int | None] = [*(header[2] for _, _, header in found[1:]), None][: len(found)]
+    ends: list[int | None] = [*(header[2] for _, _, header in entries[1:]), None][: len(entries)]
     return [
         RedoFile(path, index, header[0], end)
-        for (index, path, header), end in zip(found, ends, strict=True)
+        for (index, path, header), end in zip(entries, ends, strict=True)
     ]
 
 
@@ -177,8 +178,7 @@ def materialize(directory: Path, database: str) -> RedoState:
     """Turn images and redo into ``directory/database``, a file that stock SQLite opens.
 
     The result is exactly the database as of the last commit in the log. Remove images and redo files from
-    ``directory``, never from the log. Raise ``Corrupt`` if they contradict each other: the directory is
-    then as before.
+    ``directory``, never from the log. Raise ``Corrupt``, and change nothing, if the files are contradictory.
     """
     paths = files_of(directory)
     target = directory / (database + ".materialize")
@@ -230,45 +230,46 @@ def apply_redo(descriptor: int, file: RedoFile, begin: int, pages: int) -> tuple
     ``pages`` is the present size of the database. Return (size in pages, offset after the last frame).
     Ignore images: the database has their content already. Raise ``Corrupt`` or ``OSError``.
     """
-    at = max(begin, HEADER_LENGTH)
-    for kind, payload in file.frames(at):
-        at += frame_length(payload)
+    position = max(begin, HEADER_LENGTH)
+    for kind, payload in file.frames(position):
+        position += frame_length(payload)
         if kind != KIND_COMMIT:
             continue
         pages = pages_after(payload)
         for page, offset, data in changes_of(payload, file.page_size):
             write_at(descriptor, data, (page - 1) * file.page_size + offset)
-    return pages, at
+    return pages, position
 
 
 def _read_state(files: list[RedoFile]) -> RedoState:
     """Find the last image of each group, the database's size, and the ends of files: the first pass."""
     state = RedoState(page_size=files[0].page_size, pages=0)
     for file in files:
-        at = HEADER_LENGTH
+        position = HEADER_LENGTH
         for kind, payload in file.frames():
-            at += frame_length(payload)
+            position += frame_length(payload)
             if kind == KIND_COMMIT:
-                before, state.pages = state.pages, pages_after(payload)
-                if state.pages < before:
+                former_pages, state.pages = state.pages, pages_after(payload)
+                if state.pages < former_pages:
                     _drop_beyond(state)
             else:
                 frame = decode_image(kind, payload)
                 state.pages = frame.pages
                 state.note_image(frame, file.index)
-        state.redo[file.index] = at
+        state.redo[file.index] = position
     return state
 
 
 def _drop_beyond(state: RedoState) -> None:
     """Drop images of groups that a shrunk database no longer has."""
-    for group in [g for g, image in state.groups.items() if image.first > state.pages]:
+    for group in [number for number, image in state.groups.items() if image.first > state.pages]:
         del state.groups[group]
 
 
 def _write_images(
     descriptor: int, paths: Mapping[str, Path], database: str, state: RedoState
 ) -> None:
+    """Write the last image of each group. Raise ``Corrupt`` for an image that is missing or wrong."""
     for group, image in state.groups.items():
         name = image.file.name(database)
         if name not in paths:
@@ -303,8 +304,8 @@ def _replay(descriptor: int, files: list[RedoFile], state: RedoState) -> None:
             for kind, payload in file.frames():
                 if kind != KIND_COMMIT:
                     frame = decode_image(kind, payload)
-                    final = state.groups.get(frame.group)
-                    if final is not None and final.serial == frame.serial:
+                    last_image = state.groups.get(frame.group)
+                    if last_image is not None and last_image.serial == frame.serial:
                         later.announce(frame.group)
                     continue
                 for page, offset, data in changes_of(payload, page_size):

@@ -187,31 +187,31 @@ def pages_after(payload: memoryview) -> int:
 def changes_of(
     payload: memoryview, page_size: int
 ) -> Iterator[tuple[int, int, bytes | memoryview]]:
-    """Yield (page, offset in it, bytes) of all changes of one commit frame. Raise ``Corrupt``."""
+    """Yield (page, offset in the page, bytes) of all changes of one commit frame. Raise ``Corrupt``."""
     _, count = _COMMIT.unpack_from(payload)
-    at = _COMMIT.size
+    pos = _COMMIT.size
     for _ in range(count):
-        page, n_ranges = _PAGE.unpack_from(payload, at)
-        at += _PAGE.size
+        page, n_ranges = _PAGE.unpack_from(payload, pos)
+        pos += _PAGE.size
         if not page:
             raise Corrupt("a redo frame changes a page with an invalid number")
         if n_ranges == WHOLE:
-            length = _LENGTH.unpack_from(payload, at)[0] + 1
-            at += _LENGTH.size
+            length = _LENGTH.unpack_from(payload, pos)[0] + 1
+            pos += _LENGTH.size
             if length > page_size:
                 raise Corrupt("redo frame has a range beyond its page", page=page)
-            yield page, 0, bytes(payload[at : at + length]).ljust(page_size, b"\0")
-            at += length
+            yield page, 0, bytes(payload[pos : pos + length]).ljust(page_size, b"\0")
+            pos += length
             continue
         for _ in range(n_ranges):
-            offset, length = _RANGE.unpack_from(payload, at)
-            at += _RANGE.size
+            offset, length = _RANGE.unpack_from(payload, pos)
+            pos += _RANGE.size
             if offset + length >= page_size:
                 raise Corrupt("redo frame has a range beyond its page", page=page)
-            yield page, offset, payload[at : at + length + 1]
-            at += length + 1
-    if at != len(payload):
-        raise Corrupt("redo frame is longer than its pages", length=len(payload), read=at)
+            yield page, offset, payload[pos : pos + length + 1]
+            pos += length + 1
+    if pos != len(payload):
+        raise Corrupt("redo frame is longer than its pages", length=len(payload), read=pos)
 
 
 def diff_page(
@@ -223,12 +223,12 @@ def diff_page(
     """
     if old is None or len(old) != len(new):
         return PageChange(page, ((0, bytes(new)),), whole=True)
-    differ = np.flatnonzero(np.frombuffer(old, np.uint8) != np.frombuffer(new, np.uint8))
-    if not len(differ):
+    positions = np.flatnonzero(np.frombuffer(old, np.uint8) != np.frombuffer(new, np.uint8))
+    if not len(positions):
         return None
-    breaks = np.flatnonzero(np.diff(differ) > RANGE_GAP)
-    starts = differ[np.concatenate(([0], breaks + 1))].tolist()
-    ends = differ[np.concatenate((breaks, [len(differ) - 1]))].tolist()
+    breaks = np.flatnonzero(np.diff(positions) > RANGE_GAP)
+    starts = positions[np.concatenate(([0], breaks + 1))].tolist()
+    ends = positions[np.concatenate((breaks, [len(positions) - 1]))].tolist()
     size = sum(end - start + 1 + _RANGE.size for start, end in zip(starts, ends, strict=True))
     if size >= len(new) or len(starts) >= WHOLE:
         return PageChange(page, ((0, bytes(new)),), whole=True)
@@ -247,24 +247,24 @@ def read_frames(
     this file according to its successor: later bytes were replaced. None, without a successor: the end of
     ``data``. Raise ``Corrupt`` if the last frame does not end exactly there.
     """
-    at = max(base, HEADER_LENGTH)
-    length_known = base + len(data)
-    limit = length_known if end is None else end
-    if limit > length_known or at > limit:
+    pos = max(base, HEADER_LENGTH)
+    data_end = base + len(data)
+    limit = data_end if end is None else end
+    if limit > data_end or pos > limit:
         raise Corrupt(
             "a redo file is shorter than its successor says",
             file=name,
             expected=limit,
-            length=length_known,
+            length=data_end,
         )
-    while limit - at >= _FRAME.size:
-        length, crc, kind = _FRAME.unpack_from(data, at - base)
-        begin = at + _FRAME.size
+    while limit - pos >= _FRAME.size:
+        length, crc, kind = _FRAME.unpack_from(data, pos - base)
+        begin = pos + _FRAME.size
         if begin + length > limit:
             break
         payload = data[begin - base : begin - base + length]
         if _crc(kind, payload) != crc:
-            raise Corrupt("a redo frame fails its checksum", file=name, offset=at)
+            raise Corrupt("a redo frame fails its checksum", file=name, offset=pos)
         if kind not in _KINDS:
             raise Corrupt(
                 "a redo frame is of an unknown kind: a later version of Gazette recorded this database",
@@ -272,13 +272,13 @@ def read_frames(
                 kind=kind,
                 hint="Run that version, or a later one. This version cannot read the state of the shard.",
             )
-        at = begin + length
+        pos = begin + length
         yield kind, payload
-    if at != limit:
+    if pos != limit:
         raise Corrupt(
             "a redo file is torn: a frame reaches beyond its end, or is damaged",
             file=name,
-            offset=at,
+            offset=pos,
             end=limit,
             hint=_DAMAGED,
         )

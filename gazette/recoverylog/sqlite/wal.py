@@ -1,8 +1,8 @@
 """State of a WAL according to SQLite: its end, and a check that SQLite accepts a whole recovered WAL.
 
-After a crash, SQLite reads a WAL up to the first frame with a wrong checksum, and drops the frames after
-it as an unfinished transaction. If a WAL was damaged after play-back, this drops commits in silence: the
-shard would continue from an older state than its log has.
+After a crash, SQLite reads a WAL up to the first frame with a wrong checksum. It drops the later frames as an
+unfinished transaction. If a WAL was damaged after play-back, SQLite drops commits in silence. The shard would
+continue from an older state than its log has.
 
 The two cases can be distinguished. A log has whole commits, and each generation of a WAL has its own file.
 So after the last commit, only frames of rolled-back transactions may follow, and none of them ends a
@@ -132,6 +132,7 @@ def _valid_frames(index: Path) -> int:
 
 
 def _require_whole(fd: int, wal: Path, valid: int) -> None:
+    """Raise ``Corrupt`` if a frame behind the first ``valid`` ones ends a commit: SQLite would drop it."""
     size = os.fstat(fd).st_size
     if not size:
         return
@@ -148,17 +149,18 @@ def _require_whole(fd: int, wal: Path, valid: int) -> None:
 
 
 def _is_header(head: bytes) -> bool:
+    """Return True if the first bytes of a WAL are a header whose two sums are right."""
     if len(head) < HEADER.size:
         return False
     magic, *_, sum0, sum1 = HEADER.unpack(head)
     if magic & ~1 != _MAGIC:
         return False
-    a = b = 0
+    sum_a = sum_b = 0
     words = struct.unpack(f"{'>' if magic & 1 else '<'}6I", head[:24])
-    for x, y in zip(words[::2], words[1::2], strict=True):
-        a = (a + x + b) & 0xFFFFFFFF
-        b = (b + y + a) & 0xFFFFFFFF
-    return (a, b) == (sum0, sum1)
+    for even_word, odd_word in zip(words[::2], words[1::2], strict=True):
+        sum_a = (sum_a + even_word + sum_b) & 0xFFFFFFFF
+        sum_b = (sum_b + odd_word + sum_a) & 0xFFFFFFFF
+    return (sum_a, sum_b) == (sum0, sum1)
 
 
 def _damaged(wal: Path, what: str) -> Corrupt:
