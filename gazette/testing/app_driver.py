@@ -97,7 +97,7 @@ class _DrivenShard(WithTimers):
 
     def publish_future(self, future: OpFuture[Any]) -> None:
         self.waits(future)
-        self.published = [one for one in self.published if not one.done()] + [future]
+        self.published = [other for other in self.published if not other.done()] + [future]
 
     def _open_timers(self) -> ShardTimers:
         if self.timers is None:
@@ -128,15 +128,15 @@ class _Life:
     running: OpFuture[None]
     loop: LoopThread | None
     recovered: list[_Recovered]
-    """Acknowledgements of its checkpoint that are on their way. The thread appends to the list."""
+    """Acknowledgements of the restored checkpoint that are on their way. The thread appends to the list."""
 
 
 class AppDriver(Generic[StoreT]):
     """Drives one shard of an application from a test, synchronously.
 
-    ``sources`` are the journals that it reads. ``content_types`` are those of journals that are not
-    JSON lines. ``journal_labels`` adds labels to journals, as an operator would: to sources, and to
-    journals that ``service.partitions`` is to find.
+    ``sources`` are the journals that the shard reads. ``content_types`` has the content types of
+    journals that are not JSON lines. ``journal_labels`` adds labels to journals, as an operator would:
+    to sources, and to journals that ``service.partitions`` is to find.
 
     Each promotion begins with ``Application.initialize``, on an event loop of its own and with a
     `DrivenService`. ``config`` has the settings of the application by group. ``initialize=False``
@@ -202,8 +202,11 @@ class AppDriver(Generic[StoreT]):
         self._commit_wait_s = commit_wait_s
         self._lives = 0
         self._life: _Life | None = None
-        read = tuple(ShardSource(journal) for journal in sorted(sources))
-        defaults: dict[str, Any] = {"max_txn_duration_ns": duration.SECOND, "sources": read}
+        shard_sources = tuple(ShardSource(journal) for journal in sorted(sources))
+        defaults: dict[str, Any] = {
+            "max_txn_duration_ns": duration.SECOND,
+            "sources": shard_sources,
+        }
         self.spec = ShardSpec("driven-shard", **{**defaults, **fields})
         appends = MemoryAppends(self.journals)
         self._producer = Publisher(
@@ -218,8 +221,8 @@ class AppDriver(Generic[StoreT]):
     def publish(self, journal: str, *messages: Any) -> None:
         """Publish committed messages to a journal, as one outside producer.
 
-        A message may lack the time that its source declares: some producers publish such messages. A
-        test can see what the application does with them. ``feed`` appends any other bytes.
+        A message may lack the time that its source declares, since a test may check how the
+        application handles such messages. ``feed`` appends any other bytes.
         """
         mapping = self._mapping(journal)
         for message in messages:
@@ -252,8 +255,8 @@ class AppDriver(Generic[StoreT]):
             index = 0
             while index < len(batch):
                 index = sequencer.queue_batch(batch, index)
-                while found := sequencer.dequeue(1 << 16):
-                    messages += [one.message for one in found if not one.is_ack]
+                while dequeued := sequencer.dequeue(1 << 16):
+                    messages += [envelope.message for envelope in dequeued if not envelope.is_ack]
         return messages
 
     # -- running
@@ -281,24 +284,24 @@ class AppDriver(Generic[StoreT]):
         Messages that wait for their acknowledgement or for a held append continue to wait. Raise
         the error that makes the shard fail. The shard stays failed until ``crash``.
         """
-        before = len(self.transactions)
+        count_before = len(self.transactions)
         life = self._alive()
         for source in self.spec.sources if life.offsets else ():
             content = self.journals.content(source.journal)
-            while (at := life.offsets[source.journal]) < len(content):
-                data = content[at : at + self._chunk_bytes]
-                life.inbox.put(Chunk(source.journal, at, data))
-                life.offsets[source.journal] = at + len(data)
+            while (begin := life.offsets[source.journal]) < len(content):
+                chunk = content[begin : begin + self._chunk_bytes]
+                life.inbox.put(Chunk(source.journal, begin, chunk))
+                life.offsets[source.journal] = begin + len(chunk)
         self._settle(life)
-        return len(self.transactions) - before
+        return len(self.transactions) - count_before
 
     def advance(self, seconds: float) -> int:
         """Advance the clock by ``seconds``, then do as ``run`` does.
 
-        With timers, do as ``run`` does first. The clock then stops at each time that a timer is set
-        for, so ``shard.now`` is that time.
+        With timers, do as ``run`` does before that, too. The clock then stops at the time of each timer,
+        so ``shard.now`` is that time when the timer fires.
         """
-        before = len(self.transactions)
+        count_before = len(self.transactions)
         if defines_timers(self.application):
             self.run()
             seconds = self._advance_by_timers(seconds)
@@ -306,7 +309,7 @@ class AppDriver(Generic[StoreT]):
         if self._life is not None:
             self._life.inbox.wake()
         self.run()
-        return len(self.transactions) - before
+        return len(self.transactions) - count_before
 
     def _advance_by_timers(self, seconds: float) -> float:
         """Advance the clock from timer to timer. Return the seconds that are left."""
@@ -321,7 +324,7 @@ class AppDriver(Generic[StoreT]):
             # A timer that is due, and has not fired, waits for a held commit.
             if wait_s <= 0:
                 return left_s
-            # In a far year, a float of seconds is too coarse for microseconds. A step must move the clock.
+            # In a far year, floats of seconds are too coarse for microseconds: a step must move the clock.
             self.clock.advance(max(wait_s, _TICK_S, ulp(self.clock.now())))
             life.inbox.wake()
             self.run()
@@ -361,8 +364,8 @@ class AppDriver(Generic[StoreT]):
                 continue
             if commit.done() or self._is_held(life):
                 return
-            # The store commits on a thread of its own. Callbacks of the future do the rest, in
-            # order: wait until this last one is called.
+            # The store commits on a thread of its own. Callbacks of the future finish the commit, in
+            # order: wait until this callback, which is the last one, is called.
             called = threading.Event()
             commit.add_done_callback(lambda _, called=called: called.set())  # type: ignore[misc]
             if not called.wait(self._commit_wait_s):
@@ -372,15 +375,15 @@ class AppDriver(Generic[StoreT]):
         """Append acknowledgements that are on their way. Return True if there were any."""
         if self.hold_recovered or not life.recovered:
             return False
-        arrived, life.recovered[:] = list(life.recovered), ()
-        for one in arrived:
-            self.journals.append(one.journal, one.intent)
-            one.future.set_result(None)
+        recovered, life.recovered[:] = list(life.recovered), ()
+        for acknowledgement in recovered:
+            self.journals.append(acknowledgement.journal, acknowledgement.intent)
+            acknowledgement.future.set_result(None)
         return True
 
     def _await_idle(self, life: _Life) -> bool:
-        """Wait until the thread waits for input or has ended, and return True. Return False if it
-        waits for a commit that is held.
+        """Wait until the thread waits for input or has ended, and return True. Return False if the
+        thread waits for a commit that is held.
         """
         waited_s = 0.0
         while not life.inbox.await_idle(life.running.done, BLOCKED_S):
@@ -398,7 +401,7 @@ class AppDriver(Generic[StoreT]):
         if life.transactor.commit.done():
             return False
         waits = [*life.appends.commit_waits, *life.shard.published]
-        return self.journals.is_waiting(life.appends, LOG) or not all(one.done() for one in waits)
+        return self.journals.is_waiting(life.appends, LOG) or not all(wait.done() for wait in waits)
 
     def _alive(self) -> _Life:
         if self._life is None:
@@ -423,6 +426,7 @@ class AppDriver(Generic[StoreT]):
             raise
 
     def _open(self, appends: MemoryAppends, thread: ShardThread, loop: LoopThread | None) -> _Life:
+        """Play the log back, open the store on the shard's thread, and begin to run transactions there."""
         shard, inbox = _DrivenShard(self.application, self.spec), SteppedInbox()
         recorder: Recorder | None = None
         if self._log:
@@ -442,9 +446,9 @@ class AppDriver(Generic[StoreT]):
             return store, checkpoint, policy
 
         store, checkpoint, self._policy = thread.submit(open_store).result(STEP_TIMEOUT_S)
-        brings = isinstance(self.application, MessageProducer)
-        sources = () if brings else self.spec.sources
-        offsets = {one.journal: one.min_offset for one in sources}
+        is_producer = isinstance(self.application, MessageProducer)
+        sources = () if is_producer else self.spec.sources
+        offsets = {source.journal: source.min_offset for source in sources}
         for journal, source in checkpoint.sources.items():
             if journal in offsets:
                 offsets[journal] = max(source.read_through, offsets[journal])
@@ -458,7 +462,7 @@ class AppDriver(Generic[StoreT]):
             inbox,
             _DrivenIO(self, recovered),
             self.clock,
-            {journal: self._decoder(journal, at) for journal, at in offsets.items()},
+            {journal: self._decoder(journal, offset) for journal, offset in offsets.items()},
             recovery_log=LOG if self._log else "",
             poison_policy=self._policy,
             application_name=self._owner.name,
@@ -476,8 +480,8 @@ class AppDriver(Generic[StoreT]):
         return self._content_types.get(journal, labelled or CONTENT_JSON_LINES)
 
     def _labels(self, journal: str) -> LabelSet:
-        given = self._journal_labels.get(journal, EMPTY_LABELS)
-        return given if isinstance(given, LabelSet) else LabelSet.of(*given.items())
+        labels = self._journal_labels.get(journal, EMPTY_LABELS)
+        return labels if isinstance(labels, LabelSet) else LabelSet.of(*labels.items())
 
     def _decoder(self, journal: str, offset: int) -> EnvelopeDecoder[Any]:
         spec = self._journal_spec(journal)
@@ -501,7 +505,7 @@ class AppDriver(Generic[StoreT]):
 
     async def _initialize(self, appends: MemoryAppends) -> None:
         """Call ``Application.initialize``, as each process does before it serves any shard."""
-        names = {one.journal for one in self.spec.sources}
+        names = {source.journal for source in self.spec.sources}
         names |= self._content_types.keys() | self._journal_labels.keys()
         specs = [self._journal_spec(name) for name in sorted(names)]
         service = DrivenService(self.application, self.clock, specs, appends, self._config)

@@ -51,9 +51,9 @@ def journal_spec(
 
 async def leases_of(etcd: Etcd, root: str, id: str) -> list[Lease]:
     """Return the leases of those members of a cluster whose id is ``id``."""
-    found = await etcd.range(f"{root}{MEMBERS}", keys_only=True)
-    held = [kv.lease for kv in found.kvs if kv.key.decode().endswith(f"#{id}")]
-    return [Lease(etcd._connection, one, 0.0, 0.0) for one in held]
+    answer = await etcd.range(f"{root}{MEMBERS}", keys_only=True)
+    lease_ids = [kv.lease for kv in answer.kvs if kv.key.decode().endswith(f"#{id}")]
+    return [Lease(etcd._connection, lease_id, 0.0, 0.0) for lease_id in lease_ids]
 
 
 class BrokerFixture:
@@ -96,8 +96,8 @@ class BrokerFixture:
 
         The broker makes its own connection to the endpoints of ``etcd``. ``settings`` are fields of
         ``BrokerSettings``, ``server`` fields of ``ServerSettings``. ``constructors`` replace the
-        blob stores, and ``disk`` replaces the disk of spools. ``client``, and the
-        broker when it calls brokers, use ``peer_tls``.
+        blob stores, and ``disk`` replaces the disk of spools. ``client`` uses ``peer_tls``, and so
+        does the broker when it calls brokers.
         """
         clock = SystemClock() if clock is None else clock
         file_root = tmp_path / "root"
@@ -163,9 +163,7 @@ class BrokerFixture:
             await context.key_space.next_change()
 
     async def settled_without(self, other: BrokerFixture, journal: str) -> None:
-        """Wait until ``other``, which has crashed, is no longer a member. Then wait as ``settled``
-        does.
-        """
+        """Wait until ``other``, which has crashed, is no longer a member. Then wait as ``settled`` does."""
         context = self.service.context
         gone = other.service.process_id
         while context.state.member(gone.zone, gone.suffix) is not None:
@@ -179,7 +177,7 @@ class BrokerFixture:
         return (
             item is not None
             and len(assignments) == item.decoded.value.desired_replication()
-            and all(state.is_consistent(item, one, assignments) for one in assignments)
+            and all(state.is_consistent(item, assigned, assignments) for assigned in assignments)
         )
 
     async def stop(self) -> None:

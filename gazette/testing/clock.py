@@ -11,8 +11,8 @@ import math
 class ManualClock:
     """A `gazette.runtime.clock.Clock` whose time passes only by ``advance``.
 
-    ``now`` starts at a realistic Unix time, because code that prunes producers, or flushes
-    fragments at round times, misbehaves near the epoch.
+    ``now`` starts at a realistic Unix time: near the epoch, code that prunes producers, or flushes
+    fragments at round times, misbehaves.
     """
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
@@ -28,7 +28,7 @@ class ManualClock:
         return self._monotonic
 
     async def sleep(self, seconds: float) -> None:
-        """Wait until ``advance`` has passed that many seconds. Zero yields once."""
+        """Wait until ``advance`` has let ``seconds`` pass. Zero yields to other tasks once."""
         if seconds <= 0:
             await asyncio.sleep(0)
             return
@@ -43,9 +43,9 @@ class ManualClock:
 
     @property
     def next_s(self) -> float:
-        """Seconds until the first sleeping task is due. Infinite without one."""
-        due = [at for at, _, woken in self._sleepers if not woken.done()]
-        return min(due) - self._monotonic if due else math.inf
+        """Seconds until the first sleeping task is due. Infinite if no task sleeps."""
+        due_times = [time_s for time_s, _, woken in self._sleepers if not woken.done()]
+        return min(due_times) - self._monotonic if due_times else math.inf
 
     def advance(self, seconds: float) -> None:
         """Let ``seconds`` pass. Wake every sleeping task that is due, in order of its time."""

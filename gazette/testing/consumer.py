@@ -46,13 +46,13 @@ def shard_spec(shard_id: str, *sources: str, log: bool = True, **fields: Any) ->
     """Return a valid specification that reads ``sources``. ``fields`` are further fields of
     ``ShardSpec``.
 
-    Without ``log``, its store must be durable without a recovery log.
+    Without ``log``, the shard's store must be durable without a recovery log.
     """
     defaults: dict[str, Any] = {"max_txn_duration_ns": duration.SECOND}
     if log:
         defaults |= {"recovery_log_prefix": LOGS, "hint_prefix": HINTS, "hint_backups": 2}
-    read = tuple(ShardSource(journal) for journal in sorted(sources))
-    return ShardSpec(shard_id, **{"sources": read, **defaults, **fields})
+    shard_sources = tuple(ShardSource(journal) for journal in sorted(sources))
+    return ShardSpec(shard_id, **{"sources": shard_sources, **defaults, **fields})
 
 
 class ConsumerFixture:
@@ -154,7 +154,7 @@ class ConsumerFixture:
     async def create(self, *specs: ShardSpec) -> None:
         """Create shards, and wait until each has a primary that serves.
 
-        Raise ``GazetteError`` with the text of its status if one fails instead.
+        If a shard fails instead, raise ``GazetteError`` with the errors of its status.
         """
         await self.shards.apply_shards([ShardChange(upsert=spec) for spec in specs])
         for spec in specs:
@@ -179,11 +179,11 @@ class ConsumerFixture:
         """
         for kv in self.assignments(shard_id):
             assignment: Assignment = kv.decoded
-            ours = (assignment.zone, assignment.suffix) == (
+            is_own = (assignment.zone, assignment.suffix) == (
                 self.service.process_id.zone,
                 self.service.process_id.suffix,
             )
-            if assignment.slot == 0 if of_primary else ours:
+            if assignment.slot == 0 if of_primary else is_own:
                 status: Any = kv.decoded.value
                 assert isinstance(status, ReplicaStatus)
                 return status
@@ -199,20 +199,20 @@ class ConsumerFixture:
     ) -> ReplicaStatus:
         """Wait until a replica has that status, and return the status: see `status_of`.
 
-        Raise ``GazetteError`` with its text if it failed and another status was awaited.
+        If the replica has failed and another status was awaited, raise ``GazetteError`` with its errors.
         """
-        found: ReplicaStatus | None = None
+        status: ReplicaStatus | None = None
 
         def reached() -> bool:
-            nonlocal found
-            found = self.status_of(shard_id, of_primary=of_primary)
-            return found is not None and found.code in (code, ReplicaCode.FAILED)
+            nonlocal status
+            status = self.status_of(shard_id, of_primary=of_primary)
+            return status is not None and status.code in (code, ReplicaCode.FAILED)
 
         await self.until(reached)
-        assert found is not None
-        if found.code is not code:
-            raise GazetteError("; ".join(found.errors), shard=shard_id)
-        return found
+        assert status is not None
+        if status.code is not code:
+            raise GazetteError("; ".join(status.errors), shard=shard_id)
+        return status
 
     async def await_primary(self, shard_id: str) -> None:
         """Wait until the shard's primary, on any member, serves."""
@@ -237,24 +237,22 @@ class ConsumerFixture:
         await self.until(ready)
 
     def shard(self, shard_id: str) -> Shard:
-        """Return the replica that this member holds. Raise ``NotFound`` without one."""
+        """Return this member's replica of a shard. Raise ``NotFound`` if it has no replica."""
         shard = self.service.resolver.local_shards.get(shard_id)
         if shard is None:
             raise NotFound("this member does not hold the shard", shard=shard_id)
         return shard
 
     def store(self, shard_id: str) -> Any:
-        """Return the store of a shard of which this member is the primary. Raise ``NotFound``
-        otherwise.
-        """
+        """Return the store of a shard. Raise ``NotFound`` if this member is not the shard's primary."""
         store = self.shard(shard_id).store
         if store is None:
             raise NotFound("this member is not the shard's primary", shard=shard_id)
         return store
 
     async def promote(self, shard_id: str) -> None:
-        """Make this member's standby the primary at once, without its primary's consent. Wait until
-        it serves.
+        """Make this member's standby the primary at once, without the consent of the present primary.
+        Wait until it serves.
 
         This deletes the primary's assignment. Raise ``Conflict`` if the assignments change meanwhile.
         Raise ``Bug`` if this member is not a standby.
@@ -302,7 +300,7 @@ class ConsumerFixture:
             await self.service.clock.sleep(0.02)
 
     async def read_to_heads(self, shard_id: str) -> Mapping[str, int]:
-        """Wait as ``read_through`` does, for the present heads of its sources."""
+        """Wait as ``read_through`` does, for the present heads of the shard's sources."""
         item = self.service.key_space.get(f"{self.service.key_space.root}/items/{shard_id}")
         if item is None:
             raise NotFound("shard does not exist", shard=shard_id)
@@ -318,15 +316,11 @@ class ConsumerFixture:
     # -- its end
 
     async def stop(self) -> None:
-        """Stop the member gracefully: other members take its shards over. A second call does
-        nothing.
-        """
+        """Stop the member gracefully: other members take its shards over. A second call does nothing."""
         await self._end(self.service.stop)
 
     async def crash(self) -> None:
-        """Stop the member as SIGKILL would: its lease expires, and appends of its shards
-        stop at any byte.
-        """
+        """Stop the member as SIGKILL would: its lease expires, and its shards' appends stop at any byte."""
         await self._end(self.service.crash)
 
     async def die(self) -> None:

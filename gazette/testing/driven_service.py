@@ -52,8 +52,8 @@ class DrivenService:
     registrations.
 
     Registered services and routes are recorded, not served. Methods that need brokers, etcd or
-    other members raise ``NotAllowed``. ``config`` has the settings by group, which default to those
-    of the application.
+    other members raise ``NotAllowed``. ``config`` has the settings by group. The default is the
+    settings of the application.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class DrivenService:
 
     def partitions(self, selector: LabelSelector) -> DrivenPartitions:
         """Return the journals of the driver that match."""
-        matching = [one for one in self._journals if selector.matches(one.labels_with_name())]
+        matching = [spec for spec in self._journals if selector.matches(spec.labels_with_name())]
         return DrivenPartitions(Partitions.of_specs(matching))
 
     def standalone_publisher(self) -> Publisher:

@@ -45,8 +45,8 @@ class MemoryJournals:
     ``holds(journal, content)`` may return True for an append. Then this append and the later ones
     of its journal wait, until ``release`` or the crash of their owner. ``doubles`` may let an
     append take place twice, like a retry after a lost answer. A take-over of a recovery log
-    calls ``on_hand_off`` first. A test may append there as the former owner: the new owner has not
-    played these bytes.
+    calls ``on_hand_off`` first. In this callback, a test may append as the former owner: the new
+    owner has not played these bytes.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class MemoryJournals:
         return self._journals.setdefault(journal, _Journal())
 
     def random_of(self, seed: int) -> random.Random:
-        """Return random numbers for one more member. No two members share ids of producers or authors."""
+        """Return random numbers for one more member. Members share no ids of producers or authors."""
         with self._lock:
             self._members += 1
             return random.Random(f"{seed}-{self._members}")
@@ -87,12 +87,12 @@ class MemoryJournals:
         """Append at once and set registers, as a take-over of a log does."""
         self.on_hand_off(journal)
         with self._lock:
-            taken = self._of(journal)
-            begin = len(taken.data)
-            taken.data += content
-            taken.registers = union(registers, taken.registers)
-            commit = Fragment(journal, begin, len(taken.data))
-            return AppendResult(commit, taken.registers, _HEADER)
+            target = self._of(journal)
+            begin = len(target.data)
+            target.data += content
+            target.registers = union(registers, target.registers)
+            commit = Fragment(journal, begin, len(target.data))
+            return AppendResult(commit, target.registers, _HEADER)
 
     def release(self) -> None:
         """Stop holding appends."""
@@ -107,11 +107,11 @@ class MemoryJournals:
         with self._lock:
             dropped: list[_Append] = []
             for journal in self._journals.values():
-                dropped += [one for one in journal.queue if one.owner is owner]
-                journal.queue = [one for one in journal.queue if one.owner is not owner]
+                dropped += [append for append in journal.queue if append.owner is owner]
+                journal.queue = [append for append in journal.queue if append.owner is not owner]
                 journal.held = journal.held and bool(journal.queue)
-        for one in dropped:
-            one.future.set_exception(Closed("the process has crashed"))
+        for append in dropped:
+            append.future.set_exception(Closed("the process has crashed"))
 
     def enqueue(self, append: _Append) -> None:
         with self._lock:
@@ -123,20 +123,20 @@ class MemoryJournals:
     def is_waiting(self, owner: object, journal: str) -> bool:
         """Return True if an append of ``owner`` to a journal has not taken place yet."""
         with self._lock:
-            return any(one.owner is owner for one in self._of(journal).queue)
+            return any(append.owner is owner for append in self._of(journal).queue)
 
     def waiting(self, journal: str) -> list[bytes]:
         """Return the content of a journal's enqueued appends, in order."""
         with self._lock:
-            return [one.content for one in self._of(journal).queue]
+            return [append.content for append in self._of(journal).queue]
 
     def pending_except(self, owner: object, journal: str) -> frozenset[OpFuture[Any]]:
         with self._lock:
             return frozenset(
-                one.future
-                for name, other in self._journals.items()
-                for one in other.queue
-                if name != journal and one.owner is owner
+                append.future
+                for name, other_journal in self._journals.items()
+                for append in other_journal.queue
+                if name != journal and append.owner is owner
             )
 
     def _pump_all(self) -> None:
@@ -165,6 +165,7 @@ class MemoryJournals:
                 first.future.set_exception(error or result or Bug("append without a result"))
 
     def _apply(self, journal: _Journal, append: _Append) -> AppendResult | GazetteError:
+        """Check registers and append, as a broker does. Return the result, or the error of the append."""
         params = append.params
         check = params.check_registers
         if check is not None and journal.registers.labels and not check.matches(journal.registers):

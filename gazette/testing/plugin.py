@@ -32,20 +32,18 @@ StartConsumer = Callable[..., Awaitable["ConsumerFixture"]]
 
 @pytest.fixture
 def gazette_driver(tmp_path: Path) -> Iterator[StartDriver]:
-    """Return a function that makes drivers of an application's shard: see
-    `gazette.testing.app_driver`.
-    """
+    """Return a function that makes drivers of an application's shard: see `gazette.testing.app_driver`."""
     from gazette.testing.app_driver import AppDriver
 
-    made = 0
+    count = 0
     with ExitStack() as stack:
 
         def start(
             application: Application[Any], sources: Sequence[str], **options: Any
         ) -> AppDriver[Any]:
-            nonlocal made
-            made += 1
-            directory = tmp_path / f"driver-{made}"
+            nonlocal count
+            count += 1
+            directory = tmp_path / f"driver-{count}"
             return stack.enter_context(AppDriver(application, directory, sources, **options))
 
         yield start
@@ -67,7 +65,7 @@ if importlib.util.find_spec("pytest_asyncio") is not None:
 
     @pytest_asyncio.fixture
     async def gazette_etcd_client(gazette_etcd: str) -> AsyncIterator[Etcd]:
-        """Yield a client of that etcd, and empty the etcd after the test."""
+        """Yield a client of `gazette_etcd`, and empty that etcd after the test."""
         from gazette.cluster.etcd.client import Etcd, EtcdSettings
         from gazette.runtime.clock import SystemClock
 
@@ -90,9 +88,7 @@ if importlib.util.find_spec("pytest_asyncio") is not None:
     async def gazette_consumer(
         gazette_etcd_client: Etcd, gazette_broker: BrokerFixture, tmp_path: Path
     ) -> AsyncIterator[StartConsumer]:
-        """Yield a function that starts members of an application, by ``id``. Crash them after the
-        test.
-        """
+        """Yield a function that starts members of an application, by ``id``. Crash them after the test."""
         from gazette.testing.consumer import ConsumerFixture
 
         members: list[ConsumerFixture] = []

@@ -32,10 +32,10 @@ _HEADER: Final = Header(ProcessId("local", "test-member"), EMPTY_ROUTE, EtcdHead
 class MemoryLog:
     """A recovery log in memory, with the append methods that recorders use.
 
-    ``data`` is the log, ``ends`` the offset at which each append ended. A real log is only ever cut
+    ``data`` is the log, ``ends`` has the offset at which each append ended. A real log is cut only
     there, since appends are atomic. Appends take effect at once. If ``held`` is set, they take
     effect with ``release_held``, in order. Once ``failure`` is set, every append fails with it.
-    ``dependencies`` has, for each future that an append had to wait for, the offsets of such
+    ``dependencies`` has, for each future that an append had to wait for, the offsets of these
     appends.
     """
 
@@ -101,7 +101,7 @@ class MemoryLog:
 
 class FragmentLog(MemoryLog):
     """A recovery log whose bytes are fragments in a blob store, and can be pruned. Memory holds
-    the open fragment, and the one that was read last.
+    the open fragment, and the fragment that was read last.
 
     ``log[begin:end]`` reads the log. A fragment is closed once it has ``fragment_bytes`` bytes.
     """
@@ -166,7 +166,7 @@ class FragmentLog(MemoryLog):
     def __getitem__(self, span: slice) -> bytes:
         """Return bytes from ``span.start`` on, up to ``span.stop`` or the end of a fragment.
 
-        Raise ``Corrupt`` if they were pruned.
+        Raise ``Corrupt`` if the bytes were pruned.
         """
         start, stop = int(span.start), int(span.stop)
         if start >= self._begin:
@@ -190,15 +190,15 @@ class MemoryLogs:
         self._piece_bytes = piece_bytes
 
     def bounds(self, log: str) -> tuple[int, int]:
-        first = min((one.begin for one in self._log.fragments), default=self._begin)
+        first = min((fragment.begin for fragment in self._log.fragments), default=self._begin)
         return max(first, self._begin), self._log.end
 
     def read(self, log: str, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
-        at = max(begin, self.bounds(log)[0])
-        while at < end:
-            data = self._log[at : min(end, at + self._piece_bytes)]
-            yield at, data
-            at += len(data)
+        offset = max(begin, self.bounds(log)[0])
+        while offset < end:
+            data = self._log[offset : min(end, offset + self._piece_bytes)]
+            yield offset, data
+            offset += len(data)
 
 
 class LogClock:
@@ -237,7 +237,7 @@ class MemoryTxn:
 class Replayer:
     """Plays a log back step by step: a test gets its states after many cuts from one play-back.
 
-    It wipes ``directory``, and keeps staged files there. ``copy_live`` copies these to their paths.
+    It wipes ``directory``, and keeps staged files there. ``copy_live`` copies them to their paths.
     """
 
     def __init__(self, directory: Path, *, hints: FSMHints | None = None) -> None:
@@ -264,8 +264,8 @@ class Replayer:
         """
         playback = self._playback
         while True:
-            if (wanted := playback.wanted()) is not None:
-                playback.seek(*wanted)
+            if (next_place := playback.wanted()) is not None:
+                playback.seek(*next_place)
             begin = playback.read_offset
             if begin >= end:
                 return
@@ -275,8 +275,8 @@ class Replayer:
     def hand_off(self, log: MemoryLog, author: int) -> int:
         """Play a log to its end and make ``author`` its owner, as a `Player` does.
 
-        Return the offset behind the hand-off. If another owner appends meanwhile, play its bytes,
-        and append the hand-off again behind them. Raise ``Corrupt`` as a `Player` does.
+        Return the offset behind the hand-off. If another owner appends before the hand-off, play its
+        bytes, and append the hand-off again behind them. Raise ``Corrupt`` as a `Player` does.
         """
         playback, fsm = self._playback, self.fsm
         while True:

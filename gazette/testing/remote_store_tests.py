@@ -57,7 +57,7 @@ class RemoteStoreTests(ABC):
     former_blocks: bool = False
     """True if an owner that stops within a transaction blocks the next owner until the transaction ends.
 
-    A SQLite file admits one writer, so it does.
+    For example, a SQLite file admits only one writer.
     """
     former_idle_s: float = 0.0
     """Seconds for which an owner must stand still before the next owner can pass it."""
@@ -177,17 +177,17 @@ class RemoteStoreTests(ABC):
         assert self._owner()[1] == checkpoint(2)
 
     def test_shards_have_nothing_to_do_with_each_other(self) -> None:
-        other = RemoteShard(self.shard.id + "-b", self.shard.fqn + "-b")
-        one, _ = self._owner()
-        self._commit(one, 1)
-        two, restored = self._owner(other)
+        other_shard = RemoteShard(self.shard.id + "-b", self.shard.fqn + "-b")
+        store, _ = self._owner()
+        self._commit(store, 1)
+        other_store, restored = self._owner(other_shard)
         assert restored == Checkpoint()
-        two.start_commit(_as_shard(other), checkpoint(7), ()).result(TIMEOUT_S)
-        self._commit(one, 2)  # The owner of the other shard does not fence this one.
-        self._end(one)
-        self._end(two)
+        other_store.start_commit(_as_shard(other_shard), checkpoint(7), ()).result(TIMEOUT_S)
+        self._commit(store, 2)  # The owner of the other shard does not fence this one.
+        self._end(store)
+        self._end(other_store)
         assert self._owner()[1] == checkpoint(2)
-        assert self._owner(other)[1] == checkpoint(7)
+        assert self._owner(other_shard)[1] == checkpoint(7)
 
     def test_a_savepoint_undoes_what_came_behind_it(self) -> None:
         store, _ = self._owner()
@@ -238,7 +238,7 @@ class RemoteStoreTests(ABC):
     def test_is_destroyed_with_a_commit_under_way(self) -> None:
         """Check that `destroy` does not wait for a commit.
 
-        What the commit depends on may finish when another owner exists.
+        The futures that the commit waits for may succeed when another owner exists.
         """
         store, _ = self._owner()
         self._commit(store, 1)
@@ -283,7 +283,7 @@ class RemoteStoreTests(ABC):
         """Check several attempts of a replaced owner, with commits of the new owner in between."""
         for commits in range(3):
             zombie, _ = self._owner()
-            before = self._count()
+            count_before = self._count()
             owner, _ = self._owner()
             for number in range(commits):
                 self._commit(owner, number + 1)
@@ -292,7 +292,7 @@ class RemoteStoreTests(ABC):
                 self._start(zombie, 99).result(TIMEOUT_S)
             self._end(zombie)
             self._commit(owner, 9)
-            assert self._count() == before + commits + 1
+            assert self._count() == count_before + commits + 1
             self._end(owner)
 
     def test_of_owners_that_start_at_once_one_may_commit(self) -> None:
@@ -340,21 +340,21 @@ class RemoteStoreTests(ABC):
         The next owner repeats a transaction that its checkpoint does not have.
         """
         rng = random.Random("owners")
-        done = crashes = 0
+        number = crashes = 0
         while crashes < CRASHES:
             store, restored = self._owner()
             sources = restored.sources
-            done = sources["a/source"].read_through // 1000 if sources else 0
+            number = sources["a/source"].read_through // 1000 if sources else 0
             for _ in range(rng.randrange(1, 4)):
-                done += 1
-                self._commit(store, done)
+                number += 1
+                self._commit(store, number)
             published: OpFuture[None] = OpFuture()
             self.add(store, self.word, 1)
             match crashes % 3:
                 case 1:
-                    self._start(store, done + 1, published)
+                    self._start(store, number + 1, published)
                 case 2:
-                    self._start(store, done + 1, published)
+                    self._start(store, number + 1, published)
                     threading.Timer(rng.random() / 200, published.set_result, (None,)).start()
                     threading.Event().wait(rng.random() / 100)
             self._end(store)

@@ -30,7 +30,7 @@ class SteppedInbox(Inbox):
         return super().get(0)
 
     def get_call(self, timeout_s: float | None) -> Call | None:
-        self._await_work(lambda: any(isinstance(one, Call) for one in self._events))
+        self._await_work(lambda: any(isinstance(event, Call) for event in self._events))
         return super().get_call(0)
 
     def _await_work(self, has_work: Callable[[], bool]) -> None:
@@ -59,7 +59,7 @@ class SteppedInbox(Inbox):
             self._changed.notify_all()
 
     def await_idle(self, ended: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until the thread waits or has ended. Return False after ``timeout_s`` seconds."""
+        """Block until the thread waits for work or has ended. Return False after ``timeout_s`` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self._idle or ended(), timeout_s)
 

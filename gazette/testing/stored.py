@@ -22,9 +22,7 @@ def write_fragment(
     codec: Codec = Codec.NONE,
     path_postfix: str = "",
 ) -> Fragment:
-    """Write a fragment to a ``file://`` store below ``root``, with the name that a broker would
-    give it.
-    """
+    """Write a fragment to a ``file://`` store below ``root``, under the name that a broker would choose."""
     digest = hashlib.sha1(content, usedforsecurity=False).digest()
     fragment = Fragment(
         journal, begin, begin + len(content), digest, codec, store, path_postfix=path_postfix
