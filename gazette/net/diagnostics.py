@@ -49,7 +49,7 @@ def diagnostic_routes(not_ready: Callable[[], str]) -> list[Route]:
 def awaiting_frames(awaited: object) -> Iterator[FrameType]:
     """Yield the frames of a suspended coroutine and of all coroutines that it awaits, the outermost first.
 
-    ``Task.get_stack`` has only the first frame. Calls of gRPC are included.
+    ``Task.get_stack`` has only the first frame. Coroutines of gRPC are included.
     """
     for _ in range(_DEPTH_MAX):
         if awaited is None:
@@ -69,8 +69,8 @@ def _stacks() -> str:
     for task in sorted(asyncio.all_tasks(), key=lambda task: task.get_name()):
         parts.append(f"task {task.get_name()}")
         for frame in awaiting_frames(task.get_coro()):
-            where = traceback.StackSummary.extract(iter([(frame, frame.f_lineno or 0)]))
-            parts.extend(line.rstrip() for line in where.format())
+            summary = traceback.StackSummary.extract(iter([(frame, frame.f_lineno or 0)]))
+            parts.extend(line.rstrip() for line in summary.format())
         parts.append("")
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():

@@ -1,7 +1,7 @@
 """Accepts connections of one listening socket, up to a limit.
 
 asyncio's own server accepts without a limit. Without free file descriptors, it retries once per backlog
-entry, with a traceback each time. This one waits a second and logs one line a minute.
+entry, with a traceback each time. The acceptor of this module waits a second and logs one line a minute.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OPTIONS: Final = (
 
 Small answers are sent at once. asyncio sets TCP_NODELAY only on sockets whose ``proto`` is TCP, and sockets
 of ``socket.create_server`` have 0. Without the option, an answer waits until the client has acknowledged the
-answer before, and a client may delay that by 40 ms.
+answer before. A client may delay its acknowledgement by 40 ms.
 
 A client whose machine is gone is noticed within two minutes, even while it waits for bytes.
 """
@@ -61,9 +61,9 @@ STOPPED: Final = _unavailable(b"this server starts or stops just now\n")
 class Acceptor:
     """Hands accepted connections of ``listener`` to protocols that ``connect`` makes. Loop-bound.
 
-    ``connect`` gets a function, which its protocol calls once the connection is made: from then on ``count``
-    includes it. At ``limit`` connections ``make_room`` is called to close an idle one. If it cannot, the new
-    connection is sent ``refusal`` and closed.
+    ``connect`` gets a function, which its protocol calls once the connection is made. From then on, ``count``
+    includes the connection. At ``limit`` connections, ``make_room`` is called to close an idle one. If no
+    connection can be closed, the new one gets ``refusal`` and is closed.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Acceptor:
         self._refusal = refusal
         self._loop = asyncio.get_running_loop()
         self._starting: dict[asyncio.Task[None], None] = {}
-        """Connections that begin, in order."""
+        """Tasks of the connections that have not begun yet, in order."""
         self._uncounted = 0
         """Number of connections in ``_starting`` that are not made yet."""
         self._retry: asyncio.TimerHandle | None = None
@@ -102,16 +102,15 @@ class Acceptor:
     async def stop(self) -> None:
         """Accept the connections that the kernel has established. Refuse later ones.
 
-        Return when the protocols of accepted connections have begun. Cancellation: no more are accepted.
+        Return when the protocols of accepted connections have begun. If cancelled, accept no more.
         """
         try:
             while self._accept():
                 await next_turn(self._loop)
         finally:
             self._pause()
-        with contextlib.suppress(
-            OSError
-        ):  # Some systems refuse this for a listening socket. Then closing it has the same effect.
+        # Some systems refuse to shut down a listening socket. There, closing it has the same effect.
+        with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         if self._starting:
             await asyncio.wait(set(self._starting))
@@ -170,7 +169,7 @@ class Acceptor:
                 self._uncounted -= 1
 
         def started(_: asyncio.Task[None]) -> None:
-            made()
+            made()  # The connection may have failed before its protocol called this.
             del self._starting[task]
             if task.cancelled():
                 connection.close()  # The task may have been cancelled before it made a transport.
@@ -208,7 +207,7 @@ class Acceptor:
             if self._tls is None:
                 connection.send(self._refusal)
                 connection.shutdown(socket.SHUT_WR)
-                connection.recv(1 << 16)  # Unread bytes would reset the connection.
+                connection.recv(1 << 16)  # Unread bytes would reset it before the client reads.
 
     async def _begin(self, connection: socket.socket, made: Callable[[], None]) -> None:
         connection.setblocking(False)

@@ -37,7 +37,7 @@ STALL_S: Final = 60.0
 _HEAD_MAX: Final = 65_536
 """Most bytes of a request's head, or of the trailers of a body."""
 _UNREAD_MAX: Final = 65_536
-"""Bytes of a body that may wait for the application. With more, the client is not read."""
+"""Bytes of a body that may wait for the application. With more, no bytes of the client are read."""
 _UNSENT_MAX: Final = 65_536
 """Bytes of an answer that wait for the client, before the application has to wait."""
 _TOO_LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -76,7 +76,7 @@ class _Alarm:
         self._handle: asyncio.TimerHandle | None = None
 
     def set(self, delay_s: float) -> None:
-        """Call after ``delay_s``. Without effect while it is set."""
+        """Call the function after ``delay_s``. Do nothing if the alarm is set already."""
         if self._handle is None:
             self._handle = asyncio.get_running_loop().call_later(delay_s, self._ring)
 
@@ -93,8 +93,7 @@ class _Alarm:
 class HttpConnection(asyncio.Protocol):
     """A connection that ``serving`` counts from ``connection_made`` on. It calls ``made`` then.
 
-    ``since`` is the time of the loop at which it began to wait for a request. It is meaningless while
-    ``busy``.
+    ``since`` is the loop's time at which the connection began to wait for a request. Ignore it if ``busy``.
     """
 
     def __init__(self, serving: Serving, made: Callable[[], None] = lambda: None) -> None:
@@ -147,7 +146,7 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._heard_at = _time()
         if self.protocol.their_state is h11.MUST_CLOSE:
-            return  # Keep none of it.
+            return  # Bytes behind the last request have no meaning.
         if self.idle and not self.protocol.trailing_data[0]:  # The next request begins.
             self._request_alarm.unset()
         self.protocol.receive_data(data)
@@ -176,7 +175,7 @@ class HttpConnection(asyncio.Protocol):
     def _advance(self) -> None:
         """Handle the events that h11 finds in the bytes that have arrived.
 
-        Behind the last request of a connection nothing has a meaning (RFC 9112, 9.6).
+        Bytes behind the last request of a connection have no meaning (RFC 9112, 9.6).
         """
         while not self.transport.is_closing() and self.protocol.their_state is not h11.MUST_CLOSE:
             try:
@@ -205,7 +204,7 @@ class HttpConnection(asyncio.Protocol):
         assert request is not None, "a body follows its head"
         if isinstance(event, h11.Data):
             request.feed(event.data)
-        elif request.complete:
+        elif request.complete:  # The rest of a request that was answered early has arrived.
             self._next_cycle()
         else:
             request.end()
@@ -218,7 +217,7 @@ class HttpConnection(asyncio.Protocol):
         serving.moved.set()
 
     def _refuse(self, status: int, why: str = "") -> None:
-        """Refuse what is no request. In the middle of an answer there is no place for another one."""
+        """Refuse bytes that are no request, and close. Send no refusal if an answer has begun."""
         reason = _REFUSALS.get(status, _NO_REQUEST)
         detail = _BYTES.split(why)[0]
         log.warning(
@@ -235,13 +234,12 @@ class HttpConnection(asyncio.Protocol):
     def _watch(self) -> None:
         """Limit the time in which the client must send the missing part of its request.
 
-        The rest of a body has `BODY_S` from each byte to the next. After the answer, it has `LINGER_S` in
-        total.
+        The rest of a body has `BODY_S` from each byte to the next, or `LINGER_S` in total after the answer.
         """
         request = self._request
         if self.busy:
             self._request_alarm.unset()
-        elif request is None or self.protocol.trailing_data[0]:
+        elif request is None or self.protocol.trailing_data[0]:  # A first or a begun head.
             self._request_alarm.set(HEAD_S)
         elif self.protocol.their_state is h11.IDLE:
             self._request_alarm.set(IDLE_S)
@@ -261,9 +259,9 @@ class HttpConnection(asyncio.Protocol):
         if request.complete:
             self.close()
             return
-        late_s = _time() - self._heard_at
-        if late_s < BODY_S:
-            self._body_alarm.set(BODY_S - late_s)
+        silent_s = _time() - self._heard_at
+        if silent_s < BODY_S:
+            self._body_alarm.set(BODY_S - silent_s)
         elif request.holds_up_client:
             self._body_alarm.set(BODY_S)
         else:
@@ -405,15 +403,15 @@ class AsgiCycle:
         await self._connection.writable.wait()
         if self._lost or self._connection.transport.is_closing():
             return
-        kind = message["type"]
-        if kind == "http.response.start" and not self.started:
+        message_type = message["type"]
+        if message_type == "http.response.start" and not self.started:
             head = self._connection.head(message["status"], message.get("headers", ()))
             self.started, self._awaits_continue = True, False
             self._connection.send(head)
-        elif kind == "http.response.body" and self.started and not self.complete:
+        elif message_type == "http.response.body" and self.started and not self.complete:
             self._send_body(message.get("body", b""), more=message.get("more_body", False))
         else:
-            raise RuntimeError(f"an answer has no place for {kind} now")
+            raise RuntimeError(f"an answer has no place for {message_type} now")
 
     def _send_body(self, body: bytes | memoryview, *, more: bool) -> None:
         events: list[h11.Event] = []

@@ -7,10 +7,10 @@ A browser sends requests of any page to servers that only its user can reach. Th
    rebinding) sends its own name there.
 2. A method that may change something must not come from a page of another origin, unless the operator allows
    that origin. Browsers name the origin by ``Sec-Fetch-Site``, or else by ``Origin``.
-3. JSON must come as ``application/json`` (`json_gateway.parse_body`): browsers ask before they send that.
+3. JSON must come as ``application/json`` (`json_gateway.parse_body`): a browser asks before it sends this.
 
-A request whose framing two readers may understand differently is refused as well, and ends the connection. So
-is one with lines that end with LF alone (`strict_lines`).
+A request whose framing two readers may understand differently is refused, too, and its connection is closed.
+`strict_lines` does the same for lines that end with LF alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CLOSE: Final = {"Connection": "close"}
 
 @dataclass(frozen=True, slots=True)
 class GuardRules:
-    """The rules of a server. ``hosts`` None: any ``Host``, since callers need tokens.
+    """The rules of a server. With ``hosts`` None, any ``Host`` is served, since callers need tokens.
 
     ``origins`` are those whose pages may send requests that change something.
     """
@@ -56,9 +56,9 @@ class GuardRules:
 
         ``hosts`` are further names without a port, besides loopback and own addresses.
         """
-        own = urlsplit(endpoint).hostname or ""
-        known = frozenset(_folded(one) for one in (own, *hosts)) if keyless else None
-        return GuardRules(known, frozenset(origins))
+        own_host = urlsplit(endpoint).hostname or ""
+        allowed = frozenset(_folded(host) for host in (own_host, *hosts)) if keyless else None
+        return GuardRules(allowed, frozenset(origins))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +108,18 @@ class HttpGuard:
     def _bad_host(
         self, scope: Scope, authority: str | None, headers: Mapping[str, list[str]]
     ) -> _Refusal | None:
-        known = self._rules.hosts
-        local = scope.get("server") or ("", None)
-        if known is None or local[1] is None:  # A unix socket: no page can name it.
+        allowed = self._rules.hosts
+        own_address = scope.get("server") or ("", None)
+        if allowed is None or own_address[1] is None:  # A unix socket: no page can name it.
             return None
-        given = headers.get("host", [])
-        if len(given) != 1:
+        host_headers = headers.get("host", [])
+        if len(host_headers) != 1:
             return _Refusal(400, "exactly one Host header is required", close=True)
-        for one in (given[0], *([authority] if authority is not None else [])):
-            host = _host_of(one)
+        for named in (host_headers[0], *([authority] if authority is not None else [])):
+            host = _host_of(named)
             if host is None:
                 return _Refusal(400, "the Host header is not a host", close=True)
-            if not (host in known or _is_loopback(host) or host == _folded(str(local[0]))):
+            if not (host in allowed or _is_loopback(host) or host == _folded(str(own_address[0]))):
                 return _Refusal(
                     403,
                     "this host name is not served without keys: use localhost, an address of this server, or"
@@ -131,13 +131,13 @@ class HttpGuard:
         if scope["method"] in _SAFE_METHODS:
             return None
         origins = headers.get("origin", [])
-        if origins and all(one in self._rules.origins for one in origins):
+        if origins and all(origin in self._rules.origins for origin in origins):
             return None
         if sites := headers.get("sec-fetch-site"):
-            foreign = any(one not in ("same-origin", "none") for one in sites)
+            foreign = any(site not in ("same-origin", "none") for site in sites)
         else:
             hosts = headers.get("host", [])
-            foreign = any(not _is_own(one, hosts, scope["scheme"]) for one in origins)
+            foreign = any(not _is_own(origin, hosts, scope["scheme"]) for origin in origins)
         if foreign:
             return _Refusal(
                 403,
@@ -155,13 +155,13 @@ def _origin_form(scope: Scope) -> tuple[Scope, str | None] | None:
     match = _ABSOLUTE.fullmatch(raw)
     if match is None:
         return None
-    path = str(scope["path"]).split("/", 3)
-    changed: dict[str, Any] = {
+    path_parts = str(scope["path"]).split("/", 3)
+    rewritten: dict[str, Any] = {
         **scope,
         "raw_path": match[2] or b"/",
-        "path": f"/{path[3]}" if len(path) > 3 else "/",
+        "path": f"/{path_parts[3]}" if len(path_parts) > 3 else "/",
     }
-    return changed, match[1].decode("latin-1")
+    return rewritten, match[1].decode("latin-1")
 
 
 def _bad_framing(scope: Scope, headers: Mapping[str, list[str]]) -> _Refusal | None:
@@ -216,8 +216,8 @@ def _is_own(origin: str, hosts: list[str], scheme: str) -> bool:
     match = _ORIGIN.fullmatch(origin)
     if match is None or len(hosts) != 1:
         return False
-    own = _with_port(hosts[0], _DEFAULT_PORTS[scheme])
-    return own is not None and own == _with_port(match[2], _DEFAULT_PORTS[match[1]])
+    own_origin = _with_port(hosts[0], _DEFAULT_PORTS[scheme])
+    return own_origin is not None and own_origin == _with_port(match[2], _DEFAULT_PORTS[match[1]])
 
 
 def _with_port(authority: str, default: str) -> tuple[str, str] | None:

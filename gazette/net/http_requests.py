@@ -15,13 +15,7 @@ from starlette.requests import Request
 from gazette.errors import Invalid
 
 BODY_BYTES_MAX: Final = 1 << 20
-_SINGLE: Final = (
-    "authorization",
-    "content-range",
-    "expect",
-    "if-range",
-    "range",
-)
+_SINGLE: Final = ("authorization", "content-range", "expect", "if-range", "range")
 _OVERRIDES: Final = ("x-http-method", "x-http-method-override", "x-method-override")
 
 

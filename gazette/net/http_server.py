@@ -157,7 +157,7 @@ class ReloadedTls:
         return True
 
     def context(self, *protocols: str) -> ssl.SSLContext:
-        """Return a context that replaces itself once there are new files.
+        """Return a TLS context that replaces itself once there are new files.
 
         Clients get the first of ``protocols`` (of ALPN; without any, HTTP/1.1) that they offer. Raise
         ``Invalid`` for files that do not fit together.
@@ -188,7 +188,7 @@ class ReloadedTls:
                     current = self.context(*protocols)
                 except Invalid as error:
                     log.warning("the former certificates stay in use: %(error)s", {"error": error})
-            connection.context = current
+            connection.context = current  # The handshake goes on with the newest files.
 
         current.sni_callback = on_hello
         return current
@@ -201,12 +201,11 @@ class HttpServer:
     its request took effect. So ``stop`` takes these steps:
 
     1. Accept the connections that the kernel has established. Only then close the listener: later ones are
-       refused. (The two steps are not one. A connection that is established between them, within some
-       microseconds, is reset.)
+       refused. (A connection that is established in the microseconds between these two actions is reset.)
     2. From now on, answers carry ``Connection: close``: no further request is served.
-    3. Give a connection that was never used `FIRST_REQUEST_S` for its request, and one that was used and is
-       idle `NEXT_REQUEST_S`. By the rules of HTTP/1.1 it may be closed at any time, which clients know (RFC
-       9112, 9.3.1 and 9.5).
+    3. Give a connection that was never used `FIRST_REQUEST_S` for its request. Give a used, idle connection
+       `NEXT_REQUEST_S`: HTTP/1.1 lets a server close it at any time, which clients know (RFC 9112, 9.3.1 and
+       9.5).
     4. After the grace, cut off all connections and running answers.
     """
 
@@ -237,7 +236,7 @@ class HttpServer:
     def take(self, transport: asyncio.Transport, first: bytes) -> None:
         """Serve a connection that another listener accepted, and that began with ``first``.
 
-        It counts like all others. Answer 503 if there is no room for it, or if this server has stopped.
+        The connection counts like all others. Answer 503 at the limit, or if this server has stopped.
         """
         serving = self._serving
         if serving is None or self._has_no_room(serving):
@@ -256,14 +255,16 @@ class HttpServer:
     def _make_room(self) -> bool:
         """Close the connection that has waited longest for a request; unused connections first."""
         assert self._serving is not None
-        waiting = [one for one in self._serving.connections if not one.busy]
+        waiting = [connection for connection in self._serving.connections if not connection.busy]
         if not waiting:
             return False
-        first = min(waiting, key=lambda one: (one.transport.is_closing(), one.heard, one.since))
-        if first.transport.is_closing():
-            first.transport.abort()  # Its client does not take the rest of an answer.
+        oldest = min(
+            waiting, key=lambda client: (client.transport.is_closing(), client.heard, client.since)
+        )
+        if oldest.transport.is_closing():
+            oldest.transport.abort()  # Its client does not take the rest of an answer.
         else:
-            first.close()
+            oldest.close()
         return True
 
     async def stop(self, grace_s: float) -> None:
@@ -285,7 +286,7 @@ async def _let_end(serving: Serving) -> None:
     serving.ends = True
     # An idle connection may be about to send its next request, and a new one its first.
     for wait_s, used in ((NEXT_REQUEST_S, True), (FIRST_REQUEST_S - NEXT_REQUEST_S, False)):
-        await _wait(serving, wait_s, lambda: all(one.busy for one in serving.connections))
+        await _wait(serving, wait_s, lambda: all(client.busy for client in serving.connections))
         for connection in serving.connections:
             if not connection.busy and (connection.heard or not used):
                 connection.close()
@@ -295,7 +296,7 @@ async def _let_end(serving: Serving) -> None:
 
 
 async def _wait(serving: Serving, timeout_s: float | None, done: Callable[[], bool]) -> None:
-    # The caller closes the connections without a request in time.
+    # A timeout is no error here: the caller closes the connections that are left.
     with contextlib.suppress(TimeoutError):
         async with timeout(timeout_s):
             while not done():

@@ -42,7 +42,7 @@ _NUMBERS: Final = frozenset(
 
 
 class Cors:
-    """The origins whose pages may call. Only named origins get headers at all."""
+    """The origins whose pages may call. Only answers to these origins have headers of CORS."""
 
     METHODS: Final = "GET, POST, OPTIONS"
     HEADERS: Final = (
@@ -70,7 +70,7 @@ class Cors:
         return bool(self._origins)
 
     def wrap(self, handle: Handler) -> Handler:
-        """Wrap ``handle``: answer OPTIONS, and add the headers to its answers."""
+        """Wrap ``handle``: answer OPTIONS here, and add the headers of CORS to all answers."""
 
         async def wrapped(request: Request) -> Response:
             response = Response() if request.method == "OPTIONS" else await handle(request)
@@ -88,8 +88,8 @@ class Cors:
 async def parse_body(request: Request, message: Message) -> None:
     """Read the body as the JSON of ``message``; no body is an empty message. Skip unknown fields.
 
-    Raise ``Invalid``. Raise `Refusal` for a body of another type than ``application/json``: any page may send
-    that without a question to the server. Only an absent body may have no type.
+    Raise ``Invalid``. Raise `Refusal` for a body of another type than ``application/json``: browsers send
+    such a body for any page, without asking the server. A call without a body needs no type.
     """
     check_headers(request)
     content_encoding(request, {})
@@ -99,8 +99,8 @@ async def parse_body(request: Request, message: Message) -> None:
             hint="Send its arguments as JSON, in the body.",
         )
     body = await bounded_body(request)
-    types = request.headers.getlist("content-type")
-    if (body or types) and [one.partition(";")[0].strip().lower() for one in types] != [
+    headers = request.headers.getlist("content-type")
+    if (body or headers) and [header.partition(";")[0].strip().lower() for header in headers] != [
         "application/json"
     ]:
         raise Refusal(
@@ -126,19 +126,21 @@ def _check_numbers(value: Any, descriptor: Any) -> None:
     """
     if not isinstance(value, dict) or descriptor.full_name.startswith("google.protobuf."):
         return
-    known = {one.json_name: one for one in descriptor.fields} | dict(descriptor.fields_by_name)
+    fields = {field.json_name: field for field in descriptor.fields} | dict(
+        descriptor.fields_by_name
+    )
     for name, inner in value.items():
-        field = known.get(name)
+        field = fields.get(name)
         if field is None:
             continue
         if _is_map(field):
             field = field.message_type.fields_by_name["value"]
             inner = list(inner.values()) if isinstance(inner, dict) else inner
-        for one in inner if isinstance(inner, list) else [inner]:
+        for item in inner if isinstance(inner, list) else [inner]:
             if field.message_type is not None:
-                _check_numbers(one, field.message_type)
-            elif isinstance(one, str) and field.cpp_type in _NUMBERS:
-                parse_number(one)
+                _check_numbers(item, field.message_type)
+            elif isinstance(item, str) and field.cpp_type in _NUMBERS:
+                parse_number(item)
 
 
 def error_object(code: grpc.StatusCode, text: str, status: int = 0) -> dict[str, Any]:
@@ -199,8 +201,8 @@ def _add_nulls(message: Message, value: dict[str, Any]) -> None:
         elif isinstance(inner, dict):
             _add_nulls(getattr(message, field.name), inner)
         elif isinstance(inner, list):
-            for one, of in zip(inner, getattr(message, field.name), strict=True):
-                _add_nulls(of, one)
+            for item, item_message in zip(inner, getattr(message, field.name), strict=True):
+                _add_nulls(item_message, item)
 
 
 def _is_map(field: Any) -> bool:

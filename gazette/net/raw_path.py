@@ -43,12 +43,12 @@ class RawPathRoute(Route):
         """Match a request. Raise ``Invalid`` for a parameter that is not UTF-8."""
         if scope["type"] != "http":
             return Match.NONE, {}
-        found = self._pattern.fullmatch(_cut_path(scope))
-        if found is None:
+        match = self._pattern.fullmatch(_cut_path(scope))
+        if match is None:
             return Match.NONE, {}
         parameters = {
             name: self.param_convertors[name].convert(_text(name, value))
-            for name, value in found.groupdict().items()
+            for name, value in match.groupdict().items()
         }
         child: Scope = {
             "endpoint": self.endpoint,

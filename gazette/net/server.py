@@ -56,7 +56,7 @@ class ServerSettings:
 
 
 def advertised_host(bind_host: str, default_host: str) -> str:
-    """Return the host to advertise if none is given. A loopback address is reachable only as itself."""
+    """Return the host to advertise if no host is given. A loopback address is reachable only as itself."""
     return bind_host if is_loopback(bind_host) else default_host
 
 
@@ -65,10 +65,10 @@ def warn_of_open_server(settings: ServerSettings, group: str, what: str) -> None
 
     ``group`` is the group of flags of this server. ``what`` says what callers can do.
     """
-    sockets = settings.port.startswith(UNIX_PREFIX) and (
+    only_unix = settings.port.startswith(UNIX_PREFIX) and (
         not settings.http_port or settings.http_port.startswith(UNIX_PREFIX)
     )
-    private = sockets or is_loopback(settings.bind_host)
+    private = only_unix or is_loopback(settings.bind_host)
     certified = settings.tls is not None and settings.tls.ca_file
     if private or certified:
         return
@@ -106,9 +106,8 @@ class Server:
     def bind(self) -> None:
         """Bind both ports. Raise ``Unavailable`` (in use) or ``Invalid``; ``stop`` frees them."""
         if self.settings.tls is not None:
-            ReloadedTls(
-                self.settings.tls
-            ).context()  # Find files that do not fit before ports are bound.
+            # Find files that do not fit together before ports are bound.
+            ReloadedTls(self.settings.tls).context()
         scheme = "http" if self.settings.tls is None else "https"
         self._bind_http(scheme, self._bind_grpc(scheme))
 
@@ -127,15 +126,15 @@ class Server:
         return port
 
     def _bind_http(self, scheme: str, grpc_port: int) -> None:
-        settings, wanted = self.settings, self.settings.http_port
-        if not wanted and settings.port.startswith(UNIX_PREFIX):
-            wanted = f"{settings.port}.http"
-        if wanted.startswith(UNIX_PREFIX):
-            path = wanted.removeprefix(UNIX_PREFIX)
+        settings, http_port = self.settings, self.settings.http_port
+        if not http_port and settings.port.startswith(UNIX_PREFIX):
+            http_port = f"{settings.port}.http"
+        if http_port.startswith(UNIX_PREFIX):
+            path = http_port.removeprefix(UNIX_PREFIX)
             self._http_socket = bind_unix(path)
             self.http_endpoint = f"{UNIX_PREFIX}{settings.host}{path}"
             return
-        number = port_number(wanted, "http-port")
+        number = port_number(http_port, "http-port")
         if not number and port_number(settings.port, "port"):
             number = grpc_port + 1
         self._http_socket = bind_tcp(settings.bind_host, number)

@@ -20,7 +20,7 @@ class StreamedBody(Response):
     """A response that sends each part of ``parts`` as it arrives, and ends when the client is gone.
 
     When ``parts`` raises a ``GazetteError`` or the error of a gRPC call, the connection is closed without the
-    end of the body. So a body that ended in good order is whole.
+    end of the body. So a client that sees the end of the body has all of it.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class StreamedBody(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with TaskScope("http body") as tasks:
             sending = tasks.spawn(self._send(send, str(scope.get("path", ""))), name="send")
-            gone = tasks.spawn(_disconnected(receive), name="gone")
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            disconnection = tasks.spawn(_disconnected(receive), name="gone")
+            await asyncio.wait({sending, disconnection}, return_when=asyncio.FIRST_COMPLETED)
             tasks.cancel()
 
     async def _send(self, send: Send, path: str) -> None:
@@ -61,6 +61,7 @@ class StreamedBody(Response):
             _cut_off(path, error)
             return
         except asyncio.CancelledError:
+            # A gRPC call also raises it when its channel is closed: then this task is not cancelled.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise

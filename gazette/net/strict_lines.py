@@ -1,7 +1,7 @@
 """Lines of HTTP/1.1 that end with CR and LF, and in no other way.
 
 A parser may take LF alone as the end of a line (RFC 9112, 2.2), and h11 does. A proxy before this server may
-see one line where h11 sees two: a caller could hide a header, or a whole request, from it.
+see one line where h11 sees two. Then a caller could hide a header, or a whole request, from the proxy.
 """
 
 from __future__ import annotations

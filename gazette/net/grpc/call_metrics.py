@@ -1,5 +1,5 @@
-"""The wrapper of all handlers of gRPC servers here. It counts under the names of the common Prometheus
-interceptors. If the caller is gone, it ends a call without a log entry."""
+"""The wrapper of all handlers of our gRPC servers. It counts calls and messages, by the names of the common
+Prometheus interceptors. A call whose caller is gone ends without a log entry."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class MalformedRequest(DecodeError):
 
 @dataclass(frozen=True, slots=True)
 class _Malformed:
-    """Stands for a unary request that cannot be decoded. For an error, gRPC would log a traceback."""
+    """Stands for a unary request that cannot be decoded. If decoding raised, a traceback would be logged."""
 
     reason: str
 
 
 def _tolerant(decode: Callable[[bytes], Any] | None, *, streaming: bool) -> Any:
-    """Return a deserializer whose failures let the call be refused without a traceback in the log."""
+    """Return a deserializer whose failures refuse the call without a traceback in the log."""
     if decode is None:
         return None
 
@@ -144,10 +144,10 @@ class _Call:
 
 
 class MeasuredMethod:
-    """Metrics of one method, and its handler, wrapped so that calls and messages are counted.
+    """Metrics of one method, and its handler in a wrapper that counts calls and messages.
 
-    The wrapped function is always a coroutine function. If there may be several responses, it writes them by
-    the call's ``write``.
+    The wrapper is always a coroutine function. It sends the responses of a streaming method by the call's
+    ``write``.
     """
 
     def __init__(self, name: str, handler: grpc.RpcMethodHandler[Any, Any], clock: Clock) -> None:
@@ -185,14 +185,14 @@ class MeasuredMethod:
 
     def _coroutine(self, inner: Callable[[Any, Any], Awaitable[Any]]) -> Any:
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            counting: Any = context
+            counting_context: Any = context
             if self.inner.response_streaming:
-                counting = _Call(context, self._received.inc, self._sent.inc)
+                counting_context = _Call(context, self._received.inc, self._sent.inc)
             with self._measured(context), self._traced(context):
                 if isinstance(request, _Malformed):
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.reason)
                 try:
-                    response = await inner(self._request(request), counting)
+                    response = await inner(self._request(request), counting_context)
                 except MalformedRequest as error:
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
                 if response is not None:
@@ -225,11 +225,11 @@ class MeasuredMethod:
 
     def _count_end(self, code: Any, seconds: float) -> None:
         self._seconds.observe(seconds)
-        handled = self._handled.get(code)
-        if handled is None:
+        counter = self._handled.get(code)
+        if counter is None:
             name = grpc_code_name(_code(code))
-            handled = self._handled[code] = GRPC_SERVER_HANDLED.labels(*self.labels, name)
-        handled.inc()
+            counter = self._handled[code] = GRPC_SERVER_HANDLED.labels(*self.labels, name)
+        counter.inc()
 
     def count(self, code: grpc.StatusCode, seconds: float, received: int) -> None:
         """Count a call that ended outside of the wrapper, with one response if its status is OK."""
@@ -261,4 +261,4 @@ def _code(code: Any) -> Any:
     """Return a status as ``StatusCode``: contexts of aio give an integer."""
     if isinstance(code, grpc.StatusCode):
         return code
-    return next((one for one in grpc.StatusCode if one.value[0] == code), code)
+    return next((status for status in grpc.StatusCode if status.value[0] == code), code)

@@ -38,13 +38,13 @@ from gazette.net.http_accept import next_turn
 _AT_HAND_MAX: Final = 1 << 20
 """Bytes of waiting messages that a handler may take before other tasks get the loop."""
 _MESSAGE_AT_HAND: Final = 1 << 8
-"""Bytes for which a message counts that was not compressed."""
+"""Bytes that a message counts as for `_AT_HAND_MAX`. A compressed one has its decompressed length added."""
 _CALL_BYTES: Final = 1 << 14
-"""Memory of a call whose response waits for room: its task and its handler's, without the response."""
+"""Bytes of memory that a waiting response costs in addition to its own: the call's task and handler."""
 _DECODED: Final = 4
-"""Factor for the memory of a response that was encoded: its handler also has it as objects."""
+"""Factor for the memory of a response that was encoded here: its handler also holds it as objects."""
 _MANY: Final = 32
-"""Number of waiting messages for which each further frame costs one more unit of work."""
+"""For each `_MANY` messages that wait, a frame costs one more unit of work."""
 
 
 class _Ended(Closed):
@@ -86,7 +86,7 @@ class GrpcCall(ServicerContext):
         super().__init__()
         self.task: asyncio.Task[None] | None = None
         self.unfinished: Unfinished | None = None
-        """The watch of the call until it has a message."""
+        """Watches the call until its first message has arrived; then None."""
         self.decode: Callable[[bytes], Any] | None = None
         self.encode: Callable[[Any], bytes] | None = None
         self._stream = stream
@@ -102,7 +102,7 @@ class GrpcCall(ServicerContext):
         self._rest = memoryview(b"")
         """The part of a response that waits for room."""
         self._kept = 0
-        """Memory of the response that waits for room."""
+        """Bytes of memory that the response counts as while it waits for room."""
         self._ended = stream.remote_ended
         self._fault: GazetteError | None = None
         self._handling: Handling | None = None
@@ -113,7 +113,7 @@ class GrpcCall(ServicerContext):
     # -- what arrives
 
     def on_fields(self, fields: Fields, *, ended: bool) -> None:
-        del fields  # Clients of gRPC have no trailers: they end a stream.
+        del fields  # Clients of gRPC send no trailers: these fields can only end the stream.
         if ended:
             self._end()
 
@@ -139,7 +139,7 @@ class GrpcCall(ServicerContext):
                 self._arrived.wake()
             if queue.held + self._kept != self._held:
                 self._count()
-        elif length:
+        elif length:  # The content is dropped, but the caller's window must open again.
             self._stream.consume(length)
         if ended:
             self._end()
@@ -243,11 +243,11 @@ class GrpcCall(ServicerContext):
         handle: HandleRequest,
         bound: Callable[[Awaitable[None]], Awaitable[None]],
     ) -> None:
-        """Call ``handle`` with each request that follows, in order. Return at the end of the requests.
+        """Call ``handle`` with each further request, in order. Return at the end of the requests.
 
-        It is called as soon as a request arrives. What it returns is awaited before the next request.
-        ``bound`` wraps the waits for requests. Raise as ``read``, and what both functions raise. Cancellation
-        cancels the awaitable that ``handle`` has returned.
+        ``handle`` is called as soon as a request arrives. If it returns a coroutine, this is awaited before
+        the next request. ``bound`` wraps each wait for requests. Raise what ``read`` and both functions
+        raise. Cancellation cancels the coroutine that ``handle`` has returned.
         """
         handling = self._handling = Handling(self, self._queue, handle)
         try:
@@ -267,7 +267,8 @@ class GrpcCall(ServicerContext):
         return request
 
     async def write(self, response: Any) -> None:
-        """Send a response, once caller and socket take it. Raise ``CancelledError`` if the caller is gone."""
+        """Send a response. Return once caller and socket have taken it, or raise ``CancelledError`` if the
+        caller is gone."""
         message = response if self.encode is None else self.encode(response)
         if not self._head_sent:
             self._send_head(())
@@ -294,9 +295,8 @@ class GrpcCall(ServicerContext):
 
     def send_now(self, content: bytes) -> bool:
         """Send encoded and `prefixed` responses if the caller and the socket take all of them at once.
-        Otherwise send none, and return False.
 
-        The handler must have no ``write`` under way, and must have written before.
+        Otherwise, or if no head was sent before, send none and return False. No ``write`` may be under way.
         """
         return self._head_sent and self._stream.send_whole(content)
 

@@ -116,10 +116,11 @@ class GrpcServer:
         self._methods: dict[bytes, _Method] = {}
         self._takers: dict[str, TakeWhole] = {}
         self._fresh: dict[WholeCall, None] = {}
-        """Calls of which the present read of a socket has brought a part."""
+        """Calls of which a part has arrived since the last ``begin_calls``."""
         self._gathering: dict[WholeCall, None] = {}
         """Calls whose end has not arrived, oldest first."""
         self._gathered: asyncio.TimerHandle | None = None
+        """The timer of ``_stop_gathering``, if it is set."""
         self._whole: dict[WholeCall, None] = {}
         """Whole calls that were taken and not answered yet."""
         self.connections: dict[ServerConnection, None] = {}
@@ -141,11 +142,11 @@ class GrpcServer:
     ) -> None:
         """Serve the methods of ``handlers``, too. If several know a method, the first one serves it.
 
-        With ``admit``, the head of a call decides if its caller may call. Then the first message of any call
-        must come in time. Without ``admit``, that is so only for methods of one message. A method object that
-        has an ``admit`` of its own needs no other.
+        ``admit`` checks the head of each call. Without it, the ``admit`` of a method object does, if it has
+        one. With either, the first message must arrive within `unfinished.FIRST_MESSAGE_S`. Methods of one
+        request always have this limit.
         """
-        self._handlers += [(one, admit) for one in handlers]
+        self._handlers += [(handler, admit) for handler in handlers]
 
     def add_registered_method_handlers(
         self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
@@ -155,7 +156,7 @@ class GrpcServer:
         self.add_generic_rpc_handlers((table,))
 
     def take_whole_calls(self, path: str, take: TakeWhole) -> None:
-        """Offer calls of a method to ``take`` that arrive as a whole. Its handler serves all others.
+        """Offer the whole calls of a method to ``take``. The method's handler serves all others.
 
         While OpenTelemetry traces calls, the handler serves all of them.
         """
@@ -192,37 +193,38 @@ class GrpcServer:
         return ServerConnection(self, made)
 
     def _make_room(self) -> bool:
-        """End a connection on which no call has a message: strangers first, then the one longest without a
-        call."""
+        """End a connection on which no call has a message, or return False. Prefer clients that were never
+        served, then the connection that is longest without a call."""
         unfinished = self._unfinished.by_connection()
         useless = [
-            one
-            for one in self.connections
-            if one.http2.running == unfinished[one.http2] and not one.is_closing
+            connection
+            for connection in self.connections
+            if connection.http2.running == unfinished[connection.http2]
+            and not connection.is_closing
         ]
         if not useless:
             return False
-        min(useless, key=lambda one: (one.http2.is_known, one.busy_at)).give_up()
+        min(useless, key=lambda client: (client.http2.is_known, client.busy_at)).give_up()
         return True
 
     async def stop(self, grace_s: float) -> None:
         """Take no more calls, let running ones end within ``grace_s``, then cancel them.
 
-        For a moment, still take calls that clients began before they learned of the stop. Cancellation: as if
-        the grace was over.
+        For `_DRAIN_S` at most, still take calls that clients began before they learned of the stop.
+        Cancellation has the effect of the end of ``grace_s``.
         """
         try:
             async with timeout(grace_s):
                 if self._acceptor is not None:
                     await self._acceptor.stop()
-                await self._wait(FIRST_REQUEST_S, lambda one: one.is_undecided)
+                await self._wait(FIRST_REQUEST_S, lambda connection: connection.is_undecided)
                 self.decided.set()
                 for connection in list(self.connections):
                     connection.drain(last=False)
-                await self._wait(min(_DRAIN_S, grace_s / 2), lambda one: one.is_busy)
+                await self._wait(min(_DRAIN_S, grace_s / 2), lambda connection: connection.is_busy)
                 for connection in list(self.connections):
                     connection.drain(last=True)
-                await self._wait(None, lambda one: one.is_busy)
+                await self._wait(None, lambda connection: connection.is_busy)
         except TimeoutError:
             log.debug("%(count)d calls are cut off", {"count": len(self._calls)})
         finally:
@@ -240,9 +242,9 @@ class GrpcServer:
                 self._stopped.set()
 
     async def _close_connections(self) -> None:
-        """Return once all sockets are closed. Cut off those whose peers do not take what was sent."""
+        """Close all connections. Return once all sockets are closed."""
         for connection in list(self.connections):
-            connection.close()  # It cuts itself off after its time limit.
+            connection.close()  # It cuts itself off if its peer does not take what was sent in time.
         while self.connections:
             self._changed.clear()
             await self._changed.wait()
@@ -257,10 +259,10 @@ class GrpcServer:
     async def _wait(
         self, timeout_s: float | None, holds_up: Callable[[ServerConnection], bool]
     ) -> None:
-        """Return once no connection delays the stop, or after ``timeout_s``."""
+        """Return once ``holds_up`` is False for all connections, or after ``timeout_s``."""
         try:
             async with timeout(timeout_s):
-                while any(holds_up(one) for one in self.connections):
+                while any(holds_up(connection) for connection in self.connections):
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -282,7 +284,7 @@ class GrpcServer:
     # -- calls
 
     def accept(self, stream: Http2Stream, request: RequestHead, ended: bool) -> StreamListener:
-        """Begin a call of the peer."""
+        """Begin a call of the peer: a `WholeCall` if its method takes such calls."""
         del ended
         plan: _Plan | None = request.plan
         if plan is None:
@@ -291,26 +293,24 @@ class GrpcServer:
                 return _refused(stream)
         method = plan.method
         if method is not None and method.take is not None:
-            whole = WholeCall(
-                self, stream, request, method, plan.timeout_s, self._clock.monotonic()
-            )
-            self._fresh[whole] = None
-            return whole
+            call = WholeCall(self, stream, request, method, plan.timeout_s, self._clock.monotonic())
+            self._fresh[call] = None
+            return call
         return self._begin(stream, request, plan)
 
     def _plan(self, request: RequestHead) -> _Plan | None:
         """Return the plan of a request; None if it is not a gRPC call."""
         fields = dict(request.fields)
-        kind = fields.get(b"content-type", b"")
-        if request.method != b"POST" or not is_grpc(kind):
+        content_type = fields.get(b"content-type", b"")
+        if request.method != b"POST" or not is_grpc(content_type):
             return None
         encoding = fields.get(b"grpc-encoding", b"identity").decode("latin-1")
         method = self._method(request.path)
-        unknown = grpc.StatusCode.UNIMPLEMENTED
+        code = grpc.StatusCode.UNIMPLEMENTED
         if method is None:
-            return _Plan(encoding, refusal=(unknown, "Method not found!"))
+            return _Plan(encoding, refusal=(code, "Method not found!"))
         if encoding not in ENCODINGS:
-            return _Plan(encoding, refusal=(unknown, f"messages cannot be encoded by {encoding}"))
+            return _Plan(encoding, refusal=(code, f"messages cannot be encoded by {encoding}"))
         try:
             return _Plan(encoding, method, timeout_of(request.fields))
         except ValueError as error:
@@ -353,7 +353,7 @@ class GrpcServer:
 
         def finish(done: asyncio.Task[None]) -> None:
             self._calls.discard(done)
-            # A task that was cancelled at once has never run.
+            # A task that was cancelled before it began has not finished its call.
             call.finish(grpc.StatusCode.CANCELLED)
 
         task.add_done_callback(finish)
@@ -362,24 +362,24 @@ class GrpcServer:
         """Serve the calls that the last reads of sockets have completed."""
         if not self._fresh:
             return
-        offered: dict[bytes, list[WholeCall]] = {}
+        complete_calls: dict[bytes, list[WholeCall]] = {}
         traced = tracing.active()
-        fresh, self._fresh = self._fresh, {}
-        for call in fresh:
+        fresh_calls, self._fresh = self._fresh, {}
+        for call in fresh_calls:
             if not call.is_open:
                 continue
             if traced or call.is_long:
                 call.hand_back()
             elif call.stream.remote_ended:
                 self._gathering.pop(call, None)
-                offered.setdefault(call.method.path, []).append(call)
+                complete_calls.setdefault(call.method.path, []).append(call)
             else:
                 call.keep()
                 self._gathering[call] = None
         if self._gathering and self._gathered is None:
             loop = asyncio.get_running_loop()
             self._gathered = loop.call_later(GATHER_S, self._stop_gathering)
-        for calls in offered.values():
+        for calls in complete_calls.values():
             self._offer(calls)
 
     def arrived(self, call: WholeCall) -> None:
@@ -388,35 +388,33 @@ class GrpcServer:
             self._fresh[call] = None
 
     def _stop_gathering(self) -> None:
-        """Serve calls by tasks if they were not complete in time."""
-        self._gathered, handed = None, 0
+        """Serve by tasks the calls that were not complete in time. Set the timer again for younger calls."""
+        self._gathered, handed_back = None, 0
         now = self._clock.monotonic()
         while self._gathering:
             call = next(iter(self._gathering))
-            if (
-                call.stream.remote_ended
-            ):  # It is complete, and is taken in this turn. Those behind it wait.
+            if call.stream.remote_ended:  # It is complete: ``begin_calls`` serves it.
                 del self._gathering[call]
                 continue
-            left = call.began + GATHER_S - now
-            if left > 0 or handed == _HANDED_MAX:
+            left_s = call.began + GATHER_S - now
+            if left_s > 0 or handed_back == _HANDED_MAX:
                 loop = asyncio.get_running_loop()
-                self._gathered = loop.call_later(max(left, 0.0), self._stop_gathering)
+                self._gathered = loop.call_later(max(left_s, 0.0), self._stop_gathering)
                 return
             del self._gathering[call]
             call.hand_back()
-            handed += 1
+            handed_back += 1
 
     def _offer(self, calls: list[WholeCall]) -> None:
         self._whole.update(dict.fromkeys(calls))
         try:
-            rest = calls[0].method.take(calls)
+            declined = calls[0].method.take(calls)
         except Exception as error:
             log.exception("whole calls could not be taken")
             for call in calls:
                 call.give_up(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}")
             return
-        for call in rest:
+        for call in declined:
             call.hand_back()
         for call in calls:
             call.limit()
@@ -437,8 +435,8 @@ class GrpcServer:
         """See ``CallOwner.answer_by_task``."""
         self._whole.pop(call, None)
         queue = MessageQueue(self._max_recv_bytes)
-        served = GrpcCall(call.stream, call.request, queue, self._memory)
-        call.stream.listener = served
+        answering = GrpcCall(call.stream, call.request, queue, self._memory)
+        call.stream.listener = answering
 
         left_s = call.timeout_s
         if left_s is not None:
@@ -448,14 +446,14 @@ class GrpcServer:
             code, details = grpc.StatusCode.OK, ""
             try:
                 async with timeout(left_s):
-                    await served.write(response)
+                    await answering.write(response)
             except TimeoutError:
                 code, details = grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"
-            served.finish(code, details)
+            answering.finish(code, details)
             seconds = self._clock.monotonic() - call.began
             call.method.measured.count(code, seconds, call.received)
 
-        self._spawn(served, answer(), call.method)
+        self._spawn(answering, answer(), call.method)
 
     def answered(self, call: WholeCall, code: grpc.StatusCode) -> None:
         """See ``CallOwner.answered``."""
@@ -471,9 +469,9 @@ class GrpcServer:
         if method is None:
             name = path.decode("latin-1")
             for handler, admit in self._handlers:
-                found = handler.service(_Details(name))  # type: ignore[arg-type]
-                if found is not None:
-                    method = _measured(name, found, self._clock, self._takers.get(name), admit)
+                rpc = handler.service(_Details(name))  # type: ignore[arg-type]
+                if rpc is not None:
+                    method = _measured(name, rpc, self._clock, self._takers.get(name), admit)
                     self._methods[path] = method
                     break
         return method
@@ -531,18 +529,18 @@ def _measured(
     name: str, handler: Any, clock: Clock, take: TakeWhole | None, admit: Admit | None
 ) -> _Method:
     measured = MeasuredMethod(name, handler, clock)
-    served = measured.handler
-    kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-    (kind,) = (kind for kind in kinds if getattr(handler, kind) is not None)
-    call = getattr(served, kind)
-    admit = admit or getattr(getattr(handler, kind), "admit", None)
+    wrapped = measured.handler
+    shapes = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+    (shape,) = (shape for shape in shapes if getattr(handler, shape) is not None)
+    call = getattr(wrapped, shape)
+    admit = admit or getattr(getattr(handler, shape), "admit", None)
     return _Method(
         name.encode("latin-1"),
         call,
-        bool(served.request_streaming),
-        bool(served.response_streaming),
-        served.request_deserializer,
-        served.response_serializer,
+        bool(wrapped.request_streaming),
+        bool(wrapped.response_streaming),
+        wrapped.request_deserializer,
+        wrapped.response_serializer,
         measured,
         take,
         admit,
@@ -550,14 +548,14 @@ def _measured(
 
 
 class _Ignoring:
-    """Ignores the rest of a request that was answered already."""
+    """Answers a request with a text, and ignores the rest of the request."""
 
     def __init__(self, stream: Http2Stream, content: bytes) -> None:
         self._stream = stream
         self._content = memoryview(content)
 
     def answer(self) -> None:
-        """Send as much of the content as may be sent now."""
+        """Send as much of the answer's content as may be sent now."""
         stream = self._stream
         if not stream.local_ended:
             self._content = self._content[stream.send(self._content, ended=True) :]
@@ -577,7 +575,7 @@ class _Ignoring:
         self._stream.release()
 
     def on_room(self) -> None:
-        """Send more of the content."""
+        """Send more of the answer's content."""
         self.answer()
 
 

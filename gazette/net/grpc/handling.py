@@ -37,22 +37,23 @@ class Handling:
     __slots__ = ("_call", "_failure", "_handle", "_rest", "_waiting", "_woken")
 
     def __init__(self, call: HandledCall, waiting: Sized, handle: HandleRequest) -> None:
-        """Handle the requests of ``call`` by ``handle``. ``waiting`` are those that have arrived."""
+        """Handle the requests of ``call`` by ``handle``. ``waiting`` holds those that have arrived."""
         self._call = call
         self._waiting = waiting
         self._handle = handle
         self._rest: Coroutine[Any, Any, None] | None = None
-        """The rest of a request, which the task runs before it takes other requests."""
+        """The coroutine of a request, which the task runs before the call takes another request."""
         self._failure: BaseException | None = None
+        """The error of ``handle`` in ``arrived``, which the task raises."""
         self._woken: asyncio.Future[None] | None = None
-        """Set while the task waits for requests, and leaves them to ``arrived``."""
+        """Not None while the task waits. Meanwhile, ``arrived`` handles the requests."""
 
     async def turn(self) -> bool:
-        """Handle the requests that have arrived. Return False at their end. Raise as ``GrpcCall.each``."""
+        """Handle the requests that have arrived. Return False after the last. Raise as ``GrpcCall.each``."""
         while True:
-            rest, self._rest = self._rest, None
-            if rest is not None:
-                await rest
+            coroutine, self._rest = self._rest, None
+            if coroutine is not None:
+                await coroutine
             if self._failure is not None:
                 raise self._failure
             if not self._waiting:
@@ -71,13 +72,13 @@ class Handling:
             self._woken = None
 
     def close(self) -> None:
-        """Give up the rest of a request that the task has not begun."""
-        rest, self._rest = self._rest, None
-        if rest is not None:
-            rest.close()
+        """Close the coroutine of a request that the task has not begun to run."""
+        coroutine, self._rest = self._rest, None
+        if coroutine is not None:
+            coroutine.close()
 
     def arrived(self) -> None:
-        """Handle the requests that have arrived, unless the task does so."""
+        """Handle the requests that have arrived while the task waits, and wake it if only it can go on."""
         woken, call = self._woken, self._call
         if woken is None or woken.done():
             return
@@ -86,6 +87,6 @@ class Handling:
                 self._rest = self._handle(call.take())
         except BaseException as error:  # noqa: BLE001 - raised by the task
             self._failure = error
-        for_task = self._rest is not None or self._failure is not None
-        if for_task or call.fault is not None or call.has_ended:
+        needs_task = self._rest is not None or self._failure is not None
+        if needs_task or call.fault is not None or call.has_ended:
             woken.set_result(None)

@@ -1,7 +1,7 @@
 """Memory of messages that no handler has taken yet, and of responses that wait for room at their caller.
 
-A message counts from its announcement on, with its full length. A compressed message counts with its
-decompressed length once it is taken, until the next one is.
+A message counts with its full length as soon as its prefix announces it. A compressed message that the
+handler has taken counts with its decompressed length until the handler takes the next one.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from gazette.http2.connection import FIRST_BYTES, STREAM_BYTES
 HELD_MAX: Final = 3 << 25
 """Most bytes that all calls of a server hold together."""
 _PLENTY: Final = 1 << 25
-"""While all calls hold fewer bytes, a call may be far ahead of its handler."""
+"""While all calls together hold fewer bytes, a call may send `STREAM_BYTES` ahead of its handler."""
 
 
 class Holder(Protocol):
     """A call that holds messages."""
 
     def give_up_messages(self) -> None:
-        """Drop the messages, and end. Their memory was released already."""
+        """Drop the messages, and end the call. `HeldMemory` does not count them any more."""
         ...
 
 
 class HeldMemory:
     """The memory that calls hold, at most ``most`` bytes together. Loop-bound.
 
-    If little is left, calls may send less ahead. If none is left, the call that has held messages for the
-    longest time gives them up. A call that makes progress holds nothing between two of its messages.
+    When little is left, a call may send less ahead of its handler. When nothing is left, the call that has
+    held messages longest gives them up. A call that makes progress holds nothing between two messages.
     """
 
     __slots__ = ("_held", "_most", "_total")
@@ -56,6 +56,6 @@ class HeldMemory:
         else:
             self._held.pop(holder, None)
         while self._total > self._most:
-            oldest = next(iter(self._held))
+            oldest = next(iter(self._held))  # A dict keeps the order in which keys were inserted.
             self._total -= self._held.pop(oldest)
             oldest.give_up_messages()

@@ -23,7 +23,7 @@ _MARK: Final = fr.PREFACE[:4]
 FIRST_FRAMES_S: Final = 10.0
 """Seconds from the connection to the peer's settings."""
 KEEPALIVE_S: Final = 10.0
-"""Seconds of silence after which a peer with open calls is asked for an answer, and then given up."""
+"""Seconds of silence after which a client with open calls gets a PING. Without an answer it is cut off."""
 IDLE_S: Final = 600.0
 """Seconds without a call after which a connection is ended."""
 FINISH_S: Final = 1.0
@@ -60,8 +60,8 @@ class ConnectionOwner(Protocol):
 class ServerConnection(Http2Socket):
     """One connection of a server, with the time that its client has for each step.
 
-    If the server has ``http1``, the connection is *undecided* until its first bytes arrive. If TLS has agreed
-    on HTTP/2, it is decided at once.
+    If the server has ``http1``, the connection is *undecided* until its first bytes show the protocol. If TLS
+    has agreed on HTTP/2, the connection is decided at once.
     """
 
     def __init__(self, server: ConnectionOwner, made: Callable[[], None]) -> None:
@@ -74,7 +74,7 @@ class ServerConnection(Http2Socket):
         """The loop's time at which the last call ended."""
 
     def give_up(self) -> None:
-        """End the connection of a client without calls: it may connect again."""
+        """End the connection of a client without calls: the client may connect again."""
         self.drain(last=True)
         self.close()
 
@@ -175,7 +175,7 @@ class ServerConnection(Http2Socket):
                 self._finish()
 
     def _finish(self) -> None:
-        """End the connection once the client has read what was sent, within a short time.
+        """End the connection once the client has taken what was sent, within `CLOSING_S`.
 
         A socket that is closed with unread bytes resets the connection: the client would lose what it has not
         read yet. So bytes of the client are read and dropped until it closes its side.
@@ -197,7 +197,7 @@ class ServerConnection(Http2Socket):
         self._set_timer(FINISH_S, partial(self._finished, self._loop.time() + CLOSING_S))
 
     def _finished(self, until: float) -> None:
-        """Close the socket. Until the time ``until``, wait for a client that still takes what was sent."""
+        """Close the socket if the client has taken all bytes. Cut it off at the loop's time ``until``."""
         transport = self._transport
         if transport is None:
             return
@@ -221,7 +221,7 @@ class ServerConnection(Http2Socket):
     def _check(self) -> None:
         """Give up a client that is silent, or takes nothing. End an unused connection."""
         now = self._loop.time()
-        if not self._connection.settled:
+        if not self._connection.settled:  # The first check is after `FIRST_FRAMES_S`.
             self.close()
             return
         if self._stalled_at is not None and now - self._stalled_at >= STALL_S:

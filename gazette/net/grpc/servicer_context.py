@@ -13,7 +13,7 @@ from gazette.http2.peer import Peer
 class ServicerContext:
     """Methods of a context that our own handlers do not use. Loop-bound.
 
-    Answers are never compressed: gRPC permits a server to ignore that request.
+    Answers are never compressed: gRPC permits a server to ignore a request for compression.
     """
 
     __slots__ = ("_callbacks", "_trailing", "ends_at")

@@ -1,8 +1,8 @@
 """Turns in which the connections of a server do the work that their peers cause.
 
-A little work is done at once. A peer that causes more has to wait: its connection reads nothing until that
-work is done, a share in each turn of the event loop. Connections take turns; those with new work go before
-those with a rest. So a peer that sends without end delays others by one turn or two.
+A little work is done at once. If a peer causes more, its connection reads nothing until that work is done.
+The connection does a share of the work in each turn of the event loop. Connections with new work go before
+those that continue. So a peer that sends without end delays others by one turn or two.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 WORK_MAX: Final = 1_024
 """Most work of all connections in a turn of the loop. See `connection.BEGIN_WORK` for the unit."""
 WORK_MIN: Final = 64
+"""Least work of all connections in a turn, however long turns take."""
 SHARE: Final = 256
 """Most work of one connection before others have their turn."""
 TURN_S: Final = 0.02
@@ -57,8 +58,9 @@ class Turns:
         self._monotonic = monotonic
         self._call_soon = call_soon
         self._work = WORK_MAX
-        """Work of a turn."""
+        """Work of a turn: fewer units after long turns."""
         self._left = WORK_MAX
+        """Work that may still be done in this turn."""
         self._new: OrderedDict[BusyConnection, None] = OrderedDict()
         """Connections with a backlog that have had no share yet, in order."""
         self._old: OrderedDict[BusyConnection, None] = OrderedDict()
@@ -77,7 +79,7 @@ class Turns:
             if worker not in self._old:
                 self._wait(self._new, worker)
         if self._left < self._work // 2:
-            self._ask()
+            self._ask()  # The next turn has its full work again.
 
     def forget(self, worker: BusyConnection) -> None:
         """Forget a connection that has ended."""

@@ -1,4 +1,4 @@
-"""Calls of a server whose first message has not arrived: they use a place and do nothing yet."""
+"""Calls of a server whose first message has not arrived: each occupies a stream and does nothing yet."""
 
 from __future__ import annotations
 
@@ -58,10 +58,11 @@ class Unfinished:
         self._calls.pop(call, None)
 
     def by_connection(self) -> Counter[Any]:
-        """Return how many such calls each connection has."""
+        """Return the number of unfinished calls of each connection."""
         return Counter(call.connection for call in self._calls)
 
     def _give_up(self, code: grpc.StatusCode, details: str) -> None:
+        """End the oldest call with a status."""
         call = next(iter(self._calls))
         del self._calls[call]
         call.give_up(code, details)

@@ -1,8 +1,8 @@
-"""Calls of gRPC of which all requests arrive before they are served. They need no task.
+"""Whole calls: calls of gRPC whose requests have all arrived before they are served. They need no task.
 
-Many calls are short, and arrive in one piece, or nearly so. The server offers them to a function of their
-method: in one call, all those that one read of a socket has completed. A task serves the calls that the
-function does not take. It also serves calls that are long, or not complete within `GATHER_S`.
+Many calls are short, and arrive in one piece or a few. The server offers them to a function of their method.
+This function gets all calls together that one read of a socket has completed. A task serves a call that the
+function does not take. A task also serves a call that is long, or not complete within `GATHER_S`.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class CallOwner(Protocol):
 class WholeCall:
     """A call whose requests may all arrive at once. Loop-bound.
 
-    Its function calls ``answer``, ``refuse`` or, to leave it to a task, ``hand_back``: one of them, once, at
-    any time. ``on_gone`` is called if the caller goes away before that, or its time is up.
+    The function of its method calls one of ``answer``, ``refuse`` and ``hand_back``, once, at any time.
+    ``hand_back`` leaves the call to a task. If the caller goes away before, or its time is up, ``on_gone`` is
+    called.
     """
 
     __slots__ = (
@@ -102,7 +103,7 @@ class WholeCall:
     # -- what arrives
 
     def on_fields(self, fields: Fields, *, ended: bool) -> None:
-        """Ignore trailers. They end the stream."""
+        """Ignore trailers, except that they end the stream."""
         if ended:
             self._owner.arrived(self)
 
@@ -129,19 +130,19 @@ class WholeCall:
         """Return the encoded requests; None unless all have arrived, uncompressed and not too long."""
         if not self.stream.remote_ended or self.is_long:
             return None
-        content, at, found = self.content(), 0, []
-        self._content = [content]  # A part that arrived is a view of all bytes of one read.
+        content, offset, requests = self.content(), 0, []
+        self._content = [content]  # Each part kept all bytes of its read in memory.
         end = len(content)
-        while end - at >= PREFIX_BYTES:
-            begin = at + PREFIX_BYTES
-            at = begin + int.from_bytes(content[begin - 4 : begin], "big")
-            if content[begin - PREFIX_BYTES] or at > end:
+        while end - offset >= PREFIX_BYTES:
+            begin = offset + PREFIX_BYTES
+            offset = begin + int.from_bytes(content[begin - 4 : begin], "big")
+            if content[begin - PREFIX_BYTES] or offset > end:
                 return None  # Compressed, or cut short.
-            found.append(content[begin:at])
-        if at != end:
+            requests.append(content[begin:offset])
+        if offset != end:
             return None
-        self.received = len(found)
-        return found
+        self.received = len(requests)
+        return requests
 
     def content(self) -> bytes:
         """Return the part of the requests that has arrived."""
@@ -191,7 +192,7 @@ class WholeCall:
         return self._length > WHOLE_BYTES_MAX
 
     def keep(self) -> None:
-        """Copy what has arrived: it consists of views of larger reads."""
+        """Copy what has arrived: views keep all bytes of their reads in memory."""
         self._content = [bytearray().join(self._content)]
 
     def limit(self) -> None:
