@@ -1,6 +1,6 @@
 """One setting of a program: its names, its kind, and its texts.
 
-Programs import these names from `gazette.config.schema`, which determines the values.
+Programs import these names from `gazette.config.schema`, which finds the value of each setting.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def setting(
 
     Its type is str, int, float, bool, ``bool | None``, ``Path | None`` or ``tuple[str, ...]``. ``name``,
     ``env`` and ``ini`` replace the names that are derived from the field's name. A ``secret`` is never
-    printed. ``short`` is a letter for ``-x``. ``flag_only``: neither the environment nor a file sets it,
-    except the file's section of its own command.
+    printed. ``short`` is a letter for ``-x``. With ``flag_only``, the environment does not set the field, and
+    a file sets it only in the section of its own command.
     """
     meta = _Meta(
         help_text,
@@ -99,7 +99,7 @@ class Option:
     name: str
     """Name without its group: ``max-append-rate``."""
     env: str
-    """The environment variable; empty for none."""
+    """Name of the environment variable; empty if no variable sets the option."""
     help: str
     default: Any
     kind: str
@@ -184,21 +184,21 @@ _KINDS: Final[Mapping[Any, str]] = {
 def options_of(group: str, cls: type) -> Iterator[Option]:
     """Yield the options of a group, in the order of its fields."""
     hints = get_type_hints(cls)
-    for one in dataclasses.fields(cls):
-        meta = one.metadata.get(_META)
+    for field in dataclasses.fields(cls):
+        meta = field.metadata.get(_META)
         if meta is None:
-            raise Bug("a field of a settings group was not made by setting()", field=one.name)
-        name = meta.name or one.name.replace("_", "-")
-        # Another program may use a bare name such as PORT or ZONE.
-        words = f"{group}.{name}" if group else ""
+            raise Bug("a field of a settings group was not made by setting()", field=field.name)
+        name = meta.name or field.name.replace("_", "-")
+        # Without a group, no name is derived: another program may use a bare PORT or ZONE.
+        qualified = f"{group}.{name}" if group else ""
         yield Option(
             group=group,
-            field=one.name,
+            field=field.name,
             name=name,
-            env=meta.env or words.upper().replace(".", "_").replace("-", "_"),
+            env=meta.env or qualified.upper().replace(".", "_").replace("-", "_"),
             help=meta.help,
-            default=one.default,
-            kind="duration" if meta.is_duration else _KINDS[hints[one.name]],
+            default=field.default,
+            kind="duration" if meta.is_duration else _KINDS[hints[field.name]],
             choices=meta.choices,
             secret=meta.secret,
             short=meta.short,

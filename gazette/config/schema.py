@@ -61,7 +61,7 @@ class Loaded:
     """Option key → "flag", "env NAME", "file PATH" or "default"."""
     file: Path | None
     arguments: tuple[str, ...] = ()
-    """Words that are not flags, where the program takes such words."""
+    """Words that are not flags. A program without an ``arguments`` text in its schema takes none."""
     warnings: tuple[str, ...] = ()
     """One sentence for each key of the file that no program knows."""
     argv: tuple[str, ...] = ()
@@ -98,9 +98,9 @@ class Schema:
     ``description`` and ``examples`` are for ``--help``. ``also_in_file`` are sections of the same file for
     other programs. ``defaults`` replaces the defaults of some option keys.
 
-    ``scopes`` are sections of a file, the general one first. For this program, their keys and sub-sections
-    (``[scope.Group]``) take precedence over those of all programs. Only the last scope has settings that are
-    ``flag_only``.
+    ``scopes`` are sections of the file, the general one first. For this program, their keys and sub-sections
+    (``[scope.Group]``) take precedence over sections for all programs. Only the last scope may set options
+    that are ``flag_only``.
     """
 
     def __init__(
@@ -136,21 +136,21 @@ class Schema:
     ) -> Loaded:
         """Find the value of every option. Raise ``Invalid`` (exit code 2), or ``SystemExit`` for ``--help``.
 
-        ``directory`` replaces the working directory, where a file is searched first.
+        ``directory`` replaces the working directory, in which the file is searched first.
         """
-        given, arguments = self._parse_flags(argv)
-        named = given.pop("config", None)
-        path = self._find_file(named, environ, directory)
+        flags, arguments = self._parse_flags(argv)
+        named_file = flags.pop("config", None)
+        path = self._find_file(named_file, environ, directory)
         from_file, warnings = self._read_file(path) if path is not None else ({}, ())
         values: dict[str, dict[str, Any]] = {group: {} for group in self.groups}
         sources: dict[str, str] = {}
         for option in self.options:
-            sources[option.key], value = self._settle(option, given, environ, from_file, path)
+            sources[option.key], value = self._settle(option, flags, environ, from_file, path)
             values[option.group][option.field] = value
-        if path is not None and not named and path.parent == (directory or Path()):
+        if path is not None and not named_file and path.parent == (directory or Path()):
             self._check_trust(path, sources)
-        built = {group: cls(**values[group]) for group, cls in self.groups.items()}
-        return Loaded(built, sources, path, arguments, tuple(warnings), tuple(argv))
+        built_groups = {group: cls(**values[group]) for group, cls in self.groups.items()}
+        return Loaded(built_groups, sources, path, arguments, tuple(warnings), tuple(argv))
 
     def _settle(
         self,
@@ -177,14 +177,14 @@ class Schema:
         Another user may own the working directory, but the secret is this user's.
         """
         file = f"file {path}"
-        foreign = [
-            one for one in self.options if one.secret and sources[one.key] not in (file, "default")
+        secrets = [
+            opt for opt in self.options if opt.secret and sources[opt.key] not in (file, "default")
         ]
-        places = [one for one in self.options if one.field in _PLACES and sources[one.key] == file]
-        if foreign and places:
+        places = [opt for opt in self.options if opt.field in _PLACES and sources[opt.key] == file]
+        if secrets and places:
             raise Invalid(
-                f"{places[0].key} of a file in the working directory would decide where {foreign[0].key}"
-                f" is used, which comes from {sources[foreign[0].key].replace('env ', 'environment ')}",
+                f"{places[0].key} of a file in the working directory would decide where {secrets[0].key}"
+                f" is used, which comes from {sources[secrets[0].key].replace('env ', 'environment ')}",
                 path=str(path),
                 hint=f"If you trust the file, name it: --config={path}. Else give {places[0].flag}.",
             )
@@ -202,11 +202,11 @@ class Schema:
             argument_default=argparse.SUPPRESS,
         )
         if self.file_stem is not None:
-            where = f"./{self.file_stem}.ini or .yaml, then the same in ~/.config/gazette"
-            parser.add_argument("--config", metavar="FILE", help=f"INI or YAML file [{where}]")
+            files = f"./{self.file_stem}.ini or .yaml, then the same in ~/.config/gazette"
+            parser.add_argument("--config", metavar="FILE", help=f"INI or YAML file [{files}]")
         sections: dict[str, Any] = {"": parser}
         # Put a command's own flags first: users look for these.
-        for option in sorted(self.options, key=lambda one: not one.flag_only):
+        for option in sorted(self.options, key=lambda option: not option.flag_only):
             section = sections.get(option.group)
             if section is None:
                 section = sections[option.group] = parser.add_argument_group(option.group)
@@ -228,13 +228,13 @@ class Schema:
         """Return the given text of each option, and the words that are not flags."""
         words = self._spelled_out(argv)
         end = words.index("--") if "--" in words else len(words)
-        namespace, rest = self.parser().parse_known_args(words[:end])
-        flags = [word for word in rest if word.startswith("-") and word != "-"]
+        namespace, unparsed = self.parser().parse_known_args(words[:end])
+        flags = [word for word in unparsed if word.startswith("-") and word != "-"]
         if flags:
             flag = flags[0].partition("=")[0]
             names = [option.flag for option in self.options]
             raise self._unknown(f"unknown flag {flag}", self.program, flag, names)
-        arguments = (*rest, *words[end + 1 :])
+        arguments = (*unparsed, *words[end + 1 :])
         if arguments and not self.arguments:
             raise Invalid(
                 f'unexpected argument "{arguments[0]}"',
@@ -246,18 +246,18 @@ class Schema:
     def _spelled_out(self, argv: Sequence[str]) -> list[str]:
         """Return the words with every switch as ``--switch=true``.
 
-        Then a switch takes the next word as its value only if that is a value, as in ``--switch false``.
+        A boolean after a switch is its value, as in ``--switch false``, unless the program takes arguments.
         """
-        switches = {one.flag: one.flag for one in self.options if one.kind == "bool"}
+        switches = {option.flag: option.flag for option in self.options if option.kind == "bool"}
         switches |= {
-            f"-{one.short}": one.flag for one in self.options if one.kind == "bool" and one.short
+            f"-{opt.short}": opt.flag for opt in self.options if opt.kind == "bool" and opt.short
         }
         words: list[str] = []
-        for at, word in enumerate(argv):
+        for index, word in enumerate(argv):
             if word == "--":
-                words.extend(argv[at:])
+                words.extend(argv[index:])
                 break
-            value = argv[at + 1].lower() if at + 1 < len(argv) else ""
+            value = argv[index + 1].lower() if index + 1 < len(argv) else ""
             if word in switches and (self.arguments or value not in TRUE_WORDS | FALSE_WORDS):
                 words.append(f"{switches[word]}=true")
             elif re.match("-[A-Za-z]=", word):
@@ -310,42 +310,42 @@ class Schema:
                 entries = list(yaml_entries(text))
         except (OSError, UnicodeDecodeError, Invalid) as error:
             raise Invalid(f"configuration file cannot be read: {error}", path=str(path)) from error
-        known = self._file_keys()
-        found: dict[str, tuple[int, str]] = {}
+        file_keys = self._file_keys()
+        texts: dict[str, tuple[int, str]] = {}
         warnings: list[str] = []
         for key, value in entries:
-            match = known.get(_folded(key))
-            if match is None:
-                names = [name for _, _, name in known.values()]
+            file_key = file_keys.get(_folded(key))
+            if file_key is None:
+                names = [name for _, _, name in file_keys.values()]
                 unknown = self._unknown(f"unknown key {key}", str(path), key, names)
                 if not is_ini:
                     raise unknown
                 warnings.append(f"{unknown}; it is ignored")
-            elif (option := match[1]) is not None:
-                rank, earlier = found.get(option.key, (-1, ""))
-                if option.kind == "list" and rank == match[0]:
+            elif (option := file_key[1]) is not None:
+                rank, earlier = texts.get(option.key, (-1, ""))
+                if option.kind == "list" and rank == file_key[0]:  # Entries of one list add up.
                     value = f"{earlier},{value}"
-                if rank <= match[0]:
-                    found[option.key] = match[0], value
-        return {key: value for key, (_, value) in found.items()}, warnings
+                if rank <= file_key[0]:
+                    texts[option.key] = file_key[0], value
+        return {key: value for key, (_, value) in texts.items()}, warnings
 
     def _file_keys(self) -> dict[str, tuple[int, Option | None, str]]:
-        """Return, by each key that a file may have: its rank, its option, and its usual name.
+        """Return rank, option and usual name of each key that a file may have, by the folded key.
 
-        If several keys set an option, that of the greatest rank counts. An option of another program is None.
+        If several keys set an option, that of the greatest rank counts. Options of other programs are None.
         """
-        known: dict[str, tuple[int, Option | None, str]] = {}
+        file_keys: dict[str, tuple[int, Option | None, str]] = {}
         for section, cls in self._others.items():
             for option in options_of(section.rpartition(".")[2], cls):
                 name = _joined(section, option.name)
-                known |= dict.fromkeys(_spellings(section, option), (0, None, name))
+                file_keys |= dict.fromkeys(_spellings(section, option), (0, None, name))
         for rank, scope in enumerate(("", *self.scopes)):
             for option in self.options:
                 if not option.flag_only or (scope and rank == len(self.scopes)):
                     section = _joined(scope, option.group)
                     name = _joined(section, option.name)
-                    known |= dict.fromkeys(_spellings(section, option), (rank, option, name))
-        return known
+                    file_keys |= dict.fromkeys(_spellings(section, option), (rank, option, name))
+        return file_keys
 
     def render_ini(self, loaded: Loaded, groups: Sequence[str] | None = None) -> str:
         """Return the effective configuration as an INI file, without secrets.
@@ -366,7 +366,7 @@ class Schema:
                 facts = ", ".join(filter(None, (option.env, loaded.sources[option.key])))
                 lines.append(f"; {option.help} [{facts}]")
                 if not _may_be_shown(option, value):
-                    # A cut text would be read back as another value.
+                    # A text with its secret cut out would be read back as another value.
                     lines.append(f"; {option.name} is {'set' if value else 'not set'}; not shown")
                 else:
                     mark = "; " if loaded.sources[option.key] == "default" else ""
@@ -407,10 +407,9 @@ def _joined(*parts: str) -> str:
 
 
 def _folded(key: str) -> str:
-    """Return the form in which keys are compared: without case and separators, and with our name of the
-    group."""
+    """Return a key in its form for comparisons: without case and separators, with our names of groups."""
     *sections, name = (re.sub("[-_]", "", part) for part in key.lower().split("."))
-    return _joined(*(_ALIASES.get(one, one) for one in sections), name)
+    return _joined(*(_ALIASES.get(section, section) for section in sections), name)
 
 
 def exit_with(error: Invalid, stderr: Any) -> int:

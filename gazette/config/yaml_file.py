@@ -22,6 +22,6 @@ def _flattened(prefix: str, node: yaml.Node) -> Iterator[tuple[str, str]]:
         if isinstance(value, yaml.MappingNode):
             yield from _flattened(path, value)
         elif isinstance(value, yaml.SequenceNode):
-            yield path, ",".join(strict_yaml.text_of(one) for one in value.value)
+            yield path, ",".join(strict_yaml.text_of(item) for item in value.value)
         elif not strict_yaml.is_null(value):
             yield path, strict_yaml.text_of(value)
