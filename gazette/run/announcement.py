@@ -19,7 +19,7 @@ def announced(
     consumers: str,
     say: Callable[[str], object],
 ) -> Iterator[None]:
-    """Publish a context by which `gazctl` finds a run. Say how, or say that `gazctl` needs addresses."""
+    """Let `gazctl` find a run by a context, during the block. Say how, or that `gazctl` needs addresses."""
     with ExitStack() as stack:
         run = RunContext(brokers, consumers, target, os.getcwd())
         try:

@@ -18,7 +18,7 @@ _SHELL_TIMES: Final = {
     NOW: "'$(date -u +%Y-%m-%dT%H:%M:%S)'",
     str(NOW_S): "'$(date +%s)'",
 }
-"""Shell code for each time in a sample. It leaves the single quotes, to insert the present time."""
+"""Shell code that replaces a time in a sample: a closing quote, the present time, and an opening quote."""
 _PATH_PARAMETER: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 
@@ -41,8 +41,8 @@ def banner(
     for index, (grpc, http) in enumerate(members):
         pid = f"   process {pids[index]}" if pids else ""
         lines.append(f"  serves   {http} (HTTP)   {grpc} (gRPC){pid}")
-    lines += [f"  reads    {_journals_text(one)}" for one in declaration.sources]
-    lines += [f"  writes   {_journals_text(one)}" for one in declaration.outputs]
+    lines += [f"  reads    {_journals_text(journals)}" for journals in declaration.sources]
+    lines += [f"  writes   {_journals_text(journals)}" for journals in declaration.outputs]
     lines.append("try")
     lines += [
         f"  {publish_command(source, samples[source.name], brokers)}"
@@ -76,7 +76,7 @@ def publish_command(source: DeclaredJournals, sample: MessageSample, brokers: st
 
 
 def _shell_word(line: str) -> str:
-    """Return a line as a word of a shell, which puts the present time into it."""
+    """Return a line as a word of a shell, which puts the present time into the line."""
     word = "'" + line.replace("'", "'\"'\"'") + "'"
     for text, time in _SHELL_TIMES.items():
         word = word.replace(text, time)
@@ -86,17 +86,17 @@ def _shell_word(line: str) -> str:
 def query_command(routes: Sequence[str], address: str, values: Mapping[str, str]) -> str:
     """Return a command that asks a route of the application, or the runtime if there is no route.
 
-    ``values`` has values of path parameters, by name. A parameter without a value stands in capital letters.
+    ``values`` holds values of path parameters, by name. For others, the command has the name in capitals.
     """
 
     def rank(route: str) -> tuple[bool, int]:
-        known = [name in values for name in _PATH_PARAMETER.findall(route)]
-        return not any(known), known.count(False)
+        has_value = [name in values for name in _PATH_PARAMETER.findall(route)]
+        return not any(has_value), has_value.count(False)
 
     # Prefer a route with known parameters: its answer shows what the first message did.
     path = min(routes, key=rank, default="/debug/shards")
     path = _PATH_PARAMETER.sub(
-        lambda found: quote(values.get(found[1], found[1].upper()), safe=""), path
+        lambda match: quote(values.get(match[1], match[1].upper()), safe=""), path
     )
     return f"curl {shlex.quote(f'{address}{path}')}"
 

@@ -32,10 +32,10 @@ _EXIT_USAGE: Final = 2
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the subcommand. Return 0 after a signal to stop, 1 when it failed, 2 for the user's mistake."""
+    """Run the subcommand. Return 0 after a signal to stop, 1 for a failure, 2 for the user's mistake."""
     words = list(argv)
     end = words.index("--") if "--" in words else len(words)
-    own, rest = words[:end], words[end + 1 :]
+    own_words, args = words[:end], words[end + 1 :]
     schema = Schema(
         "gazette run",
         {"": RunFlags, "broker": RunBrokerFlags, "etcd": RunEtcdFlags},
@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
         examples=_EXAMPLES,
     )
     try:
-        loaded = schema.load(own, {})
+        loaded = schema.load(own_words, {})
         target = _target(loaded.arguments)
         flags = loaded.group(RunFlags)
         brokers = loaded.group(RunBrokerFlags).address
@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
         assert flags.dir is not None
         with RunLock(flags.dir, target) as lock:
             session = RunSession(
-                *(target, flags, brokers, etcd, rest, SystemClock(), say, os.environ, lock.is_lost)
+                *(target, flags, brokers, etcd, args, SystemClock(), say, os.environ, lock.is_lost)
             )
             return asyncio.run(_until_signal(session, after_crash=lock.after_crash))
     except Invalid as error:
@@ -70,7 +70,7 @@ def say(text: str, *, at: bool = True) -> None:
     try:
         print(f"{time.strftime('%H:%M:%S')}  {text}" if at else text, flush=True)
     except OSError as error:
-        # Python writes the rest of its buffer when the process ends: that must not fail again.
+        # Python writes the rest of its buffer when the process ends. This must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise Broken(
             f"cannot write to the standard output: {error.strerror}",
@@ -95,11 +95,11 @@ def _check(flags: RunFlags, brokers: str, etcd: str) -> None:
     if flags.dir is None:
         raise Invalid("a directory is needed", path="--dir")
     if bool(brokers) != bool(etcd):
-        given, lacking = ("broker", "etcd") if brokers else ("etcd", "broker")
+        present, missing = ("broker", "etcd") if brokers else ("etcd", "broker")
         raise Invalid(
-            f"a cluster is reached by both addresses, and only --{given}.address is given",
-            path=f"--{lacking}.address",
-            hint=f"Give --{lacking}.address as well, or none: then a cluster is started here.",
+            f"a cluster is reached by both addresses, and only --{present}.address is given",
+            path=f"--{missing}.address",
+            hint=f"Give --{missing}.address as well, or none: then a cluster is started here.",
         )
     if flags.store and not brokers:
         raise Invalid(

@@ -46,7 +46,7 @@ class ConsumptionSeen(msgspec.Struct, frozen=True):
 
 
 class ConsumptionReport:
-    """Compares the members' answers with those of the look before. Call ``look`` at intervals."""
+    """Compares the members' answers with their answers at the last look. Call ``look`` at intervals."""
 
     def __init__(
         self,
@@ -68,36 +68,37 @@ class ConsumptionReport:
         self._said: dict[str, str] = {}
         self._waited: Mapping[str, str] = {}
         self._silent: dict[str, tuple[float, float]] = {}
-        """By address of a member that does not answer: since when, and when to report that next."""
+        """Time since which a member has not answered, and time of its next line, by its address."""
 
     async def look(self) -> list[str]:
-        """Return what is new, as lines: nothing while an application has nothing to do."""
+        """Return the news since the last look, as lines. An application that has nothing to do has none."""
         now = self._clock.monotonic()
         members = self._members()
         answers = await asyncio.to_thread(_ask, members)
         seen = seen_in(answers)
         lag = await self._lag(seen.read_through)
-        lines = self._silences([one for one in members if one not in answers], now)
+        lines = self._silences([member for member in members if member not in answers], now)
         lines += self._failures(seen)
         lines += [
-            f"{one} is being recovered: {how}" for one, how in sorted(seen.recoveries.items())
+            f"{shard} is being recovered: {progress}"
+            for shard, progress in sorted(seen.recoveries.items())
         ]
         lines += [
-            f"{one} waits for {what}"
-            for one, what in sorted(seen.waits.items())
-            if self._waited.get(one) != what
+            f"{shard} waits for {reason}"
+            for shard, reason in sorted(seen.waits.items())
+            if self._waited.get(shard) != reason
         ]
         self._waited = seen.waits
-        read = 0.0 if self._seen is None else messages_between(self._seen, seen)
+        messages = 0.0 if self._seen is None else messages_between(self._seen, seen)
         state = (seen.primaries, lag)
-        if read or state != self._state:
-            rate = read / max(now - self._seen_at, 0.001)
+        if messages or state != self._state:
+            rate = messages / max(now - self._seen_at, 0.001)
             lines.append(consumption_text(rate, lag, seen.primaries, self._shards))
         self._seen, self._seen_at, self._state = seen, now, state
         return lines
 
     def _silences(self, silent: Sequence[str], now: float) -> list[str]:
-        """Return a line for each member that has not answered twice or more, but only once a minute."""
+        """Return a line for each member that did not answer at two looks or more. Repeat it once a minute."""
         lines, former, self._silent = [], self._silent, {}
         for address in silent:
             since, say_at = former.get(address, (now, now))
@@ -130,7 +131,7 @@ class ConsumptionReport:
 
         try:
             async with timeout(_HEADS_S), TaskScope("heads") as scope:
-                tasks = [scope.spawn(unread(one), name=one) for one in self._journals]
+                tasks = [scope.spawn(unread(journal), name=journal) for journal in self._journals]
         except (TimeoutError, GazetteError):
             return None
         return sum(task.result() for task in tasks)
@@ -163,17 +164,17 @@ def seen_in(answers: Mapping[str, tuple[bytes, bytes]]) -> ConsumptionSeen:
 
 def messages_between(before: ConsumptionSeen, after: ConsumptionSeen) -> float:
     """Return how many messages were consumed. A counter that became smaller began again at zero."""
-    read = 0.0
+    messages = 0.0
     for key, count in after.messages.items():
         former = before.messages.get(key, 0.0)
-        read += count - former if count >= former else count
-    return read
+        messages += count - former if count >= former else count
+    return messages
 
 
 def consumption_text(rate: float, lag: int | None, primaries: int, shards: int) -> str:
-    behind = "lag unknown" if lag is None else f"lag {bytes_text(lag)}"
+    lag_text = "lag unknown" if lag is None else f"lag {bytes_text(lag)}"
     digits = 0 if rate >= 10 or rate == int(rate) else 1
-    return f"{rate:,.{digits}f} messages/s, {behind}, {primaries} of {shards} shards run"
+    return f"{rate:,.{digits}f} messages/s, {lag_text}, {primaries} of {shards} shards run"
 
 
 def space_text(directory: str, free_bytes: int) -> str:

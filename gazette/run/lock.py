@@ -1,4 +1,4 @@
-"""The lock of a directory: one `gazette run` at a time holds it, and its file names that process."""
+"""The lock of a directory: one `gazette run` at a time holds it. The lock's file names that process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LockOwner(msgspec.Struct, frozen=True):
 class RunLock:
     """The lock of ``directory``. Use as ``with``. The kernel releases the lock when the process ends.
 
-    ``after_crash`` is True if the owner before ended without releasing the lock.
+    ``after_crash`` is True if the former owner ended without releasing the lock.
     """
 
     def __init__(self, directory: Path, target: str) -> None:
@@ -52,20 +52,20 @@ class RunLock:
             owner = self._owner()
             self._close()
             raise _held(self._path.parent, owner) from None
-        self.after_crash = os.fstat(self._fd).st_size > 0
-        mine = LockOwner(os.getpid(), self._target, time.strftime("%Y-%m-%d %H:%M:%S"))
+        self.after_crash = os.fstat(self._fd).st_size > 0  # A release empties the file.
+        own_entry = LockOwner(os.getpid(), self._target, time.strftime("%Y-%m-%d %H:%M:%S"))
         os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, msgspec.json.encode(mine), 0)
+        os.pwrite(self._fd, msgspec.json.encode(own_entry), 0)
         return self
 
     def is_lost(self) -> bool:
-        """Return True if the file is gone, or is another one: the directory was removed or replaced."""
+        """Return True if the lock's file is gone or replaced, because the directory was removed."""
         try:
-            there = os.stat(self._path)
+            path_stat = os.stat(self._path)
         except OSError:
             return True
-        mine = os.fstat(self._fd)
-        return (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino)
+        lock_stat = os.fstat(self._fd)
+        return (path_stat.st_dev, path_stat.st_ino) != (lock_stat.st_dev, lock_stat.st_ino)
 
     def __exit__(self, *exc_info: object) -> None:
         os.ftruncate(self._fd, 0)

@@ -33,7 +33,7 @@ DESCRIBE: Final = "describe"
 
 
 class Description(msgspec.Struct, frozen=True):
-    """Facts about an application. `gazette run` gets them from a child process that has imported it."""
+    """Facts about an application, which `gazette run` gets from a child process that has imported it."""
 
     declaration: Declaration
     files: tuple[str, ...]
@@ -50,7 +50,7 @@ class NotingMember(ConsumerMember):
     async def start(self) -> None:
         await super().start()
         assert self.routes_file is not None
-        paths = [one.path for one in self.service.routes if "GET" in (one.methods or ())]
+        paths = [route.path for route in self.service.routes if "GET" in (route.methods or ())]
         write_whole(self.routes_file, msgspec.json.encode(paths))
 
 
@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
             target = RunTarget.parse(text)
             application = target.load()
             require_callbacks(application)
-            described = Description(
+            description = Description(
                 declaration_of(application),
                 tuple(user_files()),
                 {
@@ -78,13 +78,13 @@ def run(argv: Sequence[str]) -> int:
                     for source, sample in samples_of(application, target.directory)
                 },
             )
-            write_whole(Path(file), msgspec.json.encode(described))
+            write_whole(Path(file), msgspec.json.encode(description))
             return 0
         file, text, *flags = argv
         application = RunTarget.parse(text).load()
     except Invalid as error:
         return exit_with(error, sys.stderr)
-    # At the end all processes stop, and none takes over. No level of logging needs a warning of that.
+    # All processes stop together, so none can take over. Hide the drain's warnings about that.
     logging.getLogger("gazette.cluster.allocator.drain").setLevel(logging.ERROR)
     NotingMember.routes_file = Path(file)
     return process.run(application, ["serve", *flags], os.environ, member=NotingMember)

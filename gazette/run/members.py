@@ -33,7 +33,7 @@ _EXIT_USAGE: Final = 2
 
 @dataclass(slots=True)
 class MemberProcess:
-    """One process and its addresses. What it writes goes to the terminal."""
+    """One process and its addresses. Its output goes to the terminal."""
 
     name: str
     host: str
@@ -81,7 +81,8 @@ class RunMembers:
         self._rng = random.SystemRandom()
 
     async def start(self) -> None:
-        """Start all, and await readiness. Raise ``Broken`` if one ends, ``Unavailable`` after `READY_S`."""
+        """Start all processes, and wait until they are ready. Raise ``Broken`` if one ends, ``Unavailable``
+        after `READY_S` seconds."""
         for member in self.members:
             await self._start(member)
         for member in self.members:
@@ -101,7 +102,7 @@ class RunMembers:
             await self._say_ready(member)
 
     async def stop(self) -> None:
-        """Stop all at once. Kill those that have not ended after `STOP_S` seconds."""
+        """Stop all processes at once. Kill those that have not ended after `STOP_S` seconds."""
         running = [one.process for one in self.members if one.running and one.process is not None]
         for process in running:
             with contextlib.suppress(ProcessLookupError):
@@ -114,7 +115,7 @@ class RunMembers:
             await self.kill()
 
     async def kill(self) -> None:
-        """Kill all, and return when they are gone."""
+        """Kill all processes, and return when they are gone."""
         for member in self.members:
             if member.running and member.process is not None:
                 with contextlib.suppress(ProcessLookupError):
@@ -123,7 +124,7 @@ class RunMembers:
 
     def pids(self) -> list[int]:
         """Return the process ids, in the order of ``members``."""
-        return [one.process.pid for one in self.members if one.process is not None]
+        return [member.process.pid for member in self.members if member.process is not None]
 
     def routes(self) -> list[str]:
         """Return the HTTP routes that the application has added and that answer GET."""
@@ -131,7 +132,7 @@ class RunMembers:
 
     async def _start(self, member: MemberProcess) -> None:
         member.routes_file.unlink(missing_ok=True)
-        # The lease of a killed process may outlive it. A new id need not wait for the end of that lease.
+        # The lease of a killed process may outlive the process. A new id need not wait until it expires.
         identity = f"{member.name}-{two_words(self._rng)}"
         member.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "gazette.run.member"),
@@ -165,7 +166,7 @@ class RunMembers:
 
     async def _start_again(self, member: MemberProcess) -> None:
         now = self._clock.monotonic()
-        member.ended = [one for one in member.ended if now - one < _CRASHES_WITHIN_S] + [now]
+        member.ended = [time for time in member.ended if now - time < _CRASHES_WITHIN_S] + [now]
         assert member.process is not None
         if len(member.ended) >= _CRASHES_MAX or member.process.returncode == _EXIT_USAGE:
             times = len(member.ended)

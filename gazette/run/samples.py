@@ -19,7 +19,7 @@ from gazette.message.zero_value import ObjectType, alternatives, inspect_objects
 NOW: Final = "2099-12-31T23:59:59"
 """The text in a sample that stands for the time at which it is published."""
 NOW_S: Final = 4102444799
-"""The number in a sample that stands for the same time, in seconds. Smaller units add zeros to it."""
+"""The number in a sample that stands for the same time, in seconds. Smaller units append zeros."""
 _DEPTH_MAX: Final = 8
 _UNIT_OF_S: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _VALUES: Final[dict[type[inspect.Type], Any]] = {
@@ -61,13 +61,13 @@ def samples_of(application: Any, directory: str) -> Iterator[tuple[Source[Any], 
         if source.content_type != CONTENT_JSON_LINES:
             continue
         try:
-            kind = inspect_objects(source.message_type)[0]
-            sample = _sample_of(source, kind)
+            object_type = inspect_objects(source.message_type)[0]
+            sample = _sample_of(source, object_type)
         except DECODE_ERRORS:
             continue  # The type has further conditions, which the sample does not meet.
         if sample is None:
             continue
-        if _needs_declaration(source, kind):
+        if _needs_declaration(source, object_type):
             name = _name_in_class(application, source)
             if not name:
                 continue
@@ -95,17 +95,17 @@ def _needs_declaration(source: Source[Any], kind: ObjectType) -> bool:
 
 
 def _name_in_class(application: Any, source: Source[Any]) -> str:
-    """Return the name by which a source is imported, ``module:Class.attribute``. Empty without one."""
-    kind = type(application)
-    module = sys.modules.get(kind.__module__)
-    if module is None or getattr(module, kind.__qualname__, None) is not kind:
+    """Return the name that imports a source, ``module:Class.attribute``; empty if no name does."""
+    cls = type(application)
+    module = sys.modules.get(cls.__module__)
+    if module is None or getattr(module, cls.__qualname__, None) is not cls:
         return ""
-    names = (name for base in kind.__mro__ for name, value in vars(base).items() if value is source)
-    return f"{kind.__module__}:{kind.__qualname__}.{next(names)}"
+    names = (name for base in cls.__mro__ for name, value in vars(base).items() if value is source)
+    return f"{cls.__module__}:{cls.__qualname__}.{next(names)}"
 
 
 class _Wanted:
-    """The fields that a sample sets even if they are optional: key and time. It omits the UUID."""
+    """The fields that a sample sets even if they are optional: key and time. A sample omits the UUID."""
 
     def __init__(self, source: Source[Any]) -> None:
         self.key = source.key if isinstance(source.key, str) else ""
@@ -122,20 +122,22 @@ class _Wanted:
 
 
 def _object(kind: ObjectType, wanted: _Wanted, path: tuple[str, ...]) -> Any:
-    """Return an object with the fields that are required or wanted. Without such fields, set all."""
-    fields = [one for one in kind.fields if (*path, one.encode_name) != wanted.uuid]
+    """Return an object with its required and wanted fields; with all fields if it has no such field."""
+    fields = [field for field in kind.fields if (*path, field.encode_name) != wanted.uuid]
     array = isinstance(kind, inspect.StructType) and kind.array_like
-    needed = [one for one in fields if one.required or (not path and _is_wanted(one, wanted))]
+    needed = [
+        field for field in fields if field.required or (not path and _is_wanted(field, wanted))
+    ]
     values = {
-        one.encode_name: wanted.now
-        if not path and wanted.is_time(one.name)
-        else _value(one.type, wanted, (*path, one.encode_name))
-        for one in (fields if array or not needed else needed)
+        field.encode_name: wanted.now
+        if not path and wanted.is_time(field.name)
+        else _value(field.type, wanted, (*path, field.encode_name))
+        for field in (fields if array or not needed else needed)
     }
     tag = kind.tag if isinstance(kind, inspect.StructType) else None
     if array:
-        at = [values.get(one.encode_name, "") for one in kind.fields]
-        return at if tag is None else [tag, *at]
+        items = [values.get(field.encode_name, "") for field in kind.fields]
+        return items if tag is None else [tag, *items]
     if tag is not None and isinstance(kind, inspect.StructType):
         values[str(kind.tag_field)] = tag
     return values
@@ -146,11 +148,11 @@ def _is_wanted(field: inspect.Field, wanted: _Wanted) -> bool:
 
 
 def _value(info: inspect.Type, wanted: _Wanted, path: tuple[str, ...]) -> Any:
-    """Return a value of a type. Return None for an unknown type: its decoder then refuses the sample."""
-    parts = [one for one in alternatives(info) if not isinstance(one, inspect.NoneType)]
-    if len(path) > _DEPTH_MAX or not parts:
+    """Return a value of a type. Return None for an unknown type: then the decoder refuses the sample."""
+    choices = [choice for choice in alternatives(info) if not isinstance(choice, inspect.NoneType)]
+    if len(path) > _DEPTH_MAX or not choices:
         return None
-    match parts[0]:
+    match choices[0]:
         case inspect.StrType() as part:
             text = "gazette".ljust(part.min_length or 0, "-")
             return text if part.max_length is None else text[: part.max_length]
@@ -165,7 +167,7 @@ def _value(info: inspect.Type, wanted: _Wanted, path: tuple[str, ...]) -> Any:
         case inspect.EnumType(cls=cls):
             return next(iter(cls)).value
         case inspect.TupleType(item_types=types):
-            return [_value(one, wanted, (*path, "")) for one in types]
+            return [_value(item_type, wanted, (*path, "")) for item_type in types]
         case inspect.StructType() | inspect.DataclassType() as part:
             return _object(part, wanted, path)
         case part:
@@ -174,6 +176,6 @@ def _value(info: inspect.Type, wanted: _Wanted, path: tuple[str, ...]) -> Any:
 
 def _number_within(part: inspect.IntType | inspect.FloatType, value: Any) -> Any:
     """Return the number nearest to ``value`` that the bounds of a type permit."""
-    least = [one for one in (part.ge, part.gt and part.gt + 1) if one is not None]
-    most = [one for one in (part.le, part.lt and part.lt - 1) if one is not None]
-    return max([*least, min([*most, value])])
+    lower = [bound for bound in (part.ge, part.gt and part.gt + 1) if bound is not None]
+    upper = [bound for bound in (part.le, part.lt and part.lt - 1) if bound is not None]
+    return max([*lower, min([*upper, value])])

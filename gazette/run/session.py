@@ -103,8 +103,8 @@ class RunSession:
         self._settings = flags.spec_settings(embedded=not brokers)
         self._given = {
             name
-            for name, given in (("stores", flags.store), ("replication", flags.replication))
-            if given
+            for name, value in (("stores", flags.store), ("replication", flags.replication))
+            if value
         }
         self._ports: list[tuple[int, int]] = []
         self._banner: list[str] = []
@@ -116,8 +116,8 @@ class RunSession:
         With ``after_crash``, processes of a killed run may still be ending. Cancellation ends all processes.
         """
         self._scratch.mkdir(parents=True, exist_ok=True)
-        described = await self._describe()
-        if described is None:
+        description = await self._describe()
+        if description is None:
             return _EXIT_USAGE
         self._say(f"starting {self._target} …", at=False)
         if after_crash:
@@ -144,13 +144,13 @@ class RunSession:
                 try:
                     with self._announced(cluster):
                         while True:
-                            described = await self._generation(described, cluster, client)
+                            description = await self._generation(description, cluster, client)
                 finally:
                     scope.cancel()
         raise AssertionError("unreachable: generations follow each other until cancelled")
 
     def _announced(self, cluster: ClusterAddresses) -> AbstractContextManager[None]:
-        members = ",".join(one.grpc_url for one in self._processes())
+        members = ",".join(member.grpc_url for member in self._processes())
         say = partial(self._say, at=False)
         return announced(self._environ, self._target, cluster.brokers, members, say)
 
@@ -166,11 +166,11 @@ class RunSession:
             self._environ if cluster.local is None else cluster.local.environ,
             self._clock,
             self._say,
-            # Members end after this process, and need etcd for that. etcd outlives all that inherit this.
+            # Members that outlive this process need etcd, which ends after all that inherit this descriptor.
             pass_fds=() if cluster.local is None else (cluster.local.etcd.lifeline,),
         )
         try:
-            # Put journals first: members need the outputs. Only a running member can list shards.
+            # Put journals first: members need the outputs. Then start members: only these can list shards.
             await self._put_journals(declaration, client, embedded=cluster.local is not None)
             await members.start()
             async with ShardClient(
@@ -218,7 +218,7 @@ class RunSession:
         declaration = described.declaration
         journals = [name for source in declaration.sources for name in source.journals]
         report = ConsumptionReport(
-            lambda: [one.http_url for one in members.members if one.running],
+            lambda: [member.http_url for member in members.members if member.running],
             journals,
             declaration.shards,
             client,
@@ -228,12 +228,12 @@ class RunSession:
             scope.daemon(members.keep_running(), name="members")
             scope.daemon(self._report(report), name="report")
             if not self._flags.reload:
-                await asyncio.get_running_loop().create_future()
-            following = described
+                await asyncio.get_running_loop().create_future()  # Wait until cancelled.
+            next_description = described
             while True:
-                following = await self._next(following)
+                next_description = await self._next(next_description)
                 try:
-                    await self._changes(following.declaration, client, shards)
+                    await self._changes(next_description.declaration, client, shards)
                 except GazetteError as error:
                     self._say_error(error)
                     self._say("the application goes on as it was, until the next change")
@@ -241,7 +241,7 @@ class RunSession:
                     break
             scope.cancel()
         self._say("its files have changed: starting it again …")
-        return following
+        return next_description
 
     async def _report(self, report: ConsumptionReport) -> None:
         while True:
@@ -265,9 +265,9 @@ class RunSession:
         files = ChangedFiles(described.files)
         while True:
             await files.wait(self._clock)
-            found = await self._describe()
-            if found is not None:
-                return found
+            description = await self._describe()
+            if description is not None:
+                return description
             self._say("waiting for the next change: the run continues once the file is mended")
 
     async def _describe(self) -> Description | None:
@@ -304,10 +304,10 @@ class RunSession:
         return code
 
     async def _say_importing(self) -> None:
-        begun = self._clock.monotonic()
+        began = self._clock.monotonic()
         while True:
             await self._clock.sleep(_IMPORT_NOTICE_S)
-            seconds = self._clock.monotonic() - begun
+            seconds = self._clock.monotonic() - began
             self._say(
                 f"{self._target} is still being imported, for {seconds:.0f} s now (Ctrl-C ends it)"
             )
@@ -343,11 +343,11 @@ class RunSession:
         local = await self._start_cluster(after_crash)
         try:
             yield ClusterAddresses(
-                ",".join(one.grpc_url for one in local.brokers), local.etcd.endpoint, local
+                ",".join(broker.grpc_url for broker in local.brokers), local.etcd.endpoint, local
             )
         finally:
             if self._is_lost():
-                # Brokers need not store their fragments: the journals of these are gone.
+                # The journals are gone with the directory: brokers need not store fragments.
                 await local.kill_brokers()
             await local.stop(_STOP_S)
 
@@ -418,8 +418,8 @@ class RunSession:
     def _processes(self) -> list[MemberProcess]:
         if not self._ports:  # A reload keeps the ports: clients know them.
             first, count = self._flags.port, self._flags.member_count()
-            any_free = [] if first else [free_port(HOST) for _ in range(2 * count)]
-            ports = any_free or range(first, first + 2 * count)
+            free_ports = [] if first else [free_port(HOST) for _ in range(2 * count)]
+            ports = free_ports or range(first, first + 2 * count)
             self._ports = list(zip(ports[::2], ports[1::2], strict=True))
         return [
             MemberProcess(
@@ -452,7 +452,7 @@ class RunSession:
     def _say_banner(
         self, described: Description, cluster: ClusterAddresses, members: RunMembers
     ) -> None:
-        lines = partial(
+        banner_lines = partial(
             banner,
             described.declaration,
             described.samples,
@@ -460,13 +460,13 @@ class RunSession:
             target=self._target,
             state="" if cluster.local is None else _shown(self._directory),
             brokers=cluster.brokers,
-            members=[(one.grpc_url, one.http_url) for one in members.members],
+            members=[(member.grpc_url, member.http_url) for member in members.members],
         )
-        if lines() == self._banner:
+        if banner_lines() == self._banner:
             self._say(f"{self._target} runs again")
             return
-        self._banner = lines()
-        for line in lines(pids=members.pids()):
+        self._banner = banner_lines()
+        for line in banner_lines(pids=members.pids()):
             self._say(line, at=False)
 
     def _say_etcd(self, code: int | None) -> None:
@@ -486,6 +486,6 @@ class RunSession:
 
 
 def _shown(path: Path) -> str:
-    here = Path.cwd()
-    text = str(path.relative_to(here) if path.is_relative_to(here) else path)
+    cwd = Path.cwd()
+    text = str(path.relative_to(cwd) if path.is_relative_to(cwd) else path)
     return f"{text}/" if path.is_dir() else text

@@ -39,7 +39,7 @@ class RunTarget:
 
     @classmethod
     def parse(cls, text: str) -> RunTarget:
-        """Return the target that a text names. Raise ``Invalid`` for no such file, or no possible module."""
+        """Return the target that a text names. Raise ``Invalid`` if it names no file and no module."""
         place, _, name = text.partition(":")
         if not (place.endswith(".py") or "/" in place or os.sep in place):
             if Path(place).is_dir() and not (Path(place) / "__init__.py").exists():
@@ -73,12 +73,12 @@ class RunTarget:
         module = self._import()
         if self.name:
             return self._named(module)
-        found = list(_applications(module))
-        if len(found) == 1:
-            return self._made(found[0])
-        if found:
-            names = " and ".join(kind.__name__ for kind in found)
-            first = f"{self.text}:{found[0].__name__}"
+        classes = list(_applications(module))
+        if len(classes) == 1:
+            return self._made(classes[0])
+        if classes:
+            names = " and ".join(cls.__name__ for cls in classes)
+            first = f"{self.text}:{classes[0].__name__}"
             raise Invalid(
                 f"{self.text} has several applications: {names}",
                 hint=f"Say which one, as in {first}",
@@ -126,23 +126,23 @@ class RunTarget:
         )
 
     def _named(self, module: ModuleType) -> Application[Any]:
-        found = getattr(module, self.name, None)
-        if found is None:
-            names = [kind.__name__ for kind in _applications(module)]
+        attribute = getattr(module, self.name, None)
+        if attribute is None:
+            names = [cls.__name__ for cls in _applications(module)]
             near = near_name(self.name, names) or next(iter(names), None)
             guess = f" (did you mean {near}?)" if near else ""
             raise Invalid(
                 f"{self.text}: there is no {self.name} in it{guess}",
                 hint=f"Its applications: {', '.join(names) or 'none'}.",
             )
-        if isinstance(found, Application):
-            return found
-        if not (isinstance(found, type) and issubclass(found, Application)):
+        if isinstance(attribute, Application):
+            return attribute
+        if not (isinstance(attribute, type) and issubclass(attribute, Application)):
             raise Invalid(
                 f"{self.text}: {self.name} is no application",
                 hint="Name a class that derives from gazette.Application.",
             )
-        return self._made(found)
+        return self._made(attribute)
 
     def _made(self, kind: type[Application[Any]]) -> Application[Any]:
         if inspect.isabstract(kind):
@@ -152,9 +152,9 @@ class RunTarget:
                 hint=f"Implement {missing} in it.",
             )
         required = [
-            one.name
-            for one in inspect.signature(kind).parameters.values()
-            if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+            arg.name
+            for arg in inspect.signature(kind).parameters.values()
+            if arg.default is arg.empty and arg.kind not in (arg.VAR_POSITIONAL, arg.VAR_KEYWORD)
         ]
         if required:
             raise Invalid(
@@ -172,15 +172,15 @@ class RunTarget:
 
     def _incomplete(self, module: ModuleType) -> str:
         abstract = [
-            kind
-            for kind in vars(module).values()
-            if _is_own(kind, module) and inspect.isabstract(kind)
+            value
+            for value in vars(module).values()
+            if _is_own(value, module) and inspect.isabstract(value)
         ]
         if not abstract:
             return "Derive a class from gazette.Application in it."
-        kind = abstract[0]
-        missing = ", ".join(sorted(kind.__abstractmethods__))
-        return f"Implement {missing} in {kind.__name__}."
+        cls = abstract[0]
+        missing = ", ".join(sorted(cls.__abstractmethods__))
+        return f"Implement {missing} in {cls.__name__}."
 
 
 def user_files() -> list[str]:
@@ -213,12 +213,12 @@ def _error_text(error: BaseException) -> str:
 
 
 def _applications(module: ModuleType) -> Iterator[type[Application[Any]]]:
-    """Yield the complete applications that a module defines, without those that others derive from."""
-    own = (kind for kind in vars(module).values() if _is_own(kind, module))
-    kinds = [kind for kind in dict.fromkeys(own) if not inspect.isabstract(kind)]
-    for kind in kinds:
-        if not any(other is not kind and issubclass(other, kind) for other in kinds):
-            yield kind
+    """Yield the complete applications that a module defines, except those that are bases of others."""
+    defined = (cls for cls in vars(module).values() if _is_own(cls, module))
+    classes = [cls for cls in dict.fromkeys(defined) if not inspect.isabstract(cls)]
+    for cls in classes:
+        if not any(other is not cls and issubclass(other, cls) for other in classes):
+            yield cls
 
 
 def _is_own(kind: Any, module: ModuleType) -> bool:

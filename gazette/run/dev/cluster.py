@@ -31,18 +31,16 @@ _ENDS_WITHIN_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """Settings of a local cluster. Each broker gets two ports, first gRPC, then HTTP. The first of all is
-    ``first_port``; 0: any free ports.
-    """
+    """Settings of a local cluster. Each broker gets two ports, gRPC and then HTTP, from ``first_port`` on.
+    With 0, it gets any free ports."""
 
     directory: Path
     brokers: int = 3
     zones: int = 2
     lease_ttl_s: float = 20.0
     host: str = "127.0.0.1"
-    """Address that brokers listen on, and advertise. ``0.0.0.0`` and ``::`` listen on all addresses, and
-    advertise the name of this machine. etcd listens on loopback only.
-    """
+    """Address that brokers listen on and advertise. With ``0.0.0.0`` or ``::``, they listen on all addresses
+    and advertise the name of this machine. etcd listens on loopback only."""
     first_port: int = 0
     port_flag: str = "--port"
     """Flag that gave ``first_port``, for errors."""
@@ -101,7 +99,7 @@ class LocalCluster:
         self._clock = clock
         # Environment variables for another cluster of the user must not reach this one.
         prefixes = ("BROKER_", "ETCD_", "CONSUMER_", "LOG_", "DEBUG_")
-        self.environ = {k: v for k, v in environ.items() if not k.startswith(prefixes)}
+        self.environ = {key: text for key, text in environ.items() if not key.startswith(prefixes)}
         listen = f"http://127.0.0.1:{settings.etcd_port}"
         self.etcd = EtcdServer(
             self.directory / "etcd", listen=listen, durable=settings.durable_etcd
@@ -111,7 +109,7 @@ class LocalCluster:
         self._etcd_stopped = False
 
     async def start(self) -> None:
-        """Start all processes; on failure none is left running."""
+        """Start all processes. If the start fails or is cancelled, stop all of them."""
         self._etcd_stopped = False
         try:
             await asyncio.to_thread(self._start_etcd)
@@ -197,7 +195,9 @@ class LocalCluster:
         """Return the content of ``--ready-file``."""
         return {
             "etcd": self.etcd.endpoint,
-            "brokers": [{"grpc": one.grpc_url, "http": one.http_url} for one in self.brokers],
+            "brokers": [
+                {"grpc": broker.grpc_url, "http": broker.http_url} for broker in self.brokers
+            ],
         }
 
     def write_ready_file(self, path: Path) -> None:
@@ -221,9 +221,8 @@ class LocalCluster:
         """Start each broker again that ends. Call ``on_change`` with False then, with True once it is ready.
 
         Run this as a daemon. A broker that ends with an exit code has lost its lease, for example after a
-        pause. Such a broker has stored its fragments. Raise ``Broken`` if a signal kills the only broker, or
-        if a broker ends before it is ready. Raise it also if one ends `_ENDS_MAX` times within
-        `_ENDS_WITHIN_S` seconds.
+        pause. Such a broker has stored its fragments. Raise ``Broken`` if a signal kills the only broker, if
+        a broker ends before it is ready, or if it ends `_ENDS_MAX` times within `_ENDS_WITHIN_S` seconds.
         """
         async with TaskScope("brokers") as scope:
             for broker in self.brokers:
@@ -233,23 +232,23 @@ class LocalCluster:
     async def _keep_broker(
         self, broker: Broker, on_change: Callable[[ChildProcess, bool], None]
     ) -> NoReturn:
-        ended: list[float] = []
+        end_times: list[float] = []
         while True:
             code = await broker.process.wait()
             now = self._clock.monotonic()
-            ended = [one for one in ended if now - one < _ENDS_WITHIN_S] + [now]
+            end_times = [time for time in end_times if now - time < _ENDS_WITHIN_S] + [now]
             if code < 0 and len(self.brokers) == 1:
                 raise Broken(
                     f"{broker.process.name} was killed by {signal.Signals(-code).name}",
                     hint="It was the only broker: what it had not stored yet is lost. The next start "
                     "continues with what was stored. Several brokers (--brokers 3) have replicas.",
                 )
-            if len(ended) >= _ENDS_MAX:
+            if len(end_times) >= _ENDS_MAX:
                 raise broker.process.died()
             on_change(broker.process, False)
             await broker.process.start()
             await self._await_ready(broker)
-            if len(self.brokers) == 1:
+            if len(self.brokers) == 1:  # No other broker can hold more bytes.
                 await self._resume()
             on_change(broker.process, True)
 
@@ -282,13 +281,13 @@ class LocalCluster:
 
     async def stop(self, timeout_s: float = 60.0) -> list[str]:
         """Stop brokers together, then etcd. Return the names of processes that had to be killed."""
-        running = [one.process for one in self.brokers if one.process.running]
-        ended: list[bool] = []
+        running = [broker.process for broker in self.brokers if broker.process.running]
+        in_time: list[bool] = []
         if running:
             # Without etcd, brokers could neither store what they hold nor leave.
             async with TaskScope("stop") as scope:
                 scope.daemon(self.keep_etcd(lambda code: None), name="etcd")
-                ended = await asyncio.gather(*(process.stop(timeout_s) for process in running))
+                in_time = await asyncio.gather(*(process.stop(timeout_s) for process in running))
                 scope.cancel()
         await asyncio.to_thread(self._stop_etcd)
-        return [process.name for process, ok in zip(running, ended, strict=True) if not ok]
+        return [process.name for process, ok in zip(running, in_time, strict=True) if not ok]

@@ -35,33 +35,33 @@ def corpus_files(path: Path | None) -> list[Path]:
         raise Invalid(f"{root} is neither a file nor a directory", path="--corpus")
     suffixes = frozenset({".py"}) if path is None else _SUFFIXES
     skipped = _SKIPPED if path is None else frozenset({"__pycache__", ".git"})
-    found: list[Path] = []
-    for directory, below, names in os.walk(root):
+    files: list[Path] = []
+    for directory, subdirectories, names in os.walk(root):
         # Do not walk through skipped directories: packages beside the library are many times its size.
-        below[:] = [name for name in below if name not in skipped]
+        subdirectories[:] = [name for name in subdirectories if name not in skipped]
         for name in names:
-            one = Path(directory, name)
-            if one.suffix in suffixes and name not in skipped and one.is_file():
-                found.append(one)
-    if not found:
+            file = Path(directory, name)
+            if file.suffix in suffixes and name not in skipped and file.is_file():
+                files.append(file)
+    if not files:
         raise Invalid(f"{root} holds no text", path="--corpus")
-    return sorted(found)
+    return sorted(files)
 
 
 def texts(files: list[Path], chunk_bytes: int) -> Iterator[str]:
-    """Yield the text of files in pieces of about ``chunk_bytes`` bytes. Files are cut between lines only."""
-    gathered: list[str] = []
+    """Yield the text of files in pieces of about ``chunk_bytes`` bytes, cut between lines only."""
+    lines: list[str] = []
     size = 0
     for path in files:
         with path.open("r", encoding="utf-8", errors="replace") as file:
             for line in file:
-                gathered.append(line)
+                lines.append(line)
                 size += len(line)
                 if size >= chunk_bytes:
-                    yield "".join(gathered)
-                    gathered, size = [], 0
-    if gathered:
-        yield "".join(gathered)
+                    yield "".join(lines)
+                    lines, size = [], 0
+    if lines:
+        yield "".join(lines)
 
 
 def count_independently(files: list[Path]) -> Counter[str]:

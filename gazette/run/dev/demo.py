@@ -93,9 +93,8 @@ class Report:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the subcommand. Exit codes: 0 all counts are right; 1 a count is wrong, or the run
-    failed; 2 a mistake in the flags; 130 it was stopped.
-    """
+    """Run the subcommand. Return 0 if all counts are right, 1 if a count is wrong or the run failed, 2 for a
+    wrong flag, 130 if it was stopped."""
     schema = Schema("gazette demo", {"": DemoFlags})
     try:
         flags = schema.load(argv, {}).group(DemoFlags)
@@ -225,19 +224,19 @@ class _Demo:
         # The backfill reads stored fragments. The shard itself consumes what follows them.
         await words.await_read_through(await publishing.write_heads(), CATCH_UP_TIMEOUT_S)
         await self._compare(words, counted, "every count is as it was before")
-        more = self.files[:MORE_FILES]
-        publishing = Publishing(words, more, self.clock)
+        more_files = self.files[:MORE_FILES]
+        publishing = Publishing(words, more_files, self.clock)
         await publishing.run()
         report.messages += publishing.messages
         await self._catch_up(words, publishing)
-        counted = counted + await asyncio.to_thread(count_independently, more)
+        counted = counted + await asyncio.to_thread(count_independently, more_files)
         await self._compare(words, counted, "and it keeps consuming")
 
     async def _compare(self, words: WordCountCluster, counted: Counter[str], success: str) -> None:
-        differ = self._differences(await all_counts(words), counted)
-        self.report.mismatches += len(differ)
-        self.report.ok = self.report.ok and not differ
-        if not differ:
+        wrong_words = self._differences(await all_counts(words), counted)
+        self.report.mismatches += len(wrong_words)
+        self.report.ok = self.report.ok and not wrong_words
+        if not wrong_words:
             self.say(f"[green]✓ {success}[/]")
 
     async def _start(self) -> WordCountCluster:
@@ -270,9 +269,9 @@ class _Demo:
     ) -> None:
         """Kill the busiest member and a broker, in mid-stream."""
         await publishing.reached(0.3)
-        held = await words.primaries()
-        busiest = max(words.members, key=lambda one: len(held.get(one.id, ())))
-        shards = held.get(busiest.id, [])
+        shards_of = await words.primaries()
+        busiest = max(words.members, key=lambda member: len(shards_of.get(member.id, ())))
+        shards = shards_of.get(busiest.id, [])
         self.say(f"[yellow]✗ SIGKILL {busiest.id}[/], primary for {', '.join(shards)}")
         queries.is_to_be_killed(busiest)
         await busiest.process.kill()
@@ -294,25 +293,25 @@ class _Demo:
         self, counts: Counter[str], expected: Counter[str], publishing: Publishing, queries: Queries
     ) -> None:
         report = self.report
-        differ = self._differences(counts, expected)
+        wrong_words = self._differences(counts, expected)
         report.messages = publishing.messages
         report.words = len(expected)
-        report.mismatches = len(differ)
+        report.mismatches = len(wrong_words)
         report.queries = queries.answered + len(queries.failures)
         report.queries_failed = len(queries.failures)
         for failure in queries.failures[:TOP_WORDS]:
             self.say(f"[red]a query failed:[/] {failure}")
         report.top = counts.most_common(TOP_WORDS)
-        report.ok = not differ and not queries.failures and report.messages == expected.total()
+        report.ok = not wrong_words and not queries.failures and report.messages == expected.total()
 
     def _differences(self, counts: Counter[str], expected: Counter[str]) -> set[str]:
         """Return the words whose counts are wrong, and print some of them."""
-        differ = {
+        wrong_words = {
             word for word in counts.keys() | expected.keys() if counts[word] != expected[word]
         }
-        for word in sorted(differ)[:TOP_WORDS]:
+        for word in sorted(wrong_words)[:TOP_WORDS]:
             self.say(f"[red]{word!r}: counted {counts[word]}, expected {expected[word]}[/]")
-        return differ
+        return wrong_words
 
     def _print(self, publishing: Publishing) -> None:
         report = self.report
@@ -338,8 +337,8 @@ class _Demo:
     async def _keep(self) -> None:
         words = self.words
         assert words is not None
-        member: Member = next(one for one in words.members if one.process.running)
-        broker = next(one for one in self.cluster.brokers if one.process.running)
+        member: Member = next(member for member in words.members if member.process.running)
+        broker = next(broker for broker in self.cluster.brokers if broker.process.running)
         self.say("\nEverything is left running. Try:\n")
         for line in (
             f"curl '{member.http_url}/query?prefix=gaz'",

@@ -134,20 +134,20 @@ class BackfillAct:
             compares: tuple[Compare, ...] = ()
             await etcd.txn(compares, tuple(Op.delete(key) for key in keys))
         async with self._client() as client:
-            old = next(one for one in words.journal_specs() if one.name == spec.recovery_log)
-            new = replace(old, name=f"{NEW_LOGS}/{spec.id}")
+            old_log = next(log for log in words.journal_specs() if log.name == spec.recovery_log)
+            new_log = replace(old_log, name=f"{NEW_LOGS}/{spec.id}")
             await client.apply_journals(
                 [
-                    JournalChange(delete=old.name, expect_mod_revision=-1),
-                    JournalChange(upsert=new),
+                    JournalChange(delete=old_log.name, expect_mod_revision=-1),
+                    JournalChange(upsert=new_log),
                 ]
             )
-        changed = replace(spec, recovery_log_prefix=NEW_LOGS)
+        changed_spec = replace(spec, recovery_log_prefix=NEW_LOGS)
         async with words.shard_client() as shards:
-            await shards.apply_shards([ShardChange(upsert=changed, expect_mod_revision=-1)])
+            await shards.apply_shards([ShardChange(upsert=changed_spec, expect_mod_revision=-1)])
 
     async def _disabled(self) -> ShardSpec:
-        """Disable the shard, and return when no member holds it."""
+        """Disable the shard. Return its specification once no member serves the shard."""
         deadline = self._clock.monotonic() + _WAIT_S
         selector = LabelSelector.of(id=self.shard)
         async with self._words.shard_client() as shards:
@@ -163,15 +163,15 @@ class BackfillAct:
                 await self._clock.sleep(_POLL_S)
 
     def _client(self) -> Client:
-        running = [one for one in self._words.cluster.brokers if one.process.running]
-        return Client(",".join(one.grpc_url for one in running), clock=self._clock)
+        brokers = [broker for broker in self._words.cluster.brokers if broker.process.running]
+        return Client(",".join(broker.grpc_url for broker in brokers), clock=self._clock)
 
     async def _backfill(self, runner: str) -> dict[str, Any]:
         """Run ``gazctl shards backfill``, and return its report."""
         cluster = self._words.cluster
-        brokers = ",".join(one.grpc_url for one in cluster.brokers if one.process.running)
-        member = next(one for one in self._words.members if one.process.running)
-        path = [str(examples_path()), cluster.environ.get("PYTHONPATH", "")]
+        brokers = ",".join(broker.grpc_url for broker in cluster.brokers if broker.process.running)
+        member = next(member for member in self._words.members if member.process.running)
+        python_path = [str(examples_path()), cluster.environ.get("PYTHONPATH", "")]
         scratch = cluster.directory / "scratch" / "backfill"
         scratch.mkdir(parents=True, exist_ok=True)
         process = ChildProcess(
@@ -192,7 +192,7 @@ class BackfillAct:
                 f"--consumer.address={member.grpc_url}",
             ),
             cluster.directory / "logs" / "backfill.log",
-            {**cluster.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))},
+            {**cluster.environ, "PYTHONPATH": os.pathsep.join(filter(None, python_path))},
             self._clock,
         )
         await process.start()
@@ -209,6 +209,6 @@ class BackfillAct:
         # The report is one line of the log. Other lines are progress, and what Spark logs, maybe as JSON.
         lines = process.log_path.read_text("utf-8").splitlines()
         report: dict[str, Any] = json.loads(
-            next(one for one in lines if one.startswith('{"run_id"'))
+            next(line for line in lines if line.startswith('{"run_id"'))
         )
         return report

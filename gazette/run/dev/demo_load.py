@@ -63,7 +63,7 @@ class Publishing:
         from word_count.ngram_pb2 import NGramCount
 
         began = self._clock.monotonic()
-        brokers = ",".join(one.grpc_url for one in self._words.cluster.brokers)
+        brokers = ",".join(broker.grpc_url for broker in self._words.cluster.brokers)
         client = Client(brokers, clock=self._clock)
         appends = AppendService(client)
         selector = LabelSelector.parse(f"{MESSAGE_TYPE} = {NGRAM_TYPE}")
@@ -97,7 +97,7 @@ class Publishing:
 
     async def write_heads(self) -> dict[str, int]:
         """Return the end of each partition."""
-        broker = next(one for one in self._words.cluster.brokers if one.process.running)
+        broker = next(broker for broker in self._words.cluster.brokers if broker.process.running)
         heads: dict[str, int] = {}
         async with Client(broker.grpc_url, clock=self._clock) as client:
             for journal in self._words.partitions:
@@ -121,23 +121,22 @@ class Queries:
         self._stopped = True
 
     def is_to_be_killed(self, member: Member) -> None:
-        """Count no failure of ``member`` from now on. Call it before the kill: a query may notice the end
-        of the member before its parent does.
-        """
+        """Count no failure of ``member`` from now on. Call this before the kill: a query may notice the end
+        of the member before the member's parent does."""
         self._killed.add(member.id)
 
     async def run(self) -> None:
-        """Query until stopped: each time the next member, without those that are killed."""
+        """Query until stopped. Ask the members in turn, except those that are killed."""
         while not self._stopped:
-            running = [one for one in self._words.members if one.id not in self._killed]
+            running = [member for member in self._words.members if member.id not in self._killed]
             member = running[self._turn % len(running)]
             shard = self._words.shard_ids[self._turn % len(self._words.shard_ids)]
             self._turn += 1
             try:
                 await asyncio.to_thread(ask, member, f"/shards/{shard}/counts?prefix=import")
             except GazetteError as error:
-                # A query that was under way at a killed member is no failure of the shard: its
-                # client turns to another member.
+                # A query that was under way at a killed member is no failure of the shard: a client would
+                # turn to another member.
                 if member.id not in self._killed:
                     self.failures.append(str(error))
                 continue
@@ -165,8 +164,8 @@ async def all_counts(words: WordCountCluster) -> Counter[str]:
 def ask_any(words: WordCountCluster, path: str) -> dict[str, int]:
     """Return the answer of the first member that has one.
 
-    A member may leave meanwhile: on a busy machine one can lose its lease. Raise ``Unavailable`` with the
-    reason of the last member if none answers.
+    A member may leave meanwhile: on a busy machine, it can lose its lease. If no member answers, raise
+    ``Unavailable`` with the reason of the last one.
     """
     failure: GazetteError = Unavailable("no member runs", path=path)
     for member in words.members:

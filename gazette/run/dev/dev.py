@@ -37,9 +37,7 @@ class DevFlags:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the subcommand. Return 0 after SIGTERM or SIGINT, 1 when a process
-    failed, 2 for a mistake in the flags.
-    """
+    """Run the subcommand. Return 0 after SIGTERM or SIGINT, 1 if a process failed, 2 for a wrong flag."""
     schema = Schema("gazette dev", {"": DevFlags})
     try:
         flags = schema.load(argv, {}).group(DevFlags)
@@ -100,28 +98,28 @@ async def _serve(settings: ClusterSettings, ready_file: Path | None, clock: Cloc
 
 async def _watch(cluster: LocalCluster, scope: TaskScope, stop: asyncio.Task[object]) -> int:
     """Return 0 once a signal asks for a stop, or 1 once a broker has ended."""
-    ends = {
+    processes = {
         scope.spawn(broker.process.wait(), name=broker.process.name): broker.process
         for broker in cluster.brokers
     }
-    done, _ = await asyncio.wait({stop, *ends}, return_when=asyncio.FIRST_COMPLETED)
+    done, _ = await asyncio.wait({stop, *processes}, return_when=asyncio.FIRST_COMPLETED)
     if stop in done:
         return 0
     for task in done:
-        process = ends[task]  # type: ignore[index]
+        process = processes[task]  # type: ignore[index]
         print(f"gazette dev: {process.died()}", file=sys.stderr, flush=True)
     return 1
 
 
 def _say(cluster: LocalCluster) -> None:
-    first = cluster.brokers[0]
+    first_broker = cluster.brokers[0]
     print(f"etcd     {cluster.etcd.endpoint}")
     for broker in cluster.brokers:
         print(f"broker   {broker.grpc_url} (gRPC)   {broker.http_url} (HTTP)   {broker.zone}")
     print(f"state    {cluster.directory}")
-    print(f"try      gazctl journals list --broker.address {first.grpc_url}")
+    print(f"try      gazctl journals list --broker.address {first_broker.grpc_url}")
     print(
-        f"         gazette run app.py --broker.address {first.grpc_url} "
+        f"         gazette run app.py --broker.address {first_broker.grpc_url} "
         f"--etcd.address {cluster.etcd.endpoint} --store file:///"
     )
     print("Ctrl-C stops it; the state stays.", flush=True)

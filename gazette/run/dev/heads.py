@@ -25,8 +25,8 @@ async def write_head(client: Client, journal: str) -> int:
 async def resume_journals(client: Client) -> list[str]:
     """Let all journals continue behind their stored fragments. Return the names of those that needed this.
 
-    Brokers refuse appends to a journal whose fragments reach beyond all spools. A broker that is cut off may
-    hold more bytes. Call this only if *all* brokers were stopped, as `gazette dev` knows when it starts.
+    Brokers refuse appends to a journal whose fragments reach beyond all spools: another broker, which is cut
+    off, may hold more bytes. Call this only if *all* brokers were stopped, as when `gazette dev` starts.
     """
     resumed: list[str] = []
     for listed in (await client.list_journals()).journals:

@@ -37,9 +37,8 @@ NGRAM_TYPE: Final = "word_count.NGramCount"
 
 
 def examples_path() -> Path:
-    """Return the directory of the example applications: beside the package
-    in a checkout, in it in a wheel.
-    """
+    """Return the directory of the example applications: beside the package in a checkout, within the package
+    in a wheel."""
     package = Path(gazette.__file__).resolve().parent
     for path in (package.parent / "examples", package / "_examples"):
         if (path / "word_count" / "app.py").exists():
@@ -100,7 +99,7 @@ class WordCountCluster:
         self.cluster = cluster
         self.settings = settings
         self.members: list[Member] = []
-        self.client = Client(",".join(one.grpc_url for one in cluster.brokers), clock=clock)
+        self.client = Client(",".join(broker.grpc_url for broker in cluster.brokers), clock=clock)
         self._clock = clock
         self._started = 0
 
@@ -149,8 +148,8 @@ class WordCountCluster:
         ]
 
     async def apply_journals(self) -> None:
-        """Create the journals that are missing; those of an earlier run stay."""
-        listed = {one.spec.name for one in (await self.client.list_journals()).journals}
+        """Create the journals that are missing. Journals of an earlier run stay."""
+        listed = {journal.spec.name for journal in (await self.client.list_journals()).journals}
         changes = [
             JournalChange(upsert=spec) for spec in self.journal_specs() if spec.name not in listed
         ]
@@ -159,7 +158,7 @@ class WordCountCluster:
 
     async def apply_shards(self) -> None:
         async with self.shard_client() as shards:
-            listed = {one.spec.id for one in (await shards.list_shards()).shards}
+            listed = {shard.spec.id for shard in (await shards.list_shards()).shards}
             changes = [
                 ShardChange(upsert=spec) for spec in self.shard_specs() if spec.id not in listed
             ]
@@ -170,8 +169,8 @@ class WordCountCluster:
 
     def shard_client(self, member: Member | None = None) -> ShardClient:
         """Return a client of one member, by default of the first that runs."""
-        chosen = member or next(one for one in self.members if one.process.running)
-        return ShardClient(chosen.grpc_url, route_cache_size=0, clock=self._clock)
+        target = member or next(other for other in self.members if other.process.running)
+        return ShardClient(target.grpc_url, route_cache_size=0, clock=self._clock)
 
     async def start_member(self, *, arguments: tuple[str, ...] = ()) -> Member:
         """Start one more member, and return when it is ready."""
@@ -182,7 +181,7 @@ class WordCountCluster:
         grpc_port, http_port = free_port(), free_port()
         scratch = cluster.directory / "scratch" / name
         scratch.mkdir(parents=True, exist_ok=True)
-        brokers = ",".join(one.grpc_url for one in cluster.brokers)
+        brokers = ",".join(broker.grpc_url for broker in cluster.brokers)
         argv = python_module(
             "word_count",
             "serve",
@@ -228,7 +227,7 @@ class WordCountCluster:
             return listed
 
     async def await_shards(self, *, standbys: bool, timeout_s: float = 60.0) -> None:
-        """Return when every shard has a primary, all replicas are ready, and ``standbys`` exist if wanted.
+        """Return when all shards have a primary and ready replicas; with ``standbys``, also hot standbys.
 
         Raise ``Unavailable`` with the statuses after ``timeout_s``, ``GazetteError`` if a shard fails.
         """
@@ -244,26 +243,28 @@ class WordCountCluster:
             ):
                 return
             if self._clock.monotonic() > deadline:
-                states = {s.spec.id: [one.code.name for one in s.status] for s in shards}
+                states = {
+                    shard.spec.id: [status.code.name for status in shard.status] for shard in shards
+                }
                 raise Unavailable(f"shards are not up after {timeout_s:.0f} s: {states}")
             await self._clock.sleep(0.1)
 
     def _is_up(self, shard: ListedShard, *, standbys: bool) -> bool:
         codes = [status.code for status in shard.status]
-        wanted = 1 + (self.settings.hot_standbys if standbys else 0)
+        replicas = 1 + (self.settings.hot_standbys if standbys else 0)
         return (
             ReplicaCode.PRIMARY in codes
-            and len(codes) >= wanted
+            and len(codes) >= replicas
             and all(code >= ReplicaCode.STANDBY for code in codes)
         )
 
     async def primaries(self) -> dict[str, list[str]]:
         """Return the shards that each member is primary for, by the id of the member."""
-        held: dict[str, list[str]] = {}
+        shards_of: dict[str, list[str]] = {}
         for shard in await self.listed_shards():
             if (primary := shard.route.primary_id) is not None:
-                held.setdefault(primary.suffix, []).append(shard.spec.id)
-        return held
+                shards_of.setdefault(primary.suffix, []).append(shard.spec.id)
+        return shards_of
 
     async def await_read_through(self, offsets: Mapping[str, int], timeout_s: float) -> None:
         """Return when the shards have consumed all partitions up to these offsets."""
@@ -282,7 +283,7 @@ class WordCountCluster:
 
     async def stop(self, timeout_s: float = 30.0) -> list[str]:
         """Stop all members. Return the names of those that had to be killed."""
-        running = [one.process for one in self.members if one.process.running]
-        ended: list[Any] = await asyncio.gather(*(one.stop(timeout_s) for one in running))
+        running = [member.process for member in self.members if member.process.running]
+        in_time: list[Any] = await asyncio.gather(*(process.stop(timeout_s) for process in running))
         await self.client.close()
-        return [process.name for process, ok in zip(running, ended, strict=True) if not ok]
+        return [process.name for process, ok in zip(running, in_time, strict=True) if not ok]
