@@ -51,17 +51,17 @@ def run(context: Context, _command: Command) -> int:
             (name, _open(name, context, stack)) for name in context.loaded.arguments or ("-",)
         ]
         for name, file in inputs:
-            skip, number = flags.skip_header, 1
+            skip, line_number = flags.skip_header, 1
             batches = read_lines(name, file, flags.max_length)
             if not flags.uuid and flags.template.startswith(_CSV_BEGIN):
                 batches = whole_records(name, batches, flags.max_length)
             for lines in batches:
                 if skip:
-                    lines, number, skip = lines[1:], 2, False
+                    lines, line_number, skip = lines[1:], 2, False
                 with within(name):
-                    stdout.write(attacher.attach(lines, number))
+                    stdout.write(attacher.attach(lines, line_number))
                 stdout.flush()  # In a pipeline, the next program gets each batch at once.
-                number += len(lines)
+                line_number += len(lines)
     return 0
 
 
@@ -98,11 +98,11 @@ class PlaceInJson:
             fields = self._decode(text)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Invalid(f"no JSON object: {error}", path="--uuid", content=text[:64]) from error
-        name, *rest = names
-        found = bytes(fields.get(name, _NULL))
-        if rest:
-            fields[name] = msgspec.Raw(self._put(b"{}" if found == _NULL else found, rest, uuid))
-        elif not self._form.is_free(value := msgspec.json.decode(found)):
+        name, *inner_names = names
+        raw = bytes(fields.get(name, _NULL))
+        if inner_names:
+            fields[name] = msgspec.Raw(self._put(b"{}" if raw == _NULL else raw, inner_names, uuid))
+        elif not self._form.is_free(value := msgspec.json.decode(raw)):
             raise Invalid(
                 f"the field {name} holds {str(value)[:64]!r}, and is where the UUID goes",
                 path="--uuid",
@@ -141,7 +141,7 @@ class Template:
 
 
 class UuidAttacher:
-    """Renderer of lines, each with a UUID of one new producer. Each message is committed alone."""
+    """Renderer of lines, each with a UUID of one new producer, as a message outside of transactions."""
 
     def __init__(self, layout: Layout, clock: Clock, entropy: uuids.Entropy) -> None:
         self._layout = layout
@@ -150,44 +150,41 @@ class UuidAttacher:
         self._mint = uuids.UuidMint(uuids.new_producer_id(entropy), self._clock)
 
     def attach(self, lines: list[bytes], number: int = 1) -> bytes:
-        """Return lines with UUIDs. Raise ``Invalid`` with a line's number: ``number`` is the first one's."""
+        """Return lines with UUIDs. Raise ``Invalid`` with the number of a line; the first has ``number``."""
         self._clock.update(int(self._wall_clock.now() * 1e9))
-        render, text, found = self._layout.render, self._mint.text, []
+        render, new_uuid, rendered = self._layout.render, self._mint.text, []
         with self._clock.lock:
-            for at, line in enumerate(lines, number):
+            for line_number, line in enumerate(lines, number):
                 try:
-                    found.append(render(text(uuids.OUTSIDE_TXN).encode(), line))
+                    rendered.append(render(new_uuid(uuids.OUTSIDE_TXN).encode(), line))
                 except Invalid as error:
                     raise Invalid(
-                        f"line {at}: {error.message}",
+                        f"line {line_number}: {error.message}",
                         path=error.path,
                         hint=error.hint,
                         **error.facts,
                     ) from error
-        return b"".join(found)
+        return b"".join(rendered)
 
 
 def read_lines(name: str, file: BinaryIO, max_length: int) -> Iterator[list[bytes]]:
-    """Yield the lines of a file without their newlines, in batches as they arrive.
-
-
-    Raise ``Invalid`` for a line of more than ``max_length`` bytes.
-    """
-    rest, count = b"", 0
+    """Yield the lines of a file without their newlines, in batches as they arrive. Raise ``Invalid`` for a
+    line of more than ``max_length`` bytes."""
+    partial, count = b"", 0
     read = getattr(file, "read1", file.read)
     while True:
         try:
             data: bytes = read(READ_BYTES)
         except OSError as error:
             raise GazetteError(f"cannot read {name}: {error.strerror}") from error
-        lines = (rest + data).split(b"\n")
-        rest = lines.pop()
-        if not data and rest:
-            lines, rest = [rest], b""
-        for at, line in enumerate((*lines, rest)):
+        lines = (partial + data).split(b"\n")
+        partial = lines.pop()
+        if not data and partial:
+            lines, partial = [partial], b""
+        for index, line in enumerate((*lines, partial)):
             if len(line) > max_length:
                 raise Invalid(
-                    f"line {count + at + 1} of {name} is longer than {max_length} bytes",
+                    f"line {count + index + 1} of {name} is longer than {max_length} bytes",
                     path="--max-length",
                 )
         count += len(lines)
@@ -202,32 +199,32 @@ def whole_records(
 ) -> Iterator[list[bytes]]:
     """Yield the CSV records in lines, in batches as they arrive.
 
-    A quoted field may have newlines: no UUID must be put there. Raise ``Invalid`` for a quote without
-    an end, and for a record of more than ``max_length`` bytes.
+    A quoted field may have newlines: no UUID must follow these. Raise ``Invalid`` for a quote without an
+    end, and for a record of more than ``max_length`` bytes.
     """
-    held, count, begin = b"", 0, 0
+    record, line_number, first_line = b"", 0, 0
     for lines in batches:
         records: list[bytes] = []
         for line in lines:
-            count += 1
-            if held:
-                held += b"\n" + line
+            line_number += 1
+            if record:
+                record += b"\n" + line
             else:
-                held, begin = line, count
-            if b'"' not in line or (begin < count and line.count(b'"') % 2 == 0):
-                # No quote begins or ends in this line: the state does not change.
-                is_open = begin < count
+                record, first_line = line, line_number
+            if b'"' not in line or (first_line < line_number and line.count(b'"') % 2 == 0):
+                # Without a quote, or with pairs of quotes, a record that was open stays open.
+                is_open = first_line < line_number
             else:
-                is_open = parse_record(held + b"\n", 0) is None
-            if len(held) > max_length:
-                raise _unclosed(name, begin, f"within {max_length} bytes")
+                is_open = parse_record(record + b"\n", 0) is None
+            if len(record) > max_length:
+                raise _unclosed(name, first_line, f"within {max_length} bytes")
             if not is_open:
-                records.append(held)
-                held = b""
+                records.append(record)
+                record = b""
         if records:
             yield records
-    if held:
-        raise _unclosed(name, begin, "to its end")
+    if record:
+        raise _unclosed(name, first_line, "to its end")
 
 
 def _unclosed(name: str, line: int, extent: str) -> Invalid:

@@ -81,7 +81,7 @@ def bash() -> str:
             elif option.kind == "bool":
                 continue
             else:
-                # The default is file names: see `complete` below.
+                # Then bash completes names of files: see `complete` below.
                 reply = "COMPREPLY=()"
             values.append(f"        {pattern}) {reply}; return ;;")
     return _BASH.format(cases="\n".join(cases), values="\n".join(values))
@@ -206,10 +206,10 @@ def _fish_condition(path: str, following: list[str]) -> str:
     """Return the condition that the line has the words of a path, and none of ``following``."""
     if not path:
         return "__fish_use_subcommand"
-    seen = [f"__fish_seen_subcommand_from {word}" for word in path.split()]
+    conditions = [f"__fish_seen_subcommand_from {word}" for word in path.split()]
     if following:
-        seen.append(f"not __fish_seen_subcommand_from {' '.join(following)}")
-    return _fish_quoted("; and ".join(seen))
+        conditions.append(f"not __fish_seen_subcommand_from {' '.join(following)}")
+    return _fish_quoted("; and ".join(conditions))
 
 
 def _fish_quoted(text: str) -> str:

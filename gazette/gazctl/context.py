@@ -67,9 +67,7 @@ class Context:
 
     async def broker(self, file_root: Path | None = None) -> Client:
         """Return a client of the brokers. Raise ``Unavailable`` if no server answers at the address.
-
-        ``file_root`` of the first call takes precedence over that of the settings.
-        """
+        ``file_root`` of the first call takes precedence over that of the settings."""
         if self._broker is None:
             flags = self.loaded.group(BrokerFlags)
             if file_root is not None:
@@ -121,19 +119,17 @@ class Context:
         seconds: float | None = None,
         reason: Callable[[], Awaitable[str]] | None = None,
     ) -> AsyncIterator[None]:
-        """Bound calls in the block by ``--timeout``: they would wait without end.
-
-        Raise ``Unavailable`` with the address, and with the ``reason`` of the wait if known.
-        """
+        """Bound calls in the block by ``seconds``, or by ``--timeout``: without a bound they wait forever.
+        Raise ``Unavailable`` with the address, and with the ``reason`` of the wait if known."""
         limit_s = self.timeout_s if seconds is None else seconds
         try:
             async with timeout(limit_s):
                 yield
         except TimeoutError as error:
-            because = "" if reason is None else await reason()
+            reason_text = "" if reason is None else await reason()
             raise Unavailable(
                 f"no answer from {address} within {limit_s:g} s"
-                + (f": {because}" if because else ""),
+                + (f": {reason_text}" if reason_text else ""),
                 hint="Look at its log; --timeout sets how long to wait.",
             ) from error
 
@@ -143,8 +139,8 @@ class Context:
     ) -> AsyncIterator[None]:
         """Show the progress of long work in the block: see `ProgressLine`.
 
-        ``amounts`` returns how much is done, and the total: in bytes, or in the unit that ``label`` returns
-        with the name of the present work.
+        ``label`` is the name of the work, or returns the name of the present work and its unit. ``amounts``
+        returns how much is done, and the total: in that unit, or else in bytes.
         """
 
         def labelled() -> tuple[str, str]:
@@ -189,10 +185,8 @@ def parse_selector(text: str, *, required: bool) -> LabelSelector:
 async def each(
     name: str, items: Iterable[A], work: Callable[[A], Awaitable[R]]
 ) -> list[R | GazetteError]:
-    """Do the work for all items, some at a time. Return results or errors, in order.
-
-    Cancellation cancels the work of all items.
-    """
+    """Do the work for all items, at most `CALLS_MAX` at a time. Return results or errors, in order.
+    Cancellation cancels the work of all items."""
     gate = asyncio.Semaphore(CALLS_MAX)
 
     async def one(item: A) -> R | GazetteError:

@@ -33,7 +33,7 @@ def use(context: Context, _command: Command) -> int:
 def set_addresses(context: Context, _command: Command) -> int:
     """Create a context, or change its addresses."""
     name = _name_of(context)
-    given: dict[str, str] = {}
+    addresses: dict[str, str] = {}
     for key, source in context.loaded.sources.items():
         group, _, field_name = key.partition(".")
         if source != "flag":
@@ -44,15 +44,15 @@ def set_addresses(context: Context, _command: Command) -> int:
                 path=f"--{key}",
                 hint="Keep other settings in gazctl.ini or in the environment.",
             )
-        given[group] = context.loaded.groups[group].address
-    if not given:
+        addresses[group] = context.loaded.groups[group].address
+    if not addresses:
         raise Invalid(
             "no address is given",
             path="gazctl context set",
             hint="Give --broker.address, --consumer.address, or both.",
         )
     contexts = Contexts.load(context.environ)
-    contexts.named[name] = {**contexts.named.get(name, {}), **given}
+    contexts.named[name] = {**contexts.named.get(name, {}), **addresses}
     contexts.save()
     context.terminal.note(f"context {name}: {_shown(contexts.named[name])}")
     return 0
@@ -79,7 +79,7 @@ def show(context: Context, _command: Command) -> int:
     named = {name: run.addresses for name, run in runs.items()} | contexts.named
     for name, addresses in sorted(named.items()):
         mark = "*" if name == current else ""
-        table.add(mark, name, *(addresses.get(kind, NONE) for kind in ADDRESSES))
+        table.add(mark, name, *(addresses.get(group, NONE) for group in ADDRESSES))
     if not named:
         context.terminal.note("there are no contexts; `gazctl context set` creates one")
         return 0
@@ -97,4 +97,4 @@ def _name_of(context: Context) -> str:
 
 
 def _shown(addresses: Mapping[str, str]) -> str:
-    return ", ".join(f"{kind} {address}" for kind, address in sorted(addresses.items()))
+    return ", ".join(f"{group} {address}" for group, address in sorted(addresses.items()))

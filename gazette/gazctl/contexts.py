@@ -26,7 +26,7 @@ def contexts_directory(environ: Mapping[str, str]) -> Path | None:
 
 def as_variables(addresses: Mapping[str, str]) -> dict[str, str]:
     """Return the addresses of a context as environment variables."""
-    return {ADDRESSES[kind]: address for kind, address in addresses.items()}
+    return {ADDRESSES[group]: address for group, address in addresses.items()}
 
 
 @dataclass(slots=True)
@@ -58,8 +58,7 @@ class Contexts:
             raise _unreadable(path, "it has no contexts")
         for name, addresses in value["contexts"].items():
             if not isinstance(addresses, dict) or not all(
-                kind in ADDRESSES and isinstance(address, str)
-                for kind, address in addresses.items()
+                key in ADDRESSES and isinstance(address, str) for key, address in addresses.items()
             ):
                 raise _unreadable(path, f"context {name} is not an address of broker or consumer")
         current = value.get("current") or ""
@@ -77,13 +76,13 @@ class Contexts:
             )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump({"current": self.current, "contexts": self.named}, sort_keys=True)
-        handle, partial = tempfile.mkstemp(dir=self.path.parent, prefix=f".{FILE}-")
+        handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=f".{FILE}-")
         try:
             with os.fdopen(handle, "w") as file:
                 file.write(text)
-            os.replace(partial, self.path)
+            os.replace(temporary, self.path)
         except OSError:
-            os.unlink(partial)
+            os.unlink(temporary)
             raise
 
     def require(self, name: str, path: str) -> dict[str, str]:
@@ -94,7 +93,7 @@ class Contexts:
 
 
 def not_found(name: str, there: Iterable[str], path: str) -> NotFound:
-    """Return the error for a context that does not exist. It names those that do."""
+    """Return the error for a context that does not exist. The error names those that do."""
     return NotFound(
         f"there is no context {name}",
         hint=f"There are: {', '.join(sorted(there)) or 'none'}. Create one by "

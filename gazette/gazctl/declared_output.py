@@ -13,14 +13,14 @@ from gazette.message.publishing.outputs import DeclaredOutput
 
 
 def load_declared(name: str) -> DeclaredOutput:
-    """Import a source or an output. Raise ``Invalid`` if it cannot be imported, or is anything else."""
+    """Import a source or an output. Raise ``Invalid`` if this fails, or if the name is of anything else."""
     module, colon, path = name.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        found: Any = importlib.import_module(module)
+        declared: Any = importlib.import_module(module)
         for part in path.split("."):
-            found = getattr(found, part)
+            declared = getattr(declared, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise Invalid(
             f"cannot import {name!r}: {error}",
@@ -28,13 +28,13 @@ def load_declared(name: str) -> DeclaredOutput:
             hint="Give module:Class.attribute, importable from here (PYTHONPATH)"
             + ("." if colon else "; the colon is missing."),
         ) from error
-    if isinstance(found, type) or not isinstance(found, DeclaredOutput):
+    if isinstance(declared, type) or not isinstance(declared, DeclaredOutput):
         raise Invalid(
             f"{name} is neither a Source nor an Output",
             path="--declared",
             hint="Name an attribute of the application's class, such as app:WordCount.words.",
         )
-    return found
+    return declared
 
 
 def decoder_of(output: DeclaredOutput) -> Callable[[bytes], Any]:

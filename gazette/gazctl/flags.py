@@ -46,7 +46,7 @@ class SharedFlags:
 
 @dataclass(frozen=True, slots=True)
 class BrokerFlags(BrokerClientFlags):
-    """Group ``broker``. By default each call goes to ``address``: a tunnel may reach only that."""
+    """Group ``broker``. By default each call goes to ``address``: a tunnel may reach no other broker."""
 
     cache_size: int = setting(
         0,
@@ -73,7 +73,7 @@ class ConsumerFlags(ConsumerClientFlags):
 
 @dataclass(frozen=True, slots=True)
 class LogFlags:
-    """Group ``log``. The module of the other one, `gazette.cluster.process.groups`, needs etcd."""
+    """Group ``log``. Servers have another group, but its module imports the client of etcd."""
 
     level: str = setting("warn", "least severity to log", choices=tuple(LEVELS))
     format: str = setting("text", "form of log lines", choices=("text", "json", "color"))

@@ -25,9 +25,9 @@ FIRST_BYTES: Final = 1 << 16
 """Bytes at the end of a journal in the first read."""
 GROWTH: Final = 4
 WHOLE_BYTES: Final = 1 << 22
-"""Bytes to read if a transaction may have begun before the bytes that were read."""
+"""Bytes up to which reads grow if a transaction may have begun before the bytes that were read."""
 TRANSACTION_BYTES_MAX: Final = 1 << 26
-"""Bytes to read if a transaction's acknowledgement was read, but none of its messages."""
+"""Bytes up to which reads grow if a transaction's acknowledgement was read, but none of its messages."""
 _READ_BYTES: Final = 1 << 16
 
 
@@ -43,7 +43,7 @@ class LastMessages(NamedTuple):
 class MessageJournal:
     """A journal of messages. ``read`` yields some of them, with acknowledgements.
 
-    ``committed``: it yields them in the order in which they commit.
+    With ``committed``, ``read`` yields messages in the order in which they commit.
     """
 
     name: JournalName
@@ -63,9 +63,9 @@ async def find_last(
 ) -> LastMessages:
     """Return the place of the last ``count`` messages, or of all if there are fewer.
 
-    Read more until the later half of the bytes has ``count`` messages. Read up to `WHOLE_BYTES` if a
-    transaction may have begun earlier, and up to ``transaction_bytes_max`` if none of its messages was read.
-    If such a transaction may still lack some of the last messages, tell the user.
+    Read more until the later half of the bytes has ``count`` messages. If a transaction may have begun
+    earlier, read up to `WHOLE_BYTES`; if none of its messages was read, up to ``transaction_bytes_max``. If
+    messages of such a transaction may still be missing, tell the user.
     """
     end = await write_head(context, client, journal.name)
     begins = await _fragment_begins(context, client, journal.name)
@@ -73,27 +73,29 @@ async def find_last(
     while True:
         begin = await _begin_of(client, journal, begins, end, size)
         try:
-            found = await _count(journal, begin, end)
+            counts = await _count(journal, begin, end)
         except MalformedMessage:
             if begin == 0:
                 raise
-            found = None  # The read may begin within a message.
-        if found is not None:
-            lacking = found.lacking(count)
-            unseen = any(not one.messages for one in lacking)
-            look = transaction_bytes_max if unseen else WHOLE_BYTES
-            if begin == 0 or (found.late >= count and (size >= look or not lacking)):
+            counts = None  # The read may begin within a message.
+        if counts is not None:
+            lacking = counts.lacking(count)
+            unseen = any(not txn.messages for txn in lacking)
+            bytes_needed = transaction_bytes_max if unseen else WHOLE_BYTES
+            if begin == 0 or (counts.late >= count and (size >= bytes_needed or not lacking)):
                 break
         size *= GROWTH
     if lacking:
         context.terminal.note(_lacking_text(journal.name, lacking, begin, count))
-    return LastMessages(begin, end, max(0, found.total - count))
+    return LastMessages(begin, end, max(0, counts.total - count))
 
 
 def _lacking_text(journal: JournalName, lacking: list[_Headless], begin: Offset, count: int) -> str:
-    number = "A transaction," if len(lacking) == 1 else f"{len(lacking)} transactions, the last one"
+    subject = (
+        "A transaction," if len(lacking) == 1 else f"{len(lacking)} transactions, the last one"
+    )
     return (
-        f"{journal}: some of the last {count} messages may be missing. {number} acknowledged at "
+        f"{journal}: some of the last {count} messages may be missing. {subject} acknowledged at "
         f"{lacking[-1].acknowledged}, may have begun before offset {begin}, where reading began. To get all, "
         f"read the whole journal: gazctl read {journal} | tail -n {count}"
     )
@@ -115,7 +117,7 @@ class _Headless(NamedTuple):
 
 @dataclass(slots=True)
 class _Counted:
-    """Counts of read messages. ``late``: those of the later half of the bytes."""
+    """Counts of read messages. ``late`` counts those in the later half of the bytes."""
 
     total: int = 0
     late: int = 0
@@ -123,50 +125,48 @@ class _Counted:
 
     def lacking(self, count: int) -> list[_Headless]:
         """Return the transactions whose unread messages would be among the last ``count``."""
-        return [one for one in self.headless if one.position > self.total - count]
+        return [txn for txn in self.headless if txn.position > self.total - count]
 
 
 async def _count(journal: MessageJournal, begin: Offset, end: Offset) -> _Counted:
-    found = _Counted()
+    counts = _Counted()
     if begin == end:
-        return found
+        return counts
     middle = begin + (end - begin) // 2
-    pending: Counter[bytes] = Counter()  # Messages of a transaction that may have begun before.
-    begun: set[bytes] = set()  # Producers whose next transaction begins in the bytes.
+    pending: Counter[bytes] = Counter()  # By producer: messages of a headless transaction.
+    begun: set[bytes] = set()  # Producers whose next transaction begins in the bytes that are read.
     async with aclosing(journal.read(ReadParams(journal.name, begin, end_offset=end))) as batches:
         async for batch in batches:
-            for one in batch:
-                unknown = journal.committed and begin > 0 and one.producer not in begun
-                if is_data(one):
-                    found.total += 1
-                    found.late += one.begin >= middle
-                    pending[one.producer] += unknown
-                elif unknown:
-                    messages = pending.pop(one.producer, 0)
-                    found.headless.append(_Headless(found.total - messages, messages, one.begin))
-                if one.flags != CONTINUE_TXN:
-                    begun.add(one.producer)
-    return found
+            for envelope in batch:
+                is_headless = journal.committed and begin > 0 and envelope.producer not in begun
+                if is_data(envelope):
+                    counts.total += 1
+                    counts.late += envelope.begin >= middle
+                    pending[envelope.producer] += is_headless
+                elif is_headless:
+                    count = pending.pop(envelope.producer, 0)
+                    counts.headless.append(_Headless(counts.total - count, count, envelope.begin))
+                if envelope.flags != CONTINUE_TXN:
+                    begun.add(envelope.producer)
+    return counts
 
 
 async def _fragment_begins(context: Context, client: Client, journal: JournalName) -> list[Offset]:
     stored = await fragments_of(context, client, FragmentsParams(journal))
-    return sorted(one.fragment.begin for one in stored)
+    return sorted(listed.fragment.begin for listed in stored)
 
 
 async def _begin_of(
     client: Client, journal: MessageJournal, begins: list[Offset], end: Offset, size: int
 ) -> Offset:
-    """Return an offset about ``size`` bytes before the end at which a message begins; 0 for all bytes.
-
-    If messages are not lines, return the begin of a fragment.
-    """
-    wanted = end - size
-    if wanted <= (begins[0] if begins else 0):
+    """Return an offset about ``size`` bytes before the end at which a message begins; 0 for all bytes. If
+    messages are not lines, return the begin of a fragment."""
+    target = end - size
+    if target <= (begins[0] if begins else 0):
         return 0
     if journal.by_line:
-        return await _next_line(client, journal.name, wanted, end)
-    return max(one for one in begins if one <= wanted)
+        return await _next_line(client, journal.name, target, end)
+    return max(begin for begin in begins if begin <= target)
 
 
 async def _next_line(client: Client, journal: JournalName, offset: Offset, end: Offset) -> Offset:
@@ -175,8 +175,8 @@ async def _next_line(client: Client, journal: JournalName, offset: Offset, end: 
     async with client.retry_reader(params) as reader:
         try:
             while piece := await reader.read(_READ_BYTES):
-                if (at := piece.find(b"\n")) >= 0:
-                    return reader.offset - len(piece) + at + 1
+                if (newline := piece.find(b"\n")) >= 0:
+                    return reader.offset - len(piece) + newline + 1
         except OffsetJump as jump:
             return jump.offset
         except NotYet:

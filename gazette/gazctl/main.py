@@ -50,13 +50,13 @@ _GROUP_SUMMARIES: Final = {
 def usage(group: str = "") -> str:
     """Return the text with all commands, or with those of a group."""
     if group:
-        rows = [(one.words[1], one.summary) for one in COMMANDS if one.words[0] == group]
+        rows = [(entry.words[1], entry.summary) for entry in COMMANDS if entry.words[0] == group]
     else:
         rows = [
             (name, f"{summary}: {', '.join(_commands_of(name))}")
             for name, summary in _GROUP_SUMMARIES.items()
         ]
-        rows += [(one.name, one.summary) for one in COMMANDS if len(one.words) == 1]
+        rows += [(command.name, command.summary) for command in COMMANDS if len(command.words) == 1]
     width = max(len(name) for name, _ in rows)
     lines = "\n".join(f"  {name.ljust(width)}  {text}" for name, text in rows)
     program = f"gazctl {group}".rstrip()
@@ -71,29 +71,29 @@ def _commands_of(group: str) -> list[str]:
 
 
 def find_command(argv: Sequence[str]) -> tuple[Command | str, list[str]]:
-    """Return the named command and the words after it, or the text to show instead.
+    """Return the named command and the words after it; or a text to show, such as for ``--help``.
 
-    Shared flags may stand before the command or between its words. Raise ``Invalid`` for an unknown
-    command.
+    If no command is named, return an empty text and the words so far. Shared flags may stand before the
+    command or between its words. Raise ``Invalid`` for an unknown command.
     """
-    rest = list(argv)
-    before: list[str] = []
+    args = list(argv)
+    leading_flags: list[str] = []
     words: list[str] = []
     names = {command.words: command for command in COMMANDS}
     while tuple(words) not in names:
-        before += _take_leading_flags(rest)
-        if not rest:
+        leading_flags += _take_leading_flags(args)
+        if not args:
             break
-        word = rest[0]
+        word = args[0]
         if word in ("-h", "--help", "help") and not words[1:]:
-            rest.pop(0)
-            if word == "help" and rest:
-                return find_command([*rest, "--help"])
+            args.pop(0)
+            if word == "help" and args:
+                return find_command([*args, "--help"])
             return usage(words[0] if words else ""), []
         if word.startswith("-"):
             break
         candidates = sorted(
-            {one.words[len(words)] for one in COMMANDS if _begins(one.words, words)}
+            {command.words[len(words)] for command in COMMANDS if _begins(command.words, words)}
         )
         if word not in candidates:
             near = near_name(word, candidates)
@@ -105,13 +105,13 @@ def find_command(argv: Sequence[str]) -> tuple[Command | str, list[str]]:
                 path=path if words else "",
                 hint=f"See `{path} --help`.",
             )
-        words.append(rest.pop(0))
+        words.append(args.pop(0))
     command = names.get(tuple(words))
     if command is not None:
-        return command, [*before, *rest]
-    if rest:
+        return command, [*leading_flags, *args]
+    if args:
         path = " ".join(["gazctl", *words])
-        raise Invalid(f"expected a command, got {rest[0]}", path=path, hint=f"See `{path} --help`.")
+        raise Invalid(f"expected a command, got {args[0]}", path=path, hint=f"See `{path} --help`.")
     return "", words
 
 
@@ -126,15 +126,15 @@ def _take_leading_flags(words: list[str]) -> list[str]:
         for group, cls in {"": SharedFlags, **GROUPS}.items()
         for option in options_of(group, cls)
     }
-    taken: list[str] = []
+    flags: list[str] = []
     while words and words[0].startswith("--"):
         flag, equals, _ = words[0].partition("=")
         if flag not in shared and flag != "--config":
             break
-        taken.append(words.pop(0))
+        flags.append(words.pop(0))
         if not equals and words:
-            taken.append(words.pop(0))
-    return taken
+            flags.append(words.pop(0))
+    return flags
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal) -> int:
@@ -155,10 +155,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal) -> 
 
 
 async def run_in_loop(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal) -> int:
-    """Run one command as ``run`` does, in the caller's event loop.
-
-    The caller owns signals and logging.
-    """
+    """Run one command as ``run`` does, in the caller's event loop. The caller owns signals and logging."""
     prepared = _prepare(argv, environ, terminal)
     if isinstance(prepared, int):
         return prepared
@@ -176,19 +173,19 @@ def _prepare(
         if argv and argv[0] in ("-V", "--version", "version"):
             terminal.write(f"{__version__}\n")
             return EXIT_OK
-        command, rest = find_command(argv)
+        command, words = find_command(argv)
         if isinstance(command, str):
             if not command:
-                terminal.stderr.write(usage(rest[0] if rest else ""))
+                terminal.stderr.write(usage(words[0] if words else ""))
                 return EXIT_FAILED
             terminal.write(command)
             return EXIT_OK
         schema = schema_of(command)
-        flags = rest[: rest.index("--")] if "--" in rest else rest
+        flags = words[: words.index("--")] if "--" in words else words
         if "-h" in flags or "--help" in flags:
             terminal.write(schema.parser().format_help())
             return EXIT_OK
-        loaded, in_use = _load(command, schema, rest, environ)
+        loaded, in_use = _load(command, schema, words, environ)
         for warning in loaded.warnings:
             terminal.note(f"gazctl: warning: {warning}")
     except (Invalid, NotFound) as error:
@@ -215,11 +212,11 @@ def _load(
     if name:
         addresses = addresses_of(environ, contexts, name)
     else:
-        kinds = [kind for kind in ADDRESSES if kind in command.groups]
-        run = the_run_context(environ, kinds) if _has_no_address(loaded) else None
-        if run is None:
+        groups = [group for group in ADDRESSES if group in command.groups]
+        only_run = the_run_context(environ, groups) if _has_no_address(loaded) else None
+        if only_run is None:
             return loaded, ""
-        name, addresses = run[0], run[1].addresses
+        name, addresses = only_run[0], only_run[1].addresses
     variables = {
         variable: address
         for variable, address in as_variables(addresses).items()
@@ -229,8 +226,8 @@ def _load(
 
 
 def _has_no_address(loaded: Loaded) -> bool:
-    sources = [loaded.sources.get(f"{kind}.address", "default") for kind in ADDRESSES]
-    return all(one == "default" for one in sources)
+    sources = [loaded.sources.get(f"{group}.address", "default") for group in ADDRESSES]
+    return all(source == "default" for source in sources)
 
 
 def _run_offline(
@@ -321,7 +318,7 @@ def main() -> None:
         terminal.stdout.flush()
         return code
 
-    # Not `sys.exit`, which waits for every thread: one may wait for a pipe that no process uses.
+    # Not `sys.exit`, which waits for every thread: a thread may wait for a pipe that no process uses.
     os._exit(with_streams(run_and_flush))
 
 

@@ -28,26 +28,28 @@ class ListedMember:
 
 async def run(context: Context) -> int:
     flags = context.flags(MembersFlags)
-    found: list[ListedMember] = []
+    members: list[ListedMember] = []
     has_consumers = context.is_given("consumer.address")
     if context.is_given("broker.address") or not has_consumers:
         journals = await list_journals(context, await context.broker(), EVERYTHING)
-        routes = [one.route for one in journals.journals]
-        found += members_of("broker", journals.header, routes)
+        routes = [member.route for member in journals.journals]
+        members += members_of("broker", journals.header, routes)
     if has_consumers:
         shards = await list_shards(context, await context.consumer(), EVERYTHING)
-        routes = [one.route for one in shards.shards]
-        found += members_of("consumer", shards.header, routes)
+        routes = [member.route for member in shards.shards]
+        members += members_of("consumer", shards.header, routes)
     if flags.format == "json":
-        context.terminal.write("".join(json_text(_fields(one), one_line=True) for one in found))
+        context.terminal.write(
+            "".join(json_text(_fields(member), one_line=True) for member in members)
+        )
         return 0
     table = Table(
         ["Kind", "Zone", "ID", "Endpoint", "Primary", "Replicas"],
         numbers=frozenset({"Primary", "Replicas"}),
     )
-    for one in found:
-        counts = (str(one.primary), str(one.replicas))
-        table.add(one.kind, one.id.zone, one.id.suffix, one.endpoint or NONE, *counts)
+    for member in members:
+        counts = (str(member.primary), str(member.replicas))
+        table.add(member.kind, member.id.zone, member.id.suffix, member.endpoint or NONE, *counts)
     context.terminal.write(table.text(context.terminal))
     context.terminal.note(
         "Lists name the member that answers, and members that serve journals or shards. Others are "
@@ -60,17 +62,17 @@ def members_of(kind: str, header: Header, routes: Iterable[Route]) -> list[Liste
     """Return the member that answered, and all members of the routes, by zone and id."""
     members: dict[ProcessId, ListedMember] = {}
     for route in (header.route, *routes):
-        for at, id in enumerate(route.members):
-            member = members.setdefault(id, ListedMember(kind, id))
+        for index, member_id in enumerate(route.members):
+            member = members.setdefault(member_id, ListedMember(kind, member_id))
             if route.endpoints:
-                member.endpoint = member.endpoint or route.endpoints[at]
+                member.endpoint = member.endpoint or route.endpoints[index]
     for route in routes:
-        for at, id in enumerate(route.members):
-            members[id].replicas += 1
-            members[id].primary += at == route.primary
+        for index, member_id in enumerate(route.members):
+            members[member_id].replicas += 1
+            members[member_id].primary += index == route.primary
     if header.process_id is not None:
         members.setdefault(header.process_id, ListedMember(kind, header.process_id))
-    return [members[id] for id in sorted(members)]
+    return [members[member_id] for member_id in sorted(members)]
 
 
 def _fields(one: ListedMember) -> dict[str, object]:

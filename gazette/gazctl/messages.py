@@ -135,39 +135,39 @@ class MessageWriter:
 
     async def _read(self, journal: ListedJournal) -> None:
         flags, name = self.flags, journal.spec.name
-        kind, shown = self._type_of(journal)
-        begin, end, skipped = flags.begin, 0, 0
+        cls, to_json = self._type_of(journal)
+        begin, end, to_skip = flags.begin, 0, 0
         if flags.tail:
             begin = await write_head(self.context, self.client, name)
         if flags.last:
             by_line = journal.spec.labels.value_of(CONTENT_TYPE) == CONTENT_JSON_LINES
             messages = MessageJournal(
-                name, not flags.uncommitted, by_line, lambda params: self._counted(params, kind)
+                name, not flags.uncommitted, by_line, lambda params: self._counted(params, cls)
             )
-            begin, end, skipped = await find_last(self.context, self.client, messages, flags.last)
+            begin, end, to_skip = await find_last(self.context, self.client, messages, flags.last)
             if not flags.follow and begin == end:
                 return
         params = ReadParams(name, begin, block=flags.follow, end_offset=0 if flags.follow else end)
         malformed = self._skipped if flags.skip_malformed else None
-        async with aclosing(self._batches(params, kind, malformed)) as batches:
+        async with aclosing(self._batches(params, cls, malformed)) as batches:
             async for batch in batches:
-                wanted = [one for one in batch if is_data(one)]
-                written = wanted[skipped:]
-                skipped -= len(wanted) - len(written)
-                if not self._write(name, written, shown):
+                data = [envelope for envelope in batch if is_data(envelope)]
+                written = data[to_skip:]
+                to_skip -= len(data) - len(written)
+                if not self._write(name, written, to_json):
                     return
 
     def _batches(
         self, params: ReadParams, kind: Any, malformed: OnMalformed | None, **options: Any
     ) -> AsyncGenerator[list[Envelope[Any]], None]:
-        reader: Any = UncommittedReader if self.flags.uncommitted else CommittedReader
-        made = reader(
+        reader_type: Any = UncommittedReader if self.flags.uncommitted else CommittedReader
+        reader = reader_type(
             self.client, params, kind, uuid=self.flags.uuid, on_malformed=malformed, **options
         )
-        return made.batches()  # type: ignore[no-any-return]
+        return reader.batches()  # type: ignore[no-any-return]
 
     def _counted(self, params: ReadParams, kind: Any) -> AsyncGenerator[list[Envelope[Any]], None]:
-        """Read as the later read does, but with acknowledgements and without notes to the user."""
+        """Read for `find_last`, as the later read does; but with acknowledgements, and without notes."""
         malformed = _ignore if self.flags.skip_malformed else None
         options = {} if self.flags.uncommitted else {"acknowledgements": True}
         return self._batches(params, kind, malformed, **options)
@@ -206,7 +206,9 @@ class MessageWriter:
         if self.flags.limit:
             wanted = wanted[: self.flags.limit - self._written]
         self._written += len(wanted)
-        lines = [msgspec.json.encode(self._document(journal, one, shown)) for one in wanted]
+        lines = [
+            msgspec.json.encode(self._document(journal, envelope, shown)) for envelope in wanted
+        ]
         if lines:
             self.context.terminal.stdout.write(b"\n".join([*lines, b""]))
             self.context.terminal.stdout.flush()
@@ -256,7 +258,7 @@ async def produce(context: Context) -> int:
             raise _nothing_matches(LabelSelector.of(name=output))
     pool = BlockingPool("input", 1)
     try:
-        # The command line's time-out applies to each commit.
+        # --timeout applies to each commit.
         async with ClientPublisher(
             client,
             mapping=flags.mapping,  # type: ignore[arg-type]
@@ -336,8 +338,8 @@ class Producing:
         try:
             message = self._decode(line)
         except DECODE_ERRORS as error:
-            what = f"{self._place()} is not {self._expected}"
-            raise Invalid(f"{what}: {error}", path="stdin") from error
+            problem = f"{self._place()} is not {self._expected}"
+            raise Invalid(f"{problem}: {error}", path="stdin") from error
         try:
             key = key_at(self._key, message)
             await transaction.publish(self._output, message, key=key)
@@ -360,10 +362,8 @@ def object_of(line: bytes) -> dict[str, Any]:
 
 
 def key_at(path: str, message: dict[str, Any]) -> Any:
-    """Return the key of a message at the path of --key; None for an empty path.
-
-    Raise ``Invalid`` if the message has no such field.
-    """
+    """Return the key of a message at the path of --key; None for an empty path. Raise ``Invalid`` if the
+    message has no such field."""
     if not path:
         return None
     value: Any = message
@@ -381,7 +381,7 @@ def key_at(path: str, message: dict[str, Any]) -> Any:
 
 
 def _selector(context: Context, text: str) -> LabelSelector:
-    """Return the selector of the journals of the arguments, or that of --selector."""
+    """Return a selector of the journals that the arguments name, or the one of --selector."""
     names = context.loaded.arguments
     if bool(names) == bool(text.strip()):
         raise Invalid(
@@ -405,10 +405,10 @@ async def _require_no_directory(context: Context, client: Client) -> None:
     for name in context.loaded.arguments:
         directory = f"{name.rstrip('/')}/"
         listed = await client.list_journals(LabelSelector.of(("name:prefix", directory)))
-        if found := [one.spec.name for one in listed.journals]:
-            what = "a journal is" if len(found) == 1 else f"{len(found)} journals are"
+        if names := [journal.spec.name for journal in listed.journals]:
+            count_text = "a journal is" if len(names) == 1 else f"{len(names)} journals are"
             raise NotFound(
-                f"{name} is no journal: {what} below it ({found[0]}{', …' if found[1:] else ''})",
+                f"{name} is no journal: {count_text} below it ({names[0]}{', …' if names[1:] else ''})",
                 hint=f"Give one, or all of them: -l name:prefix={directory}",
             )
 

@@ -1,4 +1,4 @@
-"""Contexts of `gazette run`. A context exists while its run does: it is a file with a lock."""
+"""Contexts of `gazette run`. A context is a locked file, which exists as long as its run."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def published(environ: Mapping[str, str], run: RunContext) -> Iterator[str]:
             path="HOME",
             hint="Set HOME to a directory that can be written.",
         )
-    own = Contexts.load(environ).named
+    user_contexts = Contexts.load(environ).named
     directory = home / DIRECTORY
     content = json.dumps(asdict(replace(run, host=socket.gethostname()))).encode()
     try:
         directory.mkdir(0o700, parents=True, exist_ok=True)
-        name, fd = _taken(directory, frozenset(own))
+        name, fd = _taken(directory, frozenset(user_contexts))
     except OSError as error:
         raise Invalid(
             f"contexts cannot be written: {error.strerror}",
@@ -78,26 +78,24 @@ def run_contexts(environ: Mapping[str, str]) -> dict[str, RunContext]:
         return {}
     host = socket.gethostname()
     paths = sorted((home / DIRECTORY).glob(f"*{_SUFFIX}"), key=lambda path: path.stem)
-    found = ((path.stem, _live(path)) for path in paths)
-    return {name: run for name, run in found if run is not None and run.host == host}
+    live_runs = ((path.stem, _live(path)) for path in paths)
+    return {name: run for name, run in live_runs if run is not None and run.host == host}
 
 
 def the_run_context(
     environ: Mapping[str, str], kinds: Collection[str]
 ) -> tuple[str, RunContext] | None:
-    """Return the context of the only present run, or of several with equal addresses of these kinds.
-
-    Raise ``Invalid`` if several runs have different addresses.
-    """
-    found = run_contexts(environ)
-    if len({tuple(run.addresses[kind] for kind in kinds) for run in found.values()}) > 1:
-        runs = ", ".join(f"{name} ({run.target} in {run.directory})" for name, run in found.items())
+    """Return the context of the only present run, or of one of several with equal addresses of these kinds.
+    Raise ``Invalid`` if several runs have different addresses."""
+    runs = run_contexts(environ)
+    if len({tuple(run.addresses[kind] for kind in kinds) for run in runs.values()}) > 1:
+        names = ", ".join(f"{name} ({run.target} in {run.directory})" for name, run in runs.items())
         raise Invalid(
-            f"{len(found)} applications are run, and no address is given: {runs}",
+            f"{len(runs)} applications are run, and no address is given: {names}",
             path="--context",
-            hint=f"Say which one, as by --context={next(iter(found))} or GAZCTL_CONTEXT.",
+            hint=f"Say which one, as by --context={next(iter(runs))} or GAZCTL_CONTEXT.",
         )
-    return next(iter(found.items()), None)
+    return next(iter(runs.items()), None)
 
 
 def addresses_of(environ: Mapping[str, str], contexts: Contexts, name: str) -> dict[str, str]:
@@ -111,14 +109,14 @@ def addresses_of(environ: Mapping[str, str], contexts: Contexts, name: str) -> d
 
 
 def _taken(directory: Path, own: frozenset[str]) -> tuple[str, int]:
-    """Return a name that no other run has, and the descriptor of its locked file. Use files of ended runs."""
+    """Return a name that no present run has, and its locked file's descriptor. Reuse files of ended runs."""
     for number in itertools.count(1):
         name = _NAME if number == 1 else f"{_NAME}-{number}"
         if name in own:
             continue
         path = directory / f"{name}{_SUFFIX}"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        # A run that ends removes its file: then the locked file has no name any more.
+        # A run that ends removes its file. If that was meanwhile, the locked file has no name any more.
         if (
             _locks(fd, fcntl.LOCK_EX)
             and path.exists()
@@ -130,7 +128,7 @@ def _taken(directory: Path, own: frozenset[str]) -> tuple[str, int]:
 
 
 def _live(path: Path) -> RunContext | None:
-    """Return the context of a file; None if its run has ended, or has not written it yet."""
+    """Return the context in a file; None if the run has ended, or has not written the file yet."""
     try:
         with path.open("rb") as file:
             if _locks(file.fileno(), fcntl.LOCK_SH):

@@ -37,9 +37,9 @@ _NAMES: Final = frozenset(
 )
 """Fields whose text is a name."""
 _URLS: Final = frozenset({"protocol.JournalSpec.Fragment.stores", "protocol.Route.endpoints"})
-_LABELS: Final = frozenset(one for one in vars(labels).values() if isinstance(one, str) and one)
+_LABELS: Final = frozenset(text for text in vars(labels).values() if isinstance(text, str) and text)
 _ERRORS: Final = frozenset(
-    name for one in (errors, builtins) for name, kind in vars(one).items() if isinstance(kind, type)
+    name for home in (errors, builtins) for name, cls in vars(home).items() if isinstance(cls, type)
 )
 
 _LINE_MAX: Final = 4096
@@ -71,7 +71,7 @@ _PLACE: Final = re.compile(r"%(?:\(\w+\))?[-+ #0-9.]*([a-zA-Z%])")
 
 
 class Shown:
-    """Selects the parts that a bundle shows. ``names`` are those of the specifications shown so far."""
+    """Selects the parts that a bundle shows. ``names`` holds the names in the specifications shown so far."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -86,14 +86,14 @@ class Shown:
     def _cut_fields(self, message: Message) -> None:
         for field, value in message.ListFields():
             if field.message_type is not None:
-                for one in value if field.is_repeated else (value,):
-                    self._cut_fields(one)
+                for nested in value if field.is_repeated else (value,):
+                    self._cut_fields(nested)
             elif field.cpp_type == field.CPPTYPE_STRING:
                 if not field.is_repeated:
                     shown = self._text(field, value)
                     setattr(message, field.name, shown if field.type != field.TYPE_BYTES else b"")
                 else:
-                    value[:] = [self._text(field, one) for one in value]
+                    value[:] = [self._text(field, text) for text in value]
 
     def _text(self, field: Any, text: Any) -> str:
         if field.full_name in _NAMES:
@@ -110,10 +110,10 @@ class Shown:
         return "".join(f"{shown}\n" for line in text.splitlines() if (shown := self._sample(line)))
 
     def _sample(self, line: str) -> str:
-        found = _SAMPLE.fullmatch(line) if len(line) <= _LINE_MAX else None
-        if found is None:
+        match = _SAMPLE.fullmatch(line) if len(line) <= _LINE_MAX else None
+        if match is None:
             return line if _TYPE.fullmatch(line) else ""
-        is_own = _OWN_FAMILY.match(found[1]) is not None
+        is_own = _OWN_FAMILY.match(match[1]) is not None
 
         def shown(label: re.Match[str]) -> str:
             value = label[2]
@@ -121,18 +121,18 @@ class Shown:
             is_safe = value in self.names or (is_ours and _OWN_VALUE.fullmatch(value))
             return f'{label[1]}="{value if is_safe else CUT}"'
 
-        cut = ",".join(shown(one) for one in _METRIC_LABEL.finditer(found[2] or ""))
-        return f"{found[1]}{{{cut}}}{found[3]}"
+        label_text = ",".join(shown(label) for label in _METRIC_LABEL.finditer(match[2] or ""))
+        return f"{match[1]}{{{label_text}}}{match[3]}"
 
     def stacks(self, text: str) -> str:
-        """Return the frames of tasks and threads. Names of tasks show only names of the specifications."""
+        """Return the frames of tasks and threads. Cut each word of their names that is not in ``names``."""
         return "".join(f"{shown}\n" for line in text.splitlines() if (shown := self._frame(line)))
 
     def _frame(self, line: str) -> str:
-        kind, _, name = line.partition(" ")
-        if kind in ("task", "thread"):
+        owner, _, name = line.partition(" ")
+        if owner in ("task", "thread"):
             return (
-                f"{kind} {' '.join(word if word in self.names else CUT for word in name.split())}"
+                f"{owner} {' '.join(word if word in self.names else CUT for word in name.split())}"
             )
         frame = _FRAME.fullmatch(line) if len(line) <= _LINE_MAX else None
         return "" if frame is None else f'  File "{frame[1]}", {frame[2]}'
@@ -149,8 +149,8 @@ class Shown:
         line = _COLOR.sub("", line)
         if line.startswith("{"):
             return self._logged_json(line)
-        if found := _LOGGED.fullmatch(line):
-            return f"{found[1]} {found[2]} {found[3]}: {self._message(found[4])}"
+        if match := _LOGGED.fullmatch(line):
+            return f"{match[1]} {match[2]} {match[3]}: {self._message(match[4])}"
         raised = _RAISED.fullmatch(line[:_LINE_MAX])
         if raised is not None and raised[1] in _ERRORS:
             return f"{raised[1]}: {CUT}"
@@ -165,34 +165,34 @@ class Shown:
         for key, pattern in (("time", _TIME), ("level", _LEVEL), ("logger", _LOGGER)):
             shown[key] = value if pattern.fullmatch(value := str(fields.get(key))) else CUT
         shown["msg"] = self._message(str(fields.get("msg")))
-        shown["error_type"] = kind if (kind := str(fields.get("error_type"))) in _ERRORS else None
+        shown["error_type"] = name if (name := str(fields.get("error_type"))) in _ERRORS else None
         shown["traceback"] = self.stacks(str(fields.get("traceback", "")))
         return json.dumps({key: value for key, value in shown.items() if value})
 
     def _message(self, text: str) -> str:
         """Return one of our own messages, with only names and numbers as values."""
-        found = _messages().fullmatch(text) if len(text) <= _LINE_MAX else None
-        if found is None:
+        match = _messages().fullmatch(text) if len(text) <= _LINE_MAX else None
+        if match is None:
             return CUT
-        parts, done = [], 0
-        for number in range(1, found.re.groups + 1):
-            begin, end = found.span(number)
+        parts, copied = [], 0
+        for group in range(1, match.re.groups + 1):
+            begin, end = match.span(group)
             if begin < end:
-                value = found[number]
-                parts += [text[done:begin], value if value in self.names else CUT]
-                done = end
-        return "".join([*parts, text[done:]])
+                value = match[group]
+                parts += [text[copied:begin], value if value in self.names else CUT]
+                copied = end
+        return "".join([*parts, text[copied:]])
 
 
 @cache
 def _messages() -> re.Pattern[str]:
     """Return the pattern of all messages that our sources log. Each group is a value."""
     sources = (path.read_text() for path in Path(errors.__file__).parent.rglob("*.py"))
-    texts = {ast.literal_eval(f"({call[1]})") for one in sources for call in _CALL.finditer(one)}
-    # The longest texts come first: some messages are little more than a value.
+    texts = {ast.literal_eval(f"({call[1]})") for code in sources for call in _CALL.finditer(code)}
+    # Try the longest texts first: a message that is little more than a value matches many lines.
     patterns = ("".join(_pattern(text)) for text in sorted(texts, key=_literals, reverse=True))
     # Facts and hints follow a message.
-    return re.compile("|".join(f"{one}(.*)" for one in patterns))
+    return re.compile("|".join(f"{pattern}(.*)" for pattern in patterns))
 
 
 def _literals(text: str) -> tuple[int, str]:
@@ -200,9 +200,9 @@ def _literals(text: str) -> tuple[int, str]:
 
 
 def _pattern(text: str) -> Iterator[str]:
-    done = 0
+    end = 0
     for place in _PLACE.finditer(text):
-        yield re.escape(text[done : place.start()])
+        yield re.escape(text[end : place.start()])
         yield {"%": "%", "s": "(.*?)", "r": "(.*?)"}.get(place[1], _NUMBER)
-        done = place.end()
-    yield re.escape(text[done:])
+        end = place.end()
+    yield re.escape(text[end:])

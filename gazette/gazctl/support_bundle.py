@@ -1,7 +1,7 @@
 """``gazctl support-bundle``: one file with the diagnostics that support needs.
 
-The manifest names each part that could not be collected, with the reason. The other parts are collected even
-so.
+The manifest names each part that could not be collected, with the type of the error. The other parts are
+collected even so.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Bundle:
     moment_s: float
     archive: tarfile.TarFile
     parts: dict[str, str] = field(default_factory=dict)
-    """By name of the part: ``ok``, or the type of the error that prevents it."""
+    """``ok``, or the type of the error that prevented the part, by the part's name."""
     missing: dict[str, str] = field(default_factory=dict)
     """Missing parts, each with the reason."""
     shown: Shown = field(default_factory=Shown)
@@ -93,8 +93,8 @@ async def run(context: Context) -> int:
         for log in logs:
             _add_log(bundle, log, flags.log_bytes)
         _add_manifest(context, bundle)
-    for part, why in bundle.missing.items():
-        context.terminal.note(f"without {part}: {why}")
+    for part, reason in bundle.missing.items():
+        context.terminal.note(f"without {part}: {reason}")
     context.terminal.write(f"{target}\n")
     return 0
 
@@ -114,28 +114,30 @@ async def _brokers(context: Context, bundle: Bundle) -> list[str]:
 
         async def one(journal: ListedJournal) -> dict[str, Any]:
             name = journal.spec.name
-            found = await fragments_of(context, client, FragmentsParams(name))
-            spans = [fragment.fragment for fragment in found]
-            stored = [span.mod_time for span in spans if span.mod_time]
+            listed = await fragments_of(context, client, FragmentsParams(name))
+            spans = [stored.fragment for stored in listed]
+            mod_times = [span.mod_time for span in spans if span.mod_time]
             return {
                 "journal": name,
                 "fragments": len(spans),
                 "begin": spans[0].begin if spans else 0,
                 "end": spans[-1].end if spans else 0,
                 "bytes": sum(span.end - span.begin for span in spans),
-                "holes": sum(a.end < b.begin for a, b in pairwise(spans)),
-                "unpersisted": len(spans) - len(stored),
-                "oldest_mod_time": min(stored, default=0),
-                "newest_mod_time": max(stored, default=0),
+                "holes": sum(span.end < following.begin for span, following in pairwise(spans)),
+                "unpersisted": len(spans) - len(mod_times),
+                "oldest_mod_time": min(mod_times, default=0),
+                "newest_mod_time": max(mod_times, default=0),
             }
 
-        known = [one for one in journals if one.spec.suspend_level is not SuspendLevel.FULL]
-        results = await each("fragments", known, one)
+        readable = [
+            journal for journal in journals if journal.spec.suspend_level is not SuspendLevel.FULL
+        ]
+        results = await each("fragments", readable, one)
         lines = [
             {"journal": journal.spec.name, "error": type(result).__name__}
             if isinstance(result, GazetteError)
             else result
-            for journal, result in zip(known, results, strict=True)
+            for journal, result in zip(readable, results, strict=True)
         ]
         return "".join(f"{json.dumps(line)}\n" for line in lines)
 
@@ -143,21 +145,21 @@ async def _brokers(context: Context, bundle: Bundle) -> list[str]:
     if journals:
         await _part(bundle, "fragments.jsonl", fragments)
     flags = context.loaded.group(BrokerFlags)
-    return _endpoints(flags.address, (one.route for one in journals))
+    return _endpoints(flags.address, (journal.route for journal in journals))
 
 
 async def _consumers(context: Context, bundle: Bundle) -> list[str]:
     """Add the parts from consumers, if an address was given. Return the consumers' endpoints."""
     if context.loaded.sources["consumer.address"] == "default":
-        why = bundle.parts["shards.json"] = "no --consumer.address was given"
-        bundle.missing["shards.json"] = why
+        reason = bundle.parts["shards.json"] = "no --consumer.address was given"
+        bundle.missing["shards.json"] = reason
         return []
     routes: list[Route] = []
 
     async def shards() -> str:
         client = await context.consumer()
         listed = await list_shards(context, client, EVERYTHING)
-        routes.extend(one.route for one in listed.shards)
+        routes.extend(shard.route for shard in listed.shards)
         return bundle.shown.specifications(shards_response(listed))
 
     await _part(bundle, "shards.json", shards)
@@ -173,17 +175,17 @@ async def _part(bundle: Bundle, name: str, make: Callable[[], Awaitable[str]]) -
 
 def _endpoints(addresses: str, routes: Iterable[Route]) -> list[str]:
     """Return every known endpoint: those of routes and those given by flags."""
-    found = dict.fromkeys(word.strip() for word in addresses.split(",") if word.strip())
+    endpoints = dict.fromkeys(word.strip() for word in addresses.split(",") if word.strip())
     for route in routes:
-        found |= dict.fromkeys(endpoint for endpoint in route.endpoints if endpoint)
-    return list(found)
+        endpoints |= dict.fromkeys(endpoint for endpoint in route.endpoints if endpoint)
+    return list(endpoints)
 
 
 async def _members(context: Context, bundle: Bundle, endpoints: list[str]) -> None:
     """Add the diagnostics of every member.
 
-    The HTTP URL of a member is given or guessed. The first guess is our default, the port after the
-    gRPC port. The second guess is the gRPC port, which members of the Go original use.
+    The HTTP URL of a member is given or guessed. The first guess is our default, the port after the gRPC
+    port. The second guess is the gRPC port itself, which members of the original use.
     """
     flags = context.flags(SupportBundleFlags)
     tls = _tls_context(context.loaded.group(BrokerFlags))
@@ -202,13 +204,14 @@ async def _members(context: Context, bundle: Bundle, endpoints: list[str]) -> No
         pool.close()
     for endpoint, result in zip(places, results, strict=True):
         # Names of files may show hosts, but no user and password of a URL.
-        place = urlsplit(endpoint).netloc.rpartition("@")[2]
-        directory = f"members/{place.replace(':', '_') or 'unix'}"
+        address = urlsplit(endpoint).netloc.rpartition("@")[2]
+        directory = f"members/{address.replace(':', '_') or 'unix'}"
         if isinstance(result, GazetteError):
             bundle.lacks(directory, result)
             continue
         for page, text in result.items():
             name = page.rpartition("/")[2]
+            # `Shown` has a method for each page: ``ready``, ``metrics`` and ``stacks``.
             bundle.add(f"{directory}/{name}.txt", getattr(bundle.shown, name)(text))
 
 
@@ -223,15 +226,15 @@ def http_guesses(endpoint: str) -> list[str]:
 
 
 def _diagnostics(places: list[str], tls: ssl.SSLContext | None, timeout_s: float) -> dict[str, str]:
-    """Return the pages of the first place that has them. Blocks. Raise ``Unavailable`` if no place has."""
+    """Return the pages of the first URL that has them. Blocks. Raise ``Unavailable`` if no URL has them."""
     reasons: list[str] = []
-    for place in places:
+    for url in places:
         try:
-            return {page: _fetch(f"{place}/{page}", tls, timeout_s) for page in _PAGES}
+            return {page: _fetch(f"{url}/{page}", tls, timeout_s) for page in _PAGES}
         except (OSError, ValueError) as error:
-            reasons.append(f"{place}: {error}")
+            reasons.append(f"{url}: {error}")
         except Exception as error:  # noqa: BLE001 - http.client has a tree of its own, of no use here
-            reasons.append(f"{place}: {type(error).__name__}")
+            reasons.append(f"{url}: {type(error).__name__}")
     raise Unavailable("; ".join(reasons))
 
 
@@ -292,4 +295,4 @@ def _add_manifest(context: Context, bundle: Bundle) -> None:
 
 
 def _shown_urls(text: str) -> list[str]:
-    return [shown_url(one.strip()) for one in text.split(",") if one.strip()]
+    return [shown_url(url.strip()) for url in text.split(",") if url.strip()]

@@ -75,10 +75,8 @@ class MergedOutput:
 
 
 class MergedStream:
-    """One stream into a `MergedOutput`. Close it, or the other streams wait for ever.
-
-    After a cancellation of a method, its piece may or may not be written.
-    """
+    """One stream into a `MergedOutput`. Close it, or the other streams wait for ever. If a method is
+    cancelled, its piece may be written or not."""
 
     def __init__(self, turn: Mutex[OutputFile], edges: EdgeFinder | None) -> None:
         self._turn = turn
@@ -97,17 +95,17 @@ class MergedStream:
 
         Without an edge finder, ``at_edge`` is True if a message may end at the end of the piece.
         """
-        ended = len(piece) if at_edge else 0
+        end = len(piece) if at_edge else 0
         if self._edges is not None:
-            ended = self._edges.feed(piece)
-        if not ended and self._file is None and len(self._held) + len(piece) <= HELD_BYTES_MAX:
+            end = self._edges.feed(piece)
+        if not end and self._file is None and len(self._held) + len(piece) <= HELD_BYTES_MAX:
             self._held += piece
             return
-        # This stream has the output, and its message does not end yet: write the whole piece.
-        cut = ended or len(piece)
+        # If no message ends in the piece, this stream has the output or holds too much: write all.
+        cut = end or len(piece)
         await self._write_out(piece[:cut])
         self._held += piece[cut:]
-        if ended:
+        if end:
             self.close()
 
     async def finish(self) -> None:

@@ -14,6 +14,7 @@ from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 _FIXED_HEADER: Final = struct.Struct("<4sI")
 _FIXED_MAGIC: Final = bytes.fromhex("66339336")
 _NEWLINES_TRIED: Final = 64
+"""Newlines of a piece to look at, from its end. If all are quoted, the piece has no end of a row."""
 
 
 class EdgeFinder(Protocol):
@@ -47,26 +48,27 @@ class CSVEdges:
     def feed(self, piece: bytes) -> int:
         quotes = piece.count(b'"')
         end = len(piece)
-        found = 0
-        odd = (quotes + self._quoted) % 2 == 1
-        self._quoted = odd
+        last_end = 0
+        quoted = (quotes + self._quoted) % 2 == 1
+        self._quoted = quoted
+        # ``quoted`` says if the position ``end`` is within quotes. Go back from newline to newline.
         for _ in range(_NEWLINES_TRIED):
             newline = piece.rfind(b"\n", 0, end)
             if newline < 0:
                 break
-            odd ^= piece.count(b'"', newline, end) % 2 == 1
-            if not odd:
-                found = newline + 1
+            quoted ^= piece.count(b'"', newline, end) % 2 == 1
+            if not quoted:
+                last_end = newline + 1
                 break
             end = newline
-        return found
+        return last_end
 
     def reset(self) -> None:
         self._quoted = False
 
 
 class FixedEdges:
-    """Messages begin with a magic word and their length. Without the magic word, any byte is an end."""
+    """Messages begin with a magic word and their length. Without the word, a piece ends with a message."""
 
     def __init__(self) -> None:
         self._missing = 0
@@ -74,16 +76,16 @@ class FixedEdges:
         self._header = b""
 
     def feed(self, piece: bytes) -> int:
-        at, found, size = 0, 0, len(piece)
-        while at < size:
+        offset, last_end, size = 0, 0, len(piece)
+        while offset < size:
             if self._missing:
-                step = min(self._missing, size - at)
+                step = min(self._missing, size - offset)
                 self._missing -= step
-                at += step
+                offset += step
             else:
-                step = min(_FIXED_HEADER.size - len(self._header), size - at)
-                self._header += piece[at : at + step]
-                at += step
+                step = min(_FIXED_HEADER.size - len(self._header), size - offset)
+                self._header += piece[offset : offset + step]
+                offset += step
                 if len(self._header) < _FIXED_HEADER.size:
                     break
                 magic, self._missing = _FIXED_HEADER.unpack(self._header)
@@ -92,8 +94,8 @@ class FixedEdges:
                     self._missing = 0
                     return size
             if not self._missing:
-                found = at
-        return found
+                last_end = offset
+        return last_end
 
     def reset(self) -> None:
         self._missing, self._header = 0, b""

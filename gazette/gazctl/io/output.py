@@ -44,7 +44,7 @@ class Table:
 
     def _plain(self) -> str:
         lines = [list(self.headers), *(list(row) for row in self.rows)]
-        widths = [max(len(line[at]) for line in lines) for at in range(len(self.headers))]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(self.headers))]
         text = io.StringIO()
         for line in lines:
             cells = [

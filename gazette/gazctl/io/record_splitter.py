@@ -52,8 +52,8 @@ class LineSplitter:
     def finish(self) -> list[bytes]:
         if not self._rest:
             return []
-        rest, self._rest = bytes(self._rest), bytearray()
-        return [rest + b"\n"]
+        line, self._rest = bytes(self._rest), bytearray()
+        return [line + b"\n"]
 
     def key_of(self, record: bytes) -> bytes:
         key = record.rstrip(b"\r\n")
@@ -77,23 +77,23 @@ class FixedSplitter:
     def feed(self, data: bytes) -> list[bytes]:
         self._rest += data
         records: list[bytes] = []
-        at, rest = 0, memoryview(self._rest)
-        while len(rest) - at >= _FIXED_HEADER.size:
-            magic, length = _FIXED_HEADER.unpack_from(rest, at)
+        offset, view = 0, memoryview(self._rest)
+        while len(view) - offset >= _FIXED_HEADER.size:
+            magic, length = _FIXED_HEADER.unpack_from(view, offset)
             if magic != _FIXED_MAGIC:
                 raise Invalid(
-                    f"no fixed header at offset {self._offset + at} of the input ({magic.hex()})",
+                    f"no fixed header at offset {self._offset + offset} of the input ({magic.hex()})",
                     path="--input",
                 )
             _check_length(length)
-            end = at + _FIXED_HEADER.size + length
-            if end > len(rest):
+            end = offset + _FIXED_HEADER.size + length
+            if end > len(view):
                 break
-            records.append(bytes(rest[at:end]))
-            at = end
-        rest.release()
-        del self._rest[:at]
-        self._offset += at
+            records.append(bytes(view[offset:end]))
+            offset = end
+        view.release()
+        del self._rest[:offset]
+        self._offset += offset
         return records
 
     def finish(self) -> list[bytes]:

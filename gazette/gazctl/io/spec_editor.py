@@ -36,9 +36,9 @@ def read_specs(path: str, context: Context) -> str:
 async def edit_specs(text: str, apply: Callable[[str], Awaitable[None]], context: Context) -> bool:
     """Have the user edit specifications, and apply them. Return True if the text was changed.
 
-    Open text that ``apply`` finds ``Invalid`` again, with the error above it, until the text is valid or the
-    user does not change it. Without a terminal, open it again at most `_ATTEMPTS_MAX` times. After
-    another error, keep the text in a file that the error names.
+    If ``apply`` finds the text ``Invalid``, open it again with the error above it, until it is valid or the
+    user does not change it. Without a terminal, open it again at most `_ATTEMPTS_MAX` times. After another
+    error, keep the text in a file, which the error names.
     """
     shown, problem, attempts = _HEADER + text, "", 0
     while True:
@@ -82,7 +82,7 @@ async def _run_editor(text: str, context: Context) -> str:
         path = Path(directory, "specs.yaml")
         _write(path, text)
         # Ctrl-C belongs to the editor while it runs.
-        former, context.on_signal = context.on_signal, lambda: True
+        former_handler, context.on_signal = context.on_signal, lambda: True
         try:
             words = shlex.split(command)
             process = await asyncio.create_subprocess_exec(*words, str(path))
@@ -94,7 +94,7 @@ async def _run_editor(text: str, context: Context) -> str:
                 hint="Set GAZ_EDITOR or EDITOR to a command that takes a file.",
             ) from error
         finally:
-            context.on_signal = former
+            context.on_signal = former_handler
         if code != 0:
             raise GazetteError(f"the editor {command!r} ended with exit code {code}")
         return _read(path)

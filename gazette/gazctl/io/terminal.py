@@ -87,10 +87,8 @@ class ProgressLine:
             self._bar.stop()
 
     def update(self, done: int, total: int) -> None:
-        """Show that ``done`` of ``total`` units are done, and the estimated time of the rest.
-
-        ``total`` may grow.
-        """
+        """Show that ``done`` of ``total`` units are done, and the estimated time of the rest. ``total`` may
+        grow."""
         now = self._clock.monotonic()
         if self._begun[0] != self.label or done < self._begun[2]:
             self._begun = (self.label, now, done)

@@ -111,7 +111,7 @@ async def _showing_progress(
 
 
 def _append_input(appending: Appending, flags: AppendFlags, context: Context) -> None:
-    """Read the input and append it. To open a named pipe blocks until a process writes to it."""
+    """Read the input and append it. Blocks: the open of a named pipe waits until a process writes to it."""
     splitter = splitter_of(flags)
     with ExitStack() as stack:
         source = _open(flags.input, context, stack)
@@ -143,16 +143,16 @@ def choose_by(mapping: str, partitions: PartitionsFunc, context: Context) -> Cho
     """Return the function from keys to journals of a ``--mapping``."""
     match mapping:
         case "random":
-            mapped = random_mapping(partitions, cast("Any", context.rng))
+            choose = random_mapping(partitions, cast("Any", context.rng))
         case "modulo":
-            mapped = modulo_mapping(partitions, _itself)
+            choose = modulo_mapping(partitions, _itself)
         case "rendezvous":
-            mapped = rendezvous_mapping(partitions, _itself)
+            choose = rendezvous_mapping(partitions, _itself)
         case "direct":
             return partial(_direct, partitions)
         case _:
             raise Bug("not a mapping", mapping=mapping)
-    return lambda key: mapped(key).journal
+    return lambda key: choose(key).journal
 
 
 def _itself(key: bytes) -> bytes:
@@ -178,7 +178,7 @@ class Appending:
 
     @property
     def bytes_appended(self) -> int:
-        """Bytes passed to the append service: some may still wait there."""
+        """Bytes passed to the append service, without those that still wait there."""
         return self._bytes - self._service.backlog_bytes
 
     def summary(self) -> str:
@@ -201,7 +201,7 @@ class Appending:
                 data = _read(source)
 
     def append_records(self, source: BinaryIO, splitter: Splitter, *, keys: bool) -> None:
-        """Append each record by its own append. With ``keys``, a record with its key precedes each one."""
+        """Append each record in its own append. With ``keys``, each record follows a record with its key."""
         key: bytes | None = None if keys else b""
         ended = False
         while not ended:
@@ -267,8 +267,8 @@ async def _flush(context: Context, service: AppendService, address: str) -> None
                 try:
                     await service.flush()
                     return
-                except Unavailable as failed:
-                    reason = f"{failed.facts.get('journal', address)}: {failed}"
+                except Unavailable as flush_error:
+                    reason = f"{flush_error.facts.get('journal', address)}: {flush_error}"
             raise Unavailable(
                 f"not appended within {context.timeout_s:g} s: {reason}", hint=error.hint
             ) from error
@@ -280,12 +280,12 @@ async def _reason(context: Context, service: AppendService) -> str:
     A broker may hold an append for a minute, as long as --timeout, before it gives a reason. Wait some
     seconds longer than that.
     """
-    until = context.clock.monotonic() + _ANSWER_S
+    deadline = context.clock.monotonic() + _ANSWER_S
     while waiting := service.waiting():
         for journal, reason in sorted(waiting.items()):
             if reason:
                 return f"{journal}: {reason}"
-        if context.clock.monotonic() >= until:
+        if context.clock.monotonic() >= deadline:
             break
         await context.clock.sleep(_POLL_S)
     return ""

@@ -21,7 +21,7 @@ ASK_TIMEOUT_S: Final = 20.0
 async def report_stalls(
     service: AppendService, client: Client, terminal: Terminal, appended: Callable[[], int]
 ) -> None:
-    """Report why appends wait, each reason once, while ``appended`` does not change, until cancelled."""
+    """Report why appends wait while ``appended`` does not change, each reason once. Run until cancelled."""
     reported: str | None = None
     before = appended()
     while True:
@@ -40,7 +40,7 @@ async def report_stalls(
 
 
 async def _asked(client: Client, journal: str) -> str:
-    """Return why a broker does not answer an append. Ask by a read: a broker answers it sooner."""
+    """Return why a broker does not answer an append. Ask by a read, which a broker answers sooner."""
     reader = client.reader(ReadParams(journal, offset=-1, block=False, metadata_only=True))
     try:
         async with timeout(ASK_TIMEOUT_S):

@@ -39,7 +39,9 @@ async def apply(context: Context) -> int:
         return 0
     await _apply(context, changes, flags.max_txn_size)
     if flags.wait:
-        await wait_assigned(context, [one.upsert for one in changes if one.upsert is not None])
+        await wait_assigned(
+            context, [change.upsert for change in changes if change.upsert is not None]
+        )
     return 0
 
 
@@ -54,7 +56,7 @@ async def wait_assigned(context: Context, specs: Sequence[JournalSpec]) -> None:
         async with timeout(context.timeout_s):
             while waiting:
                 listed = await journals_by_name(context, client, waiting)
-                waiting = [name for name, one in listed.items() if _lacks_brokers(one)]
+                waiting = [name for name, journal in listed.items() if _lacks_brokers(journal)]
                 if waiting:
                     await context.clock.sleep(_POLL_S)
     except TimeoutError as error:
@@ -67,10 +69,10 @@ async def wait_assigned(context: Context, specs: Sequence[JournalSpec]) -> None:
 
 
 def _lacks_brokers(journal: ListedJournal) -> bool:
-    wanted = journal.spec.desired_replication(REPLICATION_MAX)
-    if wanted and journal.route.primary is None:
+    replicas = journal.spec.desired_replication(REPLICATION_MAX)
+    if replicas and journal.route.primary is None:
         return True
-    return len(journal.route.members) < wanted
+    return len(journal.route.members) < replicas
 
 
 async def edit(context: Context) -> int:
@@ -107,7 +109,7 @@ def parse_changes(text: str) -> list[JournalChange]:
 
 
 def check_delete(name: str, revision: int) -> None:
-    """Raise ``Invalid`` for a deletion without a revision, which would mean that the journal is absent."""
+    """Raise ``Invalid`` for a deletion at revision 0: this would mean that the item does not exist."""
     if revision == 0:
         raise Invalid(
             f"cannot delete {name}: it has no revision",
@@ -128,29 +130,29 @@ def check_revision(name: str, revision: int) -> None:
 async def keep_suspensions(
     context: Context, client: Client, changes: Sequence[JournalChange]
 ) -> list[JournalChange]:
-    """Return the changes. Add the present suspension to a change that names none.
+    """Return the changes, with the present suspension in each change that names no suspension.
 
     An update replaces the specification. Without its suspension a journal would resume, and its offsets
     would begin again at zero if its fragments are gone.
     """
     names = [change.upsert.name for change in changes if change.upsert is not None]
     current = await journals_by_name(context, client, names)
-    kept: list[JournalChange] = []
+    result: list[JournalChange] = []
     for change in changes:
         spec = change.upsert
-        listed = None if spec is None else current.get(spec.name)
-        if spec is None or listed is None or listed.spec.suspend is None:
-            kept.append(change)
+        journal = None if spec is None else current.get(spec.name)
+        if spec is None or journal is None or journal.spec.suspend is None:
+            result.append(change)
             continue
-        suspended = _with_suspension(spec, listed.spec)
+        suspended = _with_suspension(spec, journal.spec)
         if suspended is not spec:
             context.terminal.note(f"{spec.name}: its suspension is kept")
             # An append may resume the journal at any time. Require the revision of the look-up.
             revision = change.expect_mod_revision
-            revision = listed.mod_revision if revision == ANY_REVISION else revision
+            revision = journal.mod_revision if revision == ANY_REVISION else revision
             change = replace(change, upsert=suspended, expect_mod_revision=revision)
-        kept.append(change)
-    return kept
+        result.append(change)
+    return result
 
 
 def _with_suspension(spec: JournalSpec, current: JournalSpec) -> JournalSpec:
@@ -174,12 +176,12 @@ async def _apply(context: Context, changes: Sequence[JournalChange], batch_size:
             header = await client.apply_journals(changes, batch_size=batch_size)
     except Conflict as error:
         expected = {
-            one.delete if one.upsert is None else one.upsert.name: one.expect_mod_revision
-            for one in changes
+            item.delete if item.upsert is None else item.upsert.name: item.expect_mod_revision
+            for item in changes
         }
         current = await journals_by_name(context, client, expected)
-        found = {name: one.mod_revision for name, one in current.items()}
-        error.hint = explain_conflict(expected, found)
+        revisions = {name: journal.mod_revision for name, journal in current.items()}
+        error.hint = explain_conflict(expected, revisions)
         raise
     except GazetteError as error:
         advise_batches(error, len(changes), batch_size)

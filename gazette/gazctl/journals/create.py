@@ -98,12 +98,12 @@ def _specs(
 
 async def _require_absent(context: Context, client: Client, names: Sequence[str]) -> None:
     """Raise ``Conflict`` with the names of existing journals."""
-    found = sorted(await journals_by_name(context, client, names))
-    if found:
-        shown = ", ".join(found[:_SHOWN_MAX])
-        more = f" and {len(found) - _SHOWN_MAX} more" if len(found) > _SHOWN_MAX else ""
+    existing = sorted(await journals_by_name(context, client, names))
+    if existing:
+        shown = ", ".join(existing[:_SHOWN_MAX])
+        more = f" and {len(existing) - _SHOWN_MAX} more" if len(existing) > _SHOWN_MAX else ""
         raise Conflict(
-            f"{shown}{more} {'exists' if len(found) == 1 else 'exist'} already, and nothing was created",
+            f"{shown}{more} {'exists' if len(existing) == 1 else 'exist'} already, and nothing was created",
             hint="Leave them out, or change them by `gazctl journals edit`.",
         )
 

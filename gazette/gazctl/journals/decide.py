@@ -33,6 +33,7 @@ async def run(context: Context) -> int:
     async def one(journal: ListedJournal) -> str:
         if flags.former_template or flags.foreign:
             return await _decide(context, client, journal, flags)
+        # While fragments are undecided, a broker lists none, and answers with the reason.
         await fragments_of(context, client, FragmentsParams(journal.spec.name))
         return NOTHING
 
@@ -63,7 +64,7 @@ def decided(spec: JournalSpec, flags: DecideFragmentsFlags) -> JournalSpec:
     """Return the specification with the decisions in its labels. Raise ``Invalid``."""
     labels = spec.labels
     if flags.former_template:
-        postfix_template.parse(flags.former_template)  # A wrong one would match all fragments.
+        postfix_template.parse(flags.former_template)  # A wrong template would match all fragments.
         labels = with_former_template(labels, flags.former_template)
     for directory in flags.foreign:
         labels = with_foreign_directory(labels, directory)

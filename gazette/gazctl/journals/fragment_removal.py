@@ -57,11 +57,11 @@ class FragmentRemover:
         self._stores.close()
 
     async def owner(self, spec: JournalSpec) -> FragmentOwner:
-        """Return the filter that tells a journal's fragments from those of journals below its name."""
+        """Return the filter of a journal's own fragments: journals below its name have others there."""
         selector = LabelSelector.of(("name:prefix", f"{spec.name}/"))
         async with self._context.answering(self._client.address):
             nested = (await self._client.list_journals(selector)).journals
-        names = [one.spec.name for one in nested]
+        names = [journal.spec.name for journal in nested]
         return FragmentOwner(spec, names)
 
     async def duplicates(
@@ -69,19 +69,19 @@ class FragmentRemover:
     ) -> list[Fragment]:
         """Return stored fragments of a journal that ``removed`` ones cover.
 
-        Brokers list one fragment for each offset. Smaller fragments, and copies in other stores,
-        would reappear after its removal. Report a store that cannot be listed, and keep its fragments.
+        Brokers list one fragment for each offset. After its removal, smaller fragments and copies in other
+        stores would appear. Report a store that cannot be listed, and keep its fragments.
         """
-        found: list[Fragment] = []
+        fragments: list[Fragment] = []
         for url in spec.fragment.stores:
             try:
-                active = self._stores.get(url)
-                found += await active.calls.run(
-                    _within, active.store, url, spec.name, owner, removed
+                active_store = self._stores.get(url)
+                fragments += await active_store.calls.run(
+                    _within, active_store.store, url, spec.name, owner, removed
                 )
             except GazetteError as error:
                 self._context.terminal.note(f"cannot look for duplicates of {spec.name}: {error}")
-        return found
+        return fragments
 
     def check_stores(self, fragments: Iterable[Fragment]) -> None:
         """Raise ``Invalid`` or ``NotAllowed`` if a store of these fragments cannot be used."""
@@ -97,8 +97,8 @@ class FragmentRemover:
         ) as line:
 
             async def one(fragment: Fragment) -> None:
-                active = self._stores.get(fragment.backing_store)
-                await active.calls.run(active.store.remove, fragment.content_path())
+                active_store = self._stores.get(fragment.backing_store)
+                await active_store.calls.run(active_store.store.remove, fragment.content_path())
                 result.removed += 1
                 line.update(result.removed, len(fragments))
 
@@ -117,9 +117,9 @@ def _within(
     owner: FragmentOwner,
     removed: Sequence[Fragment],
 ) -> list[Fragment]:
-    known = {(one.backing_store, one.content_path()) for one in removed}
-    spans = sorted((one.begin, one.end) for one in removed)
-    found: list[Fragment] = []
+    removed_paths = {(fragment.backing_store, fragment.content_path()) for fragment in removed}
+    spans = sorted((fragment.begin, fragment.end) for fragment in removed)
+    covered: list[Fragment] = []
     for info in store.list(f"{journal}/"):
         try:
             fragment = Fragment.parse(journal, info.path)
@@ -128,11 +128,11 @@ def _within(
         fragment = replace(fragment, backing_store=url, mod_time=max(info.mod_time, 1))
         if (
             owner.owns(fragment.path_postfix)
-            and (url, fragment.content_path()) not in known
+            and (url, fragment.content_path()) not in removed_paths
             and any(begin <= fragment.begin and fragment.end <= end for begin, end in spans)
         ):
-            found.append(fragment)
-    return found
+            covered.append(fragment)
+    return covered
 
 
 def report_removal(context: Context, removal: Removal) -> int:

@@ -37,7 +37,11 @@ async def run(context: Context) -> int:
     listed = await list_journals(context, client, selector)
     if not listed.journals:
         context.terminal.note("no journal matches")
-    journals = [one for one in listed.journals if one.spec.suspend_level is not SuspendLevel.FULL]
+    journals = [
+        journal
+        for journal in listed.journals
+        if journal.spec.suspend_level is not SuspendLevel.FULL
+    ]
 
     async def one(journal: ListedJournal) -> tuple[StoredFragment, ...]:
         params = FragmentsParams(
@@ -49,15 +53,15 @@ async def run(context: Context) -> int:
         return await fragments_of(context, client, params)
 
     results = await each("fragments", journals, one)
-    found: list[StoredFragment] = []
+    fragments: list[StoredFragment] = []
     failed = 0
     for journal, result in zip(journals, results, strict=True):
         if isinstance(result, GazetteError):
             failed += 1
             context.terminal.note(f"{journal.spec.name}: {result}")
         else:
-            found += result
-    for stored in found:
+            fragments += result
+    for stored in fragments:
         for hidden in stored.conflicts_with:
             context.terminal.note(
                 f"{stored.fragment.journal}: conflict: {stored.fragment.content_name()} and "
@@ -68,7 +72,7 @@ async def run(context: Context) -> int:
         for journal, result in zip(journals, results, strict=True):
             if not isinstance(result, GazetteError):
                 note_holes(context, journal.spec.name, result)
-    context.terminal.write(_render(context, found, flags))
+    context.terminal.write(_render(context, fragments, flags))
     return 1 if failed else 0
 
 
@@ -77,9 +81,9 @@ def note_holes(
 ) -> None:
     """Tell the user of offsets that no fragment covers. ``stored`` are all fragments of the journal.
 
-    Look from the begin of the first fragment to the greater one of ``head`` and the last fragment's end.
+    Look from the begin of the first fragment to ``head``, or to the end of the last fragment if greater.
     """
-    for begin, end in holes((one.fragment for one in stored), head):
+    for begin, end in holes((listed.fragment for listed in stored), head):
         context.terminal.note(
             f"{journal}: no fragment has offsets {begin} to {end} ({bytes_text(end - begin)}). "
             f"Readers that get there go on at {end}: at once if `gazctl journals reset-head` confirmed a "
@@ -89,14 +93,14 @@ def note_holes(
 
 def holes(fragments: Iterable[Fragment], head: Offset) -> Iterator[tuple[Offset, Offset]]:
     """Yield the ranges of offsets without a fragment, after the first fragment and before ``head``."""
-    spans = sorted((one.begin, one.end) for one in fragments)
+    spans = sorted((fragment.begin, fragment.end) for fragment in fragments)
     if not spans:
         return
-    through = spans[0][0]
+    covered_end = spans[0][0]
     for begin, end in [*spans, (head, head)]:
-        if through < begin:
-            yield through, begin
-        through = max(through, end)
+        if covered_end < begin:
+            yield covered_end, begin
+        covered_end = max(covered_end, end)
 
 
 async def fragments_of(
@@ -115,13 +119,13 @@ async def fragments_of(
 def _render(context: Context, found: list[StoredFragment], flags: FragmentsFlags) -> str:
     match flags.format:
         case "json":
-            return "".join(json_text(_as_json(one), one_line=True) for one in found)
+            return "".join(json_text(_as_json(listed), one_line=True) for listed in found)
         case "yaml":
-            return yaml.safe_dump([_as_json(one) for one in found], sort_keys=False)
+            return yaml.safe_dump([_as_json(listed) for listed in found], sort_keys=False)
         case "proto":
             response = broker_pb2.FragmentsResponse()
-            for one in found:
-                response.fragments.add(spec=one.fragment.to_pb(), signed_url=one.signed_url)
+            for listed in found:
+                response.fragments.add(spec=listed.fragment.to_pb(), signed_url=listed.signed_url)
             return proto_text(response)
         case _:
             return _table(context, found, urls=flags.url_ttl > 0).text(context.terminal)
@@ -150,8 +154,8 @@ def _table(context: Context, found: list[StoredFragment], *, urls: bool) -> Tabl
     headers = ["Journal", "Offset", "Length", "Persisted", "SHA1", "Compression"]
     table = Table([*headers, *(["URL"] if urls else [])], numbers=frozenset({"Offset", "Length"}))
     now = context.clock.now()
-    for one in found:
-        fragment = one.fragment
+    for listed in found:
+        fragment = listed.fragment
         persisted = "<not persisted>"
         if fragment.mod_time:
             age = age_text(now - fragment.mod_time)
@@ -163,6 +167,6 @@ def _table(context: Context, found: list[StoredFragment], *, urls: bool) -> Tabl
             persisted,
             fragment.sum.hex()[:12] + "...",
             fragment.codec.name,
-            *([one.signed_url] if urls else []),
+            *([listed.signed_url] if urls else []),
         )
     return table

@@ -45,10 +45,8 @@ async def reset(context: Context) -> int:
 async def reset_head(
     context: Context, client: Client, journal: ListedJournal, *, dry_run: bool
 ) -> tuple[str, str]:
-    """Move the head of a journal that refuses appends to the end of its fragments.
-
-    Return the head and the outcome.
-    """
+    """Move the head of a journal that refuses appends to the end of its fragments. Return the head and the
+    outcome."""
     if journal.spec.suspend_level is SuspendLevel.FULL:
         return "?", FULLY_SUSPENDED
     name = journal.spec.name
@@ -74,10 +72,8 @@ async def reset_head(
 
 
 async def _refusal(context: Context, client: Client, name: str) -> str | None:
-    """Return why a journal refuses appends until its head is reset; None if it accepts them.
-
-    Return ``""`` for a suspended journal: only a resume would show it.
-    """
+    """Return why a journal refuses appends until its head is reset; None if it accepts them. Return ``""``
+    for a suspended journal: only an append that resumes it would show the reason."""
     try:
         async with context.answering(client.address):
             await client.append(AppendParams(name, suspend=SuspendControl.KEEP))
@@ -100,12 +96,12 @@ async def suspend(context: Context) -> int:
             await _suspend(context, client, journal.spec.name, control)
 
     results = await each("suspend", journals, one)
-    after = await journals_by_name(context, client, (one.spec.name for one in journals))
+    current = await journals_by_name(context, client, (journal.spec.name for journal in journals))
     table = Table(["Journal", "Before", "After", "Note"])
     failed = False
     for journal, result in zip(journals, results, strict=True):
         name = journal.spec.name
-        level = after[name].spec.suspend_level if name in after else SuspendLevel.NONE
+        level = current[name].spec.suspend_level if name in current else SuspendLevel.NONE
         note = ""
         if isinstance(result, GazetteError):
             failed, note = True, f"failed: {result}"

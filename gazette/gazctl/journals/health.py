@@ -42,7 +42,7 @@ async def run(context: Context) -> int:
 async def _problem_elsewhere(context: Context, client: Client, store: str) -> str:
     """Return the problem that brokers of a store's journals have with it; empty without one."""
     listed = await list_journals(context, client, EVERYTHING)
-    journals = [one for one in listed.journals if store in one.spec.fragment.stores]
+    journals = [journal for journal in listed.journals if store in journal.spec.fragment.stores]
 
     async def ask(endpoint: str) -> str:
         async with context.answering(endpoint):

@@ -59,7 +59,7 @@ async def _note_problems(
 
 def endpoints_of(journals: Iterable[ListedJournal]) -> list[str]:
     """Return the endpoints of all brokers that serve the journals."""
-    return sorted({endpoint for one in journals for endpoint in one.route.endpoints if endpoint})
+    return sorted({url for journal in journals for url in journal.route.endpoints if url})
 
 
 async def list_journals(context: Context, client: Client, selector: LabelSelector) -> JournalList:
@@ -83,7 +83,7 @@ def render(context: Context, listed: JournalList, flags: JournalsListFlags) -> s
 
 def journals_yaml(journals: tuple[ListedJournal, ...]) -> str:
     """Return the tree that ``journals apply`` reads."""
-    return JournalNode.of((one.spec, one.mod_revision) for one in journals).to_yaml()
+    return JournalNode.of((journal.spec, journal.mod_revision) for journal in journals).to_yaml()
 
 
 def list_response(listed: JournalList) -> broker_pb2.ListResponse:
@@ -91,12 +91,12 @@ def list_response(listed: JournalList) -> broker_pb2.ListResponse:
         header=listed.header.to_pb(),
         journals=[
             broker_pb2.ListResponse.Journal(
-                spec=one.spec.to_pb(),
-                mod_revision=one.mod_revision,
-                create_revision=one.create_revision,
-                route=one.route.to_pb(),
+                spec=journal.spec.to_pb(),
+                mod_revision=journal.mod_revision,
+                create_revision=journal.create_revision,
+                route=journal.route.to_pb(),
             )
-            for one in listed.journals
+            for journal in listed.journals
         ],
     )
 
@@ -108,10 +108,10 @@ def _table(listed: JournalList, flags: JournalsListFlags) -> Table:
         "RF": flags.rf,
         "Stores": flags.stores,
     }
-    shown = [name for name, wanted in columns.items() if wanted]
+    shown = [name for name, is_shown in columns.items() if is_shown]
     table = Table(["Name", *shown, *flags.label_columns], numbers=frozenset({"RF"}))
-    for one in listed.journals:
-        spec, route = one.spec, one.route
+    for journal in listed.journals:
+        spec, route = journal.spec, journal.route
         cells = {
             "Primary": str(route.primary_id or NONE),
             "Replicas": ",".join(map(str, route.members)) or NONE,

@@ -21,21 +21,19 @@ async def journals_by_name(
     context: Context, client: Client, names: Iterable[str]
 ) -> dict[str, ListedJournal]:
     """Return the existing journals of these names, by name."""
-    wanted = sorted(set(names))
-    found: dict[str, ListedJournal] = {}
-    for begin in range(0, len(wanted), _NAMES_MAX):
-        pairs = [("name", name) for name in wanted[begin : begin + _NAMES_MAX]]
+    unique_names = sorted(set(names))
+    journals: dict[str, ListedJournal] = {}
+    for begin in range(0, len(unique_names), _NAMES_MAX):
+        pairs = [("name", name) for name in unique_names[begin : begin + _NAMES_MAX]]
         async with context.answering(client.address):
             listed = await client.list_journals(LabelSelector.of(*pairs))
-        found |= {one.spec.name: one for one in listed.journals}
-    return found
+        journals |= {journal.spec.name: journal for journal in listed.journals}
+    return journals
 
 
 async def write_head(context: Context, client: Client, journal: str) -> int:
-    """Return the head of a journal, by a read: an append would resume a suspended journal.
-
-    Raise ``NotFound``, ``NotAllowed`` (also for a suspended journal) or ``Unavailable``.
-    """
+    """Return the head of a journal, by a read: an append would resume a suspended journal. Raise
+    ``NotFound``, ``NotAllowed`` (also for a suspended journal) or ``Unavailable``."""
     params = ReadParams(journal, offset=WRITE_HEAD, metadata_only=True)
     async with context.answering(client.address), RetryReader(client, params) as reader:
         with suppress(NotYet):

@@ -61,14 +61,14 @@ async def _plan(
     if plan.note:
         return plan
     listed = await fragments_of(context, client, FragmentsParams(spec.name))
-    plan.listed = [one.fragment for one in listed]
+    plan.listed = [stored.fragment for stored in listed]
     oldest = context.clock.now() - spec.fragment.retention_ns / SECOND
-    aged = [one for one in plan.listed if is_past(one, oldest)]
+    aged = [fragment for fragment in plan.listed if is_past(fragment, oldest)]
     if aged:
         owner = await remover.owner(spec)
-        plan.doomed = [one for one in aged if owner.owns(one.path_postfix)]
+        plan.doomed = [fragment for fragment in aged if owner.owns(fragment.path_postfix)]
         duplicates = await remover.duplicates(spec, owner, plan.doomed)
-        plan.doomed += [one for one in duplicates if is_past(one, oldest)]
+        plan.doomed += [fragment for fragment in duplicates if is_past(fragment, oldest)]
     return plan
 
 
@@ -99,9 +99,9 @@ async def carry_out(
         table.add(
             plan.journal,
             str(len(plan.listed)),
-            bytes_text(sum(one.length for one in plan.listed)),
+            bytes_text(sum(fragment.length for fragment in plan.listed)),
             str(len(plan.doomed)),
-            bytes_text(sum(one.length for one in plan.doomed)),
+            bytes_text(sum(fragment.length for fragment in plan.doomed)),
             plan.note,
         )
     context.terminal.write(table.text(context.terminal))

@@ -33,7 +33,7 @@ from gazette.runtime.tasks import TaskScope
 READ_BYTES: Final = 1 << 18
 PREVIOUS: Final = ".previous"
 _NOTE_S: Final = 5.0
-"""Seconds between checks for journals without bytes so far."""
+"""Seconds between checks for journals of which no bytes have arrived."""
 _ASK_MAX: Final = 16
 
 
@@ -65,7 +65,7 @@ class _Pump:
 
 @dataclass(slots=True)
 class Reading:
-    """All reads of one command. ``offsets``: by journal, the end of the written bytes."""
+    """All reads of one command. ``offsets`` holds the end of the written bytes by journal."""
 
     context: Context
     client: Client
@@ -127,7 +127,7 @@ class Reading:
             await self._follow_list(listed, scope)
 
     async def _follow_list(self, listed: JournalList, scope: TaskScope) -> None:
-        current = {one.spec.name: one for one in listed.journals}
+        current = {journal.spec.name: journal for journal in listed.journals}
         for name, pump in self._pumps.items():
             if name not in current:
                 pump.reader.close()
@@ -225,7 +225,7 @@ class Reading:
         return f"{journal}: {reason}" if reason else ""
 
     async def _note_waits(self) -> None:
-        """Tell the user why journals without bytes so far wait, each reason once."""
+        """Tell the user why no bytes of a journal have arrived yet, each reason once."""
         noted: set[str] = set()
         while True:
             await self.context.clock.sleep(_NOTE_S)

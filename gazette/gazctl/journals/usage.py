@@ -32,7 +32,7 @@ _NO_JOURNAL: Final = "(no journal)"
 
 @dataclass(slots=True)
 class Usage:
-    """Number and bytes of objects. ``content``: bytes of a journal, before compression."""
+    """Number of objects, their ``stored`` bytes, and their ``content``: bytes before compression."""
 
     objects: int = 0
     stored: int = 0
@@ -56,14 +56,14 @@ class StoreUsage:
         """Return the usage of some journals."""
         names = {spec.name for spec in selected}
         return StoreUsage(
-            self.url, {name: one for name, one in self.journals.items() if name in names}
+            self.url, {name: usage for name, usage in self.journals.items() if name in names}
         )
 
     @property
     def total(self) -> Usage:
         total = Usage()
-        for one in (*self.journals.values(), *self.others.values()):
-            total.add(one)
+        for usage in (*self.journals.values(), *self.others.values()):
+            total.add(usage)
         return total
 
 
@@ -74,16 +74,18 @@ async def run(context: Context) -> int:
             FragmentStoreUrl.parse(url)
     selector = parse_selector(flags.selector, required=False)
     client = await context.broker()
-    specs = [one.spec for one in (await list_journals(context, client, EVERYTHING)).journals]
+    specs = [entry.spec for entry in (await list_journals(context, client, EVERYTHING)).journals]
     selected = None
     if flags.selector.strip():
-        selected = [one.spec for one in (await list_journals(context, client, selector)).journals]
+        selected = [
+            entry.spec for entry in (await list_journals(context, client, selector)).journals
+        ]
         if not selected:
             context.terminal.note("no journal matches")
-    found, errors = await _measure_all(context, specs, selected)
+    usages, errors = await _measure_all(context, specs, selected)
     for url, error in errors.items():
         context.terminal.note(f"{url}: {error}\n{error.hint}")
-    context.terminal.write(_render(context, found, flags.format))
+    context.terminal.write(_render(context, usages, flags.format))
     return 1 if errors else 0
 
 
@@ -91,30 +93,30 @@ async def _measure_all(
     context: Context, specs: Sequence[JournalSpec], selected: Sequence[JournalSpec] | None
 ) -> tuple[list[StoreUsage], dict[str, GazetteError]]:
     """Return the usage of the named stores, or of the journals' stores, and errors by URL."""
-    wanted = specs if selected is None else selected
-    named = {url for spec in wanted for url in spec.fragment.stores}
+    measured = specs if selected is None else selected
+    named = {url for spec in measured for url in spec.fragment.stores}
     urls = sorted(set(context.loaded.arguments) or named)
     stores = blob_stores(context)
 
     async def one(url: str) -> StoreUsage:
-        active, finder = stores.get(url), JournalFinder(specs)
-        # A URL with a query may rewrite names of journals: then list by prefix, not the whole store.
-        whole = selected is None and "?" not in url
-        prefixes = [""] if whole else list(_prefixes(wanted))
-        return await active.calls.run(measure, active.store, url, prefixes, finder)
+        active_store, finder = stores.get(url), JournalFinder(specs)
+        # A URL with a query may rewrite names of journals: then list by prefix, and not the whole store.
+        is_whole = selected is None and "?" not in url
+        prefixes = [""] if is_whole else list(_prefixes(measured))
+        return await active_store.calls.run(measure, active_store.store, url, prefixes, finder)
 
     try:
         results = await each("usage", urls, one)
     finally:
         stores.close()
-    found: list[StoreUsage] = []
+    usages: list[StoreUsage] = []
     errors: dict[str, GazetteError] = {}
     for url, result in zip(urls, results, strict=True):
         if isinstance(result, GazetteError):
             errors[url] = result
         else:
-            found.append(result if selected is None else result.only(selected))
-    return found, errors
+            usages.append(result if selected is None else result.only(selected))
+    return usages, errors
 
 
 class JournalFinder:
@@ -153,18 +155,18 @@ def measure(
     store: BlobStore, url: str, prefixes: Sequence[str], finder: JournalFinder
 ) -> StoreUsage:
     """Return the usage of the objects below some prefixes of a store. Blocks."""
-    found = StoreUsage(url)
+    store_usage = StoreUsage(url)
     for prefix in prefixes:
         for info in store.list(prefix):
             path = f"{prefix}{info.path}"
             fragment = finder.fragment_at(path)
             if fragment is None:
                 directory = _POSTFIX.sub("", path.rpartition("/")[0])
-                found.others.setdefault(directory, Usage()).add(Usage(1, info.size))
+                store_usage.others.setdefault(directory, Usage()).add(Usage(1, info.size))
             else:
-                usage = found.journals.setdefault(fragment.journal, Usage())
+                usage = store_usage.journals.setdefault(fragment.journal, Usage())
                 usage.add(Usage(1, info.size, fragment.length))
-    return found
+    return store_usage
 
 
 def _prefixes(specs: Iterable[JournalSpec]) -> Iterator[str]:
@@ -219,16 +221,16 @@ def _document(found: Sequence[StoreUsage]) -> dict[str, Any]:
                 "store": store.url,
                 **_sums(store.total),
                 "journals": [
-                    {"journal": name, **_sums(one)} for name, one in _ordered(store.journals)
+                    {"journal": name, **_sums(usage)} for name, usage in _ordered(store.journals)
                 ],
                 "others": [
-                    {"directory": printable(name), **_sums(one)}
-                    for name, one in _ordered(store.others)
+                    {"directory": printable(name), **_sums(usage)}
+                    for name, usage in _ordered(store.others)
                 ],
             }
             for store in found
         ],
-        "journals": [{"journal": name, **_sums(one)} for name, one in _ordered(journals)],
+        "journals": [{"journal": name, **_sums(usage)} for name, usage in _ordered(journals)],
     }
 
 

@@ -39,37 +39,38 @@ async def apply(context: Context) -> int:
         return 0
     await _apply(context, changes, flags.max_txn_size, verify=flags.verify)
     if flags.wait:
-        await _wait_served(context, [one.upsert for one in changes if one.upsert is not None])
+        await _wait_served(
+            context, [change.upsert for change in changes if change.upsert is not None]
+        )
     return 0
 
 
 async def _wait_served(context: Context, specs: Sequence[ShardSpec]) -> None:
-    """Wait until each shard has a ready primary and all ready standbys.
-
+    """Wait until each shard has a ready primary, and all its standbys are ready.
 
     Raise ``Unavailable`` after --timeout, and ``Broken`` at once for a shard that has failed. Shards that
     are disabled, or were deleted or changed meanwhile, need fewer members or none.
     """
     consumer = await context.consumer()
-    wanted = {spec.id for spec in specs}
+    waiting_ids = {spec.id for spec in specs}
     waiting: list[ListedShard] = []
     try:
         async with timeout(context.timeout_s):
-            while wanted:
+            while waiting_ids:
                 listed = await consumer.list_shards(EVERYTHING)
-                own = [one for one in listed.shards if one.spec.id in wanted]
-                if failed := [one for one in own if _has_failed(one)]:
+                shards = [shard for shard in listed.shards if shard.spec.id in waiting_ids]
+                if failed := [shard for shard in shards if _has_failed(shard)]:
                     raise Broken(
                         f"{len(failed)} shards have failed:\n{errors_text(failed).rstrip()}",
                         hint="The specifications are applied. Correct the cause, then run "
                         "`gazctl shards unassign --failed`.",
                     )
-                waiting = [one for one in own if _lacks_members(one)]
+                waiting = [shard for shard in shards if _lacks_members(shard)]
                 if not waiting:
                     return
                 await context.clock.sleep(_POLL_S)
     except TimeoutError as error:
-        names = sorted(f"{one.spec.id} ({status_text(one)})" for one in waiting)
+        names = sorted(f"{shard.spec.id} ({status_text(shard)})" for shard in waiting)
         raise Unavailable(
             f"{len(names)} shards, such as {names[0] if names else 'all'}, are not served after "
             f"{context.timeout_s:g} s",
@@ -84,11 +85,11 @@ def _has_failed(shard: ListedShard) -> bool:
 
 def _lacks_members(shard: ListedShard) -> bool:
     spec = shard.spec
-    wanted = 0 if spec.disable else 1 + spec.hot_standbys
-    ready = [one.code in (ReplicaCode.PRIMARY, ReplicaCode.STANDBY) for one in shard.status]
-    if wanted and not any(one.code is ReplicaCode.PRIMARY for one in shard.status):
+    needed = 0 if spec.disable else 1 + spec.hot_standbys
+    ready = [status.code in (ReplicaCode.PRIMARY, ReplicaCode.STANDBY) for status in shard.status]
+    if needed and not any(status.code is ReplicaCode.PRIMARY for status in shard.status):
         return True
-    return sum(ready) < wanted
+    return sum(ready) < needed
 
 
 async def edit(context: Context) -> int:
@@ -147,12 +148,12 @@ async def _apply(
             header = await consumer.apply_shards(changes, batch_size=batch_size)
     except Conflict as error:
         expected = {
-            one.delete if one.upsert is None else one.upsert.id: one.expect_mod_revision
-            for one in changes
+            change.delete if change.upsert is None else change.upsert.id: change.expect_mod_revision
+            for change in changes
         }
         current = await list_shards(context, consumer, EVERYTHING)
-        found = {one.spec.id: one.mod_revision for one in current.shards}
-        error.hint = explain_conflict(expected, found)
+        revisions = {shard.spec.id: shard.mod_revision for shard in current.shards}
+        error.hint = explain_conflict(expected, revisions)
         raise
     except GazetteError as error:
         advise_batches(error, len(changes), batch_size)

@@ -177,16 +177,16 @@ def _offsets(text: str) -> Mapping[str, int]:
     except OSError as error:
         raise Invalid(f"cannot read {text}: {error.strerror}", path="--offsets") from error
     try:
-        found = msgspec.json.decode(data, type=dict[str, int])
+        offsets = msgspec.json.decode(data, type=dict[str, int])
     except msgspec.MsgspecError as error:
         raise Invalid(
             f"not offsets by journal: {error}",
             path="--offsets",
             hint='Give JSON such as {"words/part-000": 1048576}, or the name of a JSON file.',
         ) from error
-    if bad := [journal for journal, offset in found.items() if offset < 0]:
-        raise Invalid(f"an offset of {bad[0]} is negative", path="--offsets")
-    return found
+    if negative := [journal for journal, offset in offsets.items() if offset < 0]:
+        raise Invalid(f"an offset of {negative[0]} is negative", path="--offsets")
+    return offsets
 
 
 def _report(
@@ -201,15 +201,15 @@ def _report(
             ["Shard", "Messages", "State", "Goes on at", "Open"],
             numbers=frozenset({"Messages", "State", "Open"}),
         )
-        for one in report.shards:
+        for shard in report.shards:
             table.add(
-                one.shard,
-                str(one.messages) if report.published else "-",
-                bytes_text(one.bytes) if report.published else "-",
+                shard.shard,
+                str(shard.messages) if report.published else "-",
+                bytes_text(shard.bytes) if report.published else "-",
                 ", ".join(
-                    f"{journal}: {offset}" for journal, offset in sorted(one.sources.items())
+                    f"{journal}: {offset}" for journal, offset in sorted(shard.sources.items())
                 ),
-                str(one.open_producers),
+                str(shard.open_producers),
             )
         context.terminal.write(table.text(context.terminal))
     if not report.published:

@@ -53,14 +53,17 @@ async def list_all(context: Context, flags: ShardsBackfillFlags) -> int:
     finally:
         pool.close()
     if flags.format == "json":
-        value = {"runs": [asdict(one) for one in runs], "orphans": [asdict(one) for one in orphans]}
+        value = {
+            "runs": [asdict(run) for run in runs],
+            "orphans": [asdict(orphan) for orphan in orphans],
+        }
         context.terminal.write(json.dumps(value) + "\n")
         return 0
     if runs:
         context.terminal.write(_runs_table(runs).text(context.terminal))
     if orphans:
         context.terminal.write(_orphans_table(orphans).text(context.terminal))
-    size = sum(one.bytes for one in orphans)
+    size = sum(orphan.bytes for orphan in orphans)
     context.terminal.note(
         f"{len(runs)} runs; {len(orphans)} orphans that no run needs, {bytes_text(size)}"
     )
@@ -72,15 +75,15 @@ def _runs_table(runs: list[RunInfo]) -> Table:
         ["Run", "Backfill", "Shards", "Step", "Objects", "Size", "Changed"],
         numbers=frozenset({"Shards", "Objects", "Size"}),
     )
-    for one in runs:
+    for run in runs:
         table.add(
-            one.run_id,
-            one.backfill,
-            str(one.shards),
-            one.step,
-            str(one.objects),
-            bytes_text(one.bytes),
-            _when(one.changed_s),
+            run.run_id,
+            run.backfill,
+            str(run.shards),
+            run.step,
+            str(run.objects),
+            bytes_text(run.bytes),
+            _when(run.changed_s),
         )
     return table
 
@@ -89,9 +92,9 @@ def _orphans_table(orphans: list[Orphan]) -> Table:
     table = Table(
         ["Orphan", "Where", "Size", "Changed", "Why", "Removed by"], numbers=frozenset({"Size"})
     )
-    for one in orphans:
-        size, when = bytes_text(one.bytes), _when(one.changed_s)
-        table.add(one.kind, one.where, size, when, one.reason, one.remedy)
+    for orphan in orphans:
+        size, changed = bytes_text(orphan.bytes), _when(orphan.changed_s)
+        table.add(orphan.kind, orphan.where, size, changed, orphan.reason, orphan.remedy)
     return table
 
 
@@ -108,24 +111,24 @@ async def collect(context: Context, flags: ShardsBackfillFlags) -> int:
     pool = BlockingPool("backfill-gc", 1)
     try:
         now = context.clock.now()
-        found = await pool.run(garbage, staging, now, flags.gc_age)
-        local = await pool.run(lambda: list(abandoned(flags.scratch_dir, now - flags.gc_age)))
+        items = await pool.run(garbage, staging, now, flags.gc_age)
+        builds = await pool.run(lambda: list(abandoned(flags.scratch_dir, now - flags.gc_age)))
         table = Table(["Object", "Size", "Reason"], numbers=frozenset({"Size"}))
-        for one in found:
-            table.add(one.object.name, bytes_text(one.object.size), one.reason)
-        for build in local:
+        for item in items:
+            table.add(item.object.name, bytes_text(item.object.size), item.reason)
+        for build in builds:
             table.add(str(build.path), bytes_text(build.size), "the process that built there died")
-        if found or local:
+        if items or builds:
             context.terminal.write(table.text(context.terminal))
         failed = 0
         if not flags.dry_run:
-            for one in found:
+            for item in items:
                 try:
-                    await pool.run(staging.remove, one.object.name)
+                    await pool.run(staging.remove, item.object.name)
                 except GazetteError as error:
                     failed += 1
-                    context.terminal.note(f"{one.object.name}: {error}")
-            for build in local:
+                    context.terminal.note(f"{item.object.name}: {error}")
+            for build in builds:
                 try:
                     await pool.run(shutil.rmtree, build.path)
                 except OSError as error:
@@ -134,6 +137,6 @@ async def collect(context: Context, flags: ShardsBackfillFlags) -> int:
     finally:
         pool.close()
     verb = "would be removed" if flags.dry_run else "removed"
-    size = sum(one.object.size for one in found) + sum(one.size for one in local)
-    context.terminal.note(f"{len(found) + len(local) - failed} objects {verb}, {bytes_text(size)}")
+    size = sum(item.object.size for item in items) + sum(build.size for build in builds)
+    context.terminal.note(f"{len(items) + len(builds) - failed} objects {verb}, {bytes_text(size)}")
     return 1 if failed else 0

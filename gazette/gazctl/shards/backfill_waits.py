@@ -36,13 +36,13 @@ async def report_stalls(
         if (now := (progress.step, progress.done)) != before:
             before, reported = now, set()
             continue
-        for what, client in servers.items():
+        for server, client in servers.items():
             hint = (
                 "The backfill continues when the server is back. If interrupted, resume it by "
                 "its --run-id."
             )
             try:
-                await require_reachable(client, what, connect_s=CONNECT_S, hint=hint)
+                await require_reachable(client, server, connect_s=CONNECT_S, hint=hint)
             except Unavailable as error:
                 if error.message not in reported:
                     reported.add(error.message)

@@ -25,7 +25,7 @@ from gazette.runtime.numbers import bytes_text
 
 @dataclass(frozen=True, slots=True)
 class SlotHints:
-    """The hints in one slot of a shard; None for an empty slot. ``spans``: what a recovery reads."""
+    """The hints in one slot of a shard; None for an empty slot. A recovery with them reads ``spans``."""
 
     shard: str
     slot: str
@@ -53,8 +53,8 @@ async def run(context: Context) -> int:
         if not shard.spec.recovery_log:
             context.terminal.note(f"{shard.spec.id}: it has no recovery log, so no hints")
     slots, errors = await _all_slots(context, consumer, listed.shards)
-    heads, unknown = await _heads(context, await context.broker(), slots)
-    for name, error in [*errors.items(), *unknown.items()]:
+    heads, head_errors = await _heads(context, await context.broker(), slots)
+    for name, error in [*errors.items(), *head_errors.items()]:
         context.terminal.note(f"{name}: {error}")
     match flags.format:
         case "json":
@@ -65,14 +65,14 @@ async def run(context: Context) -> int:
             table = _files_table(slots) if flags.files else _table(slots, heads)
             text = table.text(context.terminal)
     context.terminal.write(text)
-    return 1 if errors or unknown else 0
+    return 1 if errors or head_errors else 0
 
 
 async def _all_slots(
     context: Context, consumer: ShardClient, shards: Sequence[ListedShard]
 ) -> tuple[list[SlotHints], dict[str, str]]:
     """Return the slots of all shards with a recovery log, and errors by shard."""
-    logged = [one for one in shards if one.spec.recovery_log]
+    with_log = [shard for shard in shards if shard.spec.recovery_log]
 
     async def one(shard: ListedShard) -> list[SlotHints]:
         async with context.answering(consumer.address):
@@ -81,7 +81,7 @@ async def _all_slots(
 
     slots: list[SlotHints] = []
     errors: dict[str, str] = {}
-    for shard, result in zip(logged, await each("hints", logged, one), strict=True):
+    for shard, result in zip(with_log, await each("hints", with_log, one), strict=True):
         if isinstance(result, GazetteError):
             errors[shard.spec.id] = str(result)
         else:
@@ -123,15 +123,15 @@ def _table(slots: Sequence[SlotHints], heads: Mapping[JournalName, Offset]) -> T
         if hints is None:
             table.add(slot.shard, slot.slot, NONE, *[""] * len(numbers))
             continue
-        read = slot.bytes_read(heads)
-        begin = min((one.begin for one in slot.spans if one.log == hints.log), default=0)
+        read_bytes = slot.bytes_read(heads)
+        begin = min((span.begin for span in slot.spans if span.log == hints.log), default=0)
         table.add(
             *(slot.shard, slot.slot, hints.log, str(len(hints.live_nodes))),
             str(sum(len(node.segments) for node in hints.live_nodes)),
             str(len(hints.properties)),
             bytes_text(len(hints.to_json())),
             str(begin),
-            UNKNOWN if read is None else bytes_text(read),
+            UNKNOWN if read_bytes is None else bytes_text(read_bytes),
         )
     return table
 
@@ -144,15 +144,15 @@ def _files_table(slots: Sequence[SlotHints]) -> Table:
         if slot.hints is None:
             continue
         for node in slot.hints.live_nodes:
-            for one in node.segments:
+            for segment in node.segments:
                 table.add(
-                    *(slot.shard, slot.slot, str(node.fnode), str(one.author)),
-                    f"{one.first_seq_no}-{one.last_seq_no}",
-                    f"{one.first_offset}-{one.last_offset or ''}",
-                    one.log or slot.hints.log,
+                    *(slot.shard, slot.slot, str(node.fnode), str(segment.author)),
+                    f"{segment.first_seq_no}-{segment.last_seq_no}",
+                    f"{segment.first_offset}-{segment.last_offset or ''}",
+                    segment.log or slot.hints.log,
                 )
-        for kept in slot.hints.properties:
-            table.add(slot.shard, slot.slot, kept.path, *["property"], "", "", slot.hints.log)
+        for prop in slot.hints.properties:
+            table.add(slot.shard, slot.slot, prop.path, *["property"], "", "", slot.hints.log)
     return table
 
 
@@ -163,16 +163,16 @@ def _documents(
     heads: Mapping[JournalName, Offset],
 ) -> list[dict[str, Any]]:
     """Return one document for each shard. Hints are the JSON of etcd."""
-    found = []
+    documents = []
     for shard in shards:
         document: dict[str, Any] = {"shard": shard.spec.id, "log": shard.spec.recovery_log}
         if shard.spec.id in errors:
             document["error"] = errors[shard.spec.id]
         else:
-            own = [one for one in slots if one.shard == shard.spec.id]
-            document["slots"] = [_document(one, heads) for one in own]
-        found.append(document)
-    return found
+            shard_slots = [slot for slot in slots if slot.shard == shard.spec.id]
+            document["slots"] = [_document(slot, heads) for slot in shard_slots]
+        documents.append(document)
+    return documents
 
 
 def _document(slot: SlotHints, heads: Mapping[JournalName, Offset]) -> dict[str, Any]:
@@ -185,11 +185,11 @@ def _document(slot: SlotHints, heads: Mapping[JournalName, Offset]) -> dict[str,
         "hints_bytes": len(encoded),
         "reads": [
             {
-                "log": one.log,
-                "begin": one.begin,
-                "end": heads.get(one.log) if one.end is None else one.end,
+                "log": span.log,
+                "begin": span.begin,
+                "end": heads.get(span.log) if span.end is None else span.end,
             }
-            for one in slot.spans
+            for span in slot.spans
         ],
         "read_bytes": slot.bytes_read(heads),
     }

@@ -59,7 +59,7 @@ async def _problems(
         async with context.answering(endpoint, min(_ASK_S, context.timeout_s)):
             return await consumer.shard_problems(endpoint, selector)
 
-    endpoints = sorted({endpoint for one in shards for endpoint in one.route.endpoints if endpoint})
+    endpoints = sorted({url for shard in shards for url in shard.route.endpoints if url})
     problems: dict[str, str] = {}
     for endpoint, result in zip(endpoints, await each("ask", endpoints, ask), strict=True):
         if isinstance(result, GazetteError):
@@ -87,7 +87,7 @@ async def get_shard(context: Context, consumer: ShardClient, shard_id: str) -> L
 
 def shards_yaml(shards: Sequence[ListedShard]) -> str:
     """Return the list that ``shards apply`` reads."""
-    return ShardSpecs.of((one.spec, one.mod_revision) for one in shards).to_yaml()
+    return ShardSpecs.of((shard.spec, shard.mod_revision) for shard in shards).to_yaml()
 
 
 def list_response(listed: ShardList) -> consumer_pb2.ListResponse:
@@ -95,13 +95,13 @@ def list_response(listed: ShardList) -> consumer_pb2.ListResponse:
         header=listed.header.to_pb(),
         shards=[
             consumer_pb2.ListResponse.Shard(
-                spec=one.spec.to_pb(),
-                mod_revision=one.mod_revision,
-                create_revision=one.create_revision,
-                route=one.route.to_pb(),
-                status=[status.to_pb() for status in one.status],
+                spec=shard.spec.to_pb(),
+                mod_revision=shard.mod_revision,
+                create_revision=shard.create_revision,
+                route=shard.route.to_pb(),
+                status=[status.to_pb() for status in shard.status],
             )
-            for one in listed.shards
+            for shard in listed.shards
         ],
         extension=listed.extension,
     )
@@ -120,7 +120,7 @@ async def _write_table(
         "RF": flags.rf,
         "Lag": flags.lag,
     }
-    shown = [name for name, wanted in columns.items() if wanted]
+    shown = [name for name, is_shown in columns.items() if is_shown]
     lags, reasons = [""] * len(shards), ""
     if flags.lag:
         lags, reasons = await _lags(context, consumer, shards, problems)
@@ -171,12 +171,12 @@ async def _lags(
     """Return the lag of each shard as text, and the reason why some are unknown."""
     broker = await context.broker()
     journals = sorted(
-        {split_journal_meta(s.journal)[0] for one in shards for s in one.spec.sources}
+        {split_journal_meta(source.journal)[0] for shard in shards for source in shard.spec.sources}
     )
     heads = dict(
         zip(
             journals,
-            await each("heads", journals, lambda j: _head(context, broker, j)),
+            await each("heads", journals, lambda journal: _head(context, broker, journal)),
             strict=True,
         )
     )
@@ -220,8 +220,8 @@ async def _lag(
         if isinstance(head, GazetteError):
             raise head
         # Bytes before the minimum offset are never read: do not count them.
-        through = max(stat.read_through.get(source.journal, 0), source.min_offset)
-        lags.append((journal, max(0, head - through)))
+        read_through = max(stat.read_through.get(source.journal, 0), source.min_offset)
+        lags.append((journal, max(0, head - read_through)))
     if len(lags) == 1:
         return bytes_text(lags[0][1])
     return ",".join(f"{journal}:{bytes_text(lag)}" for journal, lag in lags) or NONE

@@ -31,9 +31,11 @@ async def run(context: Context) -> int:
     selected = (await list_shards(context, consumer, selector)).shards
     if not selected:
         raise NotFound("no shard matches", selector=selector)
-    # List all shards after the selection, so that a shard that was created meanwhile counts too.
+    # List all shards after the selection: a shard that was created meanwhile counts, too.
     shards = (await list_shards(context, consumer, EVERYTHING)).shards
-    hints = await _all_hints(context, consumer, [one for one in shards if one.spec.recovery_log])
+    hints = await _all_hints(
+        context, consumer, [shard for shard in shards if shard.spec.recovery_log]
+    )
     needs = Needs()
     for shard in shards:
         if shard.spec.id in hints:
@@ -52,9 +54,9 @@ async def run(context: Context) -> int:
         async def one(log: str) -> PrunePlan:
             return await _plan(context, client, remover, needs, log, journals.get(log), health)
 
-        ordered = sorted(logs)
+        sorted_logs = sorted(logs)
         plans: list[PrunePlan] = []
-        for log, outcome in zip(ordered, await each("plan", ordered, one), strict=True):
+        for log, outcome in zip(sorted_logs, await each("plan", sorted_logs, one), strict=True):
             if isinstance(outcome, Corrupt):
                 # Hints that contradict one log may contradict others: remove nothing.
                 raise outcome
@@ -73,7 +75,7 @@ async def _all_hints(
         async with context.answering(consumer.address):
             return await consumer.get_hints(shard.spec.id)
 
-    found: dict[str, ShardHints] = {}
+    hints: dict[str, ShardHints] = {}
     for shard, outcome in zip(shards, await each("hints", shards, one), strict=True):
         if isinstance(outcome, GazetteError):
             raise GazetteError(
@@ -81,15 +83,15 @@ async def _all_hints(
                 hint="Nothing was removed, since the shard may need any log. Repair its hints "
                 "first.",
             ) from outcome
-        found[shard.spec.id] = outcome
-    return found
+        hints[shard.spec.id] = outcome
+    return hints
 
 
 async def _store_health(
     context: Context, client: Client, journals: Collection[ListedJournal]
 ) -> dict[str, str]:
     """Return the problem of each store of these journals; empty for a healthy store."""
-    urls = sorted({url for one in journals for url in one.spec.fragment.stores})
+    urls = sorted({url for journal in journals for url in journal.spec.fragment.stores})
 
     async def one(url: str) -> str:
         async with context.answering(client.address):
@@ -119,9 +121,9 @@ async def _plan(
     plan.note, plan.failed = _why_not(spec, needs, health)
     if plan.note:
         return plan
-    found = await fragments_of(context, client, FragmentsParams(log))
-    plan.listed = [one.fragment for one in found]
-    if not found:
+    stored = await fragments_of(context, client, FragmentsParams(log))
+    plan.listed = [listed_fragment.fragment for listed_fragment in stored]
+    if not stored:
         return plan
     unneeded = needs.unneeded(log, plan.listed)
     if waiting := unpersisted(unneeded):
@@ -129,13 +131,13 @@ async def _plan(
         return plan
     if unneeded:
         owner = await remover.owner(spec)
-        plan.doomed = [one for one in unneeded if owner.owns(one.path_postfix)]
+        plan.doomed = [fragment for fragment in unneeded if owner.owns(fragment.path_postfix)]
         plan.doomed += await remover.duplicates(spec, owner, plan.doomed)
     return plan
 
 
 def _why_not(spec: JournalSpec, needs: Needs, health: dict[str, str]) -> tuple[str, bool]:
-    """Return why a log is skipped, or ``""``; and True if that is a failure."""
+    """Return why a log is skipped, or ``""``; and True if the reason is a failure."""
     if (reason := needs.blocked.get(spec.name, "")) != "":
         return f"skipped: {reason}", False
     if spec.labels.value_of(CONTENT_TYPE) != CONTENT_RECOVERY_LOG:

@@ -1,12 +1,12 @@
 """Choice of the fragments of recovery logs that no shard needs. Pure.
 
-Each rule rather keeps too much:
+In doubt, each rule keeps a fragment:
 
 1. A fragment is kept if any hints of any shard need it: the primary's, or a backup.
 2. Everything after the last segment of hints is kept, since play-back reads up to the write head.
    A forked shard that has written no files yet has its last segment in another log. Then the
    whole log that it writes is kept.
-3. A log is skipped while a shard that writes it lacks hints in any slot, or has some without files.
+3. A log is skipped if a shard that writes it lacks hints in a slot, or has hints without files there.
 4. A log is skipped if its listed fragments end before what hints need: the listing is incomplete.
 5. A log is skipped if it has an unpersisted fragment that no hints need. Either the fragment will
    be persisted soon, or the hints are not of this log.
@@ -77,11 +77,13 @@ class Needs:
                     needed=span.begin,
                     hint="Check the log's fragment stores, and that brokers have listed them.",
                 )
-        return [one for one in fragments if not any(span.overlaps(one) for span in spans)]
+        return [
+            fragment for fragment in fragments if not any(span.overlaps(fragment) for span in spans)
+        ]
 
 
 def hints_by_slot(spec: ShardSpec, stored: ShardHints) -> dict[str, FSMHints | None]:
-    """Return the hints of a shard by the names of their slots, with the first empty backup as None."""
+    """Return the hints of a shard by the names of their slots: None for the first empty backup."""
     slots = {"primary": stored.primary}
     slots |= {f"backup {index}": hints for index, hints in enumerate(stored.backups)}
     if len(stored.backups) < spec.hint_backups:
@@ -90,10 +92,8 @@ def hints_by_slot(spec: ShardSpec, stored: ShardHints) -> dict[str, FSMHints | N
 
 
 def spans_of(hints: FSMHints) -> Iterator[Span]:
-    """Yield the spans that a recovery with some hints reads: the whole log if they have no live files.
-
-    Raise ``Invalid`` for hints that contradict themselves.
-    """
+    """Yield the spans that a recovery with some hints reads. If the last segment is not in their own log,
+    this log is read as a whole. Raise ``Invalid`` for hints that contradict themselves."""
     segments = list(fold_hinted_segments((node.segments for node in hints.live_nodes), hints.log))
     for segment in segments[:-1]:
         yield Span(segment.log, segment.first_offset, segment.last_offset or None)
@@ -104,17 +104,19 @@ def spans_of(hints: FSMHints) -> Iterator[Span]:
 
 
 def unpersisted(fragments: Sequence[Fragment]) -> list[Fragment]:
-    """Return the fragments that are not in a store yet, as brokers know."""
-    return [one for one in fragments if not (one.mod_time and one.backing_store)]
+    """Return the fragments of which brokers do not know yet that a store has them."""
+    return [
+        fragment for fragment in fragments if not (fragment.mod_time and fragment.backing_store)
+    ]
 
 
 def references(hints: ShardHints) -> set[JournalName]:
     """Return the logs in the hints of a shard."""
-    present = [one for one in (hints.primary, *hints.backups) if one is not None]
-    return {one.log for one in present} | {
+    slots = [slot for slot in (hints.primary, *hints.backups) if slot is not None]
+    return {slot.log for slot in slots} | {
         segment.log
-        for one in present
-        for node in one.live_nodes
+        for slot in slots
+        for node in slot.live_nodes
         for segment in node.segments
         if segment.log
     }

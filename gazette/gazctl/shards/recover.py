@@ -28,7 +28,7 @@ from gazette.runtime.numbers import bytes_text
 from gazette.runtime.tasks import BlockingPool
 
 STAGING: Final = ".gazctl-recover"
-"""A directory within the target directory: recovered files are moved from there, not copied."""
+"""A directory within the target directory, so that recovered files can be moved and need no copy."""
 
 
 async def run(context: Context) -> int:
@@ -72,25 +72,25 @@ async def run(context: Context) -> int:
 
 async def _convert(context: Context, flags: RecoverFlags, directory: Path) -> int:
     """Convert a directory that another player has filled to databases. Needs no cluster."""
-    given = {
+    values = {
         "--id": flags.id,
         "--dir": flags.dir,
         "--force": flags.force,
         "--at": flags.at,
         "--backup": flags.backup >= 0,
     }
-    for flag in (name for name, value in given.items() if value):
+    for flag in (name for name, value in values.items() if value):
         raise Invalid("does not go with --convert", path=flag, hint="Leave it out.")
     pool = BlockingPool("convert", 1)
     try:
-        made = await pool.run(convert, directory)
+        databases = await pool.run(convert, directory)
         table = await pool.run(_table, directory)
     finally:
         pool.close()
     context.terminal.write(table.text(context.terminal))
-    for one in made:
-        about = f"; some could not be checked ({one.unchecked})" if one.unchecked else ""
-        context.terminal.note(f"{one.path} is a SQLite database{about}")
+    for database in databases:
+        about = f"; some could not be checked ({database.unchecked})" if database.unchecked else ""
+        context.terminal.note(f"{database.path} is a SQLite database{about}")
     return 0
 
 
@@ -98,7 +98,7 @@ def check_directory(directory: Path, *, force: bool) -> None:
     """Make the directory. Raise ``Invalid`` if it is not empty, and must not be replaced."""
     try:
         directory.mkdir(0o700, parents=True, exist_ok=True)
-        # An interrupted recovery may have left the staging directory, which no other program uses.
+        # An interrupted recovery may have left the staging directory. No other program uses it.
         shutil.rmtree(directory / STAGING, ignore_errors=True)
         occupied = next(directory.iterdir(), None)
     except OSError as error:
@@ -116,25 +116,25 @@ async def choose_hints(
 ) -> FSMHints:
     """Return the newest hints of a shard, or those of a ``backup``.
 
-    Without stored hints, return empty hints if the log can be played from its first byte. Raise
-    ``NotFound`` if there is no such backup. Raise ``Corrupt`` if there are no hints and the log was
-    pruned: a play-back would give an empty state.
+    Without stored hints, return empty hints if the log can be played from its first byte. Raise ``NotFound``
+    if there is no such backup. Raise ``Corrupt`` if there are no hints and the log was pruned: a play-back
+    would give an empty state.
     """
     async with context.answering(consumer.address):
         stored = await consumer.get_hints(spec.id)
     if backup >= 0:
-        chosen = stored.backups[backup] if backup < len(stored.backups) else None
-        if chosen is None:
+        backup_hints = stored.backups[backup] if backup < len(stored.backups) else None
+        if backup_hints is None:
             raise NotFound(
                 "the shard has no such backup of its hints", shard=spec.id, backup=backup
             )
-        return chosen
+        return backup_hints
     for hints in (stored.primary, *stored.backups):
         if hints is not None:
             return hints
     log = spec.recovery_log
-    found = await fragments_of(context, client, FragmentsParams(log))
-    begin = min((one.fragment.begin for one in found), default=0)
+    fragments = await fragments_of(context, client, FragmentsParams(log))
+    begin = min((stored_fragment.fragment.begin for stored_fragment in fragments), default=0)
     if begin > 0:
         raise Corrupt(
             "the shard has no hints, and its recovery log was pruned",
@@ -158,7 +158,7 @@ async def _travel(
     """Recover the state of a past moment. Return the name of its log."""
     async with context.answering(consumer.address):
         stored = await consumer.get_hints(spec.id)
-    hints = [one for one in (stored.primary, *stored.backups) if one is not None]
+    hints = [slot for slot in (stored.primary, *stored.backups) if slot is not None]
     source = BrokerLogs(client, asyncio.get_running_loop(), stall_timeout_s=context.timeout_s)
     state = await pool.run(
         open_at, source, hints or [FSMHints(log=spec.recovery_log)], directory, moment
@@ -186,10 +186,8 @@ async def _play(
 
 
 def finish_directory(directory: Path) -> list[str]:
-    """Convert the recovered files to plain databases, and replace the directory's content by them.
-
-    Return the names of the databases.
-    """
+    """Convert the recovered files to plain databases, and replace the directory's content by the files.
+    Return the names of the databases."""
     staging = directory / STAGING
     databases = list(to_standalone(staging))
     for path in directory.iterdir():

@@ -27,36 +27,40 @@ async def run(context: Context) -> int:
         )
     consumer = await context.consumer()
     listed = await list_shards(context, consumer, selector)
-    shards = [one for one in listed.shards if _reads(one, flags.source)]
+    shards = [shard for shard in listed.shards if _reads(shard, flags.source)]
     if not shards:
         raise NotFound("no selected shard reads the source", selector=selector, source=flags.source)
     client = await context.broker()
     async with context.answering(client.address):
         journal = await client.get_journal(flags.source)
-    changes = [_change(one, flags, journal.create_revision) for one in shards]
-    ids = [one.spec.id for one in shards]
+    changes = [_change(shard, flags, journal.create_revision) for shard in shards]
+    ids = [shard.spec.id for shard in shards]
     if not flags.dry_run:
         async with context.answering(consumer.address):
             await consumer.apply_shards(changes)
             await consumer.unassign(ids, only_failed=True)
     context.terminal.write("".join(f"{shard_id}\n" for shard_id in ids))
     verb = "would read" if flags.dry_run else "read"
-    where = "where they were" if flags.same_bytes else f"from offset {flags.offset}"
+    place = "where they were" if flags.same_bytes else f"from offset {flags.offset}"
     context.terminal.note(
-        f"{len(ids)} shards {verb} {flags.source} {where}, as it was created again at revision"
+        f"{len(ids)} shards {verb} {flags.source} {place}, as it was created again at revision"
         f" {journal.create_revision}"
     )
     return 0
 
 
 def _reads(shard: ListedShard, source: str) -> bool:
-    return any(split_journal_meta(one.journal)[0] == source for one in shard.spec.sources)
+    return any(
+        split_journal_meta(candidate.journal)[0] == source for candidate in shard.spec.sources
+    )
 
 
 def _change(shard: ListedShard, flags: RestartSourceFlags, created: int) -> ShardChange:
     spec = shard.spec
     [name] = [
-        one.journal for one in spec.sources if split_journal_meta(one.journal)[0] == flags.source
+        source.journal
+        for source in spec.sources
+        if split_journal_meta(source.journal)[0] == flags.source
     ]
     begin = None if flags.same_bytes else flags.offset
     labels = with_restarts(spec.labels, [SourceRestart(name, created, begin)])

@@ -21,7 +21,7 @@ async def run(context: Context) -> int:
     listed = await list_shards(context, consumer, selector)
     if not listed.shards:
         raise NotFound("no shard matches", selector=selector)
-    ids = [one.spec.id for one in listed.shards]
+    ids = [shard.spec.id for shard in listed.shards]
     count = 0
     async with context.answering(consumer.address, TIMEOUT_S):
         for begin in range(0, len(ids), BATCH):
