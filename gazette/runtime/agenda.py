@@ -1,4 +1,4 @@
-"""Entries by the time at which they are due, with limits: of starts per second, and of actions at a time."""
+"""A queue of entries ordered by due time, and two limits: actions a second, and actions at one time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ D = TypeVar("D", bound=Due)
 
 
 class Agenda(Generic[D]):
-    """Entries by their due time. Each is in it once: a later ``push`` replaces the former."""
+    """A queue ordered by due time. An entry is in it once: a later ``push`` replaces the one before."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, D]] = []
@@ -32,6 +32,7 @@ class Agenda(Generic[D]):
         """Return the entry that is due first; None without one."""
         while self._heap:
             due_at, _, entry = self._heap[0]
+            # After a second ``push`` of the entry, its older item stays in the heap until it comes first.
             if due_at == entry.due_at:
                 return entry
             heapq.heappop(self._heap)
@@ -48,7 +49,7 @@ class Agenda(Generic[D]):
 
 
 class Allowance:
-    """Permits ``per_s`` actions a second: up to one second's number at once, then one after the other."""
+    """Permits ``per_s`` actions a second. After a pause of 1 s, ``per_s`` actions may begin at once."""
 
     def __init__(self, per_s: float, now: float) -> None:
         self._per_s = per_s
@@ -71,16 +72,16 @@ class Allowance:
 
 
 class Slots:
-    """Permits ``count`` short actions at a time. Those that take longer than ``patience_s`` count no more.
+    """Permits ``count`` actions at a time. Each round of ``patience_s`` seconds begins with all slots free.
 
-    So a burst does not fill the event loop, and actions that hang do not stop the others.
+    So a burst does not fill the event loop, and actions that hang block others for one round at most.
     """
 
     def __init__(self, count: int, patience_s: float, now: float) -> None:
         self._count = count
         self._patience_s = patience_s
         self._round = 0
-        """Slots are taken in rounds of ``patience_s``. Slots of former rounds do not count any more."""
+        """Number of the present round. Actions of former rounds are not counted any more."""
         self._begun_at = now
         self._taken = 0
 
@@ -91,12 +92,12 @@ class Slots:
         return self._taken < self._count
 
     def take(self) -> int:
-        """Count one more action. Return its slot, which ``free`` takes back."""
+        """Count one more action. Return its slot, for ``free``."""
         self._taken += 1
         return self._round
 
     def free(self, slot: int) -> None:
-        """Count one action less."""
+        """Count one action less, unless its slot is of a former round."""
         if slot == self._round:
             self._taken -= 1
 

@@ -148,42 +148,42 @@ armed_points: tuple[_Armed | _Hooked, ...] = ()
 
 def parse(text: str) -> tuple[_Armed, ...]:
     """Return the points of a text. Raise ``Invalid`` for an unknown point or action, or for another form."""
-    entries = [one.strip() for one in text.split(";")]
+    entries = [entry_text.strip() for entry_text in text.split(";")]
     return tuple(_parse_one(entry) for entry in entries if entry)
 
 
 def _parse_one(entry: str) -> _Armed:
-    found = _ENTRY.fullmatch(entry)
-    if found is None:
+    fields = _ENTRY.fullmatch(entry)
+    if fields is None:
         raise Invalid(
             f"invalid failpoint ({entry!r})",
             path=ENV,
             hint="Write POINT(GLOB)=ACTION[:SECONDS][@WHEN].",
         )
-    point, action = found["point"], found["action"]
+    point, action = fields["point"], fields["action"]
     if point not in POINTS:
         raise Invalid(
             f"unknown failpoint ({point})", path=ENV, hint=f"Use one of {', '.join(POINTS)}."
         )
-    if action not in {one.value for one in Action}:
+    if action not in {known_action.value for known_action in Action}:
         raise Invalid(
             f"unknown action ({action})", path=ENV, hint="Use kill, stop, error, delay or mark."
         )
-    if (found["seconds"] is not None) != (action == Action.DELAY.value):
+    if (fields["seconds"] is not None) != (action == Action.DELAY.value):
         raise Invalid(f"only delay takes seconds, and it needs them ({entry!r})", path=ENV)
-    when = None if found["when"] == "*" else int(found["when"] or 1)
+    when = None if fields["when"] == "*" else int(fields["when"] or 1)
     if when == 0:
         raise Invalid(f"WHEN is 0, and the first hit of a point is 1 ({entry!r})", path=ENV)
     try:
-        seconds = float(found["seconds"] or 0.0)
+        seconds = float(fields["seconds"] or 0.0)
     except ValueError as error:
         raise Invalid(f"seconds are not a number ({entry!r})", path=ENV) from error
-    glob = "*" if found["glob"] is None else found["glob"]
+    glob = "*" if fields["glob"] is None else fields["glob"]
     return _Armed(point, glob, Action(action), seconds, when)
 
 
 def arm(text: str) -> None:
-    """Arm these points, and no others. After ``Invalid`` nothing has changed."""
+    """Arm the points of ``text``, and disarm all others. After ``Invalid`` nothing has changed."""
     global armed_points
     armed_points = parse(text)
 
@@ -192,41 +192,41 @@ def arm(text: str) -> None:
 def armed(text: str) -> Iterator[None]:
     """Arm points within a block. One block at a time: points belong to the process."""
     global armed_points
-    before = armed_points
+    former_points = armed_points
     arm(text)
     try:
         yield
     finally:
-        armed_points = before
+        armed_points = former_points
 
 
 @contextlib.contextmanager
 def hooked(hook: Hook) -> Iterator[None]:
     """Call ``hook`` at each point within a block, for simulations."""
     global armed_points
-    before = armed_points
-    armed_points = (*before, _Hooked(hook))
+    former_points = armed_points
+    armed_points = (*former_points, _Hooked(hook))
     try:
         yield
     finally:
-        armed_points = before
+        armed_points = former_points
 
 
 def hit(point: str, detail: str = "") -> None:
-    """Pass a point, on a thread that may wait."""
+    """Pass a point, and perform what is armed there. Call it on a thread that may block."""
     if armed_points and (seconds := _perform(point, detail)):
         threading.Event().wait(seconds)
 
 
 async def reach(point: str, detail: str, clock: Clock) -> None:
-    """Pass a point, on the event loop. Cancellation: ends a delay."""
+    """Pass a point, and perform what is armed there, on the event loop. Cancellation: ends a delay."""
     if armed_points and (seconds := _perform(point, detail)):
         await clock.sleep(seconds)
 
 
 def _perform(point: str, detail: str) -> float:
-    """Perform the armed actions. Return the seconds to wait."""
-    return sum(one.perform(point, detail) for one in armed_points)
+    """Perform the actions that are armed for this point. Return the seconds to wait."""
+    return sum(armed_point.perform(point, detail) for armed_point in armed_points)
 
 
 class _Marks:
@@ -240,13 +240,13 @@ class _Marks:
 
     def write(self, point: str, detail: str) -> None:
         """Write one line, in one call: processes may share the file. Raise ``Invalid`` without a file."""
-        at = int(self._clock.monotonic() * 1e9)
+        now_ns = int(self._clock.monotonic() * 1e9)
         with self._lock:
             if self._file is None:
                 self._file = self._opened()
         # Blanks and line ends in names of journals and shards could be mistaken for separators.
         detail = "_".join(detail.split())
-        os.write(self._file, f"{at} {point} {detail}\n".encode("utf-8", "backslashreplace"))
+        os.write(self._file, f"{now_ns} {point} {detail}\n".encode("utf-8", "backslashreplace"))
 
     def _opened(self) -> int:
         path = os.environ.get(MARKS_ENV)

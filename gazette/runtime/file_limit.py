@@ -10,9 +10,9 @@ from typing import Final
 log = logging.getLogger(__name__)
 
 _RAISED_TO_MAX: Final = 1 << 20
-"""Some systems have no hard limit, and tables of the kernel grow with the soft one."""
+"""Greatest soft limit to set. Some systems have no hard limit, and kernel tables grow with the soft one."""
 _FILES_PER_ITEM: Final = 4
-"""Files of one journal at a broker: its spool, one that waits to be stored, and the files of two readers."""
+"""Files of one journal at a broker: its spool, a closed fragment to upload, and the files of two readers."""
 _GRPC_MAX: Final = 16_384
 _HTTP_MAX: Final = 8_192
 _DEBUG_MAX: Final = 256

@@ -1,8 +1,8 @@
 """One log line for each cause and minute, with the number of lines that were left out.
 
-A record logged with ``extra={"cause": …}`` has that cause. The cause of repeated records of libraries is
-their own template. The first line of a cause is written at once. Lines in the minute after it are counted. At
-the end of the minute the last of them is written, with the number of the others as the fact ``left_out``.
+A record logged with ``extra={"cause": …}`` has that cause. For the libraries in ``_REPETITIVE``, the cause is
+the template of the record. The first line of a cause is written at once. Lines in the minute after it are
+counted. At the end of the minute the last of them is written. Its fact ``left_out`` counts the others.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class _Window:
 class OncePerMinute(logging.Filter):
     """A filter of ``handler``. Any thread.
 
-    If an event loop runs where lines were left out, they are reported when the minute ends. Otherwise the
-    next line of their cause reports them. ``later`` replaces the loop's timer, for tests.
+    Lines that a thread with a running event loop leaves out are reported when the minute ends. Other lines
+    are reported by the next line of their cause. ``later`` replaces the loop's timer, for tests.
     """
 
     def __init__(self, handler: logging.Handler, *, later: Later | None = None) -> None:
@@ -84,18 +84,18 @@ class OncePerMinute(logging.Filter):
 
     def _close(self, cause: str, window: _Window) -> None:
         with self._lock:
-            record, others = window.last, window.left_out - 1
+            record, others = window.last, window.left_out - 1  # The last line is written.
             if self._windows.get(cause) is not window or record is None:
                 return
             if others:
                 record.left_out = others
-            self._windows[cause] = _Window(window.began + INTERVAL_S)
+            self._windows[cause] = _Window(window.began + INTERVAL_S)  # The next minute begins.
         with self._handler.lock or contextlib.nullcontext():
             self._handler.emit(record)
 
 
 def _cause_of(record: logging.LogRecord) -> str:
-    """Return the cause of a record, by which it counts as repeated; empty if it is always written."""
+    """Return the cause of a record: records of one cause are repetitions. Empty: always write the record."""
     cause: str = getattr(record, "cause", "")
     if cause:
         return f"{record.name} {cause}"

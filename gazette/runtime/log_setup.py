@@ -1,8 +1,8 @@
 """The log of a process: to stderr, as text, JSON lines or coloured text.
 
 A message names its facts, each once: ``log.warning("pulse of %(journal)s failed: %(error)s", {"journal": …,
-"error": …})``. In JSON each fact is a field beside the message. Names are those of docs/operating.md. Pass an
-error as the exception: its hint and facts are then logged with it.
+"error": …})``. In JSON each fact is a field beside the message. docs/operating.md lists the names. Pass an
+error as the exception itself: its hint and facts are then logged too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _GONE: Final = "ExecuteBatchError"
 _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     *("message", "asctime", "color_message", "cause"),
 }
-"""Fields of a record that are not facts: its own, and its ``cause`` (`gazette.runtime.log_limit`)."""
+"""Fields of a record that are not facts: those of `logging`, and ``cause`` (`gazette.runtime.log_limit`)."""
 
 
 def setup(level: str, log_format: str, *, stream: TextIO | None = None) -> None:
@@ -46,19 +46,19 @@ def setup(level: str, log_format: str, *, stream: TextIO | None = None) -> None:
     handler.addFilter(_is_news)
     handler.addFilter(OncePerMinute(handler))
     root = logging.getLogger()
-    for old in list(root.handlers):
-        root.removeHandler(old)
+    for former_handler in list(root.handlers):
+        root.removeHandler(former_handler)
     root.addHandler(handler)
     root.setLevel(LEVELS[level])
     # These libraries log each request. Only their warnings are useful.
-    for chatty in ("asyncio", "botocore", "urllib3"):
-        logging.getLogger(chatty).setLevel(max(LEVELS[level], logging.WARNING))
+    for library in ("asyncio", "botocore", "urllib3"):
+        logging.getLogger(library).setLevel(max(LEVELS[level], logging.WARNING))
 
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Return False for lines that need no attention.
 
-    gRPC logs, with a traceback, that a caller was gone when its call was answered.
+    gRPC logs a traceback if a caller is gone when its call is answered.
     """
     error = record.exc_info[0] if record.exc_info else None
     return not (record.name.startswith("grpc.") and getattr(error, "__name__", "") == _GONE)
@@ -95,8 +95,8 @@ def _time(record: logging.LogRecord) -> str:
 class TextFormatter(logging.Formatter):
     """``2026-01-31T12:00:00.000Z warning gazette.broker: message key=value``.
 
-    The hint of an error is added if it is not the default one, or if the error ends the process. Texts from
-    outside are made `printable`.
+    The hint of an error is added if it is not the default hint, or if the error ends the process. The line
+    is made `printable`, since it may hold text from outside.
     """
 
     def __init__(self, *, color: bool) -> None:

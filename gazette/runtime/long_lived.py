@@ -6,15 +6,15 @@ import gc
 from typing import Final
 
 _FREEZE_AFTER: Final = 250
-"""Number of objects with some hundred parts each. The collector takes some 50 ms to visit so many."""
+"""Objects between two freezes. Each has some hundred parts: the collector visits so many in some 50 ms."""
 
 
 class LongLived:
     """Counts long-lived objects, such as the replicas of a broker, and freezes them from time to time.
 
     A full collection visits every object that is not frozen, and the event loop waits meanwhile: for seconds,
-    with 10,000 journals. A frozen object is still freed when its last reference goes. So such an object must
-    not refer to itself once it has ended.
+    with 10,000 journals. A frozen object is still freed when its last reference goes, but a
+    frozen cycle never is. So such an object must not refer to itself once it has ended.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Marks of objects that work only in their process, are closed by their owner, or work on one event loop. An
-error names the object if it is not used so.
+"""Marks of objects that work in one process only, on one event loop only, or until their owner closes them.
 
-Threads, event loops and connections do not exist in a child that `os.fork` makes.
+Any other use raises an error that names the object. A child that `os.fork` makes has no threads, event loops
+and connections of its parent.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class ClosedByOwner(MadeBeforeFork):
 
 
 class LoopBound(ClosedByOwner):
-    """Mark of an object that works on one event loop. Its first use binds it."""
+    """Mark of an object that works on one event loop. The first use binds the object."""
 
     __slots__ = ("_loop", "_thread")
 
@@ -115,7 +115,7 @@ class LoopBound(ClosedByOwner):
 
         Raise ``Invalid`` if it is bound to another loop, and ``Closed`` in a forked child.
         """
-        # A thread runs one loop at a time. To ask which costs a system call before Python 3.12.
+        # A thread runs one loop at a time. To ask asyncio for it costs a system call before Python 3.12.
         loop = self._loop
         usual = loop is not None and get_ident() == self._thread and loop.is_running()
         if not usual or self._count != _Forks.count:

@@ -1,7 +1,7 @@
-"""The export of all metrics, and those of clients and servers: of journals, and of gRPC.
+"""The export of all metrics, and the metrics of journal clients, journal servers and gRPC.
 
-Other packages define their own metrics. All are in the one registry of the process. If tests run several
-brokers in one process, their values are added up.
+Other packages define their own metrics. All are in the one registry of the process. If a test runs several
+brokers in one process, each metric is the sum of all brokers.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ JOURNAL_SERVER_COMPLETED: Final = PlainCounter(
 
 
 def count_completed(operation: str, status: str | None) -> None:
-    """Count one operation that has ended. Without the name of a ``status`` it failed."""
+    """Count one operation that has ended. ``status`` is the name of its status; None: an error has none."""
     label = "<error>" if status is None else "ok" if status == "OK" else status
     JOURNAL_SERVER_COMPLETED.inc(operation, label)
 

@@ -22,7 +22,7 @@ class Mutex(Generic[T]):
     def __init__(self, name: str, value: T) -> None:
         self.name = name
         self.idle = True
-        """True unless the object is taken. Only `Mutex` changes it, and ``free``."""
+        """True unless the object is taken. Only `Mutex` changes ``idle`` and ``free``."""
         self.free: T | None = value
         """The object; None while it is taken."""
         self._waiters: deque[asyncio.Future[T]] = deque()
@@ -42,6 +42,7 @@ class Mutex(Generic[T]):
         try:
             return await waiter
         except asyncio.CancelledError:
+            # ``give`` may have handed the object to this waiter before the cancellation came: pass it on.
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.give(waiter.result())
             else:
@@ -51,7 +52,7 @@ class Mutex(Generic[T]):
             raise
 
     def give(self, value: T) -> None:
-        """Give the object, or a successor of it, back. Never blocks."""
+        """Give back the object, or another one in its place. Never blocks."""
         if self.idle:
             raise Bug("mutex given back twice", mutex=self.name)
         while self._waiters:
@@ -66,7 +67,7 @@ class Mutex(Generic[T]):
         return cast("T", value)
 
     def close(self) -> None:
-        """Refuse present and future waiters; the current holder keeps what it holds."""
+        """Raise ``Closed`` in all present and later waiters. The present holder keeps the object."""
         self._closed = True
         while self._waiters:
             waiter = self._waiters.popleft()

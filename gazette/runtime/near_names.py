@@ -33,15 +33,15 @@ def near_name(word: str, names: Iterable[str]) -> str | None:
 
 
 def mistakes(word: str, name: str) -> int:
-    """Return the least number of mistakes that turn ``name`` into ``word``."""
-    before: list[int] = []
+    """Return the least number of mistakes that turn ``name`` into ``word`` (optimal string alignment)."""
+    last_row: list[int] = []
     row = list(range(len(name) + 1))
     for i, letter in enumerate(word, 1):
-        former, before, row = before, row, [i]
+        row_before_last, last_row, row = last_row, row, [i]
         for j, other in enumerate(name, 1):
-            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != other))
+            cost = min(last_row[j] + 1, row[j - 1] + 1, last_row[j - 1] + (letter != other))
             if i > 1 and j > 1 and letter == name[j - 2] and word[i - 2] == other:
-                cost = min(cost, former[j - 2] + 1)
+                cost = min(cost, row_before_last[j - 2] + 1)
             row.append(cost)
     return row[-1]
 

@@ -9,21 +9,20 @@ from typing import Final
 
 _FIRST: Final = 10_000
 _LAST: Final = 32_767
-"""Upper limit, below the ports of outgoing connections on Linux and BSD: any process may take those at any
-time."""
+"""Ports above are for outgoing connections on Linux and BSD: any process may take one at any time."""
 _ATTEMPTS: Final = 1_000
 
 _rng = random.SystemRandom()
 _given: dict[int, int | None] = {}
-"""Ports that this process has got, each with the descriptor of the socket that reserves it."""
+"""Ports that ``free_port`` returned, each with the descriptor that reserves the port (None: not on Linux)."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
     """Return a port that is free now, and that no later connection takes by chance.
 
     The port is not in the range of outgoing connections, and differs from all that this process got before.
-    On Linux, this function gives it to no other process while this one lives. If many attempts find no such
-    port, or it is not permitted, return any that is free now.
+    On Linux, this function gives it to no other process while this one lives. If 1,000 attempts find no such
+    port, or the system forbids to reserve it, return any port that is free now.
     """
     for _ in range(_ATTEMPTS):
         port = _rng.randint(_FIRST, _LAST)
@@ -56,13 +55,13 @@ def _reserve(port: int) -> bool:
         _given[port] = None
         return True
     # A name in the abstract namespace ends with its process. A lock file would outlive it.
-    name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    reservation = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        name.bind(f"\0gazette-port-{port}")
+        reservation.bind(f"\0gazette-port-{port}")
     except OSError:
-        name.close()
+        reservation.close()
         return False
-    _given[port] = name.detach()  # It is open until the process ends.
+    _given[port] = reservation.detach()  # The socket is open until the process ends.
     return True
 
 

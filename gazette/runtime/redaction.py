@@ -33,7 +33,7 @@ def is_plain(name: str, text: str) -> bool:
 
 def shown_url(text: str) -> str:
     """Return the scheme and the host of a URL. Its user, path and query are cut."""
-    found = None if "@" in text else _URL.match(text)
-    if found is None:
+    origin = None if "@" in text else _URL.match(text)
+    if origin is None:
         return CUT
-    return text if text[found.end() :] in ("", "/") else f"{found[0]}/{CUT}"
+    return text if text[origin.end() :] in ("", "/") else f"{origin[0]}/{CUT}"

@@ -49,4 +49,4 @@ def _say(text: str) -> None:
     try:
         os.write(2, f"{text}\n".encode())
     except OSError:
-        return  # No stream is left for it.
+        return  # No stream is left for the text.

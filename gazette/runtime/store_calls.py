@@ -36,21 +36,21 @@ _thread = threading.local()
 
 
 def on_store() -> None:
-    """Note that this thread waits for its store from now on: the call has made progress."""
+    """Note that the call of this thread has made progress, and waits for its store from now on."""
     call: StoreCall[Any] | None = getattr(_thread, "call", None)
     if call is not None:
         call.since = call.monotonic()
 
 
 def off_store() -> None:
-    """Note that this thread does not wait for its store any more."""
+    """Note that the call of this thread does not wait for its store any more."""
     call: StoreCall[Any] | None = getattr(_thread, "call", None)
     if call is not None:
         call.since = None
 
 
 class StoreCall(Generic[T]):
-    """One call. ``future`` is done when its thread has ended at last, or when it was refused."""
+    """One call. ``future`` is done when a thread has ended the call, however late, or when it is refused."""
 
     __slots__ = ("fn", "future", "late", "monotonic", "since", "wake")
 
@@ -73,8 +73,8 @@ class StoreCall(Generic[T]):
 class StoreCalls:
     """A pool of at most ``threads`` threads for one store. Loop-bound.
 
-    ``on_start`` is called for each accepted call. From then on call ``watch`` regularly: otherwise calls that
-    hang are waited for without bound.
+    ``on_start`` is called for each accepted call. From then on the owner calls ``watch`` every second:
+    otherwise the waiters of a hung call never get an error.
     """
 
     def __init__(
@@ -116,14 +116,14 @@ class StoreCalls:
             hung = self._hung()
             if len(hung) < self._threads:
                 return ""
-            least = min(hung)
+            shortest_s = min(hung)
         calls = "call has" if len(hung) == 1 else "calls have"
-        return f"{len(hung)} {calls} not returned for {least:.0f} s"
+        return f"{len(hung)} {calls} not returned for {shortest_s:.0f} s"
 
     def start(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> StoreCall[T]:
-        """Begin a call as soon as there is a thread. See ``answer``.
+        """Begin a call, or queue it until a thread is free. ``answer`` waits for its result.
 
-        Raise ``Unavailable`` while all threads hang, and ``Closed``.
+        Raise ``Unavailable`` while all threads hang, and ``Closed`` after ``close``.
         """
         call = StoreCall(lambda: fn(*args, **kwargs), self._monotonic)
         with self._lock:
@@ -182,18 +182,18 @@ class StoreCalls:
         """
         with self._lock:
             now = self._monotonic()
-            late = [
+            newly_hung = [
                 call
                 for call in self._running
                 if not call.late and call.waited_s(now) >= self._hung_after_s
             ]
-            for call in late:
+            for call in newly_hung:
                 call.late = True
             trouble = self.trouble
             refused = list(self._queue) if trouble else []
             if refused:
                 self._queue.clear()
-        for call in late:
+        for call in newly_hung:
             for wake in call.wake:
                 wake()
         for call in refused:
@@ -219,10 +219,10 @@ class StoreCalls:
             self._running.discard(call)
             call.future.set_exception(Closed("the blob store is closed", store=self.name))
             return
-        work.add_done_callback(lambda done: self._dropped(call) if done.cancelled() else None)
+        work.add_done_callback(lambda ended: self._dropped(call) if ended.cancelled() else None)
 
     def _dropped(self, call: StoreCall[Any]) -> None:
-        """Close a call that no thread had taken when the pool was closed."""
+        """Fail a call that no thread had taken when the pool was closed."""
         with self._lock:
             self._running.discard(call)
         call.future.set_exception(Closed("the blob store is closed", store=self.name))

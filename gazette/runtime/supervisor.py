@@ -1,8 +1,8 @@
 """Several member processes under one: ``--workers N``.
 
 Python has one interpreter lock, so a host with several cores runs several members. Each is a new execution of
-the same program with its own id and ports (nothing is forked once gRPC has started). Each is a member of the
-cluster of its own: the allocator spreads work over members as over hosts.
+the same program with its own id and ports (nothing is forked once gRPC has started). For the cluster, each is
+a separate member: the allocator spreads work over the members of a host as over hosts.
 
 The supervisor does no other work. It passes SIGTERM and SIGINT on, waits for all workers, and exits with 0
 only if all of them did. If a worker ends without a signal, it is not restarted. The others are stopped
@@ -50,7 +50,7 @@ def this_program() -> list[str]:
 
 
 def _interpreter_flags() -> list[str]:
-    return [f"-W{one}" for one in sys.warnoptions]
+    return [f"-W{option}" for option in sys.warnoptions]
 
 
 def _script() -> list[str]:
@@ -62,8 +62,7 @@ def _script() -> list[str]:
 
 
 def shifted_port(port: str, index: int, *, stride: int = 1) -> str:
-    """Return the port of worker ``index``: ``port`` of the first worker, shifted; empty (a free one) if that
-    is empty."""
+    """Return the port of worker ``index``, given that of worker 0. Empty (any free port) stays empty."""
     if not port:
         return ""
     if port.startswith("unix://"):
@@ -117,7 +116,7 @@ class Supervisor:
         return {name: process.pid for name, process in self._processes.items()}
 
     def signal_all(self, number: int) -> None:
-        """Pass a signal on to all workers that live."""
+        """Send a signal to all workers that live. From now on, the end of a worker is expected."""
         self._stopping.set()
         for process in self._processes.values():
             if process.returncode is None:
@@ -130,17 +129,17 @@ class Supervisor:
         Raise ``Broken`` if a worker cannot be started. Cancellation: workers are sent SIGTERM.
         """
         loop = asyncio.get_running_loop()
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        for number in numbers:
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
             loop.add_signal_handler(number, self.signal_all, number)
         try:
             async with TaskScope("supervisor") as scope:
                 watches = await self._start_all(scope)
-                late = scope.spawn(self._kill_late(), name="deadline")
+                deadline = scope.spawn(self._kill_late(), name="deadline")
                 await asyncio.wait(watches)
-                late.cancel()
+                deadline.cancel()
         finally:
-            for number in numbers:
+            for number in signals:
                 loop.remove_signal_handler(number)
             self.signal_all(signal.SIGTERM)
         return self._exit_code()

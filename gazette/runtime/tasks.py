@@ -32,7 +32,7 @@ class TaskScope:
     ``wait`` and ``stop`` itself.
 
     The first child to fail becomes ``failure``. Then its siblings are cancelled, and ``on_failure`` is called
-    once, on the loop. If only a child is cancelled, that is no failure.
+    once, on the loop. A child that is only cancelled has not failed.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class TaskScope:
         """Tasks that wait in `_empty`."""
 
     def spawn(self, coro: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Start a child that may end. Raise ``Bug`` (and closes ``coro``) once the scope stopped."""
+        """Start a child that may end. Raise ``Bug``, and close ``coro``, once the scope has stopped."""
         if self.is_stopping:
             coro.close()
             raise Bug("task scope has stopped", scope=self.name, task=name)
@@ -83,7 +83,7 @@ class TaskScope:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Record a failure, as if of a child. The first one cancels all children, and the owner's body."""
+        """Record a failure, as if a child had failed. The first one cancels all children, and the body."""
         if self.failure is not None:
             return
         self.failure = error
@@ -163,8 +163,8 @@ class TaskScope:
         """Wait for all children. Raise a cancellation from outside, or else the first failure.
 
         `asyncio.TaskGroup` would raise exception groups, and cannot be a field of a service. When a child
-        fails, the scope cancels its owner to end the body. It must take that cancellation back wherever it
-        arrives: in the body, in the wait below, or after both. An error of the body goes before a child's.
+        fails, the scope cancels its owner to end the body. The scope must take back that cancellation where
+        it arrives: in the body, in the wait below, or after both. The body's error goes before a child's.
         """
         owner = self._owner
         outer_cancel = exc_type is asyncio.CancelledError
@@ -203,7 +203,7 @@ class TaskScope:
 class Pool(Protocol):
     """Runs blocking calls outside of the loop. `BlockingPool` runs them in threads.
 
-    A simulation replaces it by a pool that turns calls into events of a virtual loop. See `PoolFactory`.
+    A simulation has a pool of its own, in which calls are events of a virtual loop. See `PoolFactory`.
     """
 
     name: str
@@ -219,7 +219,7 @@ class Pool(Protocol):
         ...
 
     def lock(self) -> AbstractContextManager[object]:
-        """Return a lock for calls in threads. While one thread holds it, entering it blocks the others."""
+        """Return a lock for the calls of this pool. To enter it blocks while another thread holds it."""
         ...
 
     def close(self) -> None:
@@ -234,8 +234,8 @@ PoolFactory: TypeAlias = Callable[[str, int], Pool]
 class BlockingPool:
     """Threads for work that would block the loop: compression, fsync, SQL, cloud SDKs.
 
-    ``run`` bounds concurrency to ``threads``; waiting callers queue in order. In a forked child, ``run`` and
-    ``submit`` raise ``Closed``.
+    At most ``threads`` calls run at a time. Others wait in order. In a forked child, ``run`` and ``submit``
+    raise ``Closed``.
     """
 
     def __init__(self, name: str, threads: int) -> None:
@@ -246,7 +246,7 @@ class BlockingPool:
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``fn`` in a thread of the pool.
 
-        Cancellation: the caller returns at once; a call that a thread has begun runs to its end. So ``fn``
+        Cancellation: the caller returns at once. A call that a thread has begun runs to its end, so ``fn``
         must leave its objects usable even if its caller has gone.
         """
         self._process.require()
@@ -273,8 +273,8 @@ class BlockingPool:
 class LoopThread:
     """An event loop in its own thread, for blocking code without a loop.
 
-    ``run`` may be called from any thread but its own. Close the object at the end: running coroutines are
-    cancelled then. In a forked child, ``run`` raises ``Closed``, and ``close`` changes nothing.
+    Call ``run`` from any thread but the loop's own. Close the object at the end: ``close`` cancels running
+    coroutines. In a forked child, ``run`` raises ``Closed``, and ``close`` changes nothing.
     """
 
     def __init__(self, name: str) -> None:
@@ -286,7 +286,7 @@ class LoopThread:
     def run(self, coro: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop; return its result or raise its error.
 
-        An interrupt of the waiting thread (``KeyboardInterrupt``) cancels it.
+        An interrupt of the waiting thread (``KeyboardInterrupt``) cancels the coroutine.
         """
         future = self.begin(coro)
         try:
@@ -303,7 +303,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coro, self._loop)
 
     def leave(self, coro: Coroutine[Any, Any, object]) -> None:
-        """Run a coroutine on the loop, then end the thread. Do not wait for either."""
+        """Run a coroutine on the loop, then end the thread. Return before the coroutine has ended."""
         loop = self._loop
         self.begin(coro).add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
 
@@ -329,11 +329,11 @@ async def first_of(*events: asyncio.Event) -> None:
 async def sleep_unless(clock: Clock, seconds: float, event: asyncio.Event) -> bool:
     """Sleep for ``seconds``. Return early when ``event`` is set, and return True if it is."""
     async with TaskScope("sleep") as scope:
-        over = {
+        waits = {
             scope.spawn(clock.sleep(seconds), name="time"),
             scope.spawn(event.wait(), name="event"),
         }
-        await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         scope.cancel()
     return event.is_set()
 
@@ -341,7 +341,7 @@ async def sleep_unless(clock: Clock, seconds: float, event: asyncio.Event) -> bo
 OpFuture = concurrent.futures.Future
 """The outcome of an operation for which threads and the loop wait (an append, a commit).
 
-Set once, by its owner. Threads use ``result(timeout)``, the loop ``await await_future(future)``.
+Its owner sets it once. Threads use ``result(timeout)``, the loop ``await await_future(future)``.
 """
 
 

@@ -12,8 +12,8 @@ from typing import Any, Final, Self, cast
 class _Timeout:
     """The object of `asyncio.timeout`, with the behaviour that it has from Python 3.11.3 on.
 
-    Before, a limit that is reached in a task that was cancelled earlier raises ``CancelledError``. So the
-    cleanup of a task would stop at the limit: for example, a process would not be killed.
+    In a task that was cancelled earlier, older versions raise ``CancelledError`` at the limit. So the cleanup
+    of a task would stop there: for example, a process would not be killed.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -57,4 +57,4 @@ def _cancellations() -> int:
 timeout: Final[Callable[[float | None], asyncio.Timeout]] = (
     asyncio.timeout if sys.version_info >= (3, 11, 3) else cast("Any", _Timeout)
 )
-"""Return a context manager that raises ``TimeoutError`` after so many seconds; None: without a limit."""
+"""Makes a context manager that raises ``TimeoutError`` after a number of seconds; None: no limit."""

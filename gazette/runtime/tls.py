@@ -8,10 +8,10 @@ import ssl
 def tls_context(
     purpose: ssl.Purpose = ssl.Purpose.SERVER_AUTH, ca_file: str | None = None
 ) -> ssl.SSLContext:
-    """Return a context of the standard library that takes what earlier versions of Python and Go take.
+    """Return a context that accepts the certificates that Go and earlier versions of Python accept.
 
-    From 3.13 on, Python refuses a certificate that breaks RFC 5280 in its form, such as a CA without a key
-    usage. Many private CAs are like that. A cluster of two versions would be reachable from one of them only.
+    From 3.13 on, Python refuses a certificate whose form breaks RFC 5280, such as a CA without a key usage.
+    Many private CAs have such a form. A cluster would then be reachable from one version of Python only.
     Signatures, times, names and chains are checked as before. Without ``ca_file``, a client trusts the roots
     of this machine. Raise ``OSError`` for a file that cannot be used.
     """

@@ -1,8 +1,8 @@
 """Spans of OpenTelemetry, if a program has set up its SDK; otherwise nothing.
 
 Contexts go from process to process as W3C ``traceparent``, in the metadata of calls. Calls have spans of kind
-client and server, named by their method. Blocks of ``span`` have others, such as ``replicate`` and
-``persist``. Only the API is imported here: the program chooses exporters.
+client and server, named by their method. ``span`` traces other blocks, such as ``replicate`` and ``persist``.
+Only the API is imported here: the program chooses exporters.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def span(name: str, **attributes: str | int) -> AbstractContextManager[None]:
 
 @contextmanager
 def _span(name: str, attributes: Mapping[str, str | int]) -> Iterator[None]:
-    named = {f"{_SCOPE}.{key}": value for key, value in attributes.items()}
-    with trace.get_tracer(_SCOPE).start_as_current_span(name, attributes=named):
+    prefixed = {f"{_SCOPE}.{key}": value for key, value in attributes.items()}
+    with trace.get_tracer(_SCOPE).start_as_current_span(name, attributes=prefixed):
         yield
 
 
@@ -70,12 +70,12 @@ def calling(method: str) -> tuple[trace.Span, Metadata]:
 
     The caller ends the span (``ended``).
     """
-    started = trace.get_tracer(_SCOPE).start_span(
+    call_span = trace.get_tracer(_SCOPE).start_span(
         method.lstrip("/"), kind=trace.SpanKind.CLIENT, attributes={"rpc.system": "grpc"}
     )
     carrier: dict[str, str] = {}
-    _PROPAGATOR.inject(carrier, trace.set_span_in_context(started, contexts.get_current()))
-    return started, tuple(carrier.items())
+    _PROPAGATOR.inject(carrier, trace.set_span_in_context(call_span, contexts.get_current()))
+    return call_span, tuple(carrier.items())
 
 
 def ended(started: trace.Span, code: str) -> None:

@@ -34,10 +34,10 @@ def user_frames(frames: Iterable[FrameSummary]) -> list[FrameSummary]:
 def place_in(frames: Sequence[FrameSummary]) -> str:
     """Return the user's innermost frame, as ``app.py:17 in parse``. ``frames``: the outermost first.
 
-    If the application is installed as a package, return its outermost frame. Return "" without a frame.
+    Without such a frame, return the outermost one of an installed package, or else "".
     """
-    found = user_frames(frames)[-1:] or [one for one in frames if _is_foreign(one.filename)][:1]
-    return "".join(f"{shown_path(one.filename)}:{one.lineno} in {one.name}" for one in found)
+    shown = user_frames(frames)[-1:] or [f for f in frames if _is_foreign(f.filename)][:1]
+    return "".join(f"{shown_path(f.filename)}:{f.lineno} in {f.name}" for f in shown)
 
 
 def place_of_error(error: BaseException) -> str:
@@ -48,24 +48,24 @@ def place_of_error(error: BaseException) -> str:
 def place_of_thread(ident: int) -> str:
     """Return the place in the user's code at which a thread is now; see `place_in`."""
     frame = sys._current_frames().get(ident)
-    lines = [] if frame is None else list(walk_stack(frame))
+    stack = [] if frame is None else list(walk_stack(frame))
     return place_in(
         [
-            FrameSummary(one.f_code.co_filename, at, one.f_code.co_name)
-            for one, at in reversed(lines)
+            FrameSummary(caller.f_code.co_filename, lineno, caller.f_code.co_name)
+            for caller, lineno in reversed(stack)
         ]
     )
 
 
 def without_callers(tb: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without its first frames, as far as these are of this package.
+    """Return a traceback without the frames of this package that it begins with.
 
-    If all frames are of this package, return the whole traceback.
+    If it has no other frames, return the whole traceback.
     """
-    one = tb
-    while one is not None and _is_own(one.tb_frame.f_code.co_filename):
-        one = one.tb_next
-    return one or tb
+    entry = tb
+    while entry is not None and _is_own(entry.tb_frame.f_code.co_filename):
+        entry = entry.tb_next
+    return entry or tb
 
 
 def _is_own(filename: str) -> bool:
