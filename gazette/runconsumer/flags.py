@@ -16,7 +16,7 @@ from gazette.protocol.text.duration import SECOND
 
 @dataclass(frozen=True, slots=True)
 class ConsumerFlags(MemberFlags):
-    """Group ``consumer``."""
+    """Flags of the group ``consumer``."""
 
     limit: int = setting(32, "largest number of shards (their replicas) that this process serves")
     max_hot_standbys: int = setting(3, "largest number of hot standbys of a shard")
@@ -138,6 +138,6 @@ class SpecsApplyFlags(SpecsFlags):
 
 @dataclass(frozen=True, slots=True)
 class MemberClientFlags(ConsumerClientFlags):
-    """Group ``consumer`` of ``apply``."""
+    """Flags of the group ``consumer`` of ``apply``."""
 
     address: str = setting("", "endpoint of a member; or several, separated by commas")

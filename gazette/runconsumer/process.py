@@ -1,7 +1,7 @@
 """``runconsumer.main``: runs an `Application` as a process, to its exit code.
 
-Exit codes: 0 stopped as asked; 1 it broke (the log says why); 2 the configuration is wrong. SIGTERM
-and SIGINT stop it gracefully. A second one ends the wait for other members to take over.
+Exit codes: 0 stopped as asked; 1 failed (the log says why); 2 the configuration is wrong. SIGTERM
+and SIGINT stop the process gracefully. A second signal ends its wait for other members to take over.
 """
 
 from __future__ import annotations
@@ -102,15 +102,15 @@ def run(
     program = (path.parent.name if path.name == "__main__.py" else path.name) or type(
         application
     ).__name__
-    command, rest = "serve", list(argv)
-    if rest and not rest[0].startswith("-"):
-        command = rest.pop(0)
+    command, arguments = "serve", list(argv)
+    if arguments and not arguments[0].startswith("-"):
+        command = arguments.pop(0)
     if command in ("help", "-h"):
         sys.stdout.write(USAGE.format(program=program))
         return EXIT_OK
     if command not in _COMMANDS:
-        near = near_name(command, _COMMANDS)
-        guess = f" (did you mean {near}?)" if near else ""
+        nearest = near_name(command, _COMMANDS)
+        guess = f" (did you mean {nearest}?)" if nearest else ""
         usage = USAGE.format(program=program)
         sys.stderr.write(f"{program}: unknown command {command}{guess}\n\n{usage}")
         return 2
@@ -118,8 +118,8 @@ def run(
     try:
         require_callbacks(application)
         if command in ("specs", "apply"):
-            return specs.run(application, command, f"{program} {command}", rest, environ)
-        loaded = options.load(rest, environ)
+            return specs.run(application, command, f"{program} {command}", arguments, environ)
+        loaded = options.load(arguments, environ)
         if command == "print-config":
             print_effective(options, loaded)
             return EXIT_OK
@@ -129,7 +129,7 @@ def run(
             "consumer",
             flags,
             flags.limit,
-            rest,
+            arguments,
             environ,
             lambda: _serve_one(application, loaded, member),
         )
@@ -141,13 +141,13 @@ def run(
 
 
 def root_of(application: Application[Any], loaded: Loaded) -> str:
-    """Return the etcd prefix: the configured one, else one with the name of the application's class."""
+    """Return the configured etcd prefix, or else one with the name of the application's class."""
     prefix = loaded.group(EtcdFlags).prefix
     if loaded.sources.get("etcd.prefix") != "default" and prefix:
         return prefix
-    kind = type(application)
-    module = kind.__module__ if kind.__module__ != "__main__" else "main"
-    name = re.sub(r"[^A-Za-z0-9_.\-]", "-", f"{module}.{kind.__qualname__}")
+    application_type = type(application)
+    module = application_type.__module__ if application_type.__module__ != "__main__" else "main"
+    name = re.sub(r"[^A-Za-z0-9_.\-]", "-", f"{module}.{application_type.__qualname__}")
     return f"{PREFIX_DEFAULT}{name}"
 
 
@@ -157,7 +157,7 @@ def build(
     clock: Clock,
     member: type[ConsumerMember] = ConsumerMember,
 ) -> ConsumerMember:
-    """Return the service of a configuration, with its ports taken. Call it on the event loop.
+    """Return the member that a configuration describes, with its ports taken. Call it on the event loop.
 
     Raise ``Invalid`` or ``Unavailable`` (a port is in use).
     """
@@ -167,12 +167,12 @@ def build(
     )
     # Find mistakes before ports are taken.
     member_id("consumer", settings.zone, settings.id)
-    # A query has to outlast the lease of a primary that is gone.
+    # A query must wait longer than the lease of a dead primary: only then does another member take over.
     settings = replace(settings, query_timeout_s=max(settings.query_timeout_s, 2 * etcd.lease))
     with within("--broker"):
         client = loaded.group(BrokerClientFlags).client(flags.zone, clock)
-    what = "use this application, and change and delete its shards"
-    environment = member_environment(loaded, "consumer", flags, clock, random.Random(), what)
+    access = "use this application, and change and delete its shards"
+    environment = member_environment(loaded, "consumer", flags, clock, random.Random(), access)
     config = {name: loaded.groups[name] for name in application.config_groups}
     return member(application, environment, settings, client, config=config)
 

@@ -1,6 +1,6 @@
-"""``specs`` prints what an application declares, as YAML. ``apply`` makes a cluster have it.
+"""``specs`` prints what an application declares, as YAML. ``apply`` creates and changes it in a cluster.
 
-Exit codes: 0 done; 1 the cluster refused it, or cannot be reached; 2 the command line or the
+Exit codes: 0 done; 1 the cluster refused the changes, or cannot be reached; 2 the command line or the
 declaration is wrong.
 """
 
@@ -78,7 +78,7 @@ def run(
     """Run ``specs`` or ``apply``. Return the exit code. Raise ``Invalid`` for a mistake of the user."""
     if command == "specs":
         return _print_specs(application, program, argv, environ)
-    others = {
+    other_groups = {
         "": ProcessFlags,
         "consumer": ConsumerFlags,
         "etcd": EtcdFlags,
@@ -92,7 +92,7 @@ def run(
         file_stem="gazette",
         description=_APPLY,
         examples=_APPLY_EXAMPLES.format(program=program),
-        also_in_file=others,
+        also_in_file=other_groups,
     )
     loaded = schema.load(argv, environ)
     flags = loaded.group(SpecsApplyFlags)
@@ -151,7 +151,7 @@ async def _apply_in_time(declaration: Declaration, loaded: Loaded) -> int:
 async def _apply(declaration: Declaration, loaded: Loaded) -> int:
     flags, clock = loaded.group(SpecsApplyFlags), SystemClock()
     settings = flags.settings()
-    given = {
+    given_fields = {
         field for key, field in _FIELDS.items() if loaded.sources.get(key, "default") != "default"
     }
     with within("--broker"):
@@ -170,7 +170,7 @@ async def _apply(declaration: Declaration, loaded: Loaded) -> int:
             reached = members if no_member is None else None
             if not flags.replication:
                 settings = await fitted(settings, brokers)
-            applying = _Applying(declaration, settings, flags, given, brokers, reached)
+            applying = _Applying(declaration, settings, flags, given_fields, brokers, reached)
             if flags.dry_run:
                 await applying.find()
                 sys.stdout.write("dry run: nothing was changed\n")
@@ -187,7 +187,7 @@ async def _apply(declaration: Declaration, loaded: Loaded) -> int:
 
 @dataclass(slots=True)
 class _Applying:
-    """One run of ``apply``. ``members`` is None if shards are left out, or no member answers."""
+    """One run of ``apply``. ``members`` is None if shards are left out, or if no member answers."""
 
     declaration: Declaration
     settings: SpecSettings
@@ -198,7 +198,7 @@ class _Applying:
     _compared: bool = False
 
     async def find(self) -> DeclaredChanges:
-        """Return what differs from the declaration now, and print it."""
+        """Return and print what differs from the declaration now."""
         changes = await changes_needed(
             self.declaration,
             self.settings,
@@ -233,7 +233,7 @@ def _members(loaded: Loaded) -> ShardClient:
 
 
 async def _unreachable(members: ShardClient) -> Unavailable | None:
-    """Return why no member answers, or None if one does. Raise ``Invalid`` if another kind of server does."""
+    """Return the error if no member answers; else None. Raise ``Invalid`` for another kind of server."""
     hint = "Start a member (`serve`), and apply again: this was about the shards, and no journal."
     try:
         await require_reachable(members, "consumer", connect_s=_CONNECT_S, hint=hint)
