@@ -22,11 +22,11 @@ class Aggregate(Generic[S, V, R]):
     """An aggregate of values ``V``, with a state ``S`` that is kept as JSON, and a result ``R``.
 
     ``add`` and ``merge`` return the new state. ``merge`` joins the states of two sessions, the earlier
-    one first. Only `Sessions` need it. ``state_type`` is the type of states: ``dict[int, int]``,
-    ``set[str]``, a Struct. Without it, states have only values of JSON.
+    session first. Only `Sessions` need ``merge``. ``state_type`` is the type of states: ``dict[int, int]``,
+    ``set[str]``, a Struct. Without ``state_type``, states have only values of JSON.
 
-    ``result`` is also called with each new state, so that each window can close. A value is refused if the
-    result after it would be NaN, infinite or an ``ArithmeticError``.
+    ``result`` is also called with each new state. A value is refused if the result would then be NaN,
+    infinite or an ``ArithmeticError``. So each window can close.
 
     ``name`` and ``state_type`` are a part of the definition of windows: a state of another aggregate is
     refused. Without a name, only the type is compared.
@@ -46,7 +46,7 @@ def count() -> Aggregate[int, Any, int]:
         zero=lambda: 0,
         add=lambda state, _: state + 1,
         result=_same,
-        merge=lambda one, other: one + other,
+        merge=lambda earlier, later: earlier + later,
         state_type=int,
         name="count",
     )
@@ -70,7 +70,7 @@ def least(value_type: Any = Any) -> Aggregate[Any, Any, Any]:
         zero=_none,
         add=lambda state, value: _first(lt, state, value),
         result=_same,
-        merge=lambda one, other: _first(lt, one, other),
+        merge=lambda earlier, later: _first(lt, earlier, later),
         state_type=value_type,
         name="least",
     )
@@ -82,7 +82,7 @@ def greatest(value_type: Any = Any) -> Aggregate[Any, Any, Any]:
         zero=_none,
         add=lambda state, value: _first(gt, state, value),
         result=_same,
-        merge=lambda one, other: _first(gt, one, other),
+        merge=lambda earlier, later: _first(gt, earlier, later),
         state_type=value_type,
         name="greatest",
     )
@@ -94,7 +94,7 @@ def mean() -> Aggregate[tuple[float, int], float, float]:
         zero=lambda: (0, 0),
         add=lambda state, value: (_sum(state[0], value), state[1] + 1),
         result=lambda state: state[0] / state[1],
-        merge=lambda one, other: (_sum(one[0], other[0]), one[1] + other[1]),
+        merge=lambda earlier, later: (_sum(earlier[0], later[0]), earlier[1] + later[1]),
         state_type=tuple[int | float, int],
         name="mean",
     )
@@ -125,7 +125,7 @@ def _sum(one: float, value: float) -> float:
 
 
 def _first(is_before: Callable[[Any, Any], bool], one: Any, value: Any) -> Any:
-    """Return the first one of two values. Raise ``InvalidValue`` if they cannot be compared."""
+    """Return the value that ``is_before`` the other one. Raise ``InvalidValue`` if they have no order."""
     finite(value, "value")
     if value is None:
         raise InvalidValue("is None, which has no order", path="value", hint="Leave it out.")

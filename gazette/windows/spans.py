@@ -1,4 +1,4 @@
-"""Spans of windows: from a time to its windows. Pure.
+"""Spans of windows: which windows a time belongs to. Pure.
 
 Times are Unix microseconds. A window includes its begin, not its end. Windows of fixed size are aligned to
 the Unix epoch, in UTC.
@@ -15,7 +15,7 @@ from gazette.consumer.timers.timer import duration_us
 from gazette.errors import Invalid
 
 HOPPING_MAX: Final = 1_000
-"""Most windows of one message."""
+"""Greatest number of windows of one message."""
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 Span: TypeAlias = tuple[int, int]
@@ -77,7 +77,7 @@ class Tumbling:
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """Windows that end ``gap`` after their last message. A message may join two of them."""
+    """Windows that end ``gap`` after their last message. One message may merge two windows."""
 
     gap: timedelta
 
@@ -88,5 +88,5 @@ class Sessions:
         return f"sessions: gap {self.gap}"
 
     def span_of(self, at_us: int) -> Span:
-        """Return the session of a single message."""
+        """Return the session of a message that is alone in it."""
         return at_us, at_us + self.gap // _MICROSECOND

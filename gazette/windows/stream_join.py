@@ -39,7 +39,7 @@ _LEFT: Final = 0
 _RIGHT: Final = 1
 _NAMES: Final = ("left", "right")
 _NEVER: Final = -(1 << 63)
-"""Before all times."""
+"""A watermark before all times."""
 
 
 class JoinKind(enum.Enum):
@@ -55,7 +55,7 @@ class JoinKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class JoinResult(Generic[L, R]):
-    """A pair of messages, with times in UTC. One of them is None if the other found no partner."""
+    """A pair of messages, with times in UTC. A message without a partner has None beside it."""
 
     key: str
     left: L | None
@@ -69,7 +69,7 @@ class JoinOutcome(Generic[L, R]):
     """The outcome of adding a message."""
 
     late: bool
-    """True if its partners may be removed already: it changed nothing, and has no pairs."""
+    """True if partners of the message may be removed already. It then changed nothing, and has no pairs."""
     pairs: Sequence[JoinResult[L, R]]
     """The message with each partner so far, in the order of their times."""
 
@@ -105,10 +105,10 @@ class StreamJoin(Generic[L, R]):
     A right message is a partner of a left one if it has the same key, and is at most ``before`` earlier
     and at most ``after`` later. Both bounds are inclusive. The call that adds the second message of a pair
     returns the pair. A message waits until the watermark has passed the last possible time of a partner,
-    and is then removed. If it found no partner, and the ``kind`` asks for it, `on_timer` returns it.
+    and is then removed. `on_timer` returns messages that found no partner, if the ``kind`` asks for them.
 
     Values are kept as JSON, in the table ``name``. Their types are ``left_type`` and ``right_type``. Without
-    these, they have only values of JSON. Type checkers check calls and results by these types. For a type
+    a type, a side has only values of JSON. Type checkers check calls and results by these types. For a type
     that is no class, such as a union, spell it out: ``StreamJoin[View, Put | Delete](…)``.
     """
 
@@ -208,12 +208,12 @@ class StreamJoin(Generic[L, R]):
             store.executemany(
                 f"UPDATE {self._table} SET paired = 1"  # noqa: S608
                 " WHERE key = ? AND side = ? AND at = ? AND number = ? AND paired = 0",
-                [(key, other, found_at, number) for found_at, number, _ in partners],
+                [(key, other, pair_at, number) for pair_at, number, _ in partners],
             )
         # Decode both values, so that both have the declared types.
         own = (side, at, text)
         pairs = [
-            self._joined(key, own, (other, found_at, found)) for found_at, _, found in partners
+            self._joined(key, own, (other, pair_at, partner)) for pair_at, _, partner in partners
         ]
         return JoinOutcome(False, pairs)
 
@@ -229,23 +229,23 @@ class StreamJoin(Generic[L, R]):
         watermark = watermark_us(shard)
         assert watermark is not None
         until = self._sweep.until(store, watermark)
-        alone: list[JoinResult[L, R]] = []
+        unpaired: list[JoinResult[L, R]] = []
         if self.kind is not JoinKind.INNER:
-            sides = _RIGHT if self.kind is JoinKind.OUTER else _LEFT
+            last_side = _RIGHT if self.kind is JoinKind.OUTER else _LEFT
             rows: list[Any] = store.execute(
                 f"SELECT key, side, at, value FROM {self._table}"  # noqa: S608
                 " WHERE due <= ? AND paired = 0 AND side <= ? ORDER BY due, key, side, at, number",
-                (until, sides),
+                (until, last_side),
             ).fetchall()
-            alone = [self._joined(key, (side, at, text)) for key, side, at, text in rows]
+            unpaired = [self._joined(key, (side, at_us, text)) for key, side, at_us, text in rows]
         store.execute(f"DELETE FROM {self._table} WHERE due <= ?", (until,))  # noqa: S608
         self._sweep.set(shard, store)
-        return alone
+        return unpaired
 
     def _joined(self, key: str, *rows: Sequence[Any]) -> JoinResult[L, R]:
         values: list[Any] = [None, None]
         times: list[datetime | None] = [None, None]
-        for side, at, text in rows:
+        for side, at_us, text in rows:
             values[side] = self._sides[side].decode(text, _NAMES[side], join=self.name, key=key)
-            times[side] = time_at(at)
+            times[side] = time_at(at_us)
         return JoinResult(key, *values, *times)

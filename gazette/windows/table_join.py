@@ -1,4 +1,4 @@
-"""Joins of a stream and a table: each message with its key's row at its time."""
+"""Joins of a stream and a table: each message with the row that its key had at the time of the message."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TableJoinResult(Generic[V, R]):
     value: V
     at: datetime
     row: R | None
-    """Row of the key; None if it had no row."""
+    """Row of the key; None if the key had no row."""
     row_at: datetime | None
     """Time from which the row holds. It is later than ``at`` if the message waited for the row."""
 
@@ -75,13 +75,13 @@ class TableJoin(Generic[V, R]):
                 for one in self.priced.on_timer(shard, store, timer):
                     publisher.publish_uncommitted(...)
 
-    A row holds from the time of its message until that of the next row of its key. A message has one
+    A row holds from the time of its message until the time of the next row of its key. A message has one
     result, when the watermark has passed its time: then the row at that time is known. Without such a row,
-    the message waits for the first row that begins within ``wait`` after its time. Without that row too,
+    the message waits for the first row that begins within ``wait`` after its time. If no row begins then,
     the row of the result is None.
 
-    Rows are kept as JSON, in the table ``name``: those that hold at the watermark, and later ones. The
-    types of values and rows are ``value_type`` and ``row_type``. Without these, they have only values of
+    Rows are kept as JSON, in the table ``name``: the rows that hold at the watermark, and later rows. The
+    types of values and rows are ``value_type`` and ``row_type``. Without a type, there are only values of
     JSON. Type checkers check calls and results by these types. For a type that is no class, such as a
     union, spell it out: ``TableJoin[Sale, int | str](…)``.
     """
@@ -143,11 +143,11 @@ class TableJoin(Generic[V, R]):
             f"SELECT min(at) FROM {self._table} WHERE key = ? AND at > ?",  # noqa: S608
             (key, at_us),
         ).fetchall()
-        ((following,),) = rows
-        if following is not None and watermark is not None and following <= watermark:
+        ((next_at,),) = rows
+        if next_at is not None and watermark is not None and next_at <= watermark:
             return False
         # A row is due when the watermark reaches the next row, and a deletion at its own time.
-        due = at_us if row is None else following
+        due = at_us if row is None else next_at
         store.execute(
             f"UPDATE {self._table} SET due = ?2 WHERE key = ?1 AND value IS NOT NULL"  # noqa: S608
             f" AND at = (SELECT max(at) FROM {self._table} WHERE key = ?1 AND at < ?2)",
@@ -159,7 +159,7 @@ class TableJoin(Generic[V, R]):
             (key, at_us, due, text),
         )
         if row is not None:
-            # A waiting message has its result when the watermark has passed its time and the row's.
+            # A waiting message has its result when the watermark has passed its time and the time of the row.
             store.execute(
                 f"UPDATE {self._waiting} SET due = max(at, ?2) + 1"  # noqa: S608
                 " WHERE key = ?1 AND at >= ?2 - ?3 AND due > max(at, ?2) + 1",
@@ -171,7 +171,7 @@ class TableJoin(Generic[V, R]):
     def add(self, shard: Shard, store: SQLiteStore, key: str, at: datetime, value: V) -> bool:
         """Add a message of the stream. `on_timer` returns its result.
 
-        Return False, and change nothing, if it is before the watermark (late). Raise as `put` does.
+        Return False, and change nothing, if the message is before the watermark (late). Raise as `put` does.
         """
         key = check_keeps(store, key, "a join")
         text = self._values.encode(value, "value", join=self.name, key=key).decode()
@@ -192,11 +192,11 @@ class TableJoin(Generic[V, R]):
         Raise ``InvalidValue`` for a bad key.
         """
         key = check_key(key, "a join")
-        found = store.query(
+        rows = store.query(
             f"SELECT value FROM {self._table} WHERE key = ? ORDER BY at DESC LIMIT 1",  # noqa: S608
             (key,),
         )
-        return self._decode_row(key, found[0][0]) if found and found[0][0] is not None else None
+        return self._decode_row(key, rows[0][0]) if rows and rows[0][0] is not None else None
 
     def on_timer(
         self, shard: Shard, store: SQLiteStore, timer: Timer
@@ -216,39 +216,39 @@ class TableJoin(Generic[V, R]):
             " ORDER BY due, key, at, number",
             (until,),
         ).fetchall()
-        for key, at, number, text in waiting:
-            row_at, row = self._row(store, key, at)
-            due = (at + self._wait if row_at is None else max(at, row_at)) + 1
+        for key, at_us, number, text in waiting:
+            row_at, row = self._row(store, key, at_us)
+            due = (at_us + self._wait if row_at is None else max(at_us, row_at)) + 1
             if due > until:
                 store.execute(
                     f"UPDATE {self._waiting} SET due = ?"  # noqa: S608
                     " WHERE key = ? AND at = ? AND number = ?",
-                    (due, key, at, number),
+                    (due, key, at_us, number),
                 )
                 continue
             value = self._values.decode(text, "value", join=self.name, key=key)
-            held_from = None if row_at is None else time_at(row_at)
-            results.append(TableJoinResult(key, value, time_at(at), row, held_from))
+            row_time = None if row_at is None else time_at(row_at)
+            results.append(TableJoinResult(key, value, time_at(at_us), row, row_time))
         store.execute(f"DELETE FROM {self._waiting} WHERE due <= ?", (until,))  # noqa: S608
         store.execute(f"DELETE FROM {self._table} WHERE due <= ?", (until,))  # noqa: S608
         self._sweep.set(shard, store)
         return results
 
     def _row(self, store: SQLiteStore, key: str, at: int) -> tuple[int | None, R | None]:
-        """Return the row at a time, or else the first one within ``wait`` after it, with the row's time."""
-        held: list[Any] = store.execute(
+        """Return time and row: of the row at ``at``, else of the first row within ``wait`` after ``at``."""
+        current: list[Any] = store.execute(
             f"SELECT at, value FROM {self._table} WHERE key = ? AND at <= ?"  # noqa: S608
             " ORDER BY at DESC LIMIT 1",
             (key, at),
         ).fetchall()
-        if held and held[0][1] is not None:
-            return held[0][0], self._decode_row(key, held[0][1])
-        coming: list[Any] = store.execute(
+        if current and current[0][1] is not None:
+            return current[0][0], self._decode_row(key, current[0][1])
+        upcoming: list[Any] = store.execute(
             f"SELECT at, value FROM {self._table} WHERE key = ? AND at > ? AND at <= ?"  # noqa: S608
             " AND value IS NOT NULL ORDER BY at LIMIT 1",
             (key, at, at + self._wait),
         ).fetchall()
-        return (coming[0][0], self._decode_row(key, coming[0][1])) if coming else (None, None)
+        return (upcoming[0][0], self._decode_row(key, upcoming[0][1])) if upcoming else (None, None)
 
     def _decode_row(self, key: str, text: str) -> R:
         return self._rows.decode(text, "row", join=self.name, key=key)

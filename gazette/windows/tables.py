@@ -19,9 +19,9 @@ from gazette.message.message_time import LAST_US
 from gazette.stores.sqlite.store import SQLiteStore
 
 SWEPT_MAX: Final = 1_000
-"""Rows that one timer removes; more if they are due at the same time."""
+"""Rows of one table that a timer removes each time; more if they are due at the same time."""
 KEY_CHARACTERS_MAX: Final = PAYLOAD_BYTES_MAX // 4
-"""Longest key, in characters: it fits into the payload of a timer, in any script."""
+"""Greatest length of a key, in characters of up to 4 bytes: it fits into the payload of a timer."""
 MICROSECOND: Final = timedelta(microseconds=1)
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _NAME: Final = re.compile(r"(?!gazette_|sqlite_)[a-z][a-z0-9_]{0,40}", re.ASCII)
@@ -72,7 +72,7 @@ def check_key(key: object, what: str) -> str:
 
 
 def duration(us: int) -> str:
-    """Return microseconds as a text, for a definition."""
+    """Return microseconds as the text of a duration, for a definition."""
     return str(us * MICROSECOND)
 
 
@@ -85,35 +85,35 @@ def watermark_us(shard: Shard) -> int | None:
 class Sweep:
     """One timer of event time for all rows of some tables: cheaper than a timer for each row.
 
-    It is set for the first row that is due. ``tables`` are quoted names of tables with an index of their
-    column ``due``.
+    The timer is set for the row that is due first. ``tables`` are quoted names of tables with an index of
+    their column ``due``.
     """
 
     def __init__(self, name: str, *tables: str) -> None:
         self.key = f"{name}:due"
         self._first = " UNION ALL ".join(
-            f"SELECT min(due) AS due FROM {one} WHERE due IS NOT NULL"  # noqa: S608
-            for one in tables
+            f"SELECT min(due) AS due FROM {table} WHERE due IS NOT NULL"  # noqa: S608
+            for table in tables
         )
         self._nth = [
-            f"SELECT due FROM {one} WHERE due <= ? ORDER BY due LIMIT 1 OFFSET {SWEPT_MAX - 1}"  # noqa: S608
-            for one in tables
+            f"SELECT due FROM {table} WHERE due <= ? ORDER BY due LIMIT 1 OFFSET {SWEPT_MAX - 1}"  # noqa: S608
+            for table in tables
         ]
 
     def set(self, shard: Shard, store: SQLiteStore) -> None:
-        """Set the timer for the first row, if any."""
+        """Set the timer for the row that is due first, if there is a row."""
         first = self._first_due(store)
         if first is not None:
             self._schedule(shard, first)
 
     def add(self, shard: Shard, store: SQLiteStore, due: int) -> None:
-        """Set the timer if a new row would be the first one. Call it before the row is written."""
+        """Set the timer if a new row is due before all others. Call it before the row is written."""
         first = self._first_due(store)
         if first is None or due < first:
             self._schedule(shard, due)
 
     def until(self, store: SQLiteStore, watermark: int) -> int:
-        """Return the time up to which to remove rows now: the watermark, or less if there are many rows."""
+        """Return the time up to which to remove rows now: the watermark, or earlier if many rows are due."""
         until = watermark
         for sql in self._nth:
             rows: list[Any] = store.execute(sql, (until,)).fetchall()

@@ -43,7 +43,7 @@ class WindowResult(Generic[R]):
     end: datetime
     value: R
     final: bool
-    """True if the window has closed. Otherwise it has further results."""
+    """True if the window has closed. Otherwise the window has further results."""
 
 
 class _Open(NamedTuple):
@@ -73,7 +73,6 @@ def _require_years(span: Span, at: datetime) -> None:
 class Windows(Generic[S, V, R]):
     """Windows over event time, by key, with an aggregate of their values.
 
-
         class PerMinute(Application[SQLiteStore]):
             event_time = EventTime(lateness=timedelta(seconds=10))
             clicks = Windows("clicks", Tumbling(timedelta(minutes=1)), count())
@@ -92,8 +91,8 @@ class Windows(Generic[S, V, R]):
     the rows of open windows in the table ``name``: ``key``, ``begin`` and ``end`` in Unix microseconds, and
     ``state`` as JSON.
 
-    With ``early``, a changed window also has results before it closes: at most one in each such time, by
-    the clock of the member.
+    With ``early``, a changed window also has results before it closes: at most one in each interval of
+    ``early``, by the clock of the member.
     """
 
     def __init__(
@@ -145,7 +144,7 @@ class Windows(Generic[S, V, R]):
     def add(self, shard: Shard, store: SQLiteStore, key: str, at: datetime, value: V) -> bool:
         """Add a value to the windows of its key and time.
 
-        Return False, and change nothing, if it is late: all of these windows have closed. Raise
+        Return False, and change nothing, if the value is late: all its windows have closed. Raise
         ``Invalid`` for another kind of store. Raise ``InvalidValue``, and change nothing, for a bad key or
         time, for a state that would not read back equal, or for a result that is NaN, infinite or too
         large. Raise ``NotAllowed`` without ``event_time``.
@@ -187,11 +186,11 @@ class Windows(Generic[S, V, R]):
         self, store: SQLiteStore, key: str, span: Span, value: V
     ) -> tuple[_Open | None, str]:
         """Return the present window, and its encoded state with the value added."""
-        found = store.execute(
+        rows = store.execute(
             f"SELECT begin, end, state, early FROM {self._table} WHERE key = ? AND begin = ?",  # noqa: S608
             (key, span[0]),
         ).fetchall()
-        former = _window(found[0]) if found else None
+        former = _window(rows[0]) if rows else None
         state = self.aggregate.zero() if former is None else self._decode(key, former)
         return former, self._encode(self.aggregate.add(state, value))
 
@@ -216,31 +215,31 @@ class Windows(Generic[S, V, R]):
         if not touched and closed_us is not None and end <= closed_us:
             return False
         _require_years(span, time_at(begin))
-        merged = (
-            min([begin, *(one.begin for one in touched)]),
-            max([end, *(one.end for one in touched)]),
+        merged_span = (
+            min([begin, *(session.begin for session in touched)]),
+            max([end, *(session.end for session in touched)]),
         )
-        # Add the value to the first session, and merge the others in the order of their begins.
+        # Add the value to the first session, and merge the other sessions in the order of their begins.
         first = self.aggregate.zero() if not touched else self._decode(key, touched[0])
         state = self.aggregate.add(first, value)
-        for one in touched[1:]:
-            state = self._merge(state, self._decode(key, one))
+        for session in touched[1:]:
+            state = self._merge(state, self._decode(key, session))
         text = self._encode(state)
-        kept: _Open | None = None
-        for one in touched:
-            if one.begin == merged[0]:
-                kept = one
+        kept_session: _Open | None = None
+        for session in touched:
+            if session.begin == merged_span[0]:
+                kept_session = session
                 continue
             store.execute(
                 f"DELETE FROM {self._table} WHERE key = ? AND begin = ?",  # noqa: S608
-                (key, one.begin),
+                (key, session.begin),
             )
-            self._cancel(shard, _FINAL, one, key)
-            if one.early:
-                self._cancel(shard, _EARLY, one, key)
-        if kept is None or kept.end != merged[1]:
-            self._schedule(shard, key, merged)
-        self._put(shard, store, key, merged, text, kept)
+            self._cancel(shard, _FINAL, session, key)
+            if session.early:
+                self._cancel(shard, _EARLY, session, key)
+        if kept_session is None or kept_session.end != merged_span[1]:
+            self._schedule(shard, key, merged_span)
+        self._put(shard, store, key, merged_span, text, kept_session)
         return True
 
     def _put(
@@ -273,7 +272,7 @@ class Windows(Generic[S, V, R]):
         shard.cancel(self._timer(kind, window.begin, key)[0], domain=domain)
 
     def _timer(self, kind: str, begin: int, key: str) -> tuple[str, bytes]:
-        """Return the key and the payload of a timer. If a window's key is too long, it is in the payload."""
+        """Return the key and the payload of a timer. A window's key that is too long is in the payload."""
         name = f"{self.name}:{kind}:{begin}:{key}"
         encoded = key.encode()
         if len(name) - len(key) + len(encoded) <= KEY_BYTES_MAX:
@@ -312,28 +311,29 @@ class Windows(Generic[S, V, R]):
         return list(self._results(shard, store, timer))
 
     def _results(self, shard: Shard, store: SQLiteStore, timer: Timer) -> Iterator[WindowResult[R]]:
-        name, _, rest = timer.key.partition(":")
-        kind, _, rest = rest.partition(":")
-        begin, _, key = rest.partition(":")
+        # The parts of a timer's key: see `_timer`.
+        name, _, remainder = timer.key.partition(":")
+        kind, _, remainder = remainder.partition(":")
+        begin, _, key = remainder.partition(":")
         if kind.endswith("#"):
             kind, key = kind[:-1], timer.payload.decode()
         if name != self.name or kind not in (_FINAL, _EARLY):
             return
-        where = (key, int(begin))
-        found = store.execute(
+        window_id = (key, int(begin))
+        rows = store.execute(
             f"SELECT begin, end, state, early FROM {self._table} WHERE key = ? AND begin = ?",  # noqa: S608
-            where,
+            window_id,
         ).fetchall()
-        if not found:
+        if not rows:
             return
-        window = _window(found[0])
+        window = _window(rows[0])
         if kind == _EARLY:
             store.execute(
                 f"UPDATE {self._table} SET early = 0 WHERE key = ? AND begin = ?",  # noqa: S608
-                where,
+                window_id,
             )
         else:
-            store.execute(f"DELETE FROM {self._table} WHERE key = ? AND begin = ?", where)  # noqa: S608
+            store.execute(f"DELETE FROM {self._table} WHERE key = ? AND begin = ?", window_id)  # noqa: S608
             if window.early:
                 self._cancel(shard, _EARLY, window, key)
         try:

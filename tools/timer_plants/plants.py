@@ -159,14 +159,17 @@ def _windows() -> Iterator[tuple[str, Plant]]:
         return Plant(_WINDOWS + "windows.py", right, wrong, _LARGE)
 
     yield "early timers are left by closed windows", plant("if window.early:", "if not window.key:")
-    yield "early timers are left by joined sessions", plant("if one.early:", "if one.early > 1:")
+    yield (
+        "early timers are left by joined sessions",
+        plant("if session.early:", "if session.early > 1:"),
+    )
     yield (
         "a session grows without its timer",
-        plant("kept.end != merged[1]:", "kept.end > merged[1]:"),
+        plant("kept_session.end != merged_span[1]:", "kept_session.end > merged_span[1]:"),
     )
     yield (
         "timers are left by joined sessions",
-        plant("self._cancel(shard, _FINAL, one, key)", "pass"),
+        plant("self._cancel(shard, _FINAL, session, key)", "pass"),
     )
     yield (
         "sessions a whole gap apart are joined",
@@ -216,13 +219,13 @@ def _joins() -> Iterator[tuple[str, Plant]]:
     )
     yield (
         "the sweep of a join ends",
-        stream("self._sweep.set(shard, store)\n        return alone", "return alone"),
+        stream("self._sweep.set(shard, store)\n        return unpaired", "return unpaired"),
     )
-    yield "late rows are accepted", table("following <= watermark:", "following <= 0:")
+    yield "late rows are accepted", table("next_at <= watermark:", "next_at <= 0:")
     yield "late messages wait", table("at_us < watermark:", "at_us < 0:")
     yield (
         "a deleted row stays",
-        table("due = at_us if row is None else following", "due = following"),
+        table("due = at_us if row is None else next_at", "due = next_at"),
     )
     yield (
         "old rows are never removed",
