@@ -54,10 +54,10 @@ StoreT = TypeVar("StoreT", bound="Store")
 class DeferToNextTransaction(GazetteError):
     """Raised by ``consume_message`` to end this transaction and get the same message in the next.
 
-    Raise it first: earlier effects of ``consume_message`` stay. See ``consume_messages`` for batches.
+    Raise it before any effect: the effects of ``consume_message`` stay. For batches see ``consume_messages``.
 
-    Raising it for the first message of a transaction is an error of the application. The
-    transaction would be empty, and the message deferred for ever.
+    To defer the first message of a transaction is an error of the application: the transaction would be
+    empty, and the message deferred for ever.
     """
 
     default_hint = "Raise it only after the transaction has consumed a message."
@@ -65,7 +65,7 @@ class DeferToNextTransaction(GazetteError):
 
 @runtime_checkable
 class Shard(Protocol):
-    """The shard that a callback runs for: what the callback may know of it and ask of it."""
+    """The shard that a callback runs for, with all that the callback may read and do there."""
 
     @property
     def id(self) -> str:
@@ -98,7 +98,7 @@ class Shard(Protocol):
     def watermark(self) -> datetime | None:
         """Event time in UTC that the sources have reached; None until each had a message.
 
-        A message whose `Envelope.time` is before it is late. Needs ``event_time``.
+        A message whose `Envelope.time` is before the watermark is late. Needs ``event_time``.
         """
         ...
 
@@ -115,8 +115,8 @@ class Shard(Protocol):
         Replace the timer of the same key and domain. The timer is a part of the running
         transaction: it commits with the state. Call it within the callbacks of a transaction.
 
-        ``key`` has 1 to 1,024 bytes, ``payload`` 64 KiB at most. Raise ``InvalidValue`` for others,
-        and for a time without zone. Raise ``NotAllowed`` if nothing would fire the timer.
+        ``key`` has 1 to 1,024 bytes, ``payload`` 64 KiB at most. Raise ``InvalidValue`` for other
+        lengths, and for a time without zone. Raise ``NotAllowed`` if nothing would fire the timer.
         """
         ...
 
@@ -143,7 +143,7 @@ class Store(ABC):
     The contract that makes transactions exact:
 
     - ``start_commit`` makes the state and the checkpoint durable *together*, and not before every
-      future of ``wait_for`` succeeded. It must not block on them: it returns its own future.
+      future of ``wait_for`` succeeded. It must not block on these futures: it returns a future of its own.
     - ``start_commit`` is not called again before the former commit's future is done, but messages of
       the next transaction are consumed while it is pending.
     - Once a newer owner of the same state has called ``restore_checkpoint``, the commits of older
@@ -166,8 +166,8 @@ class Store(ABC):
     def savepoint(self) -> Savepoint:
         """Return a savepoint of the running transaction. Begin a transaction if none runs.
 
-        Before the runtime skips a poison message, it rolls back to the savepoint. One is open at a time.
-        Optional: a `PoisonPolicy` is refused for a store without savepoints.
+        Before the runtime skips a poison message, it rolls back to the savepoint. One savepoint is open at a
+        time. Optional: a `PoisonPolicy` is refused for a store without savepoints.
         """
         raise NotAllowed(
             f"{type(self).__name__} cannot undo the effects of a single message",
@@ -182,12 +182,12 @@ class Store(ABC):
     def classify_error(self, error: Exception) -> ErrorCause:
         """Return the cause of a callback's exception: the message, or the store.
 
-        Return `ErrorCause.MESSAGE` for an error that does not come from the store, and for one that the
+        Return `ErrorCause.MESSAGE` for an error that does not come from the store, and for an error that the
         same message is sure to raise again, such as a violated constraint. A `PoisonPolicy` skips
         messages for this cause only. After `ErrorCause.ABORTED` the shard is restarted.
 
         Called on the shard's thread. Also called on the event loop once the shard has failed: do not
-        block. Optional: a `PoisonPolicy` is refused for a store without it.
+        block. Optional: a `PoisonPolicy` is refused for a store without this method.
         """
         return ErrorCause.STORE
 
@@ -225,14 +225,14 @@ class StateView(ABC):
     """A shard's state on a hot standby, which answers queries that allow stale answers.
 
     A store that can be read without its log has a view (``SQLiteStore.view``). One thread at a time
-    calls its methods, not always the same thread. They may block.
+    calls its methods, not always the same thread. Calls may block.
     """
 
     @abstractmethod
     def refresh(self, files: PlayedFiles) -> Any:
-        """Return a reader of the state in ``files``. Queries get it in place of the primary's store.
+        """Return a reader of the state in ``files``. Queries get this reader in place of the primary's store.
 
-        ``files`` are the shard's files at the end of an append. They do not change during the call.
+        ``files`` are the shard's files at the end of an append. The files do not change during the call.
         Queries may use an earlier reader until ``release`` is called with it.
         """
 
@@ -242,12 +242,12 @@ class StateView(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release files and connections, but not readers: one that was not released is still in use."""
+        """Release files and connections, but not readers: queries still use those that were not released."""
 
 
 class Application(ABC, Generic[StoreT]):
-    """Subclass, implement ``new_store`` and ``consume_message``, and pass it to
-    ``runconsumer.main``.
+    """The base class of applications: implement ``new_store`` and ``consume_message``, and pass an object of
+    your class to ``runconsumer.main``.
 
     One object serves all shards of the process, each from its own thread. Keep the application's
     state in the store, or guard it by a lock.
@@ -272,7 +272,7 @@ class Application(ABC, Generic[StoreT]):
     """True to deliver transaction acknowledgements of producers as messages."""
 
     event_time: ClassVar[EventTime | None] = None
-    """Rules by which the watermark follows from messages. None: there are no timers of event time."""
+    """Rules that derive the watermark from messages. None: there are no timers of event time."""
 
     async def initialize(self, service: ConsumerService) -> None:
         """Prepare the application. Called once on the event loop, before this member takes any shard.
@@ -300,7 +300,7 @@ class Application(ABC, Generic[StoreT]):
         return journal.labels.value_of(MESSAGE_UUID) or ""
 
     def message_time_of(self, journal: JournalSpec) -> MessageTime | None:
-        """Return where messages of a source journal have their time. None: their publisher's clock counts.
+        """Return where messages of a source journal have their time. None: the clock of their publisher.
 
         A message without a usable time is an error of that message: see `poison_policy`. Default: None. A
         `Source` with ``time=`` overrides this.
@@ -311,7 +311,7 @@ class Application(ABC, Generic[StoreT]):
         """Return the selector of the partitions to which publishers map messages by key.
 
         The partition's number is the hash of the key modulo the number of partitions, as with
-        `gazette.message.mapping.modulo_mapping`. Routes and RPCs with a ``key`` find their shard by it.
+        `gazette.message.mapping.modulo_mapping`. Routes and RPCs with a ``key`` find their shard so.
         Default: None. A `Source` with a key overrides this.
         """
         return None
@@ -324,7 +324,7 @@ class Application(ABC, Generic[StoreT]):
         return ANY
 
     def key_place(self, journal: str) -> KeyPlace | None:
-        """Return which keys belong to a source journal. Default: None, all of them.
+        """Return which keys belong to a source journal. Default: None, for all keys.
 
         A `Source` with a key overrides this.
         """
@@ -342,7 +342,7 @@ class Application(ABC, Generic[StoreT]):
         """Open the shard's store. Called once per promotion, after play-back of the recovery log.
 
         ``recorder`` is None exactly if the specification names no recovery log: then the store keeps
-        its state elsewhere. With a log, the recorder's ``directory`` holds what was played back.
+        its state elsewhere. With a log, the recorder's ``directory`` holds the files that were played back.
         """
 
     def new_view(self, shard: Shard, directory: Path) -> StateView | None:
@@ -381,10 +381,9 @@ class Application(ABC, Generic[StoreT]):
     def on_timer(self, shard: Shard, store: StoreT, timer: Timer, publisher: Publisher) -> None:
         """Handle a timer that is due. Define it to use `Shard.schedule`.
 
-        Called within a transaction, once for each timer, in order of their times. The timer is
-        removed in the same transaction: schedule it again to repeat it. A timer that is set here and
-        is due at once waits for the next transaction, or until messages were consumed. Must not
-        raise ``DeferToNextTransaction``.
+        Called within a transaction, once for each timer, in order of their times. The same transaction
+        removes the timer: schedule it again to repeat it. A timer that is set here and is due at once waits
+        for the next transaction, or until messages were consumed. Must not raise ``DeferToNextTransaction``.
         """
         raise NotAllowed(f"{type(self).__name__} defines no on_timer")
 
@@ -404,11 +403,10 @@ class Application(ABC, Generic[StoreT]):
 class MessageProducer(ABC):
     """Mixin *beside* `Application` for an application that brings the messages of its shards.
 
-    The shards then read no sources: messages come from other systems, or are generated. Declare
-    ``class Mine(Application[MyStore], MessageProducer)``. Each message is an `Envelope` with the
-    name of a journal, which need not exist. The checkpoint holds how far each journal was read.
-    Messages with a clock are sequenced as usual: duplicates are dropped, and pending ones wait for
-    their acknowledgement.
+    The shards then read no sources: messages come from other systems, or are generated. Declare ``class
+    Mine(Application[MyStore], MessageProducer)``. Each message is an `Envelope` with the name of a journal,
+    which need not exist. The checkpoint holds how far each journal was read. Messages with a clock are
+    sequenced as usual: duplicates are dropped, and pending ones wait for their acknowledgement.
     """
 
     @abstractmethod
@@ -434,7 +432,7 @@ class MessageProducer(ABC):
     ) -> Mapping[str, int]:
         """Return the offsets that the shard must reach before it answers a query that asks for ``offsets``.
 
-        Default: the same. Any thread may call this.
+        Default: the same offsets. Any thread may call this.
         """
         return offsets
 

@@ -5,8 +5,8 @@ records prevent that:
 
 - The key ``{root}/application`` names the application of a prefix. Its first member writes it. A
   member of another application does not start. The key has no lease: it outlives the members.
-- Members carry the name in their specification, and states in their checkpoint. A shard fails if
-  its state belongs to another application.
+- The specification of a member, and the checkpoint of a state, hold the name. A shard fails if its
+  state belongs to another application.
 
 A prefix or state without a name is adopted: it predates names, or the original wrote it.
 """
@@ -32,7 +32,7 @@ class Owner(msgspec.Struct, frozen=True):
     former: tuple[str, ...] = ()
 
     def may_open(self, name: str) -> bool:
-        """Return True if a state of an application of that name belongs to this one."""
+        """Return True if a state of the application ``name`` belongs to this application."""
         return not name or name == self.name or name in self.former
 
 
@@ -41,9 +41,9 @@ def name_of(application: Any) -> str:
 
     For a script, the module is named after its file. Raise ``Invalid`` for a name of another form.
     """
-    kind = type(application)
-    name = application.application_name or f"{_module_of(kind)}.{kind.__qualname__}"
-    return checked_name(name, f"{kind.__qualname__}.application_name")
+    cls = type(application)
+    name = application.application_name or f"{_module_of(cls)}.{cls.__qualname__}"
+    return checked_name(name, f"{cls.__qualname__}.application_name")
 
 
 def checked_name(name: Any, path: str) -> str:

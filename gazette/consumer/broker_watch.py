@@ -1,6 +1,6 @@
-"""Repeated checks that brokers answer. The result is logged, and is part of being ready.
+"""Repeated checks that brokers answer. Failures are logged. A member is not ready before the first answer.
 
-Calls to brokers wait for a connection, since brokers come and go. With a wrong address they would
+Calls to brokers wait for a connection, since brokers come and go. With a wrong address the calls would
 wait in silence. So a member repeats one cheap call for as long as it runs.
 """
 
@@ -27,7 +27,7 @@ _ATTEMPT_S: Final = 10.0
 _PAUSE_S: Final = 1.0
 _PAUSE_ANSWERED_S: Final = 30.0
 _PROBE: Final = LabelSelector.parse(f"{META_NAME} = gazette/probe")
-"""The journal of this name need not exist: an empty list is an answer."""
+"""The journal of this name need not exist: an empty list is an answer too."""
 _HINT: Final = "Check --broker.address, and that a broker listens there."
 
 
@@ -39,9 +39,9 @@ class RetryLog:
 
     def due(self, cause: str, now: float) -> int | None:
         """Count a failure. Return the failures since the last line, or None if no line is due."""
-        at, count = self._logged.get(cause, (-REPEAT_S, 0))
-        if now - at < REPEAT_S:
-            self._logged[cause] = (at, count + 1)
+        logged_at, count = self._logged.get(cause, (-REPEAT_S, 0))
+        if now - logged_at < REPEAT_S:
+            self._logged[cause] = (logged_at, count + 1)
             return None
         if len(self._logged) >= _CAUSES_MAX:
             self._logged.clear()

@@ -23,7 +23,7 @@ class ShardCollector(Collector):
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        # This is the collector's thread. It reads each value once; other threads replace a value as a whole.
+        # This thread is the collector's. Read each value once: other threads replace values, each as a whole.
         shards = list(self._resolver.local_shards.items())
         up = GaugeMetricFamily(
             "gazette_shard_up", "Shards of this member.", labels=["shard", "status"]
@@ -37,8 +37,8 @@ class ShardCollector(Collector):
         for shard_id, shard in shards:
             up.add_metric([shard_id, shard.assignment.decoded.value.code.name], 1.0)
             backlog += shard.append_backlog_bytes
-            if (reads := shard.horizon_bytes) is not None:
-                horizon.add_metric([shard.fqn], float(reads))
+            if (horizon_bytes := shard.horizon_bytes) is not None:
+                horizon.add_metric([shard.fqn], float(horizon_bytes))
         yield up
         yield horizon
         yield GaugeMetricFamily(

@@ -1,4 +1,4 @@
-"""``GET /debug/shards``: the state of this member's shards, and what each one does."""
+"""``GET /debug/shards``: the state of this member's shards, and what each shard does."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from gazette.errors import Unavailable
 
 
 def debug_routes(shards: Callable[[], Mapping[str, Shard]]) -> list[Route]:
-    """Return the routes ``/debug/shards`` for all and ``/debug/shards/{id}`` for one.
+    """Return the routes ``/debug/shards`` for all shards and ``/debug/shards/{id}`` for one shard.
 
     ``shards`` returns the shards of this member, and raises ``Unavailable`` while the member starts.
     """
 
     async def show(request: Request) -> Response:
         try:
-            held = shards()
+            by_id = shards()
         except Unavailable as error:
             return JSONResponse({"error": str(error)}, 503)
-        wanted = request.path_params.get("shard")
-        if wanted is None:
-            return JSONResponse({"shards": [describe(held[key]) for key in sorted(held)]})
-        if wanted not in held:
-            return JSONResponse({"error": f"this member does not hold shard {wanted}"}, 404)
-        return JSONResponse(describe(held[wanted]))
+        shard_id = request.path_params.get("shard")
+        if shard_id is None:
+            return JSONResponse({"shards": [describe(by_id[key]) for key in sorted(by_id)]})
+        if shard_id not in by_id:
+            return JSONResponse({"error": f"this member does not hold shard {shard_id}"}, 404)
+        return JSONResponse(describe(by_id[shard_id]))
 
     return [
         Route("/debug/shards", show, methods=["GET"]),

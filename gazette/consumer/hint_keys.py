@@ -1,8 +1,8 @@
 """Keys in etcd at which hints of shards may be written: `HintKeys`. Pure.
 
 The specification of a shard names the prefix of its hints, and a member writes them with its own
-rights in etcd. So it writes only below prefixes that the operator has named. Otherwise a caller that
-may apply a shard could write to other keys.
+rights in etcd. So the member writes only below prefixes that the operator has named. Otherwise a caller
+that may apply a shard could write to other keys.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gazette.errors import Invalid
 from gazette.protocol.shard import ShardSpec
 
 CONVENTIONAL: Final = "/gazette/hints"
-"""Prefix that specifications of the original and all our examples use."""
+"""Prefix of hints in the specifications of the original, and in all our examples."""
 _OWN: Final = "hints"
 _FLAG: Final = "consumer.hint-prefix"
 
@@ -29,27 +29,27 @@ class HintKeys:
 
     @classmethod
     def of(cls, prefixes: Sequence[str], root: str) -> Self:
-        """Return ``prefixes`` or, if empty, the default ones beside the ``root`` of the members.
+        """Return ``prefixes``. If empty, return `CONVENTIONAL` and ``hints`` below the members' ``root``.
 
         Raise ``Invalid`` for a prefix that is not an absolute path, or that holds keys of the members.
         """
-        own = f"{root}/{_OWN}"
+        own_prefix = f"{root}/{_OWN}"
         for prefix in prefixes:
             # normpath keeps two slashes at the beginning of a path.
-            clean = posixpath.normpath(prefix) == prefix and prefix[:2] != "//"
-            if not (clean and prefix.startswith("/") and prefix != "/"):
+            is_clean = posixpath.normpath(prefix) == prefix and prefix[:2] != "//"
+            if not (is_clean and prefix.startswith("/") and prefix != "/"):
                 raise Invalid(f"not an absolute, clean, non-directory path ({prefix})", path=_FLAG)
-            is_own = _is_below(prefix, own)
+            is_own = _is_below(prefix, own_prefix)
             if (_is_below(prefix, root) and not is_own) or _is_below(root, prefix):
                 raise Invalid(
                     f"{prefix} holds keys of the members, which are at {root}",
                     path=_FLAG,
-                    hint=f"Name another prefix, as {CONVENTIONAL} or {own}.",
+                    hint=f"Name another prefix, as {CONVENTIONAL} or {own_prefix}.",
                 )
-        return cls(tuple(prefixes) or (CONVENTIONAL, own))
+        return cls(tuple(prefixes) or (CONVENTIONAL, own_prefix))
 
     def allows(self, hint_prefix: str) -> bool:
-        """Return True if hints may be written at that prefix."""
+        """Return True if hints may be written at ``hint_prefix``."""
         return any(_is_below(hint_prefix, prefix) for prefix in self.prefixes)
 
     def require(self, spec: ShardSpec) -> None:

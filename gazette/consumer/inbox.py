@@ -85,7 +85,7 @@ class Inbox:
         self._chunks = 0
         self._messages = 0
         self._changed = threading.Condition() if changed is None else changed
-        """Condition on which the shard's thread waits for events, and producers wait for room.
+        """Condition on which the shard's thread waits for events, and `Feed.put` waits for room.
 
         Use ``notify_all``: ``notify`` may wake a waiter that cannot use the change.
         """
@@ -98,10 +98,7 @@ class Inbox:
     # Called on the event loop:
 
     async def put_chunk(self, chunk: Chunk) -> None:
-        """Wait for room, then add a chunk. Raise ``Closed`` once stopped.
-
-        A cancelled call has not added the chunk.
-        """
+        """Wait for room, then add a chunk. Raise ``Closed`` once stopped. Cancellation: nothing is added."""
         while True:
             with self._changed:
                 if self.stopped:
@@ -112,6 +109,7 @@ class Inbox:
                     self._chunks += 1
                     self._changed.notify_all()
                     return
+                # Under the lock: each later ``get`` that makes room sees the cleared event, and sets it.
                 self._room.clear()
             await self._room.wait()
 
@@ -146,7 +144,7 @@ class Inbox:
             self._changed.notify_all()
 
     def wake(self, _: object = None) -> None:
-        """Make the thread decide again, for example because a future is done."""
+        """Make the thread decide its next step again, for example because a future is done."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
@@ -162,7 +160,7 @@ class Inbox:
         for event in dropped:
             if isinstance(event, Call):
                 event.future.set_exception(Closed("the shard has stopped"))
-        self._loop.call_soon_threadsafe(self._room.set)
+        self._loop.call_soon_threadsafe(self._room.set)  # `put_chunk` then raises ``Closed``.
 
     # Called on the shard's thread:
 
@@ -177,10 +175,7 @@ class Inbox:
             raise Closed("the shard has stopped")
 
     def get_call(self, timeout_s: float | None) -> Call | None:
-        """Return the next call as ``get`` does, and leave other events in the inbox.
-
-        A transaction that takes no more input uses it.
-        """
+        """Return the next call as ``get`` does. Leave other events, for a transaction without more input."""
         with self._changed:
             call = self._take_call()
             if call is None and not self._woken and not self.stopped:
@@ -224,8 +219,8 @@ class Inbox:
 class Feed:
     """The queue through which a `MessageProducer` passes messages to its shard.
 
-    Use it in any thread but that of the event loop. ``put`` blocks while ``messages_max`` messages
-    or more wait to be consumed.
+    Use it in any thread but the event loop's. ``put`` blocks while ``messages_max`` messages or more
+    wait to be consumed.
     """
 
     def __init__(self, inbox: Inbox, messages_max: int) -> None:
@@ -241,8 +236,7 @@ class Feed:
     def put(self, batch: Sequence[Envelope[Any]]) -> None:
         """Put messages, in order per journal and producer. Block while many wait.
 
-        Raise ``Closed`` when the shard has stopped, or the feed was closed. Raise ``Bug``
-        on the event loop.
+        Raise ``Closed`` when the shard has stopped, or the feed was closed. Raise ``Bug`` on the event loop.
         """
         self._check()
         if asyncio._get_running_loop() is not None:

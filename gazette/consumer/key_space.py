@@ -92,20 +92,20 @@ def _decode_assignment(
 ) -> ReplicaStatus:
     """Return the status that the assigned member advertised. A new assignment has an empty value: idle.
 
-    A damaged value gives a status too. If the assignment were ignored, the allocator would make it twice.
+    A damaged value gives a status too: if it hid the assignment, the allocator would make another one.
     """
-    what = f"the status of shard {shard_id} at {zone}#{suffix}#{slot}"
+    subject = f"the status of shard {shard_id} at {zone}#{suffix}#{slot}"
     try:
         pb = consumer_pb2.ReplicaStatus.FromString(value)
     except DecodeError as error:
-        return noted(what, ReplicaStatus(), str(error))
-    return noted(what, *stored_status(pb))
+        return noted(subject, ReplicaStatus(), str(error))
+    return noted(subject, *stored_status(pb))
 
 
 def progress(assignment: DecodedKV) -> tuple[int, ...]:
     """Return a key that sorts replicas by progress of play-back, failed ones last.
 
-    The allocator uses it where no replica can take over at once.
+    The allocator uses this key where no replica can take over at once.
     """
     code: ReplicaCode = assignment.decoded.value.code
     return (-1,) if code is ReplicaCode.FAILED else (code.value,)
@@ -114,7 +114,7 @@ def progress(assignment: DecodedKV) -> tuple[int, ...]:
 def is_consistent(item: DecodedKV, assignment: DecodedKV, assignments: Sequence[DecodedKV]) -> bool:
     """Return True if a replica can take over at once, or has failed like its primary.
 
-    A failed replica counts only when the primary has failed as well. Otherwise it would be removed
+    A failed replica counts only if the primary has failed as well. Otherwise the allocator would remove it
     while no other replica is ready.
     """
     del item

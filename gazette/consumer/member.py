@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 _INITIALIZING: Final = "initializing the application"
 _ANSWER_SHARE: Final = 0.8
-"""Share of the time for stopping in which running queries may still be answered."""
+"""Part of the time for a graceful stop in which running queries may still be answered."""
 _WORDS: Final = ItemNames("shard", "member")
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -66,8 +66,8 @@ class _Parts:
 class ConsumerMember(ClusterMember[ConsumerSettings]):
     """A consumer member in this process. Loop-bound. ``start``, then ``wait``, then ``stop``.
 
-    Applications get its ``service`` in ``Application.initialize``. ``client`` calls the brokers; it is
-    closed with the member.
+    Applications get its ``service`` in ``Application.initialize``. ``client`` calls the brokers; the
+    member closes it at its end.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class ConsumerMember(ClusterMember[ConsumerSettings]):
     ) -> None:
         """Create a member that is not started.
 
-        Simulations replace ``workers`` and ``producer_rng``. The last one defaults to the operating
-        system's, so that no two members draw the same.
+        Simulations replace ``workers`` and ``producer_rng``, which defaults to the operating system's
+        generator: so no two members draw the same producer.
         """
         require_callbacks(application)
         self.application = application
@@ -98,7 +98,7 @@ class ConsumerMember(ClusterMember[ConsumerSettings]):
         super().__init__(environment, settings, self._new_role(environment, settings))
         clock, pools = environment.clock, environment.pools
         self.callback_watch = CallbackWatch(clock, settings.lease_ttl_s)
-        """Watch over the callbacks of all shards. ``runconsumer`` starts it for its process."""
+        """Watch over the callbacks of all shards. ``runconsumer`` starts the watch for its process."""
         self._append_budget = MemoryBudget(settings.append_memory_bytes)
         self.service = ConsumerService(
             self,
@@ -136,7 +136,7 @@ class ConsumerMember(ClusterMember[ConsumerSettings]):
 
     @property
     def _running(self) -> _Parts:
-        """The parts of a member that knows its cluster. Raise ``Unavailable`` before."""
+        """The parts of this member. Raise ``Unavailable`` while the member does not know its cluster."""
         if self._parts is None or not self.service.has_begun:
             raise Unavailable("the consumer is starting")
         return self._parts
@@ -165,7 +165,7 @@ class ConsumerMember(ClusterMember[ConsumerSettings]):
     def fail(self, error: BaseException) -> None:
         """Record that the member has failed, and end queries: see `ClusterMember.fail`."""
         super().fail(error)
-        # Another member may serve our shards by now.
+        # Another member may serve the shards of this one by now.
         self.service.running_queries.end(f"it failed: {error}")
 
     async def _prepare(self) -> None:
@@ -180,13 +180,13 @@ class ConsumerMember(ClusterMember[ConsumerSettings]):
         app.router.routes[:] = self._all_routes()
 
     async def _sweep(self) -> None:
-        """Remove what shards of killed processes left on the local disk."""
+        """Remove the files that shards of killed processes left on the local disk."""
         parent, now = self.settings.scratch_directory, self.clock.now()
-        found = await self._players.run(sweep, parent, now, (SHARDS,))
-        for one in found:
+        removed = await self._players.run(sweep, parent, now, (SHARDS,))
+        for leftover in removed:
             log.warning(
                 "removed %(size)d bytes that a killed process left in %(path)s",
-                {"size": one.size, "path": one.path},
+                {"size": leftover.size, "path": leftover.path},
             )
 
     def _app(self) -> Starlette:
@@ -263,7 +263,7 @@ class ConsumerMember(ClusterMember[ConsumerSettings]):
         )
 
     def _check_owner(self, key_space: KeySpace) -> None:
-        """Stop the member as failed if its prefix was given to another application meanwhile."""
+        """Make the member fail if its prefix was given to another application meanwhile."""
         kv = key_space.get(owner_key(self.settings.root))
         owner = None if kv is None else kv.decoded
         if isinstance(owner, Owner) and owner.name != self.application_name:
@@ -301,9 +301,9 @@ class ConsumerMember(ClusterMember[ConsumerSettings]):
             await self._parts.resolver.wait_stopped(2 * self.settings.graceful_stop_s)
 
     async def _abandon(self) -> None:
-        """End shards and their stores: a killed process holds no locks of a database either.
+        """End shards and their stores: like a killed process, this member then holds no locks of a database.
 
-        Raise ``Unavailable`` naming shards whose callbacks do not return.
+        Raise ``Unavailable`` with the names of shards whose callbacks do not return.
         """
         if self._parts is not None:
             self._parts.resolver.stop_serving()

@@ -1,7 +1,7 @@
 """Metrics of shards.
 
-Names are those of the original, so that its dashboards work. As there, the label ``shard`` is the
-shard's key in etcd (``fqn``).
+The metrics have the names of the original, so that its dashboards work. As in the original, the label
+``shard`` is the shard's key in etcd (``fqn``).
 """
 
 from __future__ import annotations
@@ -82,8 +82,7 @@ SEQUENCER_REPLAY: Final = PlainCounter(
     "gazette_sequencer_replay", "Messages that were read again for delivery.", ("journal",)
 )
 
-# Former names of the metrics above. The original has deprecated them, but dashboards still ask for
-# them. They are sums over all shards.
+# Names that the original has deprecated, and that dashboards still use. They are sums over all shards.
 TX_COUNT: Final = Counter("gazette_consumer_tx_count_total", "Finished transactions.")
 TX_MESSAGES: Final = Counter(
     "gazette_consumer_tx_messages_total", "Messages of finished transactions."

@@ -23,7 +23,7 @@ def owner_key(root: str) -> str:
 
 
 def decode_owner(value: bytes) -> Owner:
-    """Decode the owner of a prefix. Raise ``Invalid`` for a value that is not one."""
+    """Decode the owner of a prefix. Raise ``Invalid`` for any other value."""
     try:
         return msgspec.json.decode(value, type=Owner)
     except msgspec.MsgspecError as error:
@@ -35,14 +35,14 @@ async def claim_prefix(etcd: Etcd, root: str, name: str, adopt_from: str) -> Own
 
     Return the owner. Claim a prefix that has no owner, or that belongs to ``adopt_from``. Raise
     ``Invalid`` if the prefix belongs to another application, or if members of another application
-    run there. Raise ``Unavailable`` if etcd does not answer. A cancelled call may have claimed it.
+    run there. Raise ``Unavailable`` if etcd does not answer. A cancelled call may have claimed the prefix.
     """
     key = owner_key(root)
     for _ in range(_ATTEMPTS_MAX):
         kv = await etcd.get(key)
-        present = None if kv is None else decode_owner(kv.value)
-        if present is not None and present.name not in (name, adopt_from):
-            raise other_application(root, present.name, name)
+        owner = None if kv is None else decode_owner(kv.value)
+        if owner is not None and owner.name not in (name, adopt_from):
+            raise other_application(root, owner.name, name)
         if others := await _running_others(etcd, root, name):
             raise Invalid(
                 f"members of application {others[0]} run on etcd prefix {root}, and this is "
@@ -50,37 +50,37 @@ async def claim_prefix(etcd: Etcd, root: str, name: str, adopt_from: str) -> Own
                 path="etcd.prefix",
                 hint="Stop them, or give this application its own prefix.",
             )
-        wanted = _adopted(present, name, adopt_from)
-        if wanted == present:
-            return wanted
+        claimed = _adopted(owner, name, adopt_from)
+        if claimed == owner:
+            return claimed
         revision = 0 if kv is None else kv.mod_revision
         result = await etcd.txn(
             (Compare.mod_revision(key, "=", revision),),
-            (Op.put(key, msgspec.json.encode(wanted)),),
+            (Op.put(key, msgspec.json.encode(claimed)),),
         )
         if result.succeeded:
-            return wanted
+            return claimed
     raise Conflict("the owner of the etcd prefix keeps changing", prefix=root)
 
 
 def _adopted(present: Owner | None, name: str, adopt_from: str) -> Owner:
     former = () if present is None else present.former
     added = [] if present is None else [present.name]
-    for one in (*added, adopt_from):
-        if one and one != name and one not in former:
-            former = (*former, one)
+    for former_name in (*added, adopt_from):
+        if former_name and former_name != name and former_name not in former:
+            former = (*former, former_name)
     return Owner(name, former)
 
 
 async def _running_others(etcd: Etcd, root: str, name: str) -> list[str]:
-    """Return the names of other applications that have members."""
-    found = set[str]()
+    """Return the names of other applications that have members on the prefix."""
+    names = set[str]()
     for kv in (await etcd.range(root + MEMBERS)).kvs:
         try:
-            found.add(consumer_pb2.ConsumerSpec.FromString(kv.value).application)
+            names.add(consumer_pb2.ConsumerSpec.FromString(kv.value).application)
         except DecodeError:
-            continue  # The key space reports it.
-    return sorted(found - {"", name})
+            continue  # The key space reports the damaged value.
+    return sorted(names - {"", name})
 
 
 def other_application(root: str, owner: str, name: str) -> Invalid:

@@ -53,7 +53,7 @@ _RETRIED_CODES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class QueryRouter:
-    """Router of a member's queries: it asks shards, and answers for them."""
+    """Router of a member's queries: asks shards at any member, and answers for shards of this member."""
 
     resolver: Resolver
     peers: Channels
@@ -80,9 +80,9 @@ class QueryRouter:
 
         If this member may answer, call ``serve(store)`` on a thread of ``pool``. Otherwise call
         ``proxy(channel, query)`` with a channel to a member that may answer. This ``query`` has the
-        header to send along. Both may be called again after a failure: they must only read.
+        header to send along. Both functions may be called again after a failure: they must only read.
 
-        Without a reachable primary, wait for the next one: a query outlasts a fail-over. Raise
+        Without a reachable primary, wait for the next primary: a query outlasts a fail-over. Raise
         ``NotFound`` if the shard does not exist. Raise ``Unavailable`` after ``timeout_s`` seconds,
         when this member leaves, or once the shard has failed and nothing will restart it.
         Raise what ``serve`` raises. Raise ``Moved`` if the query has a header and this member
@@ -113,7 +113,7 @@ class QueryRouter:
                 if query.header is not None:
                     raise
                 attempts.failed(error)
-            # The second attempt may ask standbys: they answer even if the primary has failed.
+            # Only from the second attempt on: that may ask standbys, which answer if the primary has failed.
             if attempt:
                 self._require_not_failed(query.shard)
             await self._change_or(pause_s)
@@ -121,7 +121,7 @@ class QueryRouter:
         raise AssertionError("unreachable: attempts are counted without end")
 
     def _require_not_failed(self, shard_id: str) -> None:
-        """Raise ``Unavailable`` with the reason if the shard has failed, and is not started again."""
+        """Raise ``Unavailable``, with the reason, if the shard has failed and will not be restarted."""
         failure = self.resolver.failure_of(shard_id)
         if failure:
             reason, _, hint = failure.partition("\n")
@@ -143,13 +143,15 @@ class QueryRouter:
 
 @dataclass
 class _Attempts:
+    """The attempts at one query, and the state that one attempt leaves to the next."""
+
     router: QueryRouter
     query: ShardQuery
     serve: Callable[[Any], Any]
     proxy: Callable[[grpc.aio.Channel, ShardQuery], Awaitable[QueryResult[Any]]]
     primary_failed: bool = False
     describe: Callable[[], str] = lambda: "it has no primary"
-    """Returns why the last attempt did not succeed, or what the present one waits for."""
+    """Returns why the last attempt did not succeed, or what the present attempt waits for."""
 
     def __post_init__(self) -> None:
         self._resolver = self.router.resolver
@@ -165,7 +167,7 @@ class _Attempts:
         self.describe = describe
 
     async def run(self) -> QueryResult[Any]:
-        """Make one attempt. Raise ``Retryable`` when another may succeed."""
+        """Make one attempt. Raise ``Retryable`` when another attempt may succeed."""
         if self.query.max_staleness_s is not None and not self.query.read_through:
             answer = await self._ask_standby()
             if answer is not None:
@@ -204,7 +206,7 @@ class _Attempts:
     async def _local(self, resolution: Resolution) -> QueryResult[Any]:
         shard = resolution.shard
         assert shard is not None
-        # A cancellation of this task does not end the thread, which still uses the store.
+        # The store stays in use until `serve` has ended on its thread: a cancellation here does not stop it.
         shard.begin_use()
         value = await self._served(resolution.store, shard.end_use)
         return QueryResult(value, resolution.local_id)
@@ -216,10 +218,10 @@ class _Attempts:
             try:
                 return self.serve(store)
             except BaseException as error:
-                other = as_plain_error(error)
-                if other is error:
+                plain_error = as_plain_error(error)
+                if plain_error is error:
                     raise
-                raise other from error
+                raise plain_error from error
 
         try:
             answer = self.router.pool.submit(serve)
@@ -241,7 +243,7 @@ class _Attempts:
     async def _ask_standby(self) -> QueryResult[Any] | None:
         """Return the answer of this member's standby, or None.
 
-        While the primary does not answer, also ask standbys of other members.
+        After each failed call to the primary, also ask the standbys of other members.
         """
         query, resolver = self.query, self._resolver
         shard = resolver.standby(self._shard_id, query.claims)
@@ -264,12 +266,12 @@ class _Attempts:
         reads, max_staleness_s = shard.reads, self.query.max_staleness_s
         if reads is None or max_staleness_s is None:
             return None
-        alone = self.query.header is not None or self._resolver.primary_of(shard.id) is None
+        only_choice = self.query.header is not None or self._resolver.primary_of(shard.id) is None
         try:
-            async with timeout(None if alone else _STANDBY_GRACE_S):
+            async with timeout(None if only_choice else _STANDBY_GRACE_S):
                 edition = await reads.begin(max_staleness_s)
         except TimeoutError:
-            return None  # The refresh goes on for later queries.
+            return None  # The task that makes the edition goes on, for later queries.
         except (Retryable, NotAllowed):
             return None
         except GazetteError as error:
@@ -283,7 +285,7 @@ class _Attempts:
         return QueryResult(value, self._resolver.local_id, staleness_s)
 
     async def _remote(self, header: Header) -> QueryResult[Any]:
-        """Ask a member until it answers, or until it has lost that role."""
+        """Ask a member. Raise ``Moved`` if it was primary, and another member becomes primary meanwhile."""
         endpoint = self.router.peers.pick(header.route, process_id=header.process_id)
         if endpoint is None:
             raise Moved("its member has no endpoint", shard=self._shard_id)
@@ -305,13 +307,13 @@ class _Attempts:
         return result
 
     def _is_primary(self, process_id: ProcessId | None) -> bool:
-        present = self._resolver.primary_of(self._shard_id)
-        return present is not None and present == process_id
+        primary_id = self._resolver.primary_of(self._shard_id)
+        return primary_id is not None and primary_id == process_id
 
     async def _ask_member(
         self, channel: grpc.aio.Channel, header: Header, endpoint: str
     ) -> QueryResult[Any] | GazetteError:
-        """Return the peer's answer, or the error that the peer's status means."""
+        """Return the peer's answer, or the error that its status means: raised, it would cancel `_remote`."""
         try:
             with open_channel("query", shard=self._shard_id):
                 answer = await self.proxy(channel, replace(self.query, header=header))
@@ -324,6 +326,6 @@ class _Attempts:
                     shard=self._shard_id,
                     endpoint=endpoint,
                 )
-            kind = refusal_of(error.code())
-            return kind(error.details() or str(error.code()), hint="See the log of the peer.")
+            error_type = refusal_of(error.code())
+            return error_type(error.details() or str(error.code()), hint="See the log of the peer.")
         return answer if answer.member is not None else replace(answer, member=header.process_id)

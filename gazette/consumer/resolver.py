@@ -1,7 +1,7 @@
 """Routes of shards to the members that serve them, and the shards that this member serves.
 
-The resolver follows the key space as its last observer. Routes and local shards change in the same step
-of the event loop as their keys.
+The resolver is the last observer of the key space. So routes and local shards change in the same step of
+the event loop as their keys.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gazette.runtime.tasks import TaskScope
 log = logging.getLogger(__name__)
 
 MISSING_ID: Final = ProcessId("local-ConsumerSpec", "missing-from-Etcd")
-"""Id of this member while its own key is not in etcd: it can still pass calls on."""
+"""Id of this member while its own key is not in etcd: the member can still pass calls on."""
 
 STOPPED: Final = "resolver has stopped serving local shards"
 
@@ -42,7 +42,7 @@ STOPPED: Final = "resolver has stopped serving local shards"
 class Resolution:
     """The members that serve a shard, as of one revision of the key space.
 
-    With status OK, ``header.process_id`` is the primary. If that is this member, ``shard`` and
+    With status OK, ``header.process_id`` is the primary. If this member is the primary, ``shard`` and
     ``store`` are set, and the shard has read through the requested offsets.
     """
 
@@ -62,6 +62,8 @@ class Resolution:
 
 @dataclass(slots=True)
 class _Held:
+    """A local shard, and the key revisions by which `Resolver` sees that the shard has to start again."""
+
     shard: Shard
     create_revision: int
     item_revision: int
@@ -98,7 +100,7 @@ class Resolver:
     @property
     def local_shards(self) -> Mapping[str, Shard]:
         """The shards that this member holds, as primary or standby, by id. Any thread."""
-        return {shard_id: held.shard for shard_id, held in self._held.items()}
+        return {shard_id: local.shard for shard_id, local in self._held.items()}
 
     def shards_with_source(self, journal: str) -> tuple[ShardSpec, ...]:
         """Return the specifications of shards that read a journal, by id, including disabled ones."""
@@ -140,8 +142,8 @@ class Resolver:
     ) -> Resolution:
         """Resolve a shard to its primary.
 
-        If this member is the primary, wait until its store is open and the shard has read through the given
-        offsets. Ignore offsets of journals that are not its sources. The caller bounds the wait. Before a
+        If this member is the primary, wait until the store is open and the shard has read through the given
+        offsets. Ignore offsets of other journals than its sources. The caller bounds the wait. Before a
         wait, call ``on_wait`` with a function that describes what is missing.
 
         Raise ``Invalid`` if ``proxy_header`` is meant for another cluster or member. Raise
@@ -159,10 +161,10 @@ class Resolver:
         return await self._await_local(resolution, read_through or {}, on_wait)
 
     def _check_proxy_header(self, header: Header) -> None:
-        ours = self._ks.header.cluster_id
-        if header.etcd.cluster_id != ours:
+        own_id = self._ks.header.cluster_id
+        if header.etcd.cluster_id != own_id:
             raise Invalid(
-                f"request Etcd ClusterId doesn't match our own ({header.etcd.cluster_id} vs {ours})",
+                f"request Etcd ClusterId doesn't match our own ({header.etcd.cluster_id} vs {own_id})",
                 hint="The caller belongs to another cluster: check its address.",
             )
         if header.process_id is not None and header.process_id != self.local_id:
@@ -202,11 +204,11 @@ class Resolver:
     ) -> Resolution:
         if self.stopped.is_set():
             raise Closed(STOPPED, shard=resolution.shard_id)
-        held = self._held.get(resolution.shard_id)
+        local = self._held.get(resolution.shard_id)
         stopped = replace(resolution, status=ShardStatus.SHARD_STOPPED)
-        if held is None:
+        if local is None:
             return stopped
-        shard = held.shard
+        shard = local.shard
         on_wait(lambda: "its store is not open yet")
         await shard.store_ready.wait()
         if shard.ended.is_set() or shard.store is None:
@@ -224,11 +226,11 @@ class Resolver:
         return replace(resolution, shard=shard, store=shard.store)
 
     def standby(self, shard_id: str, claims: Claims) -> Shard | None:
-        """Return the local replica of a shard if it is a standby that tails its log, and claims cover it."""
-        held = self._held.get(shard_id)
-        if held is None or held.shard.reads is None or not self._covers(shard_id, claims):
+        """Return the local replica, if it is a standby that tails its log and ``claims`` cover the shard."""
+        local = self._held.get(shard_id)
+        if local is None or local.shard.reads is None or not self._covers(shard_id, claims):
             return None
-        return held.shard
+        return local.shard
 
     def standby_headers(self, shard_id: str, claims: Claims) -> tuple[Header, ...]:
         """Return headers for calls to the other members that are ready standbys of a shard, one for each."""
@@ -275,21 +277,21 @@ class Resolver:
         self._changed = asyncio.Event()
         if self.stopped.is_set():
             return
-        before, now = dict(self._held), {}
+        former, present = dict(self._held), {}
         for local in self._state.local_items:
             shard_id: str = local.item.decoded.id
-            now[shard_id] = self._updated(before.pop(shard_id, None), local)
+            present[shard_id] = self._updated(former.pop(shard_id, None), local)
         # Replace the mapping in one step and never change it: the thread that collects metrics reads it.
-        self._held = now
-        for shard_id, held in before.items():
-            self._stop(shard_id, held)
+        self._held = present
+        for shard_id, stopped in former.items():
+            self._stop(shard_id, stopped)
 
     def _updated(self, held: _Held | None, local: LocalItem) -> _Held:
-        """Return the local shard as of now. ``held`` is the one before, if any.
+        """Return the local shard as of now. ``held`` is the local shard before, if any.
 
         A promotion moves the assignment to another key, with another creation revision. Any other
         change of that revision means that the assignment was deleted meanwhile: start the shard
-        again. Start it again too if its specification was deleted and written again.
+        again. Also start the shard again if its specification was deleted and written again.
         """
         assignment = local.assignment
         slot: int = assignment.decoded.slot
@@ -297,12 +299,12 @@ class Resolver:
         item_revision = local.item.raw.create_revision
         if held is not None:
             moved_up = slot < held.slot
-            same = moved_up or create_revision == held.create_revision
+            is_same = moved_up or create_revision == held.create_revision
             if moved_up and held.shard.failure is not None:
                 # A promotion keeps the status. If that status is no failure, the failed assignment was
                 # deleted or could not report its failure: this is a new attempt.
-                same = assignment.decoded.value.code is ReplicaCode.FAILED
-            if not same or item_revision != held.item_revision:
+                is_same = assignment.decoded.value.code is ReplicaCode.FAILED
+            if not is_same or item_revision != held.item_revision:
                 self._stop(local.item.decoded.id, held)
                 held = None
         if held is None:
@@ -318,17 +320,17 @@ class Resolver:
     def _stop(self, shard_id: str, held: _Held) -> None:
         task = self._scope.spawn(held.shard.stop(), name=f"stop {shard_id}")
         self._stops[task] = shard_id
-        task.add_done_callback(lambda done: self._stops.pop(done, None))
+        task.add_done_callback(lambda ended_task: self._stops.pop(ended_task, None))
 
     def stop_serving(self) -> None:
         """Stop all local shards, for good."""
         self.stopped.set()
-        held, self._held = self._held, {}
-        for shard_id, one in held.items():
-            self._stop(shard_id, one)
+        former, self._held = self._held, {}
+        for shard_id, stopped in former.items():
+            self._stop(shard_id, stopped)
 
     async def wait_stopped(self, timeout_s: float) -> None:
-        """Wait until every stopped shard has ended. Raise ``Unavailable`` naming those that still run."""
+        """Wait until every stopped shard has ended. Raise ``Unavailable`` with the names of the others."""
         if not self._stops:
             return
         _, pending = await asyncio.wait(set(self._stops), timeout=timeout_s)

@@ -43,12 +43,12 @@ class ConsumerService(ShardCaller):
     ) -> None:
         super().__init__(member, application, client)
         self.grpc_server = cast("grpc.aio.Server", member.server.grpc)
-        """gRPC server at which ``Application.initialize`` registers servicers: it can do nothing else.
+        """gRPC server at which ``Application.initialize`` registers servicers. It offers nothing else.
 
-        Register them by generated code, or by ``add_generic_rpc_handlers``.
+        Register servicers by generated code, or by ``add_generic_rpc_handlers``.
         """
         self.append_service = AppendService(client, budget=budget)
-        """Append service for publishing from APIs. Each shard has its own."""
+        """Append service for publishing from APIs. Each shard has an append service of its own."""
         self.process_id = member.process_id
         """Zone and name of the member."""
         self.stopping = member.stopping
@@ -73,8 +73,8 @@ class ConsumerService(ShardCaller):
         methods = list(methods)
         if isinstance(endpoint, ShardRoute):
             if endpoint.key is not None:
-                self.keyed_partitions()  # It lists them from now on, so that no query has to wait.
-            # As a part of a path, a key may be empty.
+                self.keyed_partitions()  # List them from now on, so that no query has to wait.
+            # A key may be empty, so the parameter may match an empty part of a path.
             parameter = endpoint.key if isinstance(endpoint.key, str) else ""
             answer = self.http_queries.add(path, endpoint, methods)
             self.routes.append(RawPathRoute(path, answer, methods, parameter))

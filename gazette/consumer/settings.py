@@ -20,7 +20,7 @@ class ConsumerSettings(MemberSettings):
     application: str = ""
     """Name of the application. Empty: the default of ``application_name.name_of``."""
     adopt_from: str = ""
-    """A former name of the application: its prefix and states are taken over."""
+    """A former name of the application, whose prefix and states are taken over."""
     shard_limit: int = 32
     max_hot_standbys: int = 3
 
@@ -34,11 +34,11 @@ class ConsumerSettings(MemberSettings):
     lag_interval_s: float = 5.0
     """Seconds between samples of a standby's log."""
     max_restarts: int = 0
-    """Most restarts of a failed shard within ten minutes. The shard's label overrides it."""
+    """Greatest number of restarts of a failed shard within ten minutes. A label of the shard overrides it."""
     append_memory_bytes: int = 256 << 20
     """Bytes of appends that shards and APIs keep in memory; further bytes wait in files."""
     query_timeout_s: float = 60.0
-    """Seconds that a query waits for a shard. Longer than the lease, to outlast a fail-over."""
+    """Seconds that a query waits for a shard. Use more than the lease, to outlast a fail-over."""
     query_threads: int = 8
     player_threads: int = 4
 

@@ -96,8 +96,8 @@ def _firing() -> Iterator[tuple[str, Plant]]:
         "the watermark follows the first source",
         Plant(
             _TIMERS + "watermark.py",
-            "least is None or at < least:",
-            "least is None or at > least:",
+            "least_us is None or at_us < least_us:",
+            "least_us is None or at_us > least_us:",
             _APPS,
         ),
     )
@@ -282,7 +282,7 @@ def _lists() -> Iterator[tuple[str, Plant]]:
 
     yield (
         "a list is as old as its last answer",
-        plant("max(staleness_s, found.staleness_s)", "found.staleness_s"),
+        plant("max(staleness_s, answered.staleness_s)", "answered.staleness_s"),
     )
     yield (
         "a list hides its age",
@@ -291,7 +291,7 @@ def _lists() -> Iterator[tuple[str, Plant]]:
     yield "keys of two shards are not reported", plant("if len(ids) > 1]", "if len(ids) > 2]")
     yield "lists read through nothing", plant("read_through=offsets)", "read_through={})")
     yield "shards wait for sources of others", plant("if name in own}", "if name}")
-    yield "the last page is not cut", plant("len(found) >= self._limit", "len(found) > self._limit")
+    yield "the last page is not cut", plant("len(pairs) >= self._limit", "len(pairs) > self._limit")
     yield (
         "ties of shards are cut",
         plant("kept = [item for item in items if item[0] <= last]", "kept = items[: self._limit]"),

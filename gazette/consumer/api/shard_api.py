@@ -55,7 +55,7 @@ class ShardApi:
     """The RPCs of ``consumer.Shard``, answered from this member's view of its cluster.
 
     Applications may wrap ``stat``, ``list``, ``apply``, ``get_hints`` and ``unassign``: replace
-    these attributes before the server starts. The ``extension`` bytes of requests are for them.
+    these attributes before the server starts. The ``extension`` bytes of requests are for such wrappers.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ShardApi:
             ("Unassign", "unassign", pb.UnassignRequest, pb.UnassignResponse),
         )
         return grpc.method_handlers_generic_handler(
-            "consumer.Shard", {one[0]: unary(*one) for one in methods}
+            "consumer.Shard", {rpc[0]: unary(*rpc) for rpc in methods}
         )
 
     async def _guarded(self, name: str, capability: int, message: Any, context: Any) -> Any:
@@ -122,7 +122,7 @@ class ShardApi:
             await context.abort(protocol_code_of(error), str(error))
 
     async def _stat(self, request: pb.StatRequest, claims: Claims) -> pb.StatResponse:
-        """Return the offsets of a shard, once it has read through the requested ones.
+        """Return the offsets of a shard, once it has read through the requested offsets.
 
         The primary answers; another member passes the request on. The caller's deadline bounds the wait.
         """
@@ -151,9 +151,9 @@ class ShardApi:
         endpoint = self._peers.pick(header.route, process_id=header.process_id)
         if endpoint is None:
             raise Unavailable("the shard's primary has no endpoint", shard=request.shard)
-        # With authentication, the peer needs our own token: we may not pass the caller's on.
-        own = Claims(Capability.READ, LabelSelector.of(id=request.shard))
-        metadata = self._peers.credentials.metadata(own)
+        # With authentication, the peer needs a token of this member: the caller's must not be passed on.
+        own_claims = Claims(Capability.READ, LabelSelector.of(id=request.shard))
+        metadata = self._peers.credentials.metadata(own_claims)
         try:
             with open_channel("Stat", shard=request.shard):
                 response: pb.StatResponse = await self._peers.shard(endpoint).Stat(
@@ -189,17 +189,17 @@ class ShardApi:
         return response
 
     def _problems(self, request: pb.ListRequest, claims: Claims, context: Any) -> pb.ListResponse:
-        """Return no shards. The metadata say what each matching shard of this member waits for."""
+        """Return no shards. The trailing metadata say what each matching shard of this member waits for."""
         validate_shard_list_request(request)
         selector = LabelSelector.from_pb(request.selector)
-        found = []
+        problems = []
         for shard in self._resolver.local_shards.values():
             labels = shard.spec.labels_with_id()
             if not (selector.matches(labels) and claims.selector.matches(labels)):
                 continue
             if reason := shard.waits_for:
-                found.append((shard.id, f"waits for {reason}"))
-        context.set_trailing_metadata(problems_metadata(found))
+                problems.append((shard.id, f"waits for {reason}"))
+        context.set_trailing_metadata(problems_metadata(problems))
         return pb.ListResponse(header=self._resolver.unrouted_header().to_pb())
 
     async def _apply(self, request: pb.ApplyRequest, claims: Claims) -> pb.ApplyResponse:
@@ -245,14 +245,14 @@ class ShardApi:
     def _check_hint_prefix(self, change: pb.ApplyRequest.Change) -> None:
         """Raise ``Invalid`` if the hints would be written to a prefix that is not allowed.
 
-        A shard that already has such a prefix may keep it: its other fields can be changed, to disable it.
+        A shard that has such a prefix may keep it, so that an operator can disable the shard, for example.
         """
         if not change.HasField("upsert"):
             return
         spec = ShardSpec.from_pb(change.upsert)
         item = self._state.item(spec.id)
-        known = "" if item is None else item.decoded.value.spec.hint_prefix
-        if change.HasField("primary_hints") or spec.hint_prefix != known:
+        former_prefix = "" if item is None else item.decoded.value.spec.hint_prefix
+        if change.HasField("primary_hints") or spec.hint_prefix != former_prefix:
             self._hint_keys.require(spec)
 
     async def _get_hints(self, request: pb.GetHintsRequest, claims: Claims) -> pb.GetHintsResponse:
@@ -264,23 +264,23 @@ class ShardApi:
         if spec is None or not claims.selector.matches(spec.labels_with_id()):
             response.status = pb.SHARD_NOT_FOUND
             return response
-        stored = await read_hints(self._etcd, spec)
-        for slot in stored:
+        slots = await read_hints(self._etcd, spec)
+        for slot in slots:
             if slot.error:
                 raise Corrupt(f"hints are damaged: {slot.error}", key=slot.key)
         response.primary_hints.SetInParent()
-        if stored[0].hints is not None:
-            response.primary_hints.hints.CopyFrom(stored[0].hints.to_pb())
-        for slot in stored[1:]:
-            added = response.backup_hints.add()
+        if slots[0].hints is not None:
+            response.primary_hints.hints.CopyFrom(slots[0].hints.to_pb())
+        for slot in slots[1:]:
+            backup = response.backup_hints.add()
             if slot.hints is not None:
-                added.hints.CopyFrom(slot.hints.to_pb())
+                backup.hints.CopyFrom(slot.hints.to_pb())
         return response
 
     async def _unassign(self, request: pb.UnassignRequest, claims: Claims) -> pb.UnassignResponse:
         """Delete assignments, so that the allocator makes new ones.
 
-        Delete those of failed replicas and, unless ``only_failed``, that of the primary. Healthy
+        Delete the assignments of failed replicas and, unless ``only_failed``, of the primary. Healthy
         standbys stay.
         """
         validate_unassign_request(request)
@@ -290,14 +290,14 @@ class ShardApi:
         for shard_id in request.shards:
             if not claims.selector.matches(LabelSet.of((META_SHARD_ID, shard_id))):
                 raise NotAllowed(f"not authorized to {shard_id}")
-            removed = [
+            unassigned = [
                 kv
                 for kv in self._state.assignments_of(shard_id)
                 if _is_unassigned(kv, only_failed=request.only_failed)
             ]
-            if removed:
+            if unassigned:
                 response.shards.append(shard_id)
-            for kv in removed:
+            for kv in unassigned:
                 compares.append(Compare.mod_revision(kv.key, "=", kv.raw.mod_revision))
                 operations.append(Op.delete(kv.key))
         if request.dry_run or not operations:
@@ -319,7 +319,7 @@ def _operations(key: str, change: pb.ApplyRequest.Change) -> list[Operation]:
     if not change.HasField("upsert"):
         return [Op.delete(key)]
     spec = ShardSpec.from_pb(change.upsert)
-    # Keep the bytes as they came: they may hold fields of newer versions.
+    # Keep the bytes as they came: the bytes may hold fields of newer versions.
     operations: list[Operation] = [Op.put(key, change.upsert.SerializeToString())]
     if change.HasField("primary_hints"):
         hints = FSMHints.from_pb(change.primary_hints)

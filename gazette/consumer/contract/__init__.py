@@ -1,1 +1,1 @@
-"""Rules for applications: kinds of callbacks, causes of errors, places of keys, poisonous messages."""
+"""Rules for applications: kinds of callbacks, causes of errors, places of keys, poison messages."""

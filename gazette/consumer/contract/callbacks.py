@@ -2,8 +2,8 @@
 
 Callbacks are plain functions, called on the shard's thread. A call of a coroutine or generator
 function runs nothing of its body: messages would be lost, and the checkpoint would pass them.
-`require_callbacks` refuses such functions when the application starts. `require_none` refuses what
-a plain function returned.
+`require_callbacks` refuses such functions when the application starts. `require_none` refuses the
+result of a function that should return nothing.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class ApplicationFailed(GazetteError):
 
 
 def application_failed(callback: str, error: BaseException, **facts: Any) -> ApplicationFailed:
-    """Return the error for what a callback raised. It names the line of the user's code.
+    """Return the error for what a callback raised. The error names the line of the user's code.
 
-    Cut our calls from the traceback of ``error``, so that it begins with the user's code.
+    Cut our calls from the traceback of ``error``: it then begins with the user's code.
     """
     text = f"{callback} raised {type(error).__name__}"
     detail = error_text(error)
@@ -139,7 +139,7 @@ def _require_parameters(callback: Any, full_name: str, expected: Sequence[str]) 
     try:
         signature = inspect.signature(callback)
     except (TypeError, ValueError):
-        return  # A callable of C says nothing about its parameters.
+        return  # A callable of C may not say its parameters.
     try:
         signature.bind(*expected)
     except TypeError as error:
@@ -153,8 +153,8 @@ def _require_parameters(callback: Any, full_name: str, expected: Sequence[str]) 
 def _require(owner: Any, name: str, allowed: tuple[str, ...] = ()) -> None:
     if not hasattr(type(owner), name) and not hasattr(owner, name):
         return
-    kind = type(owner)
-    full_name = f"{kind.__module__}.{kind.__qualname__}.{name}"
+    owner_type = type(owner)
+    full_name = f"{owner_type.__module__}.{owner_type.__qualname__}.{name}"
     callback = getattr(owner, name)
     if not callable(callback):
         raise Invalid(
@@ -162,24 +162,24 @@ def _require(owner: Any, name: str, allowed: tuple[str, ...] = ()) -> None:
             hint="Define it as a method.",
         )
     _require_kind(callback, full_name, allowed)
-    # The class that introduces the callback declares its arguments.
-    first = next((one for one in reversed(kind.__mro__) if name in vars(one)), None)
-    if first is not None and first is not kind:
-        declared = inspect.signature(vars(first)[name]).parameters
+    # The class that introduces the callback declares its parameters.
+    introducing = next((base for base in reversed(owner_type.__mro__) if name in vars(base)), None)
+    if introducing is not None and introducing is not owner_type:
+        declared = inspect.signature(vars(introducing)[name]).parameters
         _require_parameters(callback, full_name, [*declared][1:])
 
 
 def _require_kind(callback: Any, full_name: str, allowed: tuple[str, ...]) -> None:
     for layer in _layers(callback):
-        found = _function_kind(layer)
-        if found is None or found in allowed:
+        kind = _function_kind(layer)
+        if kind is None or kind in allowed:
             continue
         behind = "" if layer is callback or _is_method_of(callback, layer) else " behind a wrapper"
         hint = _HINT
         if allowed == ("a coroutine function",):
             hint = "Define it with `async def`, without yield."
         raise Invalid(
-            f"callback {full_name} is {found}{behind}: calling it would do nothing", hint=hint
+            f"callback {full_name} is {kind}{behind}: calling it would do nothing", hint=hint
         )
 
 
@@ -198,21 +198,21 @@ def _function_kind(function: Any) -> str | None:
 
 
 def _layers(callback: Any) -> Iterator[Any]:
-    """Yield a callable, and what it calls: behind partials, methods, decorators and ``__call__``."""
+    """Yield a callable, and the callables that it wraps: partials, methods, decorators and ``__call__``."""
     waiting, seen = [callback], set[int]()
     while waiting and len(seen) < _LAYERS_MAX:
-        one = waiting.pop()
-        if id(one) in seen:
+        layer = waiting.pop()
+        if id(layer) in seen:
             continue
-        seen.add(id(one))
-        yield one
-        if isinstance(one, functools.partial | functools.partialmethod):
-            waiting.append(one.func)
+        seen.add(id(layer))
+        yield layer
+        if isinstance(layer, functools.partial | functools.partialmethod):
+            waiting.append(layer.func)
         for name in ("__func__", "__wrapped__"):
-            if (inner := getattr(one, name, None)) is not None:
+            if (inner := getattr(layer, name, None)) is not None:
                 waiting.append(inner)
-        if not isinstance(one, type) and not inspect.isroutine(one):
-            waiting.append(inspect.getattr_static(type(one), "__call__", None))
+        if not isinstance(layer, type) and not inspect.isroutine(layer):
+            waiting.append(inspect.getattr_static(type(layer), "__call__", None))
 
 
 def _is_lazy(result: Any) -> bool:
@@ -225,7 +225,7 @@ def _is_lazy(result: Any) -> bool:
 
 
 def _close(result: Any) -> None:
-    """Close an object that is never run, so that Python does not warn of it later."""
+    """Close an object that nothing runs. Otherwise Python would warn of it later."""
     if inspect.iscoroutine(result) or inspect.isgenerator(result):
         result.close()
     elif isinstance(result, concurrent.futures.Future):

@@ -23,11 +23,11 @@ class ErrorCause(enum.Enum):
     """The cause of an exception that a callback raised."""
 
     MESSAGE = "message"
-    """The message: consumed again, it raises the same."""
+    """The message: each delivery of it raises the same error."""
     TRANSIENT = "transient"
     """The store, at this time: another attempt may succeed."""
     ABORTED = "aborted"
-    """The store: it has rolled the transaction back in favour of another one. Repeated, it succeeds."""
+    """The store: it has rolled the transaction back in favour of another one. A repetition succeeds."""
     STORE = "store"
     """The store or its schema, or an unknown cause."""
 
@@ -38,31 +38,31 @@ def passes_through(error: BaseException) -> bool:
 
 
 def cause_of(error: BaseException, classify: Callable[[Exception], ErrorCause]) -> ErrorCause:
-    """Return the cause of an exception. ``classify`` is the store's.
+    """Return the cause of an exception. ``classify`` is `Store.classify_error`.
 
-    Classify the exception and those that led to it. Return `ErrorCause.MESSAGE` only if all of them
-    blame the message.
+    Classify the exception and all exceptions that led to it. Return `ErrorCause.MESSAGE` only if all of
+    them blame the message.
     """
-    for one in chain_of(error):
-        cause = _cause(one, classify)
+    for link in chain_of(error):
+        cause = _cause(link, classify)
         if cause is not ErrorCause.MESSAGE:
             return cause
     return ErrorCause.MESSAGE
 
 
 def is_aborted(error: BaseException, classify: Callable[[Exception], ErrorCause]) -> bool:
-    """Return True if an exception, or one that caused it, says `ErrorCause.ABORTED`."""
-    return any(_cause(one, classify) is ErrorCause.ABORTED for one in chain_of(error))
+    """Return True if the cause of an exception, or of one that led to it, is `ErrorCause.ABORTED`."""
+    return any(_cause(link, classify) is ErrorCause.ABORTED for link in chain_of(error))
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, its cause, the cause of that, and so on, up to a limit."""
-    one: BaseException | None = error
+    """Yield an exception, its cause, the cause of its cause, and so on: at most 32 exceptions."""
+    link: BaseException | None = error
     for _ in range(_CHAIN_MAX):
-        if one is None:
+        if link is None:
             return
-        yield one
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+        yield link
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
 
 
 def _cause(error: BaseException, classify: Callable[[Exception], ErrorCause]) -> ErrorCause:
@@ -95,7 +95,7 @@ def error_text(error: BaseException) -> str:
 
 
 def wrap_error(what: str, error: BaseException) -> GazetteError:
-    """Return an error of the type of ``error``, if that is possible, with ``what`` before its text."""
+    """Return an error with ``what`` before the text of ``error``, and of the same type if possible."""
     if isinstance(error, GazetteError):
         hint = error.hint
         wrapped = type(error)(f"{what}: {error}", hint=hint) if _plain(error) else None
@@ -109,5 +109,5 @@ def wrap_error(what: str, error: BaseException) -> GazetteError:
 
 
 def _plain(error: GazetteError) -> bool:
-    """Return True if the class of the error can be made from a message only."""
+    """Return True if an error of this class can be made from a message only."""
     return type(error).__init__ is GazetteError.__init__

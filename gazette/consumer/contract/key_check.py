@@ -1,4 +1,4 @@
-"""The check that a shard's messages belong to it: their keys map to the partition that it reads."""
+"""The check that messages belong to the shard that reads them: their keys map to its partition."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Misplaced(GazetteError):
 
 @dataclass(frozen=True, slots=True)
 class KeyPlace:
-    """One partition of a source with a key, and the mapping of keys that decides what belongs there."""
+    """One partition of a source with a key, and the mapping that decides which keys belong there."""
 
     number: int
     """Number of the partition."""
@@ -56,7 +56,7 @@ class KeyPlace:
 
 
 class KeyCheck:
-    """The check of one partition's messages. It remembers keys that belong there."""
+    """The check of one partition's messages. Remembers keys that belong to the partition."""
 
     def __init__(self, place: KeyPlace) -> None:
         self.place = place
@@ -69,7 +69,7 @@ class KeyCheck:
         """Return the positions of messages that belong to other partitions, or that have no valid key."""
         try:
             values = list(map(self._value, batch))
-            # Most keys were seen before. One set operation finds that out for the whole batch.
+            # Most keys were seen before: then one set operation is enough for the whole batch.
             if self._own.issuperset(values):
                 return []
             is_own = self._are_own(values)
@@ -79,34 +79,34 @@ class KeyCheck:
         except (AttributeError, TypeError, UnicodeEncodeError):
             # Acknowledgements have no key, and some values cannot be in a set.
             return self._misplaced_singly(batch)
-        others: list[int] = np.flatnonzero(~is_own).tolist()
-        return others
+        positions: list[int] = np.flatnonzero(~is_own).tolist()
+        return positions
 
     def _are_own(self, values: list[Any]) -> Any:
         """Return an array of bool: True for each value whose key belongs to the partition."""
         if self.place.is_text and set(map(type, values)) == {str}:
-            # Hashing all texts at once takes less time than finding the known ones.
+            # To hash all texts at once takes less time than to look for the known ones.
             return self._numbers(values) == self.place.number
-        different = list({*values} - self._own)
-        keys: list[Any] = [self._encoded(value) for value in different]
-        known = [at for at, key in enumerate(keys) if key is not None]
-        is_own = np.zeros(len(different), bool)
-        is_own[known] = self._numbers([keys[at] for at in known]) == self.place.number
-        others = set(compress(different, ~is_own))
-        return np.fromiter((value not in others for value in values), bool, len(values))
+        unknown_values = list({*values} - self._own)
+        keys: list[Any] = [self._encoded(value) for value in unknown_values]
+        valid = [index for index, key in enumerate(keys) if key is not None]
+        is_own = np.zeros(len(unknown_values), bool)
+        is_own[valid] = self._numbers([keys[index] for index in valid]) == self.place.number
+        foreign = set(compress(unknown_values, ~is_own))
+        return np.fromiter((value not in foreign for value in values), bool, len(values))
 
     def _numbers(self, keys: Sequence[CanonicalKey]) -> Any:
         return fnv32a_of_all(keys) % np.uint32(self.place.partitions)
 
     def _misplaced_singly(self, batch: Sequence[Envelope[Any]]) -> list[int]:
-        found = []
-        for at, envelope in enumerate(batch):
+        positions = []
+        for position, envelope in enumerate(batch):
             if envelope.flags == ACK_TXN:
                 continue
             key = self._key_or_error(envelope)
             if isinstance(key, Exception) or self._numbers([key])[0] != self.place.number:
-                found.append(at)
-        return found
+                positions.append(position)
+        return positions
 
     def _encoded(self, value: Any) -> CanonicalKey | None:
         """Return the key of a value; None if the value cannot be a key."""
@@ -148,7 +148,7 @@ class KeyChecks:
         self._checks: dict[str, KeyCheck | None] = {}
 
     def of(self, journal: str) -> KeyCheck | None:
-        """Return the check of a source; None if any message belongs there."""
+        """Return the check of a source; None if all keys belong there."""
         if journal not in self._checks:
             place = self._place_of(journal)
             self._checks[journal] = None if place is None else KeyCheck(place)
@@ -157,20 +157,20 @@ class KeyChecks:
     def consumed(self, batch: Sequence[Envelope[Any]]) -> Sequence[Envelope[Any]]:
         """Return the messages of a batch that a shard would consume, by the policies of their sources.
 
-        Leave out messages that it would republish to their partition. Raise `Misplaced` if it would fail.
+        Leave out messages that the shard would republish. Raise `Misplaced` if the shard would fail.
         """
-        found: list[Envelope[Any]] = []
+        kept: list[Envelope[Any]] = []
         for journal, group in groupby(batch, _journal_of):
             run, check = list(group), self.of(journal)
             if check is not None and check.place.policy != "count":
                 misplaced = set(check.misplaced(run))
                 if misplaced and check.place.policy == "fail":
                     raise check.error_of(run[min(misplaced)])
-                run = [one for at, one in enumerate(run) if at not in misplaced]
-            found += run
-        return found
+                run = [message for index, message in enumerate(run) if index not in misplaced]
+            kept += run
+        return kept
 
 
 def values_have_keys(encoding_name: str) -> bool:
-    """Return True if equal values have equal keys under an encoding: then values can replace keys in sets."""
+    """Return True if equal values have equal keys under an encoding: then sets may hold values, not keys."""
     return ANY.name not in encoding_name

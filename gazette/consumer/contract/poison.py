@@ -1,10 +1,10 @@
 """The choice for messages that a shard cannot consume: fail, or skip them as dead letters.
 
-A *poison message* does not decode, or ``consume_message`` raises an error at each delivery of it.
+A *poison message* does not decode, or ``consume_message`` raises an error at each of its deliveries.
 By default the shard fails, and later messages wait. No message is lost, and an operator has to act.
 With a `PoisonPolicy` the message is skipped: its bytes and the error are published to a dead-letter
-journal, in the transaction that skips it. So a dead letter commits together with the checkpoint after its
-message, exactly once.
+journal, in the transaction that skips the message. So a dead letter commits exactly once, together with a
+checkpoint behind the message.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class PoisonPolicy:
 
     That journal must exist, and hold JSON lines. `gazette run` and ``apply`` create it. ``malformed_only``:
     skip only messages that do not decode or lack their declared time; fail the shard on errors of the
-    application. ``limit`` is the most messages that a shard skips within an hour. ``raw_bytes_max`` is the
-    most bytes of each message that its dead letter keeps.
+    application. ``limit`` is the greatest number of messages that a shard skips within an hour. A dead
+    letter keeps at most ``raw_bytes_max`` bytes of its message.
 
-    ``errors`` are the types of the application's exceptions that make a message poison. `UnusableTime`
-    always makes it poison: the application asked a message for a time that it lacks. These exceptions
-    never do: a `GazetteError` other than ``InvalidValue`` (a lost database, a fenced shard),
-    ``MemoryError``, ``OSError``, exceptions outside ``Exception``, and errors that the store does not blame
-    on the message (`Store.classify_error`).
+    ``errors`` are the types of the application's exceptions that make a message poison. `UnusableTime` is
+    always one of them: the application asked a message for a time that the message lacks. These exceptions
+    never make a message poison: a `GazetteError` other than ``InvalidValue`` (a lost database, a fenced
+    shard), ``MemoryError``, ``OSError``, exceptions outside ``Exception``, and errors that the store does
+    not blame on the message (`Store.classify_error`).
     """
 
     dead_letters: JournalName
@@ -92,7 +92,7 @@ class DeadLetter(Message):
     """A message that was skipped, as a dead-letter journal holds it."""
 
     shard: str = ""
-    """Id of the shard that skipped it."""
+    """Id of the shard that skipped the message."""
     journal: str = ""
     """Journal that holds the message, from ``begin`` to ``end``."""
     begin: int = 0
@@ -106,7 +106,7 @@ class DeadLetter(Message):
     error: str = ""
     """Text of the error."""
     raw: bytes = b""
-    """The frame as it stands in the journal; base64 in JSON. Empty if the journal has deleted it."""
+    """The frame as it stands in the journal; base64 in JSON. Empty if its bytes were deleted."""
     cut: bool = False
     """True if ``raw`` is only the beginning of the frame."""
 

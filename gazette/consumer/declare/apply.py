@@ -20,9 +20,9 @@ from gazette.protocol.status import Status
 
 _ATTEMPTS: Final = 5
 _SHOWN_MAX: Final = 5
-"""Most differences that an error names."""
+"""Greatest number of differences that an error names."""
 TXN_CHANGES: Final = 64
-"""Most changes in one transaction: etcd accepts 128 operations by default."""
+"""Greatest number of changes in one transaction: etcd accepts 128 operations by default."""
 
 
 async def changes_needed(
@@ -37,8 +37,7 @@ async def changes_needed(
 ) -> DeclaredChanges:
     """Return the changes that the cluster needs. Without ``members``, assume that it has no shards.
 
-
-    Raise ``NotAllowed`` or ``Conflict`` as `changes_of` does, or an error of the calls.
+    Raise ``NotAllowed`` or ``Conflict`` as `changes_of` does, or an error of a call to the cluster.
     """
     shards = () if members is None else (await members.list_shards()).shards
     listed = await _listed(declaration, settings, brokers, shards)
@@ -65,11 +64,11 @@ async def fitted(settings: SpecSettings, brokers: Client) -> SpecSettings:
 
 async def warnings_of(changes: DeclaredChanges, brokers: Client) -> list[str]:
     """Return warnings about the replication of journals that are put."""
-    puts = {one.spec.replication for one in changes.journals}
-    count = await broker_count(brokers) if puts else None
+    replications = {change.spec.replication for change in changes.journals}
+    count = await broker_count(brokers) if replications else None
     if count is None:
         return []
-    highest, running = max(puts), "1 broker runs" if count == 1 else f"{count} brokers run"
+    highest, running = max(replications), "1 broker runs" if count == 1 else f"{count} brokers run"
     text = f"warning: {running}, and "
     if highest > count:
         text += (
@@ -89,7 +88,7 @@ async def warnings_of(changes: DeclaredChanges, brokers: Client) -> list[str]:
 
 async def require_healthy(brokers: Client, changes: DeclaredChanges) -> None:
     """Raise ``Unavailable`` if brokers cannot use a store of journals that are put."""
-    stores = {store for one in changes.journals for store in one.spec.fragment.stores}
+    stores = {store for put in changes.journals for store in put.spec.fragment.stores}
     for store in sorted(stores):
         if problem := await brokers.fragment_store_health(store):
             raise Unavailable(
@@ -106,17 +105,17 @@ async def _listed(
     shards: tuple[ListedShard, ...],
 ) -> list[ListedJournal]:
     """Return the journals that the declaration or a shard names."""
-    selectors = [one.selector for one in declaration.journals]
+    selectors = [declared.selector for declared in declaration.journals]
     selectors += [LabelSelector.of(name=name) for name in declaration.dead_letters]
     logs = {spec.name for spec in log_specs(declaration, settings)}
     logs |= {shard.spec.recovery_log for shard in shards if shard.spec.recovery_log}
     for prefix in sorted({log.rpartition("/")[0] for log in logs}):
         selectors.append(LabelSelector.parse(f"name:prefix={prefix}/"))
-    found: dict[str, ListedJournal] = {}
+    listed: dict[str, ListedJournal] = {}
     for selector in selectors:
-        for one in (await brokers.list_journals(selector)).journals:
-            found[one.spec.name] = one
-    return list(found.values())
+        for journal in (await brokers.list_journals(selector)).journals:
+            listed[journal.spec.name] = journal
+    return list(listed.values())
 
 
 async def put_declared(
@@ -126,8 +125,8 @@ async def put_declared(
 ) -> DeclaredChanges:
     """Put the journals of the changes that ``find`` returns, and the shards if there are ``members``.
 
-    If another program changes some of them at the same time, call ``find`` again. Return the changes of the
-    last call. Raise ``Conflict`` if this happens each time. Cancellation may leave some changes applied:
+    If another program changes the same journals or shards meanwhile, call ``find`` again. Return the changes
+    of the last call. Raise ``Conflict`` after 5 such attempts. Cancellation may leave some changes applied:
     the next run finds the others.
     """
     for attempt in range(_ATTEMPTS):
@@ -146,26 +145,26 @@ async def put_declared(
 
 
 async def _put(changes: DeclaredChanges, brokers: Client, members: ShardClient | None) -> None:
-    """Put journals, and then shards. Raise ``Conflict`` if one was changed since it was listed."""
+    """Put journals, and then shards. Raise ``Conflict`` if one of them has changed since it was listed."""
     if changes.journals:
         journals = [
-            JournalChange(upsert=one.spec, expect_mod_revision=one.revision)
-            for one in changes.journals
+            JournalChange(upsert=put.spec, expect_mod_revision=put.revision)
+            for put in changes.journals
         ]
         await brokers.apply_journals(journals, batch_size=TXN_CHANGES)
     if members is not None and changes.shards:
         shards = [
-            ShardChange(upsert=one.spec, expect_mod_revision=one.revision) for one in changes.shards
+            ShardChange(upsert=put.spec, expect_mod_revision=put.revision) for put in changes.shards
         ]
         await members.apply_shards(shards, batch_size=TXN_CHANGES)
 
 
 def _overtaken(changes: DeclaredChanges, *, shards: bool) -> Conflict:
-    differs = changes.lines(shards=shards)[:-1]
+    differences = changes.lines(shards=shards)[:-1]
     return Conflict(
         f"another program changes the same journals or shards: {_ATTEMPTS} times one differed from what was "
         "listed right before",
         hint="Find the program that applies specifications again and again, and stop it. What differs still: "
-        + "; ".join(differs[:_SHOWN_MAX]),
-        differing=len(differs),
+        + "; ".join(differences[:_SHOWN_MAX]),
+        differing=len(differences),
     )

@@ -1,4 +1,4 @@
-"""Changes by which a cluster gets what a declaration says. Nothing is ever deleted. No IO.
+"""The changes that bring a cluster to what a declaration says. Nothing is ever deleted. No IO.
 
 Missing journals and shards are created. Existing ones change only the fields that the declaration, or a given
 setting, determines. Other fields, which an operator may have set, stay.
@@ -65,12 +65,12 @@ class ExistingShard(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeclaredChange(Generic[SpecT]):
-    """One specification to put. ``revision`` is that of the specification to replace; 0 to create it."""
+    """One specification to put. ``revision`` is the revision that it replaces; 0 to create it."""
 
     spec: SpecT
     revision: Revision
     text: str
-    """Description of the change, for people."""
+    """Description of the change, as users read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,10 @@ class DeclaredChanges:
     """Number of journals and shards that need no change."""
 
     def lines(self, *, shards: bool = True) -> list[str]:
-        """Return a line for each change, and one for everything that stays. ``shards``: include shards."""
-        lines = [_line("journal", one.spec.name, one) for one in self.journals]
+        """Return a line for each change, and a last line for all that stays. ``shards``: include shards."""
+        lines = [_line("journal", change.spec.name, change) for change in self.journals]
         if shards:
-            lines += [_line("shard", one.spec.id, one) for one in self.shards]
+            lines += [_line("shard", change.spec.id, change) for change in self.shards]
         return [*lines, f"= {self.unchanged} unchanged"]
 
 
@@ -103,14 +103,14 @@ def changes_of(
     """Return the changes that a cluster with these journals and shards needs.
 
     ``given`` names the fields of ``settings`` that the user has given: these also change existing
-    specifications. The other fields are only for new ones. ``more_partitions`` permits more partitions
+    specifications. Other fields apply to new specifications only. ``more_partitions`` permits more partitions
     of journals with keys. ``changed_key`` permits another key. Raise ``NotAllowed`` for refused changes.
     """
-    existing = {one.spec.name: one for one in journals}
-    held = {one.spec.id: one for one in shards}
+    existing = {journal.spec.name: journal for journal in journals}
+    existing_shards = {shard.spec.id: shard for shard in shards}
     journal_changes: list[DeclaredChange[JournalSpec]] = []
     unchanged = 0
-    published = {one.name for one in declaration.outputs}
+    published = {output.name for output in declaration.outputs}
     for declared in declaration.journals:
         _check_count(declared, existing, more_partitions)
         drops_key = declared.key is None and (
@@ -124,24 +124,24 @@ def changes_of(
             journal_changes += [change] if change is not None else []
             unchanged += change is None
     for spec in dead_letter_specs(declaration, settings):
-        letters = _other_change(spec, existing.get(spec.name), given)
-        journal_changes += [letters] if letters is not None else []
-        unchanged += letters is None
+        letter_change = _other_change(spec, existing.get(spec.name), given)
+        journal_changes += [letter_change] if letter_change is not None else []
+        unchanged += letter_change is None
     shard_changes: list[DeclaredChange[ShardSpec]] = []
     for wanted in shard_specs(declaration, settings):
-        running = held.get(wanted.id)
-        shard = _shard_change(wanted, running, given)
-        shard_changes += [shard] if shard is not None else []
-        unchanged += shard is None
+        current_shard = existing_shards.get(wanted.id)
+        shard_change = _shard_change(wanted, current_shard, given)
+        shard_changes += [shard_change] if shard_change is not None else []
+        unchanged += shard_change is None
         # An existing shard keeps its log, whatever the log's name: its state is there.
-        log = wanted.recovery_log if running is None else running.spec.recovery_log
-        if log and log not in existing and running is not None:
+        log = wanted.recovery_log if current_shard is None else current_shard.spec.recovery_log
+        if log and log not in existing and current_shard is not None:
             raise _lost_log(wanted.id, log)
         if log:
             log_change = _other_change(log_spec(log, settings), existing.get(log), given)
             journal_changes += [log_change] if log_change is not None else []
             unchanged += log_change is None
-    _check_shards(declaration, held)
+    _check_shards(declaration, existing_shards)
     return DeclaredChanges(tuple(journal_changes), tuple(shard_changes), unchanged)
 
 
@@ -154,9 +154,9 @@ def partitions_of(declared: DeclaredJournals, journals: Iterable[JournalName]) -
 def _check_count(
     declared: DeclaredJournals, existing: Mapping[str, ExistingJournal], more_partitions: bool
 ) -> None:
-    found = partitions_of(declared, existing)
-    count, wanted = len(found), declared.partitions
-    foreign = sorted(set(found) - set(declared.journals))
+    present = partitions_of(declared, existing)
+    count, wanted = len(present), declared.partitions
+    foreign = sorted(set(present) - set(declared.journals))
     if count > wanted:
         raise NotAllowed(
             f"{declared.name} has {count} partitions, and the declaration says {wanted}: partitions "
@@ -261,7 +261,7 @@ def _difference(
 
 
 def _check_uuid_place(declared: DeclaredJournals, spec: JournalSpec) -> None:
-    """Raise ``NotAllowed`` for another place of the UUID: readers would not find it in present messages."""
+    """Raise ``NotAllowed`` for another place of the UUID: present messages do not have their UUID there."""
     former, wanted = spec.labels.value_of(MESSAGE_UUID) or "", declared.uuid or DEFAULT_PLACE
     if not former and declared.names_uuid and spec.labels.value_of(MESSAGE_TYPE):
         former = DEFAULT_PLACE  # Older versions had only this place.
@@ -278,14 +278,14 @@ def _check_uuid_place(declared: DeclaredJournals, spec: JournalSpec) -> None:
 def _has_declared(
     declared: DeclaredJournals, existing: Mapping[str, ExistingJournal], label: str
 ) -> bool:
-    """Return True if this application's declaration has set a label of the journals."""
+    """Return True if a declaration of this application has set a label of the journals."""
     names = partitions_of(declared, existing)
     record = declared.record_of(label)
-    return any(record in existing[one].spec.labels.values_of(DECLARED_BY) for one in names)
+    return any(record in existing[name].spec.labels.values_of(DECLARED_BY) for name in names)
 
 
 def _labels(declared: DeclaredJournals, labels: LabelSet, *, drops_key: bool) -> LabelSet:
-    """Return the labels with the declared ones, and without former ones of this application.
+    """Return ``labels`` with the declared labels, and without labels that this application declared before.
 
     Keep labels that an operator, or another application, has set.
     """
@@ -303,12 +303,12 @@ def _labels(declared: DeclaredJournals, labels: LabelSet, *, drops_key: bool) ->
 
 
 def _without_time(declared: DeclaredJournals, labels: LabelSet) -> LabelSet:
-    """Return the labels without the time that only this application has declared."""
-    own, records = declared.record_of(MESSAGE_TIME), _records_of(labels, MESSAGE_TIME)
-    if own not in records:
+    """Return ``labels`` without a time that only this application has declared."""
+    own_record, records = declared.record_of(MESSAGE_TIME), _records_of(labels, MESSAGE_TIME)
+    if own_record not in records:
         return labels
-    others = len(records) > 1
-    return _without_records(labels if others else labels.without(MESSAGE_TIME), [own])
+    is_shared = len(records) > 1
+    return _without_records(labels if is_shared else labels.without(MESSAGE_TIME), [own_record])
 
 
 def _records_of(labels: LabelSet, label: str) -> list[str]:
@@ -341,8 +341,8 @@ def _shard_change(
         names = ", ".join(source.journal for source in wanted.sources)
         return DeclaredChange(wanted, 0, f"reads {names}; {wanted.hot_standbys} hot standbys")
     spec = current.spec
-    offsets = {source.journal: source for source in spec.sources}
-    lost = sorted(set(offsets) - {source.journal for source in wanted.sources})
+    former = {source.journal: source for source in spec.sources}
+    lost = sorted(set(former) - {source.journal for source in wanted.sources})
     if lost:
         raise NotAllowed(
             f"{spec.id} reads {lost[0]}, which the declaration does not have: without it the shard "
@@ -358,7 +358,7 @@ def _shard_change(
         )
     changed = replace(
         spec,
-        sources=tuple(offsets.get(one.journal, ShardSource(one.journal)) for one in wanted.sources),
+        sources=tuple(former.get(s.journal, ShardSource(s.journal)) for s in wanted.sources),
     )
     for name in ("hot_standbys", "max_txn_duration_ns"):
         if name in given:
@@ -369,14 +369,14 @@ def _shard_change(
 
 
 def _check_shards(declaration: Declaration, held: Mapping[str, ExistingShard]) -> None:
-    """Raise ``NotAllowed`` for a second shard that reads the same messages: both would count them."""
+    """Raise ``NotAllowed`` for another shard that reads the same messages: two shards would count them."""
     declared = {f"shard-{index:03d}" for index in range(declaration.shards)}
     journals = {name for source in declaration.sources for name in source.journals}
     for name, shard in sorted(held.items()):
-        twice = sorted(journals & {source.journal for source in shard.spec.sources})
-        if name not in declared and twice and not shard.spec.disable:
+        shared = sorted(journals & {source.journal for source in shard.spec.sources})
+        if name not in declared and shared and not shard.spec.disable:
             raise NotAllowed(
-                f"shard {name} reads {twice[0]} already, and is not of this declaration: the "
+                f"shard {name} reads {shared[0]} already, and is not of this declaration: the "
                 "application would consume its messages twice",
                 hint="Change shards that YAML made by YAML, or delete them first (`gazctl shards edit`).",
             )
@@ -399,12 +399,12 @@ def _new_journal(spec: JournalSpec) -> str:
 def _journal_difference(before: JournalSpec, after: JournalSpec) -> str:
     texts = _differences(before, after, ("replication",))
     texts += _differences(before.fragment, after.fragment, tuple(_SHOWN))
-    dropped = [one for one in before.fragment.stores if one not in after.fragment.stores]
+    dropped = [store for store in before.fragment.stores if store not in after.fragment.stores]
     if dropped:
         texts.append(f"fragments in {', '.join(dropped)} are not read any more")
     names = {label.name for label in (*before.labels.labels, *after.labels.labels)}
     for name in sorted(names):
-        old, new = (", ".join(one.labels.values_of(name)) for one in (before, after))
+        old, new = (", ".join(spec.labels.values_of(name)) for spec in (before, after))
         if old != new:
             texts.append(f"{name} {old or 'unset'} → {new or 'unset'}")
     return "; ".join(texts)
@@ -417,14 +417,14 @@ _SHOWN: Final = {
     "retention_ns": "retention",
     "flush_interval_ns": "flush interval",
 }
-"""Names of fields of `FragmentSpec`, for people."""
+"""Names of fields of `FragmentSpec`, as users read them."""
 
 
 def _shard_difference(before: ShardSpec, after: ShardSpec) -> str:
     texts = _differences(before, after, ("hot_standbys", "max_txn_duration_ns"))
-    known = {source.journal for source in before.sources}
-    new: Sequence[str] = [one.journal for one in after.sources if one.journal not in known]
-    return "; ".join([*texts, *(f"reads {name} as well" for name in new)])
+    former = {source.journal for source in before.sources}
+    added: Sequence[str] = [s.journal for s in after.sources if s.journal not in former]
+    return "; ".join([*texts, *(f"reads {name} as well" for name in added)])
 
 
 def _differences(before: Any, after: Any, names: Sequence[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """The checked declaration of an application: `Declaration`, plain data for specifications. No IO.
 
-`gazette.consumer.declare.specs` makes specifications of journals and shards from it.
+`gazette.consumer.declare.specs` makes specifications of journals and shards from a `Declaration`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class DeclaredJournals(msgspec.Struct, frozen=True):
     uuid: str = ""
     """Value of the label `MESSAGE_UUID`. Empty: the field ``uuid``, or messages without a UUID."""
     names_uuid: bool = False
-    """True if the declaration or its type names the place, and it is not only a field's name."""
+    """True if ``uuid`` or ``gazette_uuid`` names the place; False if the type has only a field ``uuid``."""
     message_time: str = ""
     """Value of the label `MESSAGE_TIME`. Empty: the time is the clock of the publisher."""
     application: str = ""
@@ -80,7 +80,7 @@ class DeclaredJournals(msgspec.Struct, frozen=True):
         key = () if self.key is None else self.key.labels
         uuid = ((MESSAGE_UUID, self.uuid),) if self.uuid else ()
         time = ((MESSAGE_TIME, self.message_time),) if self.message_time else ()
-        given = [name for name, _ in (*key, *time) if name in REMOVABLE]
+        recorded = [name for name, _ in (*key, *time) if name in REMOVABLE]
         return LabelSet.of(
             (CONTENT_TYPE, self.content_type),
             (MESSAGE_TYPE, self.message_type),
@@ -88,7 +88,7 @@ class DeclaredJournals(msgspec.Struct, frozen=True):
             *key,
             *uuid,
             *time,
-            *((DECLARED_BY, self.record_of(name)) for name in given),
+            *((DECLARED_BY, self.record_of(name)) for name in recorded),
         )
 
     def record_of(self, label: str) -> str:
@@ -116,7 +116,7 @@ class Declaration(msgspec.Struct, frozen=True):
     recovery_logs: bool = True
     """False for stores that are durable without a log, such as ``SQLStore``."""
     dead_letters: tuple[str, ...] = ()
-    """Dead-letter journals of its shards' poison policies, without sources and outputs."""
+    """Dead-letter journals of the shards' poison policies, except sources and outputs."""
 
     @property
     def shards(self) -> int:
@@ -130,9 +130,9 @@ class Declaration(msgspec.Struct, frozen=True):
 
     @property
     def journals(self) -> tuple[DeclaredJournals, ...]:
-        """Sources, and outputs that are not sources too."""
+        """Sources, and outputs that are not also sources."""
         names = {source.name for source in self.sources}
-        return (*self.sources, *(one for one in self.outputs if one.name not in names))
+        return (*self.sources, *(output for output in self.outputs if output.name not in names))
 
 
 def declaration_of(application: Any, *, name: str = "") -> Declaration:
@@ -140,22 +140,22 @@ def declaration_of(application: Any, *, name: str = "") -> Declaration:
 
     ``name`` replaces the name of the application, as ``--consumer.application`` does.
     """
-    kind = type(application)
+    cls = type(application)
     recovery_logs = getattr(application, "recovery_logs", True)
     if not isinstance(recovery_logs, bool):
         raise Invalid(
             f"{recovery_logs!r} is neither True nor False",
-            path=f"{kind.__qualname__}.recovery_logs",
+            path=f"{cls.__qualname__}.recovery_logs",
             hint="Set recovery_logs = False if the store is durable without a log.",
         )
     sources = sources_of(application)
-    outputs: list[Output[Any]] = declared_in(kind, (Output,))
+    outputs: list[Output[Any]] = declared_in(cls, (Output,))
     _check_whole(sources, outputs, application)
     name = name or name_of(application)
     declaration = Declaration(
         name,
-        tuple(_plain(one, name) for one in sources),
-        tuple(_plain(one, name) for one in outputs),
+        tuple(_plain(source, name) for source in sources),
+        tuple(_plain(output, name) for output in outputs),
         recovery_logs,
     )
     return msgspec.structs.replace(
@@ -198,7 +198,7 @@ def _dead_letters(application: Any, declaration: Declaration) -> tuple[str, ...]
         try:
             policy = application.poison_policy(_DeclaredShard(spec))
         except Exception as error:  # noqa: BLE001 - of the application
-            # It may need results of `initialize`, which was not called. The shard calls it again.
+            # The method may need what `initialize` makes. The shard calls it again, after `initialize`.
             log.warning(
                 "a dead-letter journal that does not exist is not created, since poison_policy fails "
                 "before the application is initialized: %(error)r",
@@ -207,7 +207,7 @@ def _dead_letters(application: Any, declaration: Declaration) -> tuple[str, ...]
             break
         if isinstance(policy, PoisonPolicy):  # The shard refuses anything else.
             names.add(policy.dead_letters)
-    return tuple(sorted(names - {name for one in declaration.journals for name in one.journals}))
+    return tuple(sorted(names - {name for each in declaration.journals for name in each.journals}))
 
 
 def _slug(application: str) -> str:
@@ -238,30 +238,30 @@ def _time_label(declared: Source[Any] | Output[Any]) -> str:
 def _check_whole(
     sources: Sequence[Source[Any]], outputs: Sequence[Output[Any]], application: Any
 ) -> None:
-    kind = type(application).__qualname__
+    owner = type(application).__qualname__
     if not sources:
         if isinstance(application, MessageProducer):
             hint = "A MessageProducer reads no journals: write its shards as YAML, and apply them."
         else:
-            hint = f'Declare what it reads: in {kind}, words = Source("words", Word).'
-        raise Invalid("no source is declared", path=kind, hint=hint)
+            hint = f'Declare what it reads: in {owner}, words = Source("words", Word).'
+        raise Invalid("no source is declared", path=owner, hint=hint)
     for group in (sources, outputs):
-        names = [one.name for one in group]
-        for one in names:
-            if names.count(one) > 1:
-                raise Invalid(f"{one} is declared twice", path=kind, hint="Remove one of them.")
-    named = {one.name: one for one in sources}
+        names = [declared.name for declared in group]
+        for name in names:
+            if names.count(name) > 1:
+                raise Invalid(f"{name} is declared twice", path=owner, hint="Remove one of them.")
+    sources_by_name = {source.name: source for source in sources}
     for output in outputs:
-        if (source := named.get(output.name)) is not None:
-            _check_same(source, output, kind)
-    _check_nesting({one.name for one in (*sources, *outputs)}, kind)
+        if (source := sources_by_name.get(output.name)) is not None:
+            _check_same(source, output, owner)
+    _check_nesting({declared.name for declared in (*sources, *outputs)}, owner)
     first = sources[0]
     for other in sources[1:]:
         if other.partitions != first.partitions:
             raise Invalid(
                 f"{first.name} has {first.partitions} partitions, and {other.name} has "
                 f"{other.partitions}: shard number N reads partition number N of every source",
-                path=f"{kind}.partitions",
+                path=f"{owner}.partitions",
                 hint="Give all sources the same number, or make two applications of it.",
             )
     _check_message_type(sources, application)
@@ -269,10 +269,10 @@ def _check_whole(
 
 def _check_same(source: Source[Any], output: Output[Any], kind: str) -> None:
     for field in fields(output):
-        mine, other = getattr(source, field.name), getattr(output, field.name)
-        if mine != other:
+        value, other = getattr(source, field.name), getattr(output, field.name)
+        if value != other:
             raise Invalid(
-                f"{source.name} is a source with {field.name} {mine!r}, and an output with {other!r}",
+                f"{source.name} is a source with {field.name} {value!r}, and an output with {other!r}",
                 path=kind,
                 hint="Declare both alike: they are the same journals.",
             )
@@ -280,22 +280,22 @@ def _check_same(source: Source[Any], output: Output[Any], kind: str) -> None:
 
 def _check_nesting(names: Iterable[str], kind: str) -> None:
     ordered = sorted(names, key=lambda name: f"{name}/")
-    for name, after in pairwise(ordered):
-        if after.startswith(f"{name}/"):
+    for name, next_name in pairwise(ordered):
+        if next_name.startswith(f"{name}/"):
             raise Invalid(
-                f"{after} lies in the directory of {name}",
+                f"{next_name} lies in the directory of {name}",
                 path=kind,
-                hint=f"Rename one of them, as to {name}-{after.removeprefix(f'{name}/')}.",
+                hint=f"Rename one of them, as to {name}-{next_name.removeprefix(f'{name}/')}.",
             )
 
 
 def _check_message_type(sources: Sequence[Source[Any]], application: Any) -> None:
-    wanted = getattr(application, "message_type", None)
-    if wanted is None or any(wanted is one.message_type for one in sources):
+    message_type = getattr(application, "message_type", None)
+    if message_type is None or any(message_type is source.message_type for source in sources):
         return
-    declared = ", ".join(type_name(one.message_type) for one in sources)
+    declared = ", ".join(type_name(source.message_type) for source in sources)
     raise Invalid(
-        f"message_type is {type_name(wanted)}, and sources declare {declared}",
+        f"message_type is {type_name(message_type)}, and sources declare {declared}",
         path=type(application).__qualname__,
         hint="Remove message_type: sources decode to the types that they declare.",
     )

@@ -15,18 +15,19 @@ from gazette.message.message import CSVRecord
 def with_declared(
     partitions: PartitionsFunc, declared: Callable[[Partition], Partition]
 ) -> PartitionsFunc:
-    """Return a function of the same partitions, each one changed by ``declared``.
+    """Return a function that returns the same partitions, each changed by ``declared``.
 
-    Any thread may call it. It raises what ``declared`` raises.
+    Any thread may call the function. It raises what ``declared`` raises.
     """
-    known = Partitions(()), Partitions(())
+    # The partitions of the last call, as given and as returned.
+    cached = Partitions(()), Partitions(())
 
     def typed() -> Partitions:
-        nonlocal known
+        nonlocal cached
         current = partitions()
-        if known[0] is not current:
-            known = current, Partitions(map(declared, current.all), current.labels)
-        return known[1]
+        if cached[0] is not current:
+            cached = current, Partitions(map(declared, current.all), current.labels)
+        return cached[1]
 
     return typed
 
@@ -35,13 +36,13 @@ def classes_of(message_type: Any) -> tuple[type, ...]:
     """Return the classes of messages of a type: several for a union."""
     origin = get_origin(message_type)
     if isinstance(message_type, UnionType) or origin is Union:
-        return tuple(kind for one in get_args(message_type) for kind in classes_of(one))
+        return tuple(cls for member in get_args(message_type) for cls in classes_of(member))
     return (message_type if origin is None else origin,)
 
 
 def type_name(message_type: Any) -> str:
     """Return the name of a type of messages. For a union, join the names of its members by ``+``."""
-    return "+".join(str(getattr(one, "__name__", one)) for one in classes_of(message_type))
+    return "+".join(str(getattr(cls, "__name__", cls)) for cls in classes_of(message_type))
 
 
 def content_type_of(message_type: Any) -> str:
@@ -55,11 +56,11 @@ def content_type_of(message_type: Any) -> str:
 
 def fields_of(message_type: Any) -> tuple[str, ...] | None:
     """Return the names of the fields of a type; None if they are unknown."""
-    if len(kinds := classes_of(message_type)) > 1:
-        each = [fields_of(kind) for kind in kinds]
-        known = [set(names) for names in each if names is not None]
-        return tuple(set.intersection(*known)) if len(known) == len(each) else None
-    message_type = kinds[0]
+    if len(classes := classes_of(message_type)) > 1:
+        of_each = [fields_of(cls) for cls in classes]
+        known_names = [set(names) for names in of_each if names is not None]
+        return tuple(set.intersection(*known_names)) if len(known_names) == len(of_each) else None
+    message_type = classes[0]
     if (names := getattr(message_type, "__struct_fields__", None)) is not None:
         return tuple(names)
     if is_dataclass(message_type):

@@ -51,14 +51,14 @@ from gazette.runtime.near_names import near_name
 M = TypeVar("M")
 
 PARTITIONS_MAX: Final = 1000
-"""Most partitions: their names sort by number up to ``part-999``."""
+"""Greatest number of partitions: their names sort by number up to ``part-999``."""
 RECOVERY_DIRECTORY: Final = "recovery"
 """Directory of the recovery logs. A declared name must not begin with it."""
 
 
 @dataclass(frozen=True)
 class _Declared(Generic[M]):
-    """Journals of one name: its partitions, ``name/part-000`` and so on."""
+    """The journals of one declared name: the partitions ``name/part-000`` and so on."""
 
     name: str
     """Directory of the journals: ``words`` has the journals ``words/part-000`` and so on."""
@@ -165,7 +165,7 @@ class _Declared(Generic[M]):
         try:
             return self._read_key(message)
         except Exception:
-            # For a message of another type, raise the error of its type, not of a missing attribute.
+            # For a message of another type, raise the error that names its type, not a missing attribute.
             self._partition(self.name).require_type(type(message))
             raise
 
@@ -174,10 +174,10 @@ class _Declared(Generic[M]):
     ) -> Mapping[M]:
         """Return the mapping of messages to partitions: by the key, or at random without one.
 
-        It raises ``Invalid`` for a message of another type. Sources with the same number of partitions map
-        equal keys to partitions of the same number: so one shard reads all of them. ``partitions`` are the
-        existing ones, by ``service.partitions``; None: the declared ones. ``rng`` defaults to the operating
-        system's.
+        The mapping raises ``Invalid`` for a message of another type. Sources with the same number of
+        partitions map equal keys to partitions of the same number: so one shard reads all of them.
+        ``partitions`` returns the existing partitions, as ``service.partitions`` does; None: the declared
+        partitions. ``rng`` defaults to the operating system's.
         """
         if partitions is None:
             declared = Partitions(map(self._partition, self.journals))
@@ -198,7 +198,7 @@ class _Declared(Generic[M]):
         field = self._key_field
         if field is None:
             return modulo_mapping(partitions, self.key_of)
-        # A text needs no encoding, which is fastest.
+        # A key that is a text needs no encoding: the mapping is then fastest.
         key = self._key_value if field.encoding is TEXT else self.key_of
         return modulo_mapping(partitions, key, field.encoding)
 
@@ -248,8 +248,8 @@ class _Declared(Generic[M]):
             )
 
     def _check_type(self) -> None:
-        given: Any = self.message_type
-        if given is dict or get_origin(given) is dict:
+        message_type: Any = self.message_type
+        if message_type is dict or get_origin(message_type) is dict:
             raise self._invalid(
                 "message_type",
                 "a dict has no type whose fields could be checked",
@@ -302,11 +302,11 @@ class _Declared(Generic[M]):
         self._check_field("key", self.key)
 
     def _check_field(self, argument: str, name: str) -> None:
-        known = fields_of(self.message_type)
-        if known is None or name in known:
+        fields = fields_of(self.message_type)
+        if fields is None or name in fields:
             return
-        near = near_name(name, known)
-        hint = f"Write {near!r}." if near else f"Its fields: {', '.join(sorted(known))}."
+        nearest = near_name(name, fields)
+        hint = f"Write {nearest!r}." if nearest else f"Its fields: {', '.join(sorted(fields))}."
         raise self._invalid(argument, f"{type_name(self.message_type)} has no field {name!r}", hint)
 
     def _check_time(self) -> None:
@@ -316,18 +316,18 @@ class _Declared(Generic[M]):
                 return
             if isinstance(time.field, str):
                 self._check_field("time", time.field)
-            for kind in self.message_types:
-                check_time_field(kind, time)
+            for message_class in self.message_types:
+                check_time_field(message_class, time)
         except Invalid as error:
             if error.path and "(" in error.path:
-                raise
+                raise  # `_check_field` has named the declaration already.
             raise self._invalid(error.path or "time", error.message, error.hint) from error
 
     def _check_retention(self) -> None:
-        given: Any = self.retention
-        if given is None:
+        retention: Any = self.retention
+        if retention is None:
             return
-        if not isinstance(given, timedelta) or given <= timedelta(0):
+        if not isinstance(retention, timedelta) or retention <= timedelta(0):
             raise self._invalid(
                 "retention",
                 f"{self.retention!r} is no positive duration",
@@ -387,7 +387,7 @@ class Source(_Declared[M]):
         )
 
     def __set_name__(self, owner: type, name: str) -> None:
-        # Set it on the class, so that the type applies wherever the class is used, as in an `AppDriver`.
+        # Set the methods on the class: so they apply wherever the class is used, as in an `AppDriver`.
         if getattr(owner, "message_type_of", None) is Application.message_type_of:
             setattr(owner, "message_type_of", _declared_type)  # noqa: B010
         if getattr(owner, "message_time_of", None) is Application.message_time_of:
@@ -408,7 +408,7 @@ class Output(_Declared[M]):
         def consume_message(self, shard, store, envelope, publisher):
             publisher.publish_uncommitted(self.counts, Count(...))
 
-    Members need no right to create its journals: `gazette run` or ``apply`` creates them.
+    Members need no right to create these journals: `gazette run` or ``apply`` creates them.
     """
 
 
@@ -419,13 +419,13 @@ def _declared_type(application: Application[Any], journal: JournalSpec) -> type[
 
 def _declared_time(application: Application[Any], journal: JournalSpec) -> MessageTime | None:
     """Return where messages of a source have their time: `Application.message_time_of`."""
-    if all(one.time is None for one in sources_of(application)):
+    if all(source.time is None for source in sources_of(application)):
         return None
     return source_of(application, journal.name).message_time
 
 
 def sources_of(application: Any) -> list[Source[Any]]:
-    """Return the sources of an application's class, those of base classes first."""
+    """Return the sources of an application's class, beginning with its base classes."""
     return declared_in(type(application), (Source,))
 
 
@@ -435,7 +435,7 @@ def source_of(application: Application[Any], journal: str) -> Source[Any]:
     for source in sources:
         if source.has(journal):
             return source
-    names = ", ".join(one.name for one in sources)
+    names = ", ".join(source.name for source in sources)
     raise Invalid(
         f"no source of {type(application).__qualname__} has journal {journal}",
         path="sources",
@@ -447,8 +447,8 @@ def source_of(application: Application[Any], journal: str) -> Source[Any]:
 def _declared_uuid(application: Application[Any], journal: JournalSpec) -> str:
     """Return where messages of a source or output have their UUID: `Application.uuid_place_of`."""
     declared: list[Source[Any] | Output[Any]] = declared_in(type(application), (Source, Output))
-    given = next((one.uuid for one in declared if one.has(journal.name)), "")
-    return given or Application.uuid_place_of(application, journal)
+    place = next((entry.uuid for entry in declared if entry.has(journal.name)), "")
+    return place or Application.uuid_place_of(application, journal)
 
 
 def _keyed_journals(application: Application[Any]) -> LabelSelector | None:
@@ -457,33 +457,33 @@ def _keyed_journals(application: Application[Any]) -> LabelSelector | None:
     All sources have the same number of partitions, and shard N reads number N of each.
     """
     sources = declared_in(type(application), (Source,))
-    return next((one.selector for one in sources if one.key is not None), None)
+    return next((source.selector for source in sources if source.key is not None), None)
 
 
 def _key_place(application: Application[Any], journal: str) -> KeyPlace | None:
     """Return the keys that belong to a source journal: `Application.key_place`."""
-    places = (one.key_place(journal) for one in declared_in(type(application), (Source,)))
-    return next((one for one in places if one is not None), None)
+    places = (source.key_place(journal) for source in declared_in(type(application), (Source,)))
+    return next((place for place in places if place is not None), None)
 
 
 def _key_encoding(application: Application[Any]) -> KeyEncoding:
     """Return how keys of requests are encoded: `Application.key_encoding`."""
     sources = declared_in(type(application), (Source,))
-    return next((one.key_encoding for one in sources if one.key is not None), ANY)
+    return next((source.key_encoding for source in sources if source.key is not None), ANY)
 
 
 def declared_in(kind: type, of: tuple[type[_Declared[Any]], ...]) -> list[Any]:
-    """Return the declarations among the attributes of a class, those of base classes first."""
-    found: dict[str, Any] = {}
+    """Return the declarations among the attributes of a class, beginning with its base classes."""
+    declarations: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         for name, value in vars(base).items():
             if isinstance(value, of):
-                found[name] = value
+                declarations[name] = value
             else:
-                found.pop(name, None)  # A subclass replaces a declaration by another value.
+                declarations.pop(name, None)  # A subclass replaces a declaration by another value.
     unique: list[Any] = []
-    for value in found.values():
-        if not any(value is one for one in unique):
+    for value in declarations.values():
+        if not any(value is other for other in unique):
             unique.append(value)
     return unique
 

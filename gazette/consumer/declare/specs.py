@@ -1,6 +1,6 @@
 """Specifications of a declaration: journals, recovery logs and shards.
 
-No IO. `to_yaml` makes the same YAML that an operator would write.
+No IO. `journals_yaml` and `shards_yaml` return the YAML that an operator would write.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REPLICAS_MAX: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class SpecSettings:
-    """Settings for specifications that a declaration does not have: stores, replication and so on."""
+    """Settings of specifications that a declaration does not contain: stores, replication and so on."""
 
     stores: tuple[str, ...]
     """URLs of blob stores. Fragments are written to the first one, and read from all of them."""
@@ -104,9 +104,9 @@ def dead_letter_specs(declaration: Declaration, settings: SpecSettings) -> list[
 
 def shard_specs(declaration: Declaration, settings: SpecSettings) -> list[ShardSpec]:
     """Return the shards of `shards_of` with these settings. Raise ``Invalid``."""
-    log: dict[str, Any] = {}
+    log_fields: dict[str, Any] = {}
     if declaration.recovery_logs:
-        log = {
+        log_fields = {
             "recovery_log_prefix": f"{RECOVERY_DIRECTORY}/{declaration.slug}",
             "hint_prefix": f"{HINTS_DIRECTORY}/{declaration.slug}",
             "hint_backups": HINT_BACKUPS,
@@ -116,7 +116,7 @@ def shard_specs(declaration: Declaration, settings: SpecSettings) -> list[ShardS
             spec,
             max_txn_duration_ns=settings.max_txn_duration_ns,
             hot_standbys=settings.hot_standbys,
-            **log,
+            **log_fields,
         )
         for spec in shards_of(declaration)
     ]
@@ -148,7 +148,7 @@ def shards_yaml(declaration: Declaration, settings: SpecSettings) -> str:
 
 
 def fragment_spec(settings: SpecSettings, retention: int) -> FragmentSpec:
-    """Return the fragment settings of new journals. ``retention`` is in nanoseconds; 0: for ever."""
+    """Return the fragment settings of new journals. ``retention`` is in nanoseconds; 0: keep for ever."""
     return FragmentSpec(
         length=settings.fragment_bytes,
         codec=Codec.ZSTANDARD,

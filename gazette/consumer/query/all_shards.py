@@ -45,7 +45,7 @@ from gazette.runtime.tasks import TaskScope
 LIMIT: Final = 100
 LIMIT_MAX: Final = 1000
 _AT_ONCE: Final = 16
-"""Shards that one request asks at the same time: this bounds the memory of a long list."""
+"""Shards that one request asks at the same time. The limit bounds the memory of a long list."""
 
 ItemKey: TypeAlias = str | int
 
@@ -69,11 +69,11 @@ def gather_route(
     capability: int = Capability.READ,
     timeout_s: float | None = None,
 ) -> Callable[[Callable[[Any, Any, ShardRequest], Any]], ShardRoute]:
-    """Decorate a method that answers for one shard. ``combine`` makes one answer from those of all shards.
+    """Decorate a method that answers for one shard. ``combine`` makes one answer of all shards' values.
 
     ``combine`` gets the values that the method returned, in order of the shards' ids, and returns the
     answer. It runs on the event loop. Values travel between members as JSON: ``answer`` is their type,
-    such as ``dict[int, int]``. Without it, a value that JSON does not have is refused, with its path.
+    such as ``dict[int, int]``. Without ``answer``, a value that JSON does not have is refused, with its path.
     See `shard_route` for the other parameters and for errors. Raise ``Unavailable`` if a shard is disabled.
     """
     encoding: ValueEncoding[Any] = ValueEncoding(answer, path="gather_route.answer")
@@ -108,8 +108,8 @@ def list_route(
     """Decorate a method that lists items of one shard. The route lists the items of all shards, in pages.
 
     The method gets ``(self, store, page)``. It returns at most ``page.limit`` pairs of key and value
-    whose keys are above ``page.after``, in ascending order. ``key`` is their type, str or int. Text is
-    compared by code points, as by SQLite without a collation.
+    whose keys are above ``page.after``, in ascending order. ``key`` is the type of the keys, str or int.
+    Text is compared by code points, as by SQLite without a collation.
 
     The answer is ``{"items": [{"key": …, "value": …}, …], "next": KEY, "duplicates": […]}``. The next page
     is the same request with ``?after=KEY``; after the last page ``next`` is null. ``?limit=N`` may ask for
@@ -161,11 +161,11 @@ def _all_shards(collect: Callable[[ShardRequest], _Values | _Page]) -> AskShards
             nonlocal staleness_s
             async with gate:
                 own = {source.journal for source in spec.sources}
-                offsets = {name: at for name, at in read_through.items() if name in own}
+                offsets = {name: offset for name, offset in read_through.items() if name in own}
                 query = replace(asked.query, shard=spec.id, read_through=offsets)
-                found = await asked.ask(query)
-                staleness_s = max(staleness_s, found.staleness_s)
-                collected.add(number, found.value.body)
+                answered = await asked.ask(query)
+                staleness_s = max(staleness_s, answered.staleness_s)
+                collected.add(number, answered.value.body)
 
         async with TaskScope("all shards") as scope:
             for number, spec in enumerate(shards):
@@ -198,15 +198,15 @@ def _check_order(items: Sequence[Sequence[Any]], page: ListPage, kind: type[Item
     problem = ""
     if len(items) > page.limit:
         problem = f"more than the {page.limit} items that were asked for"
-    before = page.after
+    former_key = page.after
     for key, _ in items:
         if type(key) is not kind:
             problem = f"the key {key!r} is of another type than {kind.__name__}"
             break
-        if before is not None and not before < key:
-            problem = f"the key {key!r} is not above {before!r}"
+        if former_key is not None and not former_key < key:
+            problem = f"the key {key!r} is not above {former_key!r}"
             break
-        before = key
+        former_key = key
     if problem:
         raise Broken(
             f"the list of {page.request.route} cannot be continued: {problem}",
@@ -241,12 +241,13 @@ class _Page:
         self._is_cut = False
 
     def add(self, number: int, body: bytes) -> None:
-        found = self._decoder.decode(body)
-        # A shard that has returned as many as it may can have more.
-        self._is_cut = self._is_cut or len(found) >= self._limit
-        items = [*self._items, *((key, number, value) for key, value in found)]
+        pairs = self._decoder.decode(body)
+        # A shard that has returned as many items as the limit may have more.
+        self._is_cut = self._is_cut or len(pairs) >= self._limit
+        items = [*self._items, *((key, number, value) for key, value in pairs)]
         items.sort(key=lambda item: item[:2])
         if len(items) > self._limit:
+            # Keep all items of the last key, so that the next page can begin behind that key.
             last = items[self._limit - 1][0]
             kept = [item for item in items if item[0] <= last]
             self._is_cut = self._is_cut or len(kept) < len(items)
@@ -254,9 +255,9 @@ class _Page:
         self._items = items
 
     def result(self, shards: Sequence[str]) -> HttpAnswer:
-        following = self._items[-1][0] if self._is_cut and self._items else None
+        next_key = self._items[-1][0] if self._is_cut and self._items else None
         items = [{"key": key, "value": value} for key, _, value in self._items]
-        page = {"items": items, "next": following, "duplicates": self._duplicates(shards)}
+        page = {"items": items, "next": next_key, "duplicates": self._duplicates(shards)}
         return json_answer(msgspec.json.encode(page))  # Shards have checked the values.
 
     def _duplicates(self, shards: Sequence[str]) -> list[dict[str, Any]]:
@@ -268,7 +269,7 @@ class _Page:
 
 
 def _check(shards: Sequence[ShardSpec], offsets: Iterable[str]) -> None:
-    """Raise if a shard cannot answer, since the answer would miss its part."""
+    """Raise an error if a shard cannot answer: the combined answer would lack its part."""
     if not shards:
         raise NotFound("no shard exists", hint="Apply specifications of shards.")
     for spec in shards:

@@ -1,7 +1,7 @@
 """JSON of what an application answers, for clients in any language. Pure.
 
-A value of Python gets the form that JSON has for it: a key becomes text, and a tuple an array. A value whose
-form would not tell it from another is refused, with its path: two keys with one text, bytes, a set, NaN.
+A value of Python becomes the nearest value of JSON: a key becomes text, a tuple an array. A value is refused,
+with its path, if its JSON could stand for another value too: two keys with one text, bytes, a set, NaN.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ _decode: Final = msgspec.json.Decoder().decode
 
 
 def answer_json(value: Any) -> bytes:
-    """Return an answer as JSON. Raise ``InvalidValue``, with its path, for a part that JSON cannot tell."""
+    """Return an answer as JSON. Raise ``InvalidValue``, with its path, for a part that JSON cannot hold."""
     try:
         body = msgspec.json.encode(value)
-        # Most answers read back equal. This comparison costs a tenth of a walk through the value.
+        # Most answers read back equal. To compare costs a tenth of a walk through the value.
         if _decode(body) == value:
             return body
     except ENCODE_ERRORS:
         body = b""
     try:
-        found = _misfit(value, declared=False)
+        misfit = _misfit(value, declared=False)
     except RecursionError:
-        found = _SELF
-    if found is None and not body:
-        found = Misfit([], "cannot be written as JSON", "Return values that JSON has.")
-    if found is not None:
-        raise InvalidValue(found.reason, path=found.path("answer"), hint=found.advice)
+        misfit = _SELF
+    if misfit is None and not body:
+        misfit = Misfit([], "cannot be written as JSON", "Return values that JSON has.")
+    if misfit is not None:
+        raise InvalidValue(misfit.reason, path=misfit.path("answer"), hint=misfit.advice)
     return body
 
 
 def _misfit(value: Any, *, declared: bool) -> Misfit | None:
-    """Return the first part that JSON cannot tell, if any.
+    """Return the first part that JSON cannot represent; None without such a part.
 
     ``declared``: a class says the type of the part. Raise ``RecursionError`` for a value that holds itself.
     """
@@ -64,36 +64,36 @@ def _misfit(value: Any, *, declared: bool) -> Misfit | None:
     if isinstance(value, dict):
         return _dict_misfit(value, declared=declared)
     if isinstance(value, list | tuple):
-        return _first(((f"[{n}]", one) for n, one in enumerate(value)), declared=declared)
+        return _first(((f"[{index}]", part) for index, part in enumerate(value)), declared=declared)
     if isinstance(value, Enum):
         return _misfit(value.value, declared=declared)
     if (attributes := attributes_of(value)) is not None:
-        return _first(((f".{n}", one) for n, one in zip(*attributes, strict=True)), declared=True)
+        return _first(((f".{n}", part) for n, part in zip(*attributes, strict=True)), declared=True)
     return _leaf_misfit(value)
 
 
 def _first(parts: Iterable[tuple[str, Any]], *, declared: bool) -> Misfit | None:
     for step, part in parts:
-        if (found := _misfit(part, declared=declared)) is not None:
-            return found.below(step)
+        if (misfit := _misfit(part, declared=declared)) is not None:
+            return misfit.below(step)
     return None
 
 
 def _dict_misfit(value: dict[Any, Any], *, declared: bool) -> Misfit | None:
     texts: dict[str, Any] = {}
     for key, part in value.items():
-        found = _misfit(key, declared=declared)
-        if found is None and type(key) is not str:
-            found = _key_misfit(key)
-        if found is not None:
-            return Misfit([key_step(key)], f"has a key that {found.reason}", found.advice)
+        misfit = _misfit(key, declared=declared)
+        if misfit is None and type(key) is not str:
+            misfit = _key_misfit(key)
+        if misfit is not None:
+            return Misfit([key_step(key)], f"has a key that {misfit.reason}", misfit.advice)
         text = key if type(key) is str else _text_of_key(key)
         if text in texts:
             reason = f"has the text {text!r}, as the key {shown(texts[text])} has"
             return Misfit([key_step(key)], reason, "Return a list of pairs, or keys of one type.")
         texts[text] = key
-        if (found := _misfit(part, declared=declared)) is not None:
-            return found.below(key_step(key))
+        if (misfit := _misfit(part, declared=declared)) is not None:
+            return misfit.below(key_step(key))
     return None
 
 
@@ -101,8 +101,8 @@ def _key_misfit(key: Any) -> Misfit | None:
     try:
         _text_of_key(key)
     except ENCODE_ERRORS:
-        kind = type(key).__name__
-        return Misfit([], f"is of type {kind}, and has no text", "Return a list of pairs.")
+        type_name = type(key).__name__
+        return Misfit([], f"is of type {type_name}, and has no text", "Return a list of pairs.")
     return None
 
 

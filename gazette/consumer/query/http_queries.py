@@ -80,7 +80,7 @@ class HttpQueries:
             headers,
             await bounded_body(request),
         )
-        # Only members may send this header: drop it from other callers.
+        # Only members may send the header ``gazette-header-bin``: drop it from other callers.
         values = {name: value for name, value in headers.items() if not name.endswith("-bin")}
         return await route.answer(service, shard_request, values, claims)
 
@@ -94,7 +94,7 @@ class HttpQueries:
     def admit(self, path: str, metadata: Any) -> None:
         """Check the head of a call that passes a request on, before its message. Raise ``NotAllowed``.
 
-        Only the message names the route. So the head must have what every route requires.
+        Only the message names the route. So require the capabilities that all routes have in common.
         """
         del path
         capabilities = [route.capability for route in self._routes.values()]
@@ -119,7 +119,7 @@ class HttpQueries:
 
 
 def _joined(request: Request) -> dict[str, str]:
-    """Return the headers of a request. Join those of one name by commas, as HTTP does."""
+    """Return the headers of a request. Join headers of one name by commas, as HTTP does."""
     headers = request.headers
     return {
         name: ("; " if name == "cookie" else ", ").join(headers.getlist(name))
@@ -137,9 +137,9 @@ def _arguments(request: Request) -> dict[str, str]:
 
 
 def _with_head(methods: Iterable[str]) -> list[str]:
-    """Return methods as Starlette expects them: in capitals, and HEAD with GET."""
-    found = {method.upper() for method in methods}
-    return sorted(found | {"HEAD"} if "GET" in found else found)
+    """Return methods as Starlette expects them: in upper case, and with HEAD if GET is among them."""
+    names = {method.upper() for method in methods}
+    return sorted(names | {"HEAD"} if "GET" in names else names)
 
 
 async def error_answer(_request: Request, error: Exception) -> Response:

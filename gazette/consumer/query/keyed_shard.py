@@ -18,7 +18,7 @@ def one_reader(journal: JournalName, readers: Iterable[ShardSpec], covered: Labe
     for several.
     """
     shards = [
-        one.id for one in readers if not one.disable and covered.matches(one.labels_with_id())
+        spec.id for spec in readers if not spec.disable and covered.matches(spec.labels_with_id())
     ]
     # A caller whose token covers only some shards must not learn the partition either.
     if not shards and covered != EVERYTHING:

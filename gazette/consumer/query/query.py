@@ -31,14 +31,14 @@ class ShardQuery:
 
     shard: str
     read_through: Mapping[str, int] = field(default_factory=dict)
-    """Offsets of sources that the answer must reflect: callers read their own writes by them.
+    """Offsets of sources that the answer must reflect: by these, callers read their own writes.
 
-    A publish or an append returns such offsets. A standby cannot check them: only the primary answers.
+    A publish or an append returns such offsets. A standby cannot check offsets: only the primary answers.
     """
     max_staleness_s: float | None = None
     """Largest age in seconds of the state from which a hot standby may answer. None: the primary answers."""
     header: Header | None = None
-    """Set on a query that another member passed on: this member answers or refuses it."""
+    """Set on a query that another member passed on: this member answers or refuses the query."""
     claims: Claims = EVERYTHING
 
     def __post_init__(self) -> None:

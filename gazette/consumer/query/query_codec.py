@@ -2,7 +2,7 @@
 
 Names of a query:
 
-- ``gazette-max-staleness``: a hot standby may answer from a state of at most this age: ``2.5`` or ``2.5s``.
+- ``gazette-max-staleness``: largest age of the state of a hot standby that may answer: ``2.5`` or ``2.5s``.
 - ``gazette-read-through``: the offsets that the answer must reflect: ``journal=offset``, comma separated.
 - ``gazette-header-bin``: the `Header` of a query that one member passes on to another. gRPC only.
 
@@ -68,7 +68,7 @@ def of_shard(query: ShardQuery, shard: Any) -> ShardQuery:
 def read_through_of(text: str) -> dict[str, int]:
     """Decode ``journal=offset,…``. Raise ``Invalid``."""
     offsets: dict[str, int] = {}
-    for part in filter(None, (one.strip() for one in text.split(","))):
+    for part in filter(None, (pair.strip() for pair in text.split(","))):
         journal, _, offset = part.rpartition("=")
         if not journal or not is_digits(offset):
             raise Invalid(

@@ -23,8 +23,8 @@ _HINT: Final = "Correct it, and restart the application. Its shard goes on."
 def query_method(method: Callable[..., Any], parameters: Sequence[str]) -> Callable[..., Any]:
     """Return ``method`` wrapped, so that its errors name the line of the user's code.
 
-    Raise ``Invalid`` if it is no plain function, or cannot be called with ``parameters``. The wrapped
-    method logs an exception and raises ``ApplicationFailed`` for it. A `GazetteError` passes through.
+    Raise ``Invalid`` if ``method`` is no plain function, or cannot be called with ``parameters``. The wrapped
+    method logs an exception, and raises ``ApplicationFailed`` for it. A `GazetteError` passes through.
     """
     require_plain(method, parameters)
     name = method.__qualname__
@@ -36,9 +36,9 @@ def query_method(method: Callable[..., Any], parameters: Sequence[str]) -> Calla
         except GazetteError:
             raise
         except Exception as error:
-            failed = application_failed(name, error, hint=_HINT)
-            log.exception("%(error)s", {"error": failed}, exc_info=error)
-            raise failed from error
+            failure = application_failed(name, error, hint=_HINT)
+            log.exception("%(error)s", {"error": failure}, exc_info=error)
+            raise failure from error
 
     return call
 
@@ -53,8 +53,8 @@ def answering(route: str) -> Iterator[None]:
     try:
         yield
     except Invalid as error:
-        failed = ApplicationFailed(
+        failure = ApplicationFailed(
             f"the answer of {route} cannot be encoded: {error}", route=route, hint=error.hint
         )
-        log.error("%(error)s", {"error": failed})  # noqa: TRY400 - no line of the runtime is at fault.
-        raise failed from error
+        log.error("%(error)s", {"error": failure})  # noqa: TRY400 - no line of the runtime is at fault.
+        raise failure from error

@@ -26,7 +26,7 @@ class RunningQueries:
 
     @contextmanager
     def query(self, deadline: asyncio.Timeout) -> Iterator[None]:
-        """Register a query while the block runs: ``end`` brings its deadline forward."""
+        """Register a query while the block runs: ``end`` may then bring forward its ``deadline``."""
         self._deadlines[deadline] = None
         try:
             self._bound(deadline)
@@ -35,7 +35,7 @@ class RunningQueries:
             del self._deadlines[deadline]
 
     def end(self, reason: str, within_s: float = 0.0) -> None:
-        """End queries that run, and those that begin later, within ``within_s`` seconds."""
+        """End running queries, and queries that begin later, within ``within_s`` seconds."""
         until = asyncio.get_running_loop().time() + within_s
         if self._until is None or until < self._until:
             self._until, self._reason = until, reason
@@ -43,8 +43,8 @@ class RunningQueries:
                 self._bound(deadline)
 
     def _bound(self, deadline: asyncio.Timeout) -> None:
-        present = deadline.when()
-        if self._until is not None and (present is None or self._until < present):
+        when = deadline.when()
+        if self._until is not None and (when is None or self._until < when):
             deadline.reschedule(self._until)
 
     def leaving(self, **facts: Any) -> Unavailable:

@@ -63,7 +63,7 @@ class KeyedJournals(Protocol):
 
 
 class LocalMember(Protocol):
-    """The part of a `ClusterMember` that its queries use. They do not know etcd."""
+    """The part of a `ClusterMember` that its queries use. Queries do not know etcd."""
 
     settings: ConsumerSettings
     peers: Channels
@@ -128,8 +128,8 @@ class ShardCaller:
     def partitions(self, selector: LabelSelector) -> PartitionWatch:
         """Return a watch of the matching journals, for mapping functions to choose from.
 
-        It is empty until brokers answer for the first time: ``await partitions.ready()`` where a request
-        needs the journals.
+        The watch is empty until brokers answer for the first time: ``await partitions.ready()`` where a
+        request needs the journals.
         """
         key = str(selector)
         watch = self._partitions.get(key)
@@ -180,8 +180,7 @@ class ShardCaller:
     ) -> QueryResult[T]:
         """Have a shard answer, and say which member did: see `QueryRouter.ask`.
 
-        ``timeout_s`` defaults to the settings'. A member that is starting answers once it
-        knows its cluster.
+        ``timeout_s`` defaults to ``query_timeout_s``. A starting member answers once it knows its cluster.
         """
         left_s = await self._await_start(timeout_s)
         if self.running_queries.ended:
@@ -191,7 +190,7 @@ class ShardCaller:
     async def shard_of_key(
         self, key: Any, *, claims: Claims = EVERYTHING, timeout_s: float | None = None
     ) -> str:
-        """Return the id of the shard that reads messages with a key, of those that ``claims`` cover.
+        """Return the id of the shard that reads messages with a key, among the shards that ``claims`` cover.
 
         Map the key to a partition of `Application.keyed_journals`, as publishers do. Read a text as the
         declared type of the key (`Application.key_encoding`). Raise ``Invalid`` if that fails, if the
@@ -213,13 +212,13 @@ class ShardCaller:
                 f"no broker has listed the partitions of keys within {left_s:.3g} s",
                 hint="Check that brokers run at --broker.address.",
             ) from error
-        journal = modulo_mapping(partitions, lambda one: one)(encoded).journal
+        journal = modulo_mapping(partitions, lambda key: key)(encoded).journal
         return one_reader(journal, self.shards_with_source(journal), claims.selector)
 
     async def all_shards(self, *, timeout_s: float | None = None) -> Sequence[ShardSpec]:
         """Return the specifications of all shards, by id.
 
-        Raise ``Unavailable`` if the member does not know them in time. ``timeout_s`` defaults to
+        Raise ``Unavailable`` if the member does not know its cluster in time. ``timeout_s`` defaults to
         ``query_timeout_s``.
         """
         await self._await_start(timeout_s)
@@ -239,14 +238,14 @@ class ShardCaller:
     async def _await_start(self, timeout_s: float | None) -> float:
         """Wait until the member knows its cluster. Return the seconds of ``timeout_s`` that are left."""
         seconds = self.query_timeout_s if timeout_s is None else timeout_s
-        begun, member = self.clock.monotonic(), self._member
+        begun_at, member = self.clock.monotonic(), self._member
         if not self._started.is_set():
             with suppress(TimeoutError):
                 async with timeout(seconds):
                     await first_of(self._started, member.stopping, member.failed)
             if not self._started.is_set():
                 raise Unavailable(f"the consumer is {member.phase}")
-        return max(0.0, seconds - (self.clock.monotonic() - begun))
+        return max(0.0, seconds - (self.clock.monotonic() - begun_at))
 
 
 class Answerer(Protocol[AnswerT]):
@@ -287,7 +286,7 @@ class Question(Generic[T]):
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left."""
+        """Seconds that are left of the query's time-out."""
         return max(0.0, self._until - asyncio.get_running_loop().time())
 
     async def ask(self, query: ShardQuery) -> QueryResult[T]:

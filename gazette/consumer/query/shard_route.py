@@ -42,7 +42,7 @@ class ShardRequest(msgspec.Struct, frozen=True):
     route: str
     """The route's path as given to ``add_route``."""
     method: str
-    """``GET``, ``POST`` or another one that ``add_route`` allows."""
+    """``GET``, ``POST`` or another method of the route."""
     path: Mapping[str, str]
     """Parameters of the route's path."""
     query: Mapping[str, str]
@@ -96,14 +96,14 @@ def shard_route(
 ) -> Callable[[Callable[[Any, Any, ShardRequest], Any]], ShardRoute]:
     """Decorate a method that answers an HTTP route. See `shard_rpc` for the other parameters.
 
-    A method of an `Application` is served at ``path``. Without one, pass the method to ``add_route``.
+    A method of an `Application` is served at ``path``. Without a path, pass the method to ``add_route``.
     ``key`` finds the shard as publishers find the partition of a message with that key. Otherwise
-    ``shard(request)`` returns its id, by default the parameter ``shard``.
+    ``shard(request)`` returns the id of the shard, by default the parameter ``shard``.
 
     The method gets ``(self, store, request)`` on a thread of the member that answers. It returns a
-    Starlette ``Response``, or a value that JSON can tell: see `answer_json`. Errors of our tree become
-    statuses: ``NotFound`` 404, ``Invalid`` 400, ``NotAllowed`` 401, others 500. A shard that does
-    not answer in time, and a member that leaves its cluster, answer 503 with ``Retry-After``.
+    Starlette ``Response``, or a value that JSON can represent: see `answer_json`. A `GazetteError` becomes
+    a status: ``NotFound`` 404, ``Invalid`` 400, ``NotAllowed`` 401, others 500. If a shard does not answer
+    in time, or the member leaves its cluster, the status is 503 with ``Retry-After``.
     Raise ``Invalid`` for parameters that do not fit together.
     """
     of_key = partial(key_of, key) if isinstance(key, str) else key
@@ -121,10 +121,10 @@ def shard_route(
 
 def key_of(name: str, request: ShardRequest) -> str:
     """Return the parameter of a request that is the key. Raise ``Invalid`` without it."""
-    found = request.path.get(name, request.query.get(name))
-    if found is None:
+    value = request.path.get(name, request.query.get(name))
+    if value is None:
         raise Invalid(f"the request has no parameter {name}", path=name, hint=f"Add ?{name}=….")
-    return found
+    return value
 
 
 def checked_path(path: object) -> str:
@@ -143,7 +143,7 @@ class ShardRoute:
     """A route made by a decorator: a descriptor of its class. With ``instance``, the route of one object."""
 
     path: str
-    """Path that the decorator gives; empty if ``add_route`` does."""
+    """Path that the decorator gives; empty if ``add_route`` gives the path."""
     methods: Iterable[str]
     capability: int
     """Capability that the token of a caller needs."""
@@ -170,10 +170,10 @@ class ShardRoute:
         self, service: ShardCaller, request: ShardRequest, values: Values, claims: Claims
     ) -> QueryResult[HttpAnswer]:
         """Have shards answer. Raise as `QueryRouter.ask` does."""
-        asked = Question(service, self, request, query_of(values, claims))
+        question = Question(service, self, request, query_of(values, claims))
         if request.shard:  # Another member has found the shard and passed the request on.
-            return await asked.ask(of_shard(asked.query, request.shard))
-        return await self.ask_shards(asked)
+            return await question.ask(of_shard(question.query, request.shard))
+        return await self.ask_shards(question)
 
     def serve(self, store: Any, request: ShardRequest, query: ShardQuery) -> HttpAnswer:
         """Return what a shard answers. Called on a thread."""
@@ -194,9 +194,9 @@ class ShardRoute:
 
 
 def routes_of(instance: Any) -> list[ShardRoute]:
-    """Return the methods of an object whose decorators give them a path, by name."""
-    kind = type(instance)
-    names = [name for name in dir(kind) if isinstance(getattr(kind, name, None), ShardRoute)]
+    """Return the methods of an object whose decorators give a path, ordered by name."""
+    cls = type(instance)
+    names = [name for name in dir(cls) if isinstance(getattr(cls, name, None), ShardRoute)]
     bound: list[ShardRoute] = [getattr(instance, name) for name in names]
     return [route for route in bound if route.path]
 

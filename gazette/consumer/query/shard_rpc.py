@@ -9,8 +9,8 @@
             return CountResponse(n=store.count(request.word))
 
 The method is called on a thread of the member that answers, with that shard's store. Any member
-takes the call: it authorizes the caller, finds the shard, and serves the call or passes it on. It
-waits through a fail-over.
+takes the call: the member authorizes the caller, finds the shard, and serves the call or passes it on.
+The call waits through a fail-over.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def shard_rpc(
 ) -> Callable[[Callable[[Any, Any, RequestT], ResponseT]], ShardRpc[RequestT, ResponseT]]:
     """Decorate a unary method of a servicer. ``stub`` is the generated client class of the service.
 
-    ``key`` is the name of a request's field, or a function of the request. It finds the shard as
+    ``key`` is the name of a request's field, or a function of the request. The key finds the shard as
     publishers find the partition of a message with that key. Otherwise ``shard(request)`` returns the
     shard's id, by default the request's field ``shard``. With authentication, a caller needs
     ``capability`` for that shard. ``timeout_s`` bounds the wait for a shard (default:
@@ -78,7 +78,7 @@ def shard_rpc(
 
 @dataclass
 class ShardRpc(Generic[RequestT, ResponseT]):
-    """A method made by ``@shard_rpc``: a descriptor of its class. With ``instance``, that of one servicer."""
+    """A method made by ``@shard_rpc``: a descriptor of its class. ``instance``: its servicer, once bound."""
 
     method: Callable[[Any, Any, RequestT], ResponseT]
     stub: Callable[[Any], Any]
@@ -112,8 +112,8 @@ class ShardRpc(Generic[RequestT, ResponseT]):
             query = query_of(values_of(metadata), claims)
             if query.header is None and (header := _header_of(request)) is not None:
                 query = replace(query, header=header)
-            asked = Question(service, self, request, query)
-            return await asked.ask(of_shard(query, await self.find(asked)))
+            question = Question(service, self, request, query)
+            return await question.ask(of_shard(query, await self.find(question)))
 
         return await answer_call(context, answer)
 
@@ -128,10 +128,10 @@ class ShardRpc(Generic[RequestT, ResponseT]):
     ) -> QueryResult[ResponseT]:
         """Ask a shard from this process. Raise as `QueryRouter.ask` does."""
         query = ShardQuery(shard or "", read_through or {}, max_staleness_s, None, claims)
-        asked = Question(service_of(self.instance), self, request, query)
+        question = Question(service_of(self.instance), self, request, query)
         if shard is None:
-            query = replace(query, shard=await self.find(asked))
-        return await asked.ask(query)
+            query = replace(query, shard=await self.find(question))
+        return await question.ask(query)
 
     def serve(self, store: Any, request: RequestT, query: ShardQuery) -> ResponseT:
         """Return what a shard answers. Called on a thread."""
@@ -165,10 +165,10 @@ def service_of(instance: Any) -> ShardCaller:
 
 def _takes_header(message: Any) -> bool:
     fields = getattr(getattr(message, "DESCRIPTOR", None), "fields_by_name", {})
-    kind = getattr(fields.get("header"), "message_type", None)
-    return kind is not None and kind.full_name == _HEADER_TYPE
+    header_type = getattr(fields.get("header"), "message_type", None)
+    return header_type is not None and header_type.full_name == _HEADER_TYPE
 
 
 def _header_of(message: Any) -> Header | None:
-    given = _takes_header(message) and message.HasField("header")
-    return Header.from_pb(message.header) if given else None
+    has_header = _takes_header(message) and message.HasField("header")
+    return Header.from_pb(message.header) if has_header else None

@@ -7,8 +7,8 @@ Three things may stand still:
   the lease for a minute.
 - *The process*, in one call into C that keeps the interpreter lock. Nothing of the process runs.
 
-The watch has its own thread, which runs while other threads stand still, except in the third case. So
-it also reports a call that never returns.
+The watch has its own thread, which runs while other threads stand still, except in the third case. So the
+watch also reports a call that never returns.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 REPEAT_S: Final = 60.0
 """Seconds between two warnings of the same call."""
 _LOOKS: Final = 4
-"""Number of looks within the time that a call may take."""
+"""Number of looks within the time after which a call is reported."""
 _SHARE: Final = 3
-"""Renewals of the lease within its length. A call that takes longer than one part delays a renewal."""
+"""Renewals of the lease within its length. A call that takes longer than this share delays a renewal."""
 
 
 @dataclass(slots=True)
@@ -60,8 +60,8 @@ class _Probe:
 class CallbackWatch:
     """Watch over the running callbacks of a member's shards, and over the event loop that serves them.
 
-    A call is reported after a third of the lease, counted from the first look that finds it. So it may
-    have run for a quarter longer than that.
+    A call is reported after a third of the lease, counted from the first look that finds the call. So the
+    call may have run for up to a quarter longer.
     """
 
     def __init__(self, clock: Clock, lease_ttl_s: float) -> None:
@@ -112,13 +112,13 @@ class CallbackWatch:
         now = self._clock.monotonic()
         with self._lock:
             shards = list(self._running)
-        before, self._looked_at = self._looked_at, now
-        if before is not None and now - before - self.interval_s >= self._limit_s:
-            self._warn_of_process(now - before - self.interval_s, shards)
-            self._probe = None  # The loop stood still too: the warning covers it.
+        last_look_at, self._looked_at = self._looked_at, now
+        if last_look_at is not None and now - last_look_at - self.interval_s >= self._limit_s:
+            self._warn_of_process(now - last_look_at - self.interval_s, shards)
+            self._probe = None  # The loop stood still too: this warning covers the loop.
         for running in shards:
             self._look_at(running, now)
-        self._seen = {one: self._seen[one] for one in shards if one in self._seen}
+        self._seen = {shard: self._seen[shard] for shard in shards if shard in self._seen}
         if self._loop is not None:
             self._look_at_loop(self._loop, now)
 
@@ -173,10 +173,10 @@ class CallbackWatch:
             )
 
     def _warn_of_process(self, seconds: float, shards: list[RunningCallback]) -> None:
-        calls = [(one, one.call) for one in shards]
-        what = "; ".join(
-            f"shard {one.shard_id} runs {one.callback}{_where(one.thread, call)}"
-            for one, call in calls
+        calls = [(shard, shard.call) for shard in shards]
+        running_calls = "; ".join(
+            f"shard {shard.shard_id} runs {shard.callback}{_where(shard.thread, call)}"
+            for shard, call in calls
             if call is not None
         )
         log.warning(
@@ -187,7 +187,7 @@ class CallbackWatch:
             {
                 "seconds": seconds,
                 "lease": self._lease_s,
-                "what": what or "no callback of a shard runs",
+                "what": running_calls or "no callback of a shard runs",
             },
             extra={"cause": "process that stood still"},
         )

@@ -1,8 +1,8 @@
-"""Hints of a shard in etcd: a recovery reads them, the primary writes them, and older ones are backups.
+"""Hints of a shard in etcd: a recovery reads them, the primary writes them, and older hints are backups.
 
 {hint_prefix}/{shard}.primary      written by the primary from time to time
 {hint_prefix}/{shard}.backup.0     what the last promotion recovered from
-{hint_prefix}/{shard}.backup.N     … and those before it
+{hint_prefix}/{shard}.backup.N     what earlier promotions recovered from
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def checked_hints(value: bytes, recovery_log: str) -> FSMHints:
 
 
 async def read_hints(etcd: Etcd, spec: ShardSpec, check: bool = True, /) -> tuple[StoredHints, ...]:
-    """Read all slots of a shard at one revision: the primary's, then the backups.
+    """Read all slots of a shard's hints at one revision: the primary's slot, then the backups.
 
     Without ``check``, decode only short values, for callers that only move values. Raise ``Unavailable``.
     """
@@ -98,16 +98,16 @@ async def _computed(size: int, fn: Callable[P, T], *args: P.args, **kwargs: P.kw
 def usable_hints(stored: tuple[StoredHints, ...], spec: ShardSpec) -> tuple[FSMHints, ...]:
     """Return the hints to recover from, best first. For a new shard, return empty hints.
 
-    The later hints serve if the log has lost bytes that the earlier ones need. Skip damaged hints
+    A recovery uses later hints if the log has lost bytes that earlier hints need. Skip damaged hints
     with a warning. If *all* stored hints are damaged, raise ``Corrupt``: to start from nothing would
     drop the shard's state.
     """
-    usable = list(dict.fromkeys(one.hints for one in stored if one.hints is not None))
-    damaged = [one for one in stored if one.error]
-    for bad in damaged:
+    usable = list(dict.fromkeys(slot.hints for slot in stored if slot.hints is not None))
+    damaged = [slot for slot in stored if slot.error]
+    for slot in damaged:
         log.warning(
             "hints %(key)s of shard %(shard)s are damaged: %(error)s",
-            {"key": bad.key, "shard": spec.id, "error": bad.error},
+            {"key": slot.key, "shard": spec.id, "error": slot.error},
         )
     if usable:
         # Hints without files make a player read the log from its first byte: hints with files are better.
@@ -116,7 +116,7 @@ def usable_hints(stored: tuple[StoredHints, ...], spec: ShardSpec) -> tuple[FSMH
         raise Corrupt(
             f"no hints of the shard can be used: {damaged[0].error}",
             shard=spec.id,
-            keys=", ".join(one.key for one in damaged),
+            keys=", ".join(slot.key for slot in damaged),
             hint="Restore one of these keys. Delete them all only to start the shard from nothing.",
         )
     return (FSMHints(log=spec.recovery_log),)
@@ -132,23 +132,23 @@ async def store_recorded_hints(
 ) -> bool:
     """Write the primary's hints if this member still is the primary. Return True if it was.
 
-    Also write them into backups without hints, or with hints without files: a log cannot be pruned
-    while such a backup exists, and otherwise each promotion would fill only one. The comparison of
-    the assignment's revision drops a zombie's hints. ``size`` warns of large hints. Raise
-    ``Unavailable``. Raise ``Invalid`` for hints that are larger than etcd accepts.
+    Also write the hints into each backup that has none, or hints without files: a log cannot be pruned
+    while such a backup exists, and each promotion fills only one. The comparison of the assignment's
+    revision keeps a zombie from writing. ``size`` warns of large hints. Raise ``Unavailable``. Raise
+    ``Invalid`` for hints that are larger than etcd accepts.
     """
-    ours = Compare.create_revision(assignment_key, "=", create_revision)
+    still_assigned = Compare.create_revision(assignment_key, "=", create_revision)
     form, value = await _encoded(hints)
     if size is not None:
         size.note(spec, hints, form, len(value))
-    result = await etcd.txn((ours,), (Op.put(spec.hint_primary_key, value),))
+    result = await etcd.txn((still_assigned,), (Op.put(spec.hint_primary_key, value),))
     if not result.succeeded or not hints.live_nodes or not spec.hint_backup_keys:
         return result.succeeded
     for slot in (await read_hints(etcd, spec, False))[1:]:
         if _is_empty(slot):
-            # One transaction for each slot: all of them may be more than etcd accepts. A slot that was
-            # written meanwhile keeps its value.
-            await etcd.txn((ours, _unchanged(slot)), (Op.put(slot.key, value),))
+            # One transaction for each slot: all slots together may be more than etcd accepts. A slot
+            # that was written meanwhile keeps its value.
+            await etcd.txn((still_assigned, _unchanged(slot)), (Op.put(slot.key, value),))
     return True
 
 
@@ -168,11 +168,10 @@ async def store_recovered_hints(
 ) -> None:
     """Write the hints of this recovery into the first backup, and move each backup on by one.
 
-    Hints without files, those of a shard's first owner, get no backup: they need the log from its
-    first byte on, and so the log could never be pruned. Retry, whatever etcd answers, until it is
-    done or the assignment is gone: pruning relies on the backups, and the shard serves meanwhile.
-    Raise ``Invalid`` for hints that are larger than etcd accepts. A cancelled call may have
-    written them.
+    Hints without files, those of a shard's first owner, get no backup: such hints need the log from its first
+    byte on, and so the log could never be pruned. Whatever etcd answers, retry until the hints are written or
+    the assignment is gone: pruning relies on the backups, and the shard serves meanwhile. Raise ``Invalid``
+    for hints that are larger than etcd accepts. A cancelled call may have written the hints.
     """
     if not spec.hint_backup_keys or not hints.live_nodes:
         return
@@ -206,11 +205,11 @@ async def _moved(etcd: Etcd, assignment_key: str, create_revision: int) -> bool:
 async def _rotate(
     etcd: Etcd, spec: ShardSpec, value: bytes, assignment_key: str, create_revision: int
 ) -> bool:
-    """Move backups on by one, and write the first one. Return False if a backup was changed meanwhile.
+    """Move backups on by one, and write the first backup. Return False if one was changed meanwhile.
 
     Write each slot in its own transaction, since all together may be more than etcd accepts. Write
     the last slot first: so every value is in some slot at each moment. Two equal neighbours show
-    that an earlier rotation was interrupted there: continue it.
+    that an earlier rotation was interrupted there: continue that rotation.
     """
     backups = (await read_hints(etcd, spec, False))[1:]
     if backups[0].value == value:
@@ -220,10 +219,10 @@ async def _rotate(
         last += 1
         if backups[last].value == backups[last - 1].value:
             break
-    ours = Compare.create_revision(assignment_key, "=", create_revision)
+    still_assigned = Compare.create_revision(assignment_key, "=", create_revision)
     values = [value, *(slot.value for slot in backups[:last])]
-    for slot, moved in reversed(list(zip(backups[: last + 1], values, strict=True))):
-        result = await etcd.txn((ours, _unchanged(slot)), (Op.put(slot.key, moved),))
+    for slot, new_value in reversed(list(zip(backups[: last + 1], values, strict=True))):
+        result = await etcd.txn((still_assigned, _unchanged(slot)), (Op.put(slot.key, new_value),))
         if not result.succeeded:
             return False
     return True

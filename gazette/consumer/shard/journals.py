@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _NOT_FOUND_MAX: Final = 5
-"""Look-ups before a journal counts as absent: a broker may not know a new journal yet."""
+"""Look-ups after which a journal counts as absent: a broker may not know a new journal yet."""
 
 
 async def retried(call: Callable[[], Awaitable[T]], what: str, shard_id: str, clock: Clock) -> T:
@@ -62,7 +62,7 @@ class ShardJournals:
         await self._check(name, "recovery log", CONTENT_RECOVERY_LOG)
 
     async def check_dead_letters(self, name: str) -> None:
-        """Check the dead-letter journal. Raise ``NotFound``, or ``Invalid`` if it has other content."""
+        """Check the dead-letter journal. Raise ``NotFound``, or ``Invalid`` if its label differs."""
         await self._check(name, "dead-letter journal", CONTENT_JSON_LINES)
 
     async def _check(self, name: str, what: str, content_type: str) -> None:
@@ -77,7 +77,7 @@ class ShardJournals:
             )
 
     async def _found(self, name: str, what: str, hint: str) -> ListedJournal:
-        unknown, call = 0, RepeatedCall()
+        not_found, call = 0, RepeatedCall()
 
         async def look_up() -> ListedJournal:
             waits = self._client.waits
@@ -98,10 +98,10 @@ class ShardJournals:
                     self._clock,
                 )
             except NotFound as error:
-                unknown += 1
-                if unknown == _NOT_FOUND_MAX:
+                not_found += 1
+                if not_found == _NOT_FOUND_MAX:
                     raise NotFound(
                         f"{what} {name} does not exist",
                         hint=f"{hint} Then: gazctl shards unassign --failed.",
                     ) from error
-            await self._clock.sleep(0.025 * 2**unknown)
+            await self._clock.sleep(0.025 * 2**not_found)

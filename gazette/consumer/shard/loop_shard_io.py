@@ -35,7 +35,7 @@ _POLL_S: Final = 1.0
 
 
 class Progress:
-    """Offsets that the shard's transactions have read through, and at which they published.
+    """Offsets that the shard's transactions have read through, and offsets at which they published.
 
     Offsets never go back during the life of one primary.
     """
@@ -57,16 +57,16 @@ class Progress:
 
     def has(self, offsets: Mapping[str, int]) -> bool:
         """Return True if every journal of ``offsets`` was read up to its offset."""
-        return all(self.read_through.get(journal, 0) >= at for journal, at in offsets.items())
+        return all(self.read_through.get(name, 0) >= offset for name, offset in offsets.items())
 
     def describe(self, offsets: Mapping[str, int]) -> str:
-        """Return which of ``offsets`` are not read through yet, and why if known; empty if all are."""
+        """Return which of ``offsets`` are not read through yet, and why if known; empty without any."""
         sentences = []
         for journal, wanted in offsets.items():
-            at = self.read_through.get(journal, 0)
-            if at >= wanted:
+            read_to = self.read_through.get(journal, 0)
+            if read_to >= wanted:
                 continue
-            sentences.append(f"it has read {journal} up to {at}, and {wanted} is asked for")
+            sentences.append(f"it has read {journal} up to {read_to}, and {wanted} is asked for")
             if journal in self.missing:
                 begin, end = self.missing[journal]
                 sentences.append(
@@ -107,7 +107,7 @@ class LoopShardIO:
         poison_policy: PoisonPolicy | None,
         wait: Waiter,
     ) -> None:
-        """Make it on the event loop. ``wait`` blocks the transactor's thread until a future is done."""
+        """Call this on the event loop. ``wait`` blocks the transactor's thread until a future is done."""
         self._parts = parts
         self._id, self._fqn = parts.shard.id, parts.shard.fqn
         self._inbox = inbox
@@ -240,9 +240,9 @@ class LoopShardIO:
         metrics.TX_COUNT.inc()
         metrics.TX_MESSAGES.inc(transaction.messages)
         metrics.CONSUMED_BYTES.inc(transaction.bytes)
-        for phase, kind, name in metrics.PHASES:
+        for phase, phase_type, name in metrics.PHASES:
             seconds = max(0.0, getattr(phases, name))
-            metrics.PHASE_SECONDS.labels(fqn, phase, kind).inc(seconds)
+            metrics.PHASE_SECONDS.labels(fqn, phase, phase_type).inc(seconds)
             if (deprecated := metrics.TX_PHASES.get(name)) is not None:
                 deprecated.inc(seconds)
                 metrics.TX_SECONDS.inc(seconds)

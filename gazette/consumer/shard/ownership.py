@@ -1,13 +1,13 @@
 """Checks in etcd that a shard still belongs to this member, made before it sets a fence.
 
-A fence, in the registers of a recovery log or in a row of a database, stops the owner before. It knows
+A fence, in the registers of a recovery log or in a row of a database, stops the owner before. A fence knows
 nothing of assignments: an owner that was just replaced and sets its fence late would stop its successor.
 So a linearizable read of the assignment precedes each fence:
 
     A assigned ─► A asks: still mine ─► A deleted, B assigned ─► B asks: mine ─► B's fence ─► A's fence, late
 
-etcd and the fence cannot be changed in one step, so the last arrow remains possible. Each owner can
-set at most one such late fence: before the next one it asks again, and the answer is no. B fails with
+etcd and the fence cannot be changed in one step, so the last arrow remains possible. Each owner can set at
+most one such late fence: before its next fence it asks again, and the answer is no. B fails with
 ``Fenced`` at its next commit. B is still assigned and is restarted (see
 `gazette.consumer.shard.restarts`): its new fence is the last one.
 """
@@ -28,7 +28,7 @@ from gazette.runtime.timeouts import timeout
 HEARING_TIMEOUT_S: Final = 60.0
 """Seconds that a shard whose assignment is gone waits until its member stops it.
 
-The member stops it when the change arrives. A member that gets no changes loses its lease well before.
+The member stops the shard when the change arrives. A member that gets no changes loses its lease well before.
 """
 
 
@@ -54,7 +54,7 @@ class Ownership:
         self._ended = ended
 
     async def require(self) -> None:
-        """Raise ``Closed`` unless the shard is assigned to this member after the begin of this call.
+        """Raise ``Closed`` unless the shard is assigned to this member at a moment within this call.
 
         Retry while etcd is away, until the lease ends the shard. Cancellation changes nothing.
         """
@@ -69,7 +69,7 @@ class Ownership:
             if kv is not None and kv.create_revision == assignment.raw.create_revision:
                 self.require_running()
                 return
-            # Wait until the member hears of it and stops the shard: so the shard does not count as failed.
+            # Wait until the member sees the change and stops the shard: so it does not count as failed.
             try:
                 async with timeout(HEARING_TIMEOUT_S):
                     await self._ended.wait()

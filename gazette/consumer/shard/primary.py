@@ -58,10 +58,9 @@ INBOX_BYTES: Final = 4 << 20
 
 
 class Primary:
-    """The parts of a shard while it is primary. Loop-bound. Made once the shard owns its log, if any.
+    """The parts of a shard while it is primary. Loop-bound. Made once the shard owns its log, if it has one.
 
-    ``spec`` is the specification with which the shard was created. ``assignment_of`` returns the
-    shard's assignment.
+    ``spec`` is the specification when the shard was created. ``assignment_of`` returns its assignment.
     """
 
     def __init__(
@@ -84,8 +83,8 @@ class Primary:
         self._shard = shard
         self._spec = spec
         self._assignment_of = assignment_of
-        brings = isinstance(context.application, MessageProducer)
-        self._sources: tuple[ShardSource, ...] = () if brings else shard.spec.sources
+        brings_messages = isinstance(context.application, MessageProducer)
+        self._sources: tuple[ShardSource, ...] = () if brings_messages else shard.spec.sources
         self._journals: dict[str, ListedJournal] = {}
         """The sources, as they were listed before the store was opened."""
         self._recorder: Recorder | None = None
@@ -114,11 +113,10 @@ class Primary:
             # Queries wait for all of these steps, from the opening of the store on.
             scope.spawn(self._find_sources(journals), name="sources")
             if recovered is not None and recovered.fsm.last_log != self._spec.recovery_log:
-                await (
-                    self._parts.ownership.require()
-                )  # The state is from another log: the recorder will fence this one.
+                # The state is from another log: the recorder will fence the log of the specification.
+                await self._parts.ownership.require()
             store = await self.thread.run(lambda: self._open_store(recovered))
-            # Ask only now: `new_store` may have taken any time.
+            # Ask only now, before `restore_checkpoint` may set a fence: `new_store` may take any time.
             await self._parts.ownership.require()
             checkpoint = await self.thread.run(lambda: self._restore(store))
             if self._poison_policy is not None:
@@ -130,8 +128,8 @@ class Primary:
         for source in self._sources:
             offset = max(source.min_offset, read_through.get(source.journal, 0))
             self._decoders[source.journal] = self._new_decoder(source.journal, offset)
-        # Bytes of a source before its minimum offset are never read.
-        self._parts.progress.update({one.journal: one.begin for one in self._decoders.values()}, {})
+        # Bytes before the minimum offset of a source are never read: let no query wait for them.
+        self._parts.progress.update({d.journal: d.begin for d in self._decoders.values()}, {})
         self._transactor = self._new_transactor()
         return checkpoint
 
@@ -164,7 +162,7 @@ class Primary:
         """Restore the checkpoint: the store may set its fence here. On the shard's thread."""
         shard, application = self._shard, self._context.application
         hit("promotion.fencing", shard.id)
-        # This step may have waited behind a callback. A fence now would stop a new owner.
+        # This step may have waited behind a callback: a fence of a former owner would stop the new owner.
         self._parts.ownership.require_running()
         with application_code("Store.restore_checkpoint", self.running):
             checkpoint = store.restore_checkpoint(shard)
@@ -236,7 +234,7 @@ class Primary:
             try:
                 transactor.run(checkpoint)
             except Closed:
-                if not self._parts.ended.is_set():
+                if not self._parts.ended.is_set():  # Otherwise the shard has ended: no error.
                     raise
 
         await self.thread.run(run)
@@ -255,8 +253,7 @@ class Primary:
     async def call(self, fn: Callable[[], T]) -> T:
         """Run a function on the shard's thread, between two steps of a transaction, once transactions run.
 
-        Raise ``Closed`` when the shard has ended, and what ``fn`` raises. After a cancellation ``fn``
-        may still run.
+        Raise ``Closed`` when the shard has ended, or what ``fn`` raises. Cancellation: ``fn`` may still run.
         """
         future: OpFuture[T] = OpFuture()
         self._inbox.put(Call(fn, future))
@@ -265,7 +262,7 @@ class Primary:
     async def keep_backup_hints(self) -> None:
         """Store the hints of this recovery as a backup. Return at once for a shard without a log.
 
-        The shard serves meanwhile: until then, the former hints recover the same state from more of the log.
+        The shard serves meanwhile: the former hints recover the same state, and read more of the log.
         """
         context = self._context
         if self._recovered_hints is None or not context.hint_keys.allows(self._spec.hint_prefix):
@@ -306,12 +303,13 @@ class Primary:
             )
             return
         size = HintsSize()
-        stored: FSMHints | None = None
+        last_stored: FSMHints | None = None
         while True:
             await context.clock.sleep(context.settings.hints_interval_s)
             hints, flushed = await self.call(recorder.snapshot_hints)
-            if hints == stored:
+            if hints == last_stored:
                 continue  # An idle shard does not write to etcd.
+            # The hints name operations. Do not store hints before the log has these operations.
             await await_future(flushed)
             await reach("hints.storing", self._shard.id, context.clock)
             assignment = self._assignment_of()
@@ -324,9 +322,9 @@ class Primary:
                     assignment.raw.create_revision,
                     size,
                 ):
-                    stored = hints
+                    last_stored = hints
             except GazetteError as error:
-                # Continue whatever etcd answers: the shard serves, and a recovery only reads more.
+                # Continue, whatever etcd answers: the shard serves, and a recovery only reads more.
                 log.warning(
                     "hints of shard %(shard)s are stored next time: %(error)s. %(hint)s",
                     {"shard": self._shard.id, "error": error, "hint": error.hint},
@@ -343,7 +341,7 @@ class Primary:
         """
 
         def destroy() -> None:
-            # Look at `store` only now: it may have been opened after the call of `destroy_store`.
+            # Read `store` only here, on the thread: it may be opened after the call of `destroy_store`.
             try:
                 if self.store is not None:
                     self.store.destroy()
@@ -351,6 +349,6 @@ class Primary:
                 self._context.callback_watch.remove(self.running)
                 afterwards()
 
-        done = self.thread.submit(destroy)
+        destroyed = self.thread.submit(destroy)
         self.thread.close()
-        return done
+        return destroyed

@@ -1,4 +1,4 @@
-"""Restarts of failed shards: which ones, when, and how often.
+"""Restarts of failed shards: which shards, when, and how often.
 
 A shard is restarted only if its label `LABEL`, or else ``--consumer.max-restarts``, asks for that.
 Otherwise a failure that time does not heal would repeat for ever, and hide.
@@ -7,8 +7,8 @@ Two failures are exceptions:
 
 - A shard was *fenced* and is still assigned. Its former owner set a fence late, which does not happen
   again (see `gazette.consumer.shard.ownership`).
-- Its store has *rolled back* a transaction in favour of another one, for example of a zombie. Repeated,
-  the transaction succeeds.
+- The shard's store has *rolled back* a transaction in favour of another one, for example of a zombie.
+  Repeated, the transaction succeeds.
 
 These restarts are bounded too. Another cluster with the same shard would set a fence each time, and two
 transactions may conflict for ever.
@@ -36,7 +36,7 @@ WINDOW_S: Final = 600.0
 DELAY_S: Final = 1.0
 DELAY_MAX_S: Final = 60.0
 UNASKED_MAX: Final = 5
-"""Most restarts for each of the two exceptions within `WINDOW_S`. No setting changes this limit."""
+"""Greatest number of restarts for each of the two exceptions within `WINDOW_S`. No setting changes it."""
 ANNOUNCED: Final = "It is restarted after"
 """First words of the sentence that announces a restart in a status. Commands search for them."""
 
@@ -46,7 +46,7 @@ class RestartDecision:
     """The decision about a failed shard. ``text`` is for readers of its status."""
 
     delay_s: float | None
-    """Seconds until it is restarted; None if it is not."""
+    """Seconds until the shard is restarted; None for no restart."""
     text: str = ""
 
 
@@ -70,16 +70,16 @@ def reason_of(
 ) -> RestartReason:
     """Return the kind of a failure, also if other errors wrap its cause.
 
-    ``classify`` is the store's; None without a store.
+    ``classify`` is `Store.classify_error` of the shard's store; None without a store.
     """
-    if any(isinstance(one, Fenced) for one in chain_of(error)):
+    if any(isinstance(link, Fenced) for link in chain_of(error)):
         return RestartReason.FENCED
 
     def classified(one: Exception) -> ErrorCause:
         try:
             return ErrorCause.STORE if classify is None else classify(one)
         except Exception:
-            # The store is an application's. Even if it raises here, the first failure must be reported.
+            # This is code of the application. Even if it raises, the first failure must be reported.
             log.exception("classify_error of a store has failed")
             return ErrorCause.STORE
 
@@ -117,7 +117,7 @@ class Restarts:
         return sum(len(self._recent(shard_id, reason, now)) for reason in RestartReason)
 
     def _recent(self, shard_id: str, reason: RestartReason, now: float) -> list[float]:
-        return [one for one in self._moments.get((shard_id, reason), []) if now - one < WINDOW_S]
+        return [time for time in self._moments.get((shard_id, reason), []) if now - time < WINDOW_S]
 
     def _allowed(self, spec: ShardSpec) -> tuple[int, str]:
         text = spec.labels.value_of(LABEL)

@@ -68,9 +68,9 @@ READS_GRACE_S: Final = 60.0
 
 
 class Shard(WithTimers):
-    """A shard of this member. The resolver creates it for one assignment; loop-bound.
+    """A shard of this member. The resolver creates the shard for one assignment. Loop-bound.
 
-    Callbacks see it as `application.Shard`.
+    Callbacks see the shard as `application.Shard`.
     """
 
     def __init__(self, context: ShardContext, item: DecodedKV, assignment: DecodedKV) -> None:
@@ -88,9 +88,9 @@ class Shard(WithTimers):
         self.lag: tuple[int, float] | None = None
         """The lag of a standby, in (bytes, seconds), at its last sample."""
         self.spec: ShardSpec = item.decoded.value.spec
-        """The specification as it is in etcd now; after its deletion, the last one. The resolver sets it."""
+        """The specification in etcd now; after its deletion, the last version. The resolver sets it."""
         self._spec = self.spec
-        """The specification when the shard was created: its log and hints hold until the next start."""
+        """The specification when the shard was created. Its log and hint keys apply until the next start."""
         self._scope = TaskScope(f"shard {self.id}", on_failure=self._fail)
         self._reports = TaskScope(f"status of shard {self.id}")
         self._ownership = Ownership(
@@ -142,7 +142,7 @@ class Shard(WithTimers):
             self.promote(self.assignment)
 
     def promote(self, assignment: DecodedKV) -> None:
-        """Follow a promotion: the shard's assignment is now that of the primary."""
+        """Follow a promotion: ``assignment`` is the shard's new assignment, as primary."""
         self.assignment = assignment
         if self.failure is None and not self._started_primary:
             self._started_primary = True
@@ -197,10 +197,10 @@ class Shard(WithTimers):
                 "the store of shard %(shard)s is released although a query uses it",
                 {"shard": self.id},
             )
-        done = primary.destroy_store(remove)
+        destroyed = primary.destroy_store(remove)
         try:
             async with timeout(STOP_TIMEOUT_S):
-                await await_future(done)
+                await await_future(destroyed)
         except TimeoutError:
             log.warning(
                 "a callback of shard %(shard)s still runs; its store is released later",
@@ -210,7 +210,7 @@ class Shard(WithTimers):
     def awaited(self, read_through: Mapping[str, int]) -> dict[str, int]:
         """Return the offsets that a query must wait for: those of this shard's sources.
 
-        A `MessageProducer` chooses them: see `read_through`. Needs the open store.
+        A `MessageProducer` chooses the offsets: see its `read_through`. The store must be open.
         """
         application = self._context.application
         if isinstance(application, MessageProducer):
@@ -220,10 +220,10 @@ class Shard(WithTimers):
             sources = set(read_through)
         else:
             sources = {source.journal for source in self.spec.sources}
-        return {name: at for name, at in read_through.items() if at and name in sources}
+        return {name: offset for name, offset in read_through.items() if offset and name in sources}
 
     def begin_use(self) -> None:
-        """Keep the store from being released; pair it with ``end_use``."""
+        """Keep the store from being released until ``end_use``."""
         self._uses += 1
         self._unused.clear()
 
@@ -248,7 +248,7 @@ class Shard(WithTimers):
         task.add_done_callback(lambda _: work.close())
 
     async def _guard(self, work: Awaitable[None]) -> None:
-        """Run a part of the life cycle. Any error of it makes the shard FAILED."""
+        """Run a part of the life cycle. Any error that it raises makes the shard FAILED."""
         task = asyncio.current_task()
         try:
             await work
@@ -257,16 +257,17 @@ class Shard(WithTimers):
         except asyncio.CancelledError as error:
             if task is None or task.cancelling():
                 raise
-            # This task was not cancelled, but something that it waited for was. Report a failure.
+            # This task was not cancelled, but a future that it awaited was. Report a failure.
             self._fail(Broken(f"something was cancelled unasked: {error!r}"))
         except BaseException as error:  # noqa: BLE001 - a silent shard would be worse
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Set the shard FAILED. The first reason stays."""
+        """Set the shard FAILED. After the first error, change nothing."""
         if self.failure is not None or self._stopping:
             return
         self.failure = error
+        # Wake `_take_over` from either of its waits: the play-back for which it waits has failed.
         self._playing.set()
         if not self._recovered.done():
             self._recovered.cancel()
@@ -300,7 +301,7 @@ class Shard(WithTimers):
     async def _restart(self) -> None:
         """Delete the failed assignment: the allocator makes a new one, or promotes a standby.
 
-        Repeat if etcd differs from the key space, which may be behind: the status has promised a restart.
+        Repeat if etcd differs from the key space, which may lag: the status has promised a restart.
         """
         context = self._context
         while True:
@@ -330,10 +331,10 @@ class Shard(WithTimers):
             return
         await self._update_status(ReplicaStatus(ReplicaCode.BACKFILL, ()))
         context = self._context
-        stored = await retried(
+        stored_hints = await retried(
             lambda: read_hints(context.etcd, spec), "reading hints", self.id, context.clock
         )
-        hints, *older_hints = usable_hints(stored, spec)
+        hints, *older_hints = usable_hints(stored_hints, spec)
         journals = ShardJournals(context.client, context.clock, self.id)
         await journals.check_recovery_log(spec.recovery_log)
         self._scratch = await Scratch.make(
@@ -389,7 +390,7 @@ class Shard(WithTimers):
             scope.cancel()
         played = context.clock.monotonic()
         if self.ended.is_set():
-            raise Closed("the shard has ended")  # `stop` has not seen the primary.
+            raise Closed("the shard has ended")  # `stop` has run already, and saw no primary.
         primary = self._primary = Primary(
             context,
             ShardParts(self, self.progress, self._ownership, self._scope, self.ended),
@@ -448,8 +449,7 @@ class Shard(WithTimers):
     async def call(self, fn: Callable[[], T]) -> T:
         """Run a function on the shard's thread, between two steps of a transaction.
 
-        Raise ``Closed`` when the shard has ended, and what ``fn`` raises. After a cancellation ``fn``
-        may still run.
+        Raise ``Closed`` when the shard has ended, or what ``fn`` raises. Cancellation: ``fn`` may still run.
         """
         if self._primary is None:
             raise Closed("the shard is not primary", shard=self.id)
@@ -466,27 +466,27 @@ class Shard(WithTimers):
 
     @property
     def horizon_bytes(self) -> int | None:
-        """Bytes of the log that a recovery with hints of now reads; None on a standby. Any thread.
+        """Bytes of the log that a recovery with hints of now reads. Any thread.
 
-        None without a log too.
+        None on a standby, and for a shard without a log.
         """
         return None if self._primary is None else self._primary.horizon_bytes
 
     @property
     def play_back(self) -> PlayProgress | None:
         """Progress of play-back: on a standby, and on a primary until it has played its whole log."""
-        done = self._recovered.done() if self._started_primary else False
-        return None if self._player is None or done else self._player.progress
+        has_played = self._recovered.done() if self._started_primary else False
+        return None if self._player is None or has_played else self._player.progress
 
 
 def _logged_text(error: BaseException) -> str:
-    """Return the text of an error for the log, without a hint of its own: `TextFormatter` adds that."""
+    """Return the text of an error for the log, without a hint of its own, which `TextFormatter` adds."""
     has_own = isinstance(error, GazetteError) and error.hint != error.default_hint
     return str(error) if has_own else error_text(error)
 
 
 def _without_our_calls(error: BaseException) -> ExcInfo | None:
-    """Return the traceback to log. For an application's error, return only that of its cause."""
+    """Return the traceback to log. For an application's error, return only the traceback of its cause."""
     if isinstance(error, ApplicationFailed):
         return None if error.__cause__ is None else (type(error), error, None)
     return (

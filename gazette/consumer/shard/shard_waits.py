@@ -34,7 +34,7 @@ class ShardWaits:
         self._spec = spec
         self._pending = pending
         self._asked = ""
-        """The answer to the question of `watch`; empty if the log can be read."""
+        """The reason that `watch` has got from a broker; empty if the log can be read."""
 
     @property
     def reason(self) -> str:
@@ -42,24 +42,24 @@ class ShardWaits:
         return self._heard() or self._asked
 
     async def watch(self, progress: Callable[[], int]) -> NoReturn:
-        """Ask brokers about the recovery log while ``progress`` does not change. Cancel it after a recovery.
+        """Ask brokers about the recovery log while ``progress`` does not change, until cancelled.
 
         A broker lets some calls wait without an answer until its blob store can be listed again.
         """
         log = self._spec().recovery_log
         try:
             while True:
-                before = progress()
+                last_progress = progress()
                 await self._clock.sleep(LOOK_S)
                 self._asked = ""
-                if log and progress() == before and not self._heard():
+                if log and progress() == last_progress and not self._heard():
                     reason = await ask_reason(self._client, log)
                     self._asked = f"{log}: {reason}" if reason else ""
         finally:
             self._asked = ""
 
     def _heard(self) -> str:
-        """Return the last answer to a call that is repeated."""
+        """Return the last answer to a call that is repeated, with its journal; empty without such a call."""
         spec, pending = self._spec(), self._pending()
         sources = [split_journal_meta(source.journal)[0] for source in spec.sources]
         for journal in (spec.recovery_log, *sources):

@@ -29,7 +29,7 @@ class SourceRestart(NamedTuple):
     journal: JournalName
     created: Revision
     offset: Offset | None
-    """None: the present life has the bytes of the former one, and the shard continues at its offset."""
+    """None: the present life has the bytes of the former life, and the shard continues at its offset."""
 
     @property
     def label(self) -> Label:
@@ -42,14 +42,14 @@ def restarts_of(labels: LabelSet) -> dict[JournalName, SourceRestart]:
     """Return the operator's choices for a shard, by source. Raise ``Invalid`` for a label of another form."""
     chosen = {}
     for value in labels.values_of(SOURCE_RESTART):
-        choice = _CHOICE.fullmatch(value)
-        if choice is None:
+        fields = _CHOICE.fullmatch(value)
+        if fields is None:
             raise Invalid(
                 f"{value!r} is not a revision, an offset and a journal",
                 path=SOURCE_RESTART,
                 hint="Set it by: gazctl shards restart-source.",
             )
-        created, offset, journal = choice.groups()
+        created, offset, journal = fields.groups()
         begin = None if offset == _SAME else int(offset)
         chosen[journal] = SourceRestart(journal, int(created), begin)
     return chosen
@@ -57,9 +57,9 @@ def restarts_of(labels: LabelSet) -> dict[JournalName, SourceRestart]:
 
 def with_restarts(labels: LabelSet, restarts: Iterable[SourceRestart]) -> LabelSet:
     """Return the labels with these choices, which replace former choices for the same sources."""
-    chosen = {**restarts_of(labels), **{one.journal: one for one in restarts}}
-    others = (one for one in labels.labels if one.name != SOURCE_RESTART)
-    return LabelSet(tuple(sorted((*others, *(one.label for one in chosen.values())))))
+    chosen = {**restarts_of(labels), **{restart.journal: restart for restart in restarts}}
+    others = (label for label in labels.labels if label.name != SOURCE_RESTART)
+    return LabelSet(tuple(sorted((*others, *(restart.label for restart in chosen.values())))))
 
 
 def in_present_lives(
@@ -72,13 +72,13 @@ def in_present_lives(
     """
     sources, restarts = dict(checkpoint.sources), restarts_of(spec.labels)
     for journal, life in lives.items():
-        known = checkpoint.lives.get(journal)
-        if known is None or not life.is_other(known):
+        read_life = checkpoint.lives.get(journal)
+        if read_life is None or not life.is_other(read_life):
             continue
         restart = restarts.get(journal)
         if restart is None or restart.created != life.created:
             read_through = sources.get(journal, SourceCheckpoint()).read_through
-            raise another_life(journal, known, life, spec.id, read_through)
+            raise another_life(journal, read_life, life, spec.id, read_through)
         if restart.offset is not None:
             sources[journal] = SourceCheckpoint(restart.offset)
     return replace(checkpoint, sources=sources, lives={**checkpoint.lives, **lives})
@@ -87,7 +87,7 @@ def in_present_lives(
 def another_life(
     journal: JournalName, known: JournalLife, present: JournalLife, shard: ShardId, offset: Offset
 ) -> Corrupt:
-    """Return the error of a shard whose source has another life than the one that it has read."""
+    """Return the error of a shard whose source has another life than the life that the shard has read."""
     command = f"gazctl shards restart-source -l id={shard} --source {journal}"
     return created_again(
         journal,

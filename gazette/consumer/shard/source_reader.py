@@ -27,9 +27,9 @@ from gazette.runtime.tasks import TaskScope
 log = logging.getLogger(__name__)
 
 SUSPENDED_POLL_S: Final = 2.0
-"""Seconds between checks if a fully suspended source was resumed."""
+"""Seconds between checks whether a fully suspended source was resumed."""
 _LIFE_LOOKS_S: Final = (0.0, 1.0, 4.0)
-"""Pauses in seconds before checks if a source was created again: brokers learn of it late."""
+"""Pauses in seconds before checks whether a source was created again: brokers learn of that late."""
 MISSING_LOOK_S: Final = 10.0
 """Seconds without bytes of a source after which its reader asks if a broker has bytes."""
 SHORT_SOURCE_LOOKS: Final = 5
@@ -45,10 +45,10 @@ async def read_source(
     shard_id: str,
     missing: dict[str, tuple[int, int]],
 ) -> None:
-    """Read a source into the inbox until it fails or the shard ends. Report a failure to the inbox.
+    """Read a source into the inbox until the source fails or the shard ends. Report a failure to the inbox.
 
-    Check the source first: see `check_source`. A source that is created again during the read fails.
-    While no broker has the next bytes, ``missing`` holds their range of offsets, by source.
+    At the same time check the source: see `check_source`. A source that is created again during the read
+    fails. While no broker has the next bytes, ``missing`` holds their range of offsets, by source.
     """
     interrupted = asyncio.Event()
     journal, offset, life = params.journal, params.offset, params.life
@@ -62,9 +62,9 @@ async def read_source(
             interrupted.clear()
             for pause_s in _LIFE_LOOKS_S:
                 await clock.sleep(pause_s)
-                now = await _life(client, journal)
-                if life is not None and now is not None and now.is_other(life):
-                    error = another_life(journal, life, now, shard_id, reader.offset)
+                present = await _life(client, journal)
+                if life is not None and present is not None and present.is_other(life):
+                    error = another_life(journal, life, present, shard_id, reader.offset)
                     inbox.put(SourceFailed(journal, error))
                     return
 
@@ -77,8 +77,8 @@ async def read_source(
             # Report every error: if the client was closed, the shard would otherwise wait for ever. If
             # the inbox was stopped, it drops the report.
             if life is not None and "created" in error.facts:
-                now = JournalLife(life.cluster_id, error.facts["created"])
-                error = another_life(journal, life, now, shard_id, reader.offset)
+                present = JournalLife(life.cluster_id, error.facts["created"])
+                error = another_life(journal, life, present, shard_id, reader.offset)
             inbox.put(SourceFailed(journal, error))
         finally:
             reader.close()
@@ -94,28 +94,28 @@ async def _watch_missing(
 ) -> None:
     """Log a warning while a reader waits for bytes below the journal's head that no broker has.
 
-    The reader does not jump to the head: a blob store that is not mounted looks the same, and its messages
-    must not be skipped. The reader jumps once bytes behind the gap are stored.
+    The reader does not jump to the head: a blob store that is not mounted looks the same, and the messages
+    there must not be skipped. The reader jumps once bytes behind the gap are stored.
     """
-    journal, first, question = reader.params.journal, reader.offset, RepeatedCall()
-    seen = done = suspected = -1
+    journal, start, question = reader.params.journal, reader.offset, RepeatedCall()
+    offset = asked_at = suspected_at = -1
     try:
         while True:
             await clock.sleep(MISSING_LOOK_S)
-            before, seen = seen, reader.offset
-            if seen == done:
+            last, offset = offset, reader.offset
+            if offset == asked_at:
                 continue
-            head = None if seen != before else await _missing_to(client, journal, seen, question)
-            if head is not None and head <= seen == first:
+            head = None if offset != last else await _missing_to(client, journal, offset, question)
+            if head is not None and head <= offset == start:
                 # The reader has got no byte yet: perhaps all bytes of the journal were deleted.
                 head = await _confirmed_head(client, journal, head)
-            if head is None or head <= seen or reader.offset != seen:
+            if head is None or head <= offset or reader.offset != offset:
                 missing.pop(journal, None)
-                # The reader is at the head of the source. Ask again when it has moved.
-                done = -1 if head is None else seen
+                # No bytes are known to be missing. At the head, ask again only when the reader has moved.
+                asked_at = -1 if head is None else offset
                 continue
-            if suspected != seen:
-                suspected = seen  # The bytes may just have been appended: look again.
+            if suspected_at != offset:
+                suspected_at = offset  # The bytes may just have been appended: look again.
                 continue
             if journal not in missing:
                 log.warning(
@@ -123,9 +123,9 @@ async def _watch_missing(
                     " %(end)d. They were pruned, or their store is not mounted. The shard waits until"
                     " later bytes are stored. To go on at once, set min_offset of this source and"
                     " unassign the shard",
-                    {"journal": journal, "shard": shard_id, "begin": seen, "end": head},
+                    {"journal": journal, "shard": shard_id, "begin": offset, "end": head},
                 )
-            missing[journal] = seen, head
+            missing[journal] = offset, head
     finally:
         missing.pop(journal, None)
 
@@ -135,7 +135,7 @@ async def _missing_to(
 ) -> int | None:
     """Return the head of a journal if its broker has no bytes at ``offset``, else None.
 
-    If the broker cannot answer, note why in ``question``: a waiting read does not learn the reason.
+    If the broker cannot answer, note the reason under ``question``: a waiting read does not learn it.
     """
     reader = client.reader(ReadParams(journal, offset, block=False, metadata_only=True))
     client.waits.end(question)
@@ -144,7 +144,7 @@ async def _missing_to(
     except NotYet:
         return reader.write_head
     except GazetteError as error:
-        # `_read` gets this error too, and handles it.
+        # `_read` gets this error too, and handles the error.
         client.waits.note(question, journal, error)
         return None
     finally:
@@ -155,7 +155,7 @@ async def _missing_to(
 async def _life(client: Client, journal: str) -> JournalLife | None:
     """Return the present life of a journal; None if it is unknown now.
 
-    Our brokers tell it to readers. Brokers of the original tell it only in a list.
+    Our brokers tell readers the life. Brokers of the original tell it only in a list.
     """
     try:
         return (await client.get_journal(journal)).life
@@ -179,7 +179,7 @@ async def _read(reader: RetryReader, inbox: Inbox, clock: Clock, shard_id: str) 
         except NotAllowed as error:
             if status_of(error) != Status.SUSPENDED.name:
                 raise
-            # No broker serves it. The next append resumes it.
+            # No broker serves the suspended journal. The next append resumes the journal.
             await clock.sleep(SUSPENDED_POLL_S)
             continue
         if data:
@@ -188,9 +188,9 @@ async def _read(reader: RetryReader, inbox: Inbox, clock: Clock, shard_id: str) 
 
 
 async def _confirmed_head(client: Client, journal: str, head: int) -> int:
-    """Return the head of a journal by an empty append. ``head`` is that of a broker's answer to a read.
+    """Return the head of a journal, from an empty append. ``head`` is the head in an answer to a read.
 
-    The latter is too low if fragments were pruned: it is 0 if all fragments were pruned.
+    That head is too low if fragments were pruned: it is 0 if all fragments were pruned.
     """
     try:
         return max(head, await write_head(client, split_journal_meta(journal)[0]))

@@ -19,8 +19,8 @@ SAMPLES_MAX: Final = 4096
 class StandbyLag:
     """Lag computed from samples of a log's head and the played offset. Pure: callers pass the time in.
 
-    The lag in seconds is the age of the oldest sampled head that the standby has not reached. It is
-    exact to the sampling interval.
+    The lag in seconds is the age of the oldest sampled head that the standby has not reached. This lag
+    is exact to the sampling interval.
     """
 
     def __init__(self) -> None:
@@ -59,11 +59,11 @@ async def watch_lag(
 ) -> None:
     """Sample the head of a standby's log, until the shard is no standby any more.
 
-    Report each head to the player: a player that gets no bytes then fails before it is needed. Call
+    Report each head to the player: so a player that gets no bytes fails before a promotion needs it. Call
     ``note`` with the lag in (bytes, seconds), and with None at the end.
     """
-    lag, before = StandbyLag(), (clock.monotonic(), player.progress.bytes_read)
-    known = False
+    lag, last_read = StandbyLag(), (clock.monotonic(), player.progress.bytes_read)
+    has_gauges = False
     try:
         while is_standby():
             head = await journal_head(client, player.progress.log)
@@ -71,17 +71,17 @@ async def watch_lag(
             if head is not None:
                 player.note_head(head)
                 lag.note_head(head, now)
-                behind = lag.at(progress.offset, now)
-                note(behind)
-                rate = (progress.bytes_read - before[1]) / max(now - before[0], 1e-3)
-                known = True
-                for gauge, value in zip(_GAUGES, (*behind, rate), strict=True):
+                present_lag = lag.at(progress.offset, now)
+                note(present_lag)
+                rate = (progress.bytes_read - last_read[1]) / max(now - last_read[0], 1e-3)
+                has_gauges = True
+                for gauge, value in zip(_GAUGES, (*present_lag, rate), strict=True):
                     gauge.labels(fqn).set(value)
-            before = now, progress.bytes_read
+            last_read = now, progress.bytes_read
             await clock.sleep(interval_s)
     finally:
         note(None)
-        if known:
+        if has_gauges:
             for gauge in _GAUGES:
                 gauge.remove(fqn)
 

@@ -2,8 +2,8 @@
 
 A query names the largest age that its answer may have. An edition is the state at the end of the recovery
 log at one moment; the log's primary broker says where the end is. A query that needs a newer edition makes
-one, for all queries that wait. When half of a query's allowed age has passed, the next edition is made ahead
-of time. A standby without queries does nothing.
+one, for all queries that wait. A query whose edition has more than half of the allowed age makes the next
+edition ahead of time. A standby without queries does nothing.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Player(Protocol):
 
 
 class ReadSnapshot:
-    """The state as of one moment. Loop-bound. It is released once no query uses it."""
+    """An edition: the state as of one moment. Loop-bound. Released once replaced, when no query uses it."""
 
     def __init__(self, reader: Any, as_of: float) -> None:
         self.reader = reader
         self.as_of = as_of
-        """Time of the monotonic clock: everything committed before it is in the edition."""
+        """Time of the monotonic clock, in seconds: all earlier commits are in the edition."""
         self.uses = 0
         self.replaced = False
 
@@ -63,7 +63,7 @@ class StandbyReads:
         self._view: StateView | None = None
         self._current: ReadSnapshot | None = None
         self._older: ReadSnapshot | None = None
-        """The edition before, while a query uses it. There is no third: the next one waits until then."""
+        """The edition before, while a query uses it. No third edition is made until it is released."""
         self._refreshing: asyncio.Task[None] | None = None
         self._released = asyncio.Event()
         self._closed = False
@@ -74,11 +74,11 @@ class StandbyReads:
         return None if self._current is None else self.age_s(self._current)
 
     async def begin(self, max_staleness_s: float) -> ReadSnapshot:
-        """Return an edition of at most that age. Give it back by ``end``.
+        """Return an edition of at most that age. The caller gives the edition back by ``end``.
 
         Raise ``NotAllowed`` if the application has no view. Raise the error of a failed attempt to make
         an edition. Raise ``Moved`` when the standby has ended, or needs longer than ``max_staleness_s`` to
-        make one. The caller bounds the wait.
+        make an edition. The caller bounds the wait.
         """
         asked_at = self._clock.monotonic()
         while True:
@@ -97,14 +97,14 @@ class StandbyReads:
                     staleness_s=self.age_s(edition),
                 )
             refresh = self._refresh()
-            # A cancellation does not end that task: other queries wait for it.
+            # A cancellation of this call does not end the task: other queries wait for the task too.
             await asyncio.wait({refresh})
             if refresh.cancelled():
                 raise Moved("the standby has ended")
             refresh.result()
 
     def age_s(self, edition: ReadSnapshot) -> float:
-        """Return the age in seconds: the edition has all commits before that."""
+        """Return the age of an edition in seconds. The edition has all older commits."""
         return self._clock.monotonic() - edition.as_of
 
     def end(self, edition: ReadSnapshot) -> None:
@@ -130,18 +130,18 @@ class StandbyReads:
             reader = await self._player.view(self._made)
         except Closed as error:
             raise Moved("the standby has ended") from error
-        before, self._current = self._current, ReadSnapshot(reader, as_of)
+        former, self._current = self._current, ReadSnapshot(reader, as_of)
         if self._closed:
             self._release(self._current)
-        if before is not None:
-            before.replaced = True
-            if before.uses:
-                self._older = before
+        if former is not None:
+            former.replaced = True
+            if former.uses:
+                self._older = former
             else:
-                self._drop(before)
+                self._drop(former)
 
     def _made(self, files: PlayedFiles) -> Any:
-        """Make the reader of an edition. On a thread."""
+        """Return the reader of a new edition. On a thread."""
         if self._view is None:
             make_private(self._directory)
             self._view = self._new_view(self._directory)
@@ -160,7 +160,7 @@ class StandbyReads:
 
     def _release(self, edition: ReadSnapshot) -> None:
         if self._view is not None:
-            # Release it before the next refresh. This closes connections and does not block.
+            # Release the reader before the next refresh. This closes connections, and does not block.
             self._view.release(edition.reader)
 
     async def close(self, grace_s: float) -> None:
@@ -174,7 +174,7 @@ class StandbyReads:
         try:
             await self._scope.stop()
             async with timeout(grace_s):
-                while any(one is not None and one.uses for one in (self._current, self._older)):
+                while any(each is not None and each.uses for each in (self._current, self._older)):
                     self._released.clear()
                     await self._released.wait()
         except TimeoutError:
@@ -192,6 +192,6 @@ class StandbyReads:
 
 
 def _noted(task: asyncio.Task[None]) -> None:
-    """Retrieve the task's error: Python warns of one that no query has retrieved."""
+    """Retrieve the task's error: Python warns of an error that nothing has retrieved."""
     if not task.cancelled():
         task.exception()

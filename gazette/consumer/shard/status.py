@@ -25,11 +25,10 @@ async def update_status(
 ) -> None:
     """Raise the status at an assignment key, and wait until the key space shows it.
 
-    A status never goes down, and a failure stays until the assignment is deleted: the new value is
-    the greater of both. ``key_of`` returns the key, which a promotion may change meanwhile. Retry,
-    whatever etcd answers: without it, no reader would learn the status. If etcd stays away, the
-    lease ends the shard. Return when it is done or the assignment is gone. A cancelled call may
-    have written the status.
+    A status never goes down, and a failure stays until the assignment is deleted: the new value is the
+    greater of both. ``key_of`` returns the key, which a promotion may change meanwhile. Retry, whatever etcd
+    answers: otherwise no reader would learn the status. If etcd stays away, the lease ends the shard. Return
+    when the status is written or the assignment is gone. A cancelled call may have written the status.
     """
     attempt = 0
     while True:
@@ -40,11 +39,11 @@ async def update_status(
         present: ReplicaStatus = kv.decoded.value
         if status.code <= present.code and set(status.errors) <= set(present.errors):
             return  # An earlier attempt whose answer was lost may have written it.
-        reduced = present.reduce(status)
+        combined = present.reduce(status)
         try:
             result = await etcd.txn(
                 (Compare.mod_revision(key, "=", kv.raw.mod_revision),),
-                (Op.put(key, reduced.to_pb().SerializeToString(), ignore_lease=True),),
+                (Op.put(key, combined.to_pb().SerializeToString(), ignore_lease=True),),
             )
         except GazetteError as error:
             log.warning(

@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 class Worker(Protocol):
-    """Worker that runs the functions of one shard in order. They may block. `ShardThread` is one.
+    """Worker that runs the functions of one shard in order. Functions may block. `ShardThread` is one.
 
-    The worker of simulations waits in virtual time. So a function may wait only by ``condition`` or
+    The worker of a simulation waits in virtual time. So a function may wait only by ``condition`` or
     ``wait``.
     """
 
@@ -25,7 +25,7 @@ class Worker(Protocol):
         ...
 
     async def run(self, fn: Callable[[], T]) -> T:
-        """Queue a function and wait for it. After a cancellation it still runs."""
+        """Queue a function and wait for its end. After a cancellation the function still runs."""
         ...
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class ShardThread:
         return future
 
     async def run(self, fn: Callable[[], T]) -> T:
-        """Queue a function and wait for it. After a cancellation it still runs."""
+        """Queue a function and wait for its end. After a cancellation the function still runs."""
         return await await_future(self.submit(fn))
 
     def close(self) -> None:
@@ -98,4 +98,4 @@ class ShardThread:
                 future.set_exception(as_plain_error(error))
             else:
                 future.set_result(result)
-            del fn, future, work
+            del fn, future, work  # The wait for the next function must not keep these alive.

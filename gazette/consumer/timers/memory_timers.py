@@ -32,8 +32,8 @@ class MemoryTimers(TimerTable):
 
     def __init__(self, data: bytes = b"") -> None:
         """Decode the result of `to_json`. Raise ``Corrupt``."""
-        self._rows: dict[TimeDomain, dict[str, TimerRow]] = {one: {} for one in _DOMAINS}
-        self._order: dict[TimeDomain, list[Position]] = {one: [] for one in _DOMAINS}
+        self._rows: dict[TimeDomain, dict[str, TimerRow]] = {domain: {} for domain in _DOMAINS}
+        self._order: dict[TimeDomain, list[Position]] = {domain: [] for domain in _DOMAINS}
         self._event_time: bytes | None = None
         if not data:
             return
@@ -86,14 +86,14 @@ class MemoryTimers(TimerTable):
         begin = bisect_right(order, after)
         end = bisect_right(order, until_us, begin, key=lambda position: position[0])
         end = min(end, begin + limit)
-        taken = [rows.pop(key) for _, key in order[begin:end]]
+        removed = [rows.pop(key) for _, key in order[begin:end]]
         del order[begin:end]
-        return taken
+        return removed
 
     def first(self, domain: TimeDomain, after: Position = BEFORE_ALL) -> int | None:
         order = self._order[domain]
-        at = bisect_right(order, after)
-        return order[at][0] if at < len(order) else None
+        index = bisect_right(order, after)
+        return order[index][0] if index < len(order) else None
 
     def event_time(self) -> bytes | None:
         return self._event_time

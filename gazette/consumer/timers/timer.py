@@ -16,7 +16,7 @@ from gazette.message.message_time import FIRST_US, LAST_US
 KEY_BYTES_MAX: Final = 1 << 10
 PAYLOAD_BYTES_MAX: Final = 64 << 10
 DURATION_MAX: Final = timedelta(days=1_000_000)
-"""Longest duration: any time plus or minus it fits into 64 bits, in microseconds."""
+"""Longest duration. Any time plus or minus this duration fits into 64 bits, in microseconds."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -36,7 +36,7 @@ class Timer(NamedTuple):
 
     key: str
     at: datetime
-    """Time that it was scheduled for, in UTC and whole microseconds."""
+    """Time that the timer was scheduled for, in UTC and whole microseconds."""
     payload: bytes
     domain: TimeDomain
 
@@ -63,12 +63,12 @@ BEFORE_ALL: Final[Position] = (-(1 << 63), "")
 class EventTime:
     """Rules by which an application derives its watermark from the times of messages.
 
-    The time of a message is the one that its source declares by ``time=``. Without a declaration, it is
-    the clock of the message's UUID: the wall time of its publisher. Take the greatest time of each source:
-    the watermark is the least of them, minus ``lateness``. A message before the watermark is late.
+    The time of a message is the time that its source declares by ``time=``. Without a declaration, the time
+    is the clock of the message's UUID: the wall time of its publisher. Take the greatest time of each
+    source. The watermark is the least of these, minus ``lateness``. A message before the watermark is late.
 
-    A source without messages holds the watermark back, until it had no message for ``idle_after``. With
-    None, it holds the watermark back for ever.
+    A source without messages holds the watermark back until it has had no message for ``idle_after``. If
+    that is None, the source holds the watermark back for ever.
     """
 
     lateness: timedelta = timedelta(0)
@@ -99,13 +99,13 @@ def duration_us(name: str, value: object, least: timedelta = timedelta(0)) -> in
 class TimerTable(ABC):
     """Timers of one shard, in its store's running transaction. On the shard's thread.
 
-    A change commits with the transaction, and a savepoint undoes it. At most one timer has a given
+    A change commits with the transaction, and a savepoint can undo it. At most one timer has a given
     domain and key. Timers are ordered by `Position`, keys by their code points.
     """
 
     @abstractmethod
     def put(self, domain: TimeDomain, row: TimerRow) -> None:
-        """Write a timer. Replace the one of the same domain and key."""
+        """Write a timer. Replace the timer of the same domain and key."""
 
     @abstractmethod
     def remove(self, domain: TimeDomain, key: str) -> None:
@@ -119,7 +119,7 @@ class TimerTable(ABC):
 
     @abstractmethod
     def first(self, domain: TimeDomain, after: Position) -> int | None:
-        """Return the time of the first timer after ``after``, in Unix microseconds; None without one."""
+        """Return the time of the first timer after ``after``, in Unix microseconds; None without a timer."""
 
     @abstractmethod
     def event_time(self) -> bytes | None:
@@ -164,7 +164,7 @@ def unix_us(at: object) -> int:
 def time_at(at_us: int) -> datetime:
     """Return Unix microseconds as a time in UTC.
 
-    Cut times outside of the years 1 to 9999: a watermark may have them.
+    A watermark may be outside of the years 1 to 9999: return the nearest time within these years.
     """
     return _EPOCH + timedelta(microseconds=min(max(at_us, FIRST_US), LAST_US))
 

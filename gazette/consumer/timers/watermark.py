@@ -32,7 +32,7 @@ class _State(msgspec.Struct):
 class Watermark:
     """Watermark of one shard over its sources. ``now`` is a time of the monotonic clock, in seconds.
 
-    Each of ``sources`` holds the watermark back until it has a message. Other journals count from their
+    Each of ``sources`` holds the watermark back until its first message. Any other journal counts from its
     first message on.
     """
 
@@ -79,23 +79,24 @@ class Watermark:
         )
 
     def _advance(self) -> None:
+        """Raise the watermark to the least of the active sources' greatest times, minus the lateness."""
         times = self._greatest
         if self._idle_s is not None:
             oldest = self._now - self._idle_s
-            active = {one: times[one] for one, at in self._seen.items() if at > oldest}
+            active = {name: times[name] for name, seen in self._seen.items() if seen > oldest}
             if not active:
                 # All sources are idle: the greatest of their times counts.
-                known = [at for at in times.values() if at is not None]
-                self._raise(max(known, default=None))
+                known_us = [at_us for at_us in times.values() if at_us is not None]
+                self._raise(max(known_us, default=None))
                 return
             times = active
-        least: int | None = None
-        for at in times.values():
-            if at is None:
+        least_us: int | None = None
+        for at_us in times.values():
+            if at_us is None:
                 return
-            if least is None or at < least:
-                least = at
-        self._raise(least)
+            if least_us is None or at_us < least_us:
+                least_us = at_us
+        self._raise(least_us)
 
     def _raise(self, at_us: int | None) -> None:
         if at_us is None:
@@ -106,7 +107,7 @@ class Watermark:
 
     def to_bytes(self) -> bytes:
         """Return the state to commit."""
-        sources = {one: at for one, at in sorted(self._greatest.items()) if at is not None}
+        sources = {name: us for name, us in sorted(self._greatest.items()) if us is not None}
         return msgspec.json.encode(_State(self.value, sources, self._times or msgspec.UNSET))
 
     def restore(self, data: bytes) -> None:

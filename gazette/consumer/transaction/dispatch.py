@@ -45,7 +45,7 @@ class Deferred(Exception):
 
 
 class TimersDue(Exception):
-    """Timers of event time are due after ``done`` messages of a batch. They fire before the next one."""
+    """Timers of event time are due after ``done`` messages of a batch, and fire before the next message."""
 
     def __init__(self, done: int) -> None:
         super().__init__()
@@ -55,10 +55,10 @@ class TimersDue(Exception):
 def deliver_in_halves(
     batch: Sequence[Envelope[Any]], attempt: Callable[[Sequence[Envelope[Any]]], int]
 ) -> int:
-    """Consume a batch by ``attempt``. Return the number of consumed messages: fewer if one was deferred.
+    """Consume a batch by ``attempt``. Return how many messages were consumed: not all if one was deferred.
 
-    ``attempt`` takes a batch and returns the same number. If it raises `DeferToNextTransaction`, the
-    batch had no effect: try its halves. So the transaction ends before the first message that is
+    ``attempt`` takes a batch and returns that number. If ``attempt`` raises `DeferToNextTransaction`,
+    the batch had no effect: try its halves. So the transaction ends before the first message that is
     deferred alone.
     """
     try:
@@ -67,8 +67,8 @@ def deliver_in_halves(
         if len(batch) == 1:
             return 0
     half = len(batch) // 2
-    done = deliver_in_halves(batch[:half], attempt)
-    return done if done < half else half + deliver_in_halves(batch[half:], attempt)
+    consumed = deliver_in_halves(batch[:half], attempt)
+    return consumed if consumed < half else half + deliver_in_halves(batch[half:], attempt)
 
 
 class Dispatcher:
@@ -106,22 +106,22 @@ class Dispatcher:
     def deliver(self, batch: Sequence[Envelope[Any]]) -> None:
         """Have the application consume a batch.
 
-        Raise `Deferred`, `TimersDue`, ``ApplicationFailed``, and a `GazetteError` that the application let
-        through.
+        Raise `Deferred`, `TimersDue`, ``ApplicationFailed``, or a `GazetteError` that the application raised.
         """
         delivered = batch
         if not self._application.deliver_acks:
-            delivered = [one for one in batch if one.flags != ACK_TXN]
+            delivered = [envelope for envelope in batch if envelope.flags != ACK_TXN]
             if not delivered:
                 return
         is_usual = batch[0].journal in self._unchecked or self._needs_no_check(batch[0].journal)
-        done, due = (self._deliver_usual if is_usual else self._deliver_own)(delivered)
-        if done < len(delivered):
-            at = next(i for i, one in enumerate(batch) if one is delivered[done])
-            raise TimersDue(at) if due else Deferred(at)
+        consumed, due = (self._deliver_usual if is_usual else self._deliver_own)(delivered)
+        if consumed < len(delivered):
+            # `batch` may hold acknowledgements that were not delivered: count them too.
+            position = next(i for i, each in enumerate(batch) if each is delivered[consumed])
+            raise TimersDue(position) if due else Deferred(position)
 
     def _needs_no_check(self, journal: JournalName) -> bool:
-        """Return True if all messages of a source belong here, and have their time. Ask once for each."""
+        """Return True if no message of a source can be misplaced, or lack its time. Remember that source."""
         if self._misplaced.checks(journal) or self._untimed.checks(journal):
             return False
         self._unchecked.add(journal)
@@ -136,19 +136,19 @@ class Dispatcher:
         if not misplaced:
             return self._deliver_usable(batch)
         if self._misplaced.are_consumed(batch[0].journal):
-            done, due = self._deliver_usable(batch)
-            self._misplaced.note(batch[at] for at in misplaced if at < done)
-            return done, due
+            consumed, due = self._deliver_usable(batch)
+            self._misplaced.note(batch[index] for index in misplaced if index < consumed)
+            return consumed, due
         begin = 0
-        for at in misplaced:
-            done, due = self._deliver_usable(batch[begin:at])
-            if due or begin + done < at:
-                return begin + done, due
-            begin = at + 1
-            if self._take_out(batch[at]):
+        for index in misplaced:
+            consumed, due = self._deliver_usable(batch[begin:index])
+            if due or begin + consumed < index:  # Timers are due, or a message was deferred.
+                return begin + consumed, due
+            begin = index + 1
+            if self._take_out(batch[index]):
                 return begin, True
-        done, due = self._deliver_usable(batch[begin:])
-        return begin + done, due
+        consumed, due = self._deliver_usable(batch[begin:])
+        return begin + consumed, due
 
     def _take_out(self, envelope: Envelope[Any]) -> bool:
         """Take a misplaced message out. Return True if timers are due after it."""
@@ -162,23 +162,23 @@ class Dispatcher:
     def _deliver_usable(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
         """Deliver messages that have their time. Return how many were consumed, and True if timers are due.
 
-        Skip messages without their time, or raise, by the policy.
+        Skip messages without their time, or raise their error, by the policy.
         """
         untimed = self._untimed.find(batch) if batch else []
         if not untimed:
             return self._deliver_usual(batch)
         begin = 0
-        for at, error in untimed:
-            done, due = self._deliver_usual(batch[begin:at])
-            if due or begin + done < at:
-                return begin + done, due
+        for index, error in untimed:
+            consumed, due = self._deliver_usual(batch[begin:index])
+            if due or begin + consumed < index:
+                return begin + consumed, due
             self._inbox.check()
             if self._poison is None:
                 raise error
-            self._poison.skip_untimed(batch[at], error)
-            begin = at + 1
-        done, due = self._deliver_usual(batch[begin:])
-        return begin + done, due
+            self._poison.skip_untimed(batch[index], error)
+            begin = index + 1
+        consumed, due = self._deliver_usual(batch[begin:])
+        return begin + consumed, due
 
     def _deliver_usual(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
         if not batch:
@@ -193,10 +193,10 @@ class Dispatcher:
     ) -> tuple[int, bool]:
         """Deliver a batch until timers are due. Return how many were consumed, and True if timers are due."""
         if not self._singly:
-            done = self._deliver_batch(batch)
-            for envelope in batch[:done]:
+            consumed = self._deliver_batch(batch)
+            for envelope in batch[:consumed]:
                 timers.observe(envelope)
-            return done, False
+            return consumed, False
         for position, envelope in enumerate(batch):
             if not self._deliver_each((envelope,)):
                 return position, False
@@ -207,7 +207,7 @@ class Dispatcher:
     def fire(self, timer: Timer) -> None:
         """Have the application handle a timer that is due.
 
-        Raise ``ApplicationFailed``, and a `GazetteError` that the application let through.
+        Raise ``ApplicationFailed``, or a `GazetteError` that the application raised.
         """
         self._inbox.check()
         self._callbacks.running.enter("on_timer", timer)
@@ -251,7 +251,7 @@ class Dispatcher:
             poison.skip_timer(timer, error)
 
     def _deliver_each(self, batch: Sequence[Envelope[Any]]) -> int:
-        """Deliver messages one by one. Return how many were consumed: fewer than all if one was deferred."""
+        """Deliver messages singly. Return how many were consumed: not all if a message was deferred."""
         application, shard, store = self._application, self._callbacks.shard, self._store
         publisher, inbox = self._publisher, self._inbox
         consume, guarded = application.consume_message, self._guarded
@@ -321,9 +321,9 @@ class Dispatcher:
         return failed
 
     def _deliver_batch(self, batch: Sequence[Envelope[Any]]) -> int:
-        """Deliver a batch at once. Return how many were consumed: fewer than all if one was deferred.
+        """Deliver a batch at once. Return how many were consumed: not all if a message was deferred.
 
-        Deliver a poison batch one by one, to find the message that is to blame.
+        If a batch is poison, deliver its messages singly, to find the one that is to blame.
         """
         return deliver_in_halves(batch, self._attempt_or_skip)
 
@@ -363,7 +363,8 @@ class Dispatcher:
     def _undoing(self, *, deferred: bool) -> Iterator[None]:
         """Undo the block's changes of the store and its publishes if the block raises.
 
-        Undo a deferral only with ``deferred``. Without a policy, another error ends the shard: undo nothing.
+        After a deferral, undo only if ``deferred``. After another error without a policy, undo nothing: the
+        error ends the shard.
         """
         savepoint = self._store.savepoint() if self._store.has_savepoints else None
         self._publisher.hold(strict=self._guarded)

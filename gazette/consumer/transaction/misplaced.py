@@ -43,7 +43,7 @@ class MisplacedMessages:
         return check is None or check.place.policy == "count"
 
     def note(self, envelopes: Iterable[Envelope[Any]]) -> None:
-        """Count misplaced messages that were consumed, and warn of the first one."""
+        """Count misplaced messages that were consumed, and warn of the first."""
         error: Misplaced | None = None
         for envelope in envelopes:
             if error is None:
@@ -54,7 +54,7 @@ class MisplacedMessages:
     def take_out(self, envelope: Envelope[Any]) -> None:
         """Move a misplaced message to its partition, or skip it as a dead letter, by the policy.
 
-        Raise `Misplaced` if neither is possible.
+        Raise `Misplaced` if the message can neither be moved nor skipped.
         """
         error = self._error_of(envelope)
         check = self._checks.of(envelope.journal)
@@ -67,7 +67,7 @@ class MisplacedMessages:
         self._poison.skip_misplaced(envelope, error)
 
     def _republished(self, envelope: Envelope[Any], check: KeyCheck, error: Misplaced) -> bool:
-        """Publish a message to its partition. Return False if it has no valid key, for example."""
+        """Publish a message to its partition. Return False if that fails: it may have no valid key."""
         try:
             self._publisher.publish_uncommitted(check.place.mapping, envelope.message)
         except Invalid as refusal:

@@ -47,7 +47,7 @@ class TooMuchPoison(GazetteError):
 class PoisonSkipper:
     """Skips messages of one shard by its policy. Belongs to the shard's thread.
 
-    ``read_again`` blocks and returns bytes of a source. ``skipped`` is called with (journal, reason) of
+    ``read_again`` blocks, and returns bytes of a source. ``skipped`` is called with (journal, reason) for
     each skipped message.
     """
 
@@ -77,7 +77,7 @@ class PoisonSkipper:
     def skip_message(self, envelope: Envelope[Any], error: BaseException) -> None:
         """Publish the message for which the application raised ``error``. Block: read its bytes again.
 
-        Raise ``TooMuchPoison``, caused by ``error``.
+        Raise ``TooMuchPoison``, caused by ``error``, if the policy permits no more.
         """
         self._skip(envelope, error, "time" if isinstance(error, UnusableTime) else "application")
 
@@ -118,8 +118,8 @@ class PoisonSkipper:
         self._spend(error)
         letter.shard, letter.journal, letter.reason = self._shard_id, journal, reason
         text = error_text(error)
-        named = text if isinstance(error, GazetteError) else f"{type(error).__name__}: {text}"
-        letter.error = named
+        shown = text if isinstance(error, GazetteError) else f"{type(error).__name__}: {text}"
+        letter.error = shown
         letter.cut = len(letter.raw) > self.policy.raw_bytes_max or (
             reason in _READ_AGAIN and 0 < len(letter.raw) < letter.end - letter.begin
         )
@@ -154,6 +154,7 @@ class PoisonSkipper:
         )
 
     def _spend(self, error: BaseException) -> None:
+        """Count one skip. Raise ``TooMuchPoison`` if the policy permits no more within the hour."""
         now, times = self._clock.monotonic(), self._times
         if len(times) == self.policy.limit and now - times[0] < HOUR_S:
             raise TooMuchPoison(
@@ -166,7 +167,7 @@ class PoisonSkipper:
 
 
 def checked_policy(policy: Any, store: Store) -> PoisonPolicy | None:
-    """Check the result of ``Application.poison_policy``. Raise ``Invalid`` if the store lacks savepoints."""
+    """Return a policy, checked. Raise ``Invalid`` if the store cannot do what the policy needs."""
     if policy is None:
         return None
     require_instance("poison_policy", policy, PoisonPolicy)
@@ -191,7 +192,7 @@ def checked_policy(policy: Any, store: Store) -> PoisonPolicy | None:
 def decoded(
     decoder: EnvelopeDecoder[Any], policy: PoisonPolicy | None
 ) -> Iterator[list[Envelope[Any]]]:
-    """Yield the decoder's messages in batches, when bytes are read again.
+    """Yield the messages of a decoder in batches, for bytes that are read again.
 
     Without a policy, raise ``MalformedMessage`` at the first malformed message. With a policy, skip malformed
     messages: the first reading has published their dead letters.

@@ -28,7 +28,7 @@ from gazette.runtime.tasks import OpFuture
 
 
 class RunningCallback:
-    """The running callback. The shard's thread writes it; any thread reads it. One assignment per message."""
+    """The running callback. The shard's thread writes this object; any thread reads it."""
 
     __slots__ = ("call", "callback", "shard_id", "thread")
 
@@ -51,7 +51,7 @@ class RunningCallback:
 
 
 class application_code:
-    """Wraps exceptions of callbacks, to tell them from our errors. Notes the callback in ``running``."""
+    """Wraps exceptions of a callback, to tell them from our errors. Notes the callback in ``running``."""
 
     def __init__(self, callback: str, running: RunningCallback | None = None) -> None:
         self._callback = callback
@@ -75,7 +75,7 @@ _DEFAULTS: Final = {
     name: vars(Application)[name]
     for name in ("begin_transaction", "finalize_transaction", "finished_transaction")
 }
-"""The callbacks that do nothing. Programs may put others into `Application`, to trace it for instance."""
+"""The default callbacks, which do nothing. A program may replace them in `Application`, to trace calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class ShardCallbacks:
         require_none("start_reading", result)
 
     def replay(self, wanted: ReplayRange) -> Iterator[Sequence[Envelope[Any]]]:
-        """Yield messages that a `MessageProducer` brings again."""
+        """Yield messages of a range, which a `MessageProducer` brings again."""
         application = self.application
         assert isinstance(application, MessageProducer)
         with application_code("replay", self.running):

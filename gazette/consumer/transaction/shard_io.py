@@ -1,4 +1,4 @@
-"""What a shard's thread needs from outside: `ShardIO`. The shard or a test provides it."""
+"""The calls of a shard's thread to the outside: `ShardIO`. The shard, or a test, implements them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FinishedTransaction:
 
 
 class ShardIO(Protocol):
-    """What the transactor needs beyond its thread. The thread may call every method."""
+    """The calls of a transactor to the outside of its thread. The thread may call every method."""
 
     def append_recovered(self, journal: str, intent: bytes) -> OpFuture[Any]:
         """Append an acknowledgement of a restored checkpoint. Succeed if the journal was deleted."""
@@ -40,7 +40,7 @@ class ShardIO(Protocol):
         ...
 
     def replay(self, wanted: ReplayRange) -> Iterator[Sequence[Envelope[Any]]]:
-        """Read a range of a source again, blocking."""
+        """Yield the messages of a range of a source again. Block."""
         ...
 
     def progress(self, read_through: dict[str, int]) -> None:
@@ -50,7 +50,7 @@ class ShardIO(Protocol):
     def finished(self, transaction: FinishedTransaction) -> None: ...
 
     def read_again(self, journal: str, begin: int, end: int) -> bytes:
-        """Return bytes of a source, blocking. Return fewer bytes if some have been deleted."""
+        """Return bytes of a source. Block. Return fewer bytes if some have been deleted."""
         ...
 
     def skipped(self, journal: str, reason: str) -> None:
@@ -58,5 +58,5 @@ class ShardIO(Protocol):
         ...
 
     def stalled(self, reason: str) -> None:
-        """Report that a transaction has waited long to commit, because the prior one is not done."""
+        """Report that a transaction has waited long to commit, because the prior transaction is not done."""
         ...

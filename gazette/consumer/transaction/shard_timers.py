@@ -46,7 +46,8 @@ class _Queue:
     """Timers of one domain, and how far the present pass over them has come.
 
     ``cursor`` is the position of the last timer that fired in this pass. ``ahead`` is a lower bound of the
-    timers after it, and ``behind`` of those up to it, which wait for the next pass. None: no timer.
+    timers after ``cursor``. ``behind`` is a lower bound of the other timers, which wait for the next pass.
+    None: no timer.
     """
 
     def __init__(self, domain: TimeDomain, table: TimerTable) -> None:
@@ -94,10 +95,10 @@ class _Queue:
         return self.is_due(until_us)
 
     def fire(self, until_us: int, limit: int) -> Iterator[TimerRow]:
-        """Yield timers that are due, in order, and remove them from the table. Put unyielded ones back."""
+        """Yield timers that are due, in order, and remove them from the table. Put back those not yielded."""
         rows = self.table.take(self.domain, self.cursor, until_us, limit)
         last = rows[-1].position if rows else self.cursor
-        # A timer that a callback sets meanwhile lowers `ahead`.
+        # If `limit` rows came, more timers may follow `last`. A timer that a callback sets lowers `ahead`.
         self.ahead = last if len(rows) == limit else self._first(last)
         self.revoked = set()
         try:
@@ -114,7 +115,7 @@ class _Queue:
             self.revoked = None
 
     def _keep(self, rows: Collection[TimerRow]) -> None:
-        """Put timers back into the table: a callback has set an earlier one, at ``ahead``."""
+        """Put timers back into the table: a callback has set an earlier timer, at ``ahead``."""
         assert self.revoked is not None
         for row in rows:
             if row.key not in self.revoked:
@@ -252,12 +253,12 @@ class ShardTimers:
         self.begin_pass()
 
     def begin_pass(self) -> None:
-        """Begin a pass: timers that were set before the last fired one may fire."""
+        """Begin a pass: timers that were set for times before the last fired timer may fire now."""
         self._processing.begin_pass()
         self._event.begin_pass()
 
     def take_turns(self) -> None:
-        """Let timers of processing time fire next: after input or messages, it is their turn."""
+        """Let timers of processing time fire next, since messages or input have had their turn."""
         self._processing_turn = True
 
     def observe(self, envelope: Envelope[Any]) -> bool:
@@ -271,7 +272,7 @@ class ShardTimers:
     def is_due(self, *, ready: bool) -> bool:
         """Return True if a timer may be due.
 
-        Timers of processing time take turns with messages while messages are ``ready``.
+        While messages are ``ready``, timers of processing time and messages take turns.
         """
         if self._watermark is not None:
             self._watermark.watch(self._clock.monotonic())
@@ -300,7 +301,7 @@ class ShardTimers:
             yield Timer(row.key, time_at(row.at_us), row.payload, queue.domain)
 
     def revoked(self) -> frozenset[str]:
-        """Return the keys that callbacks cancelled or replaced in this batch, for `restore_revoked`."""
+        """Return the keys that callbacks have cancelled or replaced in this batch, for `restore_revoked`."""
         return frozenset(self._firing.revoked or ())
 
     def clear(self) -> None:
@@ -313,18 +314,18 @@ class ShardTimers:
         self._firing.revoked = set(revoked)
 
     def wait_s(self) -> float | None:
-        """Return the seconds until the next look at timers; None if only a message can make timers due."""
+        """Return the seconds until the next look at timers; None if only messages can make a timer due."""
         waits = [LOOK_S, self.next_s()]
         if waits[1] is None:
             return None
-        return max(_TICK_S, min(one for one in waits if one is not None))
+        return max(_TICK_S, min(wait for wait in waits if wait is not None))
 
     def next_s(self) -> float | None:
-        """Return the seconds until the first timer of processing time, or until a source is idle."""
+        """Return the seconds until the first timer of processing time, or until a source becomes idle."""
         waits = []
         if self._processing.ahead is not None:
             at_us = self._processing.ahead[0]
-            # If the clock went back, it reaches that time later than processing time, which never goes back.
+            # If the clock went back, a timer waits until the clock itself, not `_now_us`, reaches its time.
             is_due = at_us <= self._look_at_clock()
             waits.append((at_us - (self._now_us if is_due else self._clock_us())) / 1e6)
         if self._watermark is not None and self._event.ahead is not None:
@@ -359,7 +360,7 @@ def defines_timers(application: Application[Any]) -> bool:
 def times_of(
     application: Application[Any], journal: JournalSpec, clock: Clock
 ) -> TimeReader | None:
-    """Return the reader of the declared times of a journal's messages. None: their time is not declared."""
+    """Return the reader of the declared times of a journal's messages; None without a declared time."""
     time = application.message_time_of(journal)
     return None if time is None else TimeReader(time, clock.now)
 
@@ -374,7 +375,7 @@ def open_timers(
     """Return the timers of a shard, or None if its application defines no ``on_timer``.
 
     Call it on the shard's thread, once the checkpoint is restored. ``sources`` hold the watermark back
-    (default: those of the shard). Raise ``NotAllowed`` for a store without timers, and for a state with
+    (default: the sources of the shard). Raise ``NotAllowed`` for a store without timers, and for a state with
     timers if the application has no ``on_timer``. Raise ``Invalid`` for an ``event_time`` of another type.
     """
     if not defines_timers(application):
@@ -395,7 +396,7 @@ def open_timers(
     if isinstance(application, MessageProducer):
         sources = ()
     elif sources is None:
-        sources = tuple(one.journal for one in shard.spec.sources)
+        sources = tuple(source.journal for source in shard.spec.sources)
     declared = declared_times(application, shard)
     return ShardTimers(
         lambda: store.timer_table(shard), event_time, sources, clock, shard.id, declared
@@ -406,12 +407,12 @@ def declared_times(application: Application[Any], shard: Shard) -> dict[JournalN
     """Return the text of each declared time, by source. A source without a declared time has no entry."""
     if isinstance(application, MessageProducer):
         return {}
-    found = {}
-    for one in shard.spec.sources:
-        time = application.message_time_of(JournalSpec(split_journal_meta(one.journal)[0]))
+    times = {}
+    for source in shard.spec.sources:
+        time = application.message_time_of(JournalSpec(split_journal_meta(source.journal)[0]))
         if time is not None:
-            found[one.journal] = time.text
-    return found
+            times[source.journal] = time.text
+    return times
 
 
 class WithTimers(ABC):
@@ -419,7 +420,7 @@ class WithTimers(ABC):
 
     @abstractmethod
     def _open_timers(self) -> ShardTimers:
-        """Return the timers. Raise ``NotAllowed`` if there are none."""
+        """Return the timers. Raise ``NotAllowed`` for a shard without timers."""
 
     @property
     def now(self) -> datetime:

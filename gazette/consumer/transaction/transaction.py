@@ -1,7 +1,7 @@
 """Stage 13 of the byte path: decides when a shard's transaction consumes, commits or waits.
 
-Pure: `Transaction` holds the timing and the barriers of one transaction and of the prior one.
-`transactor` performs the steps on the shard's thread. It calls ``decide`` for the next one.
+Pure: `Transaction` holds the timing and the barriers of the running and the prior transaction.
+`transactor` performs the steps on the shard's thread. It calls ``decide`` for the next step.
 
 This order makes transactions exact:
 
@@ -57,7 +57,7 @@ class Policy:
 
     @property
     def consume_s(self) -> float:
-        """Seconds for which to consume messages: the greater one of both durations."""
+        """Seconds for which to consume messages: the greater of both durations."""
         return max(self.min_duration_s, self.max_duration_s)
 
 
@@ -100,7 +100,7 @@ class Transaction:
     consumed: int = 0
     fired: int = 0
     was_due: bool = False
-    """True if timers were due when it began, even if all of them were cancelled then."""
+    """True if timers were due when the transaction began, even if callbacks then cancelled all of them."""
     closed: bool = False
     input_ended: bool = False
     stalled_at: float | None = None
@@ -111,7 +111,7 @@ class Transaction:
     _max_reached: bool = field(default=False)
 
     def begin(self, now: float) -> None:
-        """Begin at the first message or timer. The wait for it does not count."""
+        """Begin at the first message or timer. The wait for it does not count against the durations."""
         if self.began_at is not None:
             raise Bug("transaction began twice")
         self.began_at = now
@@ -135,11 +135,11 @@ class Transaction:
         return self.consumed == 0 and not self.was_due
 
     def close(self) -> None:
-        """Consume and fire no more, and commit as soon as possible: enough timers have fired."""
+        """Close the transaction: consume and fire no more, and commit as soon as possible."""
         self.closed = True
 
     def defer(self) -> None:
-        """Close the transaction: the application has deferred a message to the next one."""
+        """Close the transaction: the application has deferred a message to the next transaction."""
         if self.is_empty:
             raise Bug("an empty transaction cannot defer a message")
         self.closed = True
@@ -166,6 +166,7 @@ class Transaction:
         return Decision(Step.COMMIT)
 
     def _observe_time(self, now: float) -> None:
+        """Close the transaction once its maximum duration is reached."""
         if self.began_at is None or self._max_reached:
             return
         if now >= self.began_at + self.policy.consume_s:
@@ -178,6 +179,7 @@ class Transaction:
         return self.began_at is not None and now >= self.began_at + self.policy.min_duration_s
 
     def _blocks(self, now: float, *, pending: bool) -> bool:
+        """Return True if the shard must wait: it may neither commit nor end now."""
         if self.prior is not Prior.DONE:
             return True
         if self.is_empty:
@@ -190,6 +192,7 @@ class Transaction:
         return self.policy.wait_for_ack and pending
 
     def _next_tick(self, now: float) -> float | None:
+        """Return the next time at which a duration of the policy is reached; None without such a time."""
         if self.began_at is None:
             return None
         ticks = [

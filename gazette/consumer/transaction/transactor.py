@@ -49,11 +49,11 @@ from gazette.runtime.tasks import OpFuture, as_plain_error, failed, first_failur
 log = logging.getLogger(__name__)
 
 CONSUME_MAX: Final = 1024
-"""Most messages that are consumed between two looks at the clock and the inbox."""
+"""Greatest number of messages between two looks at the clock and the inbox."""
 CONSUME_S: Final = 0.02
-"""Seconds that messages between two such looks should take, to keep to the maximum duration."""
+"""Seconds that the messages between two such looks should take, to keep to the maximum duration."""
 FIRED_MAX: Final = 16_384
-"""Most timers that fire in one transaction."""
+"""Greatest number of timers that fire in one transaction."""
 PRUNE_HORIZON_NS: Final = 24 * 3600 * NANOS
 """Nanoseconds for which a silent producer is remembered: the window of deduplication."""
 
@@ -88,6 +88,7 @@ class PriorTransaction:
     commit: OpFuture[Any]
     acks: dict[str, OpFuture[Any]] = field(default_factory=dict)
     recovered: bool = False
+    """True for a restored checkpoint: its commit has succeeded, and its acknowledgements may be missing."""
     transaction: Transaction | None = None
     bytes: int = 0
 
@@ -108,10 +109,10 @@ class PriorTransaction:
             raise wrap_error("the store's commit failed", error)
 
     def is_acknowledged(self) -> bool:
-        """Return True if all acknowledgements are appended. Raise the error of one that failed."""
+        """Return True if all acknowledgements are appended. Raise the error of the first that failed."""
         if (error := first_failure(self.acks.values())) is not None:
-            what = "a recovered acknowledgement" if self.recovered else "an acknowledgement"
-            raise wrap_error(f"{what} could not be appended", error)
+            subject = "a recovered acknowledgement" if self.recovered else "an acknowledgement"
+            raise wrap_error(f"{subject} could not be appended", error)
         return all(future.done() for future in self.acks.values())
 
 
@@ -155,7 +156,7 @@ class Transactor:
             )
         )
         self._timers = timers
-        places = {one.journal: one.clock_place for one in decoders.values()}
+        places = {decoder.journal: decoder.clock_place for decoder in decoders.values()}
         clock_places = {name: place for name, place in places.items() if place is not None}
         self._dispatcher = Dispatcher(callbacks, inbox, self._poison, timers, clock_places)
         self._brings_messages = isinstance(callbacks.application, MessageProducer)
@@ -186,8 +187,8 @@ class Transactor:
         If a `MessageProducer` ends its input, restore the checkpoint and begin again. Raise ``Closed``
         when the inbox was stopped, and the error that makes the shard fail.
         """
-        # The last owner may or may not have appended these acknowledgements. No transaction commits
-        # before they are appended: they commit its publishes, and roll back what it had begun.
+        # The former owner may not have appended these acknowledgements. They commit its publishes, and roll
+        # back what it published later. So no transaction commits before they are appended.
         owed: Mapping[str, bytes] = checkpoint.ack_intents
         while True:
             if self._brings_messages:
@@ -199,8 +200,8 @@ class Transactor:
     def _restore_again(self) -> Checkpoint:
         """Restore the checkpoint after the input ended. Do not append its acknowledgements again.
 
-        The input ends when everything is committed and acknowledged, so nothing is owed. Appended again,
-        the acknowledgements bypass the append service. They would arrive late, and roll back what this
+        The input ends when everything is committed and acknowledged, so nothing is owed. A repeated
+        acknowledgement would bypass the append service. So it could arrive late, and roll back what this
         publisher publishes next.
         """
         self._io.require_assigned()
@@ -224,7 +225,7 @@ class Transactor:
         self._sequencer = Sequencer(checkpoint.sources, spec.ring_buffer_size or 8192)
         self._prior = PriorTransaction(
             checkpoint=checkpoint,
-            read_through={j: source.read_through for j, source in checkpoint.sources.items()},
+            read_through={name: source.read_through for name, source in checkpoint.sources.items()},
             commit=resolved(None),
             recovered=True,
         )
@@ -246,17 +247,17 @@ class Transactor:
             return self._run_to_commit(transaction)
         except BaseException as error:
             if self._begun:
-                # Call `finished_transaction` even so: the application may hold a semaphore, for example.
+                # Call `finished_transaction` all the same: the application may hold a semaphore, for example.
                 self._abandon(error)
             raise
 
     def _abandon(self, error: BaseException) -> None:
         try:
             self._finished(failed(error))
-        except GazetteError as another:
+        except GazetteError as later_error:
             log.warning(
                 "shard %(shard)s, after it failed: %(error)s",
-                {"shard": self._id, "error": another},
+                {"shard": self._id, "error": later_error},
             )
 
     def _run_to_commit(self, transaction: Transaction) -> bool:
@@ -313,7 +314,7 @@ class Transactor:
         phases: Phases | None = None
         messages = timers = 0
         if not prior.recovered:
-            publish_at = {j: future.result().commit.end for j, future in prior.acks.items()}
+            publish_at = {name: ack.result().commit.end for name, ack in prior.acks.items()}
         if prior.transaction is not None:
             prior.transaction.acknowledged_at = self._clock.monotonic()
             phases = prior.transaction.phases()
@@ -338,13 +339,13 @@ class Transactor:
 
     def _wait(self, transaction: Transaction, until: float | None) -> None:
         if transaction.prior is not Prior.DONE and self._publisher.buffered_bytes:
-            # Append what was published so far while the prior transaction commits. It shares one append
-            # with the prior acknowledgement if that still waits, and always comes before our own commit.
+            # While the prior transaction commits, append what was published so far. These messages share
+            # an append with a prior acknowledgement that still waits, and come before our own commit.
             self._publisher.flush()
         timeout_s = None if until is None else max(0.0, until - self._clock.monotonic())
         if self._timers is not None and not transaction.closed:
             waits = (timeout_s, self._timers.wait_s())
-            timeout_s = min((one for one in waits if one is not None), default=None)
+            timeout_s = min((wait for wait in waits if wait is not None), default=None)
         # A closed transaction takes no more input: only calls and futures matter.
         get: Callable[[float | None], Event | None]
         get = self._inbox.get_call if transaction.closed else self._inbox.get
@@ -421,7 +422,7 @@ class Transactor:
             self._read_through()
 
     def _skip_malformed(self, transaction: Transaction, error: MalformedMessage) -> None:
-        """Publish a dead letter in a transaction, which commits it with the offset after the message."""
+        """Publish a dead letter in the transaction that commits the offset behind the message."""
         assert self._poison is not None
         if transaction.began_at is None:
             self._begin(transaction)
@@ -430,7 +431,7 @@ class Transactor:
         transaction.note_consumed(1)
 
     def _read_through(self) -> None:
-        """Report offsets that were read without effect: queries wait for them, without a transaction."""
+        """Report offsets that were read without effect: queries wait for them, and no commit reports them."""
         offsets = dict(self._sequencer.offsets)
         if offsets == self._prior.read_through:
             return
@@ -457,6 +458,7 @@ class Transactor:
         except Deferred as deferral:
             self._defer(transaction, deferral.done)
         except TimersDue as due:
+            # The other messages of the batch come again after the timers: do not count their bytes now.
             self._bytes -= batch[-1].end - batch[due.done - 1].end
             transaction.note_consumed(due.done)
             self._sequencer.consumed(due.done)
@@ -503,7 +505,7 @@ class Transactor:
         self._begun = True
         if result is not None:
             require_none("begin_transaction", result)
-        # Read the clock once for each transaction: its messages share one time.
+        # Read the clock once for each transaction: the messages that it publishes share one time.
         self._publisher.clock.update(int(self._clock.now() * NANOS))
         transaction.begin(self._clock.monotonic())
 
@@ -523,8 +525,8 @@ class Transactor:
         hit("commit.started", self._id)
         transaction.start_commit(self._clock.monotonic())
         acks: dict[str, OpFuture[Any]] = {}
-        # Queue the acknowledgements before the next transaction consumes a message. Its publishes
-        # to these journals must come after them, and wait for the commit too.
+        # Queue the acknowledgements before the next transaction consumes a message: its publishes to
+        # these journals must come after the acknowledgements, and wait for the commit too.
         for journal, intent in checkpoint.ack_intents.items():
             with self._appends.start_append(AppendParams(journal), (commit,)) as txn:
                 txn.write(intent)
@@ -533,7 +535,7 @@ class Transactor:
         hit("commit.enqueued", self._id)
         self._prior = PriorTransaction(
             checkpoint=checkpoint,
-            read_through={j: source.read_through for j, source in checkpoint.sources.items()},
+            read_through={name: source.read_through for name, source in checkpoint.sources.items()},
             commit=commit,
             acks=acks,
             transaction=transaction,

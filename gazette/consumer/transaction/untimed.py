@@ -17,7 +17,7 @@ class UntimedMessages:
     """The times of one shard's messages. Belongs to its thread.
 
     ``has_declared``: some sources declare the time of their messages. ``clock_places``: for the other
-    sources, the places of UUIDs, whose clock is the time. Empty without event time.
+    sources, the places of the UUIDs whose clock is the time; empty without event time.
     """
 
     def __init__(self, has_declared: bool, clock_places: Mapping[JournalName, str]) -> None:
@@ -40,15 +40,15 @@ def _without_clock(batch: Sequence[Envelope[Any]], place: str) -> list[tuple[int
     if all(map(_clock_of, batch)):
         return []
     return [
-        (at, no_clock(one.journal, one.begin, one.end, place))
-        for at, one in enumerate(batch)
-        if not one.clock
+        (index, no_clock(envelope.journal, envelope.begin, envelope.end, place))
+        for index, envelope in enumerate(batch)
+        if not envelope.clock
     ]
 
 
 def _without_declared(batch: Sequence[Envelope[Any]]) -> list[tuple[int, UnusableTime]]:
     return [
-        (at, error)
-        for at, one in enumerate(batch)
-        if isinstance(one, TimedEnvelope) and (error := one.unusable) is not None
+        (index, error)
+        for index, envelope in enumerate(batch)
+        if isinstance(envelope, TimedEnvelope) and (error := envelope.unusable) is not None
     ]
