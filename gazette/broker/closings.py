@@ -2,7 +2,7 @@
 
 A primary that finds the known head open looks for the closing of the last primary that etcd names. If
 stores have all bytes before its end, the primary writes to etcd what the closing says. Then the head is
-closed, as if the last primary had written that itself.
+closed, as if the last primary had closed it itself.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Closings:
         )
 
     async def _find(self, name: ClosingName, spec: JournalSpec) -> Closing | None:
-        """Return the closing from the first store that has it. Set ``reason`` if none has."""
+        """Return the closing from the first store that has it. Set ``reason`` if no store has it."""
         if self._found is not None and self._found.name == name:
             return self._found
         now = self._context.clock.monotonic()
@@ -95,31 +95,31 @@ class Closings:
             return await active.calls.run(Closing.read, name, active.store)
 
     def _note_unread(self, name: ClosingName, url: str, error: Exception) -> None:
-        said = str(error) or f"the store did not answer within {_READ_S:g} s"
-        self.reason = f"{name.path} could not be read: {said}"
+        text = str(error) or f"the store did not answer within {_READ_S:g} s"
+        self.reason = f"{name.path} could not be read: {text}"
         log.log(
             logging.ERROR if isinstance(error, Corrupt) else logging.WARNING,
             "%(path)s in %(store)s, by which its last primary has closed %(journal)s, could not be read: "
             "%(error)s",
-            {"path": name.path, "store": url, "journal": name.journal, "error": said},
+            {"path": name.path, "store": url, "journal": name.journal, "error": text},
             extra={"cause": f"closing {name.journal}"},
         )
 
     def _missing(self, closing: Closing) -> str:
         """Return what stores lack before the end of a closing; empty if they have everything."""
-        path, end, known = closing.name.path, closing.end, self._head.offset
-        if end < known:
-            return f"{path} says that it ended at {end}, before the known head {known}"
-        lacking = self._index.lacks(closing.begin, end)
-        if self._index.end_offset < end and not lacking:
-            lacking = [(self._index.end_offset, end)]
-        if not lacking:
+        path, end, known_offset = closing.name.path, closing.end, self._head.offset
+        if end < known_offset:
+            return f"{path} says that it ended at {end}, before the known head {known_offset}"
+        gaps = self._index.lacks(closing.begin, end)
+        if self._index.end_offset < end and not gaps:
+            gaps = [(self._index.end_offset, end)]
+        if not gaps:
             return ""
-        begin, until = lacking[0]
-        return f"{path} says that it ended at {end}, and stores lack [{begin}, {until})"
+        gap_begin, gap_end = gaps[0]
+        return f"{path} says that it ended at {end}, and stores lack [{gap_begin}, {gap_end})"
 
     async def remove_over(self, listed: Iterable[tuple[str, ClosingName]]) -> None:
-        """Remove closings of former primaries. ``listed`` has those of a listing, by the URL of their store.
+        """Remove closings of former primaries. ``listed`` has each closing that was listed, with its store.
 
         If a store fails, its closings stay: the next listing finds them again.
         """

@@ -1,9 +1,9 @@
 """Journals that were deleted, and whose fragments may still be below the directory of another journal.
 
-Fragments outlive their journal. Those of a deleted journal ``a/b`` are below the directory of ``a``. They
-must not look like unexplained fragments of ``a``. So if a journal above a deleted one exists, the name of
-the deleted one stays in etcd. The key is outside of the prefix that brokers watch. Only a replica whose
-listing has found unexplained fragments reads these keys.
+Fragments outlive their journal. The fragments of a deleted journal ``a/b`` are below the directory of ``a``.
+They must not look like unexplained fragments of ``a``. So etcd keeps the name of a deleted journal if a
+journal above it exists. The key is outside of the prefix that brokers watch. Only a replica whose listing has
+found unexplained fragments reads these keys.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ def deleted_key(root: str, journal: JournalName) -> str:
 async def deleted_below(etcd: Etcd, root: str, journal: JournalName) -> list[JournalName]:
     """Return the names of deleted journals below a journal. Raise as ``Etcd.range``."""
     prefix = deleted_key(root, "")
-    found = await etcd.range(deleted_key(root, f"{journal}/"))
-    return [kv.key.decode().removeprefix(prefix) for kv in found.kvs]
+    response = await etcd.range(deleted_key(root, f"{journal}/"))
+    return [kv.key.decode().removeprefix(prefix) for kv in response.kvs]
 
 
 async def note_deletions(etcd: Etcd, state: State, journals: Sequence[JournalName]) -> None:
     """Keep the names of journals that are about to be deleted. Raise as ``Etcd.put``.
 
-    A name that stays has no effect while the journal exists: its fragments then belong to it.
+    A kept name has no effect while its journal exists: the fragments then belong to that journal.
     """
     for journal in journals:
-        if any(state.item(above) is not None for above in _above(journal)):
+        if any(state.item(ancestor) is not None for ancestor in _above(journal)):
             await etcd.put(deleted_key(state.root, journal), b"")
 
 

@@ -1,8 +1,8 @@
 """Stage 9 of the byte path: takes commits from `fragment/index`, gives them to all readers that wait at the
 head of a journal.
 
-Bytes for which many readers wait are read once and encoded once. The readers' tasks do not send them: they
-wait until a reader must continue alone. Appends are answered before readers get their commits.
+Bytes for which many readers wait are read once and encoded once. The task of a reader does not send them: it
+waits until its reader must continue alone. Appends are answered before readers get their commits.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from gazette.protocol.status import Status
 _READERS_PER_TURN: Final = 100
 """Most readers that are served in one turn of the event loop. Other calls run between turns."""
 _MESSAGES: Final = 2
+"""Messages of one delivery to a reader: metadata and content."""
 
 
 class HeadReader:
@@ -59,8 +60,8 @@ class HeadReaders:
     async def serve(self, reader: HeadReader) -> None:
         """Serve a reader until it must continue alone, from its ``offset`` at that time.
 
-        It must do so if its caller takes no more, if the next bytes are not in a file that can be read at
-        once, or if the index closes. Cancellation: each response that was sent is complete.
+        A reader must continue alone in three cases: its caller takes no more, the next bytes are not in a
+        file that can be read at once, or the index closes. Cancellation: each sent response is complete.
         """
         reader.woken = asyncio.get_running_loop().create_future()
         self._add(reader)
@@ -83,43 +84,44 @@ class HeadReaders:
             self._index.on_change = None
 
     def _changed(self) -> None:
-        """Note that the index has changed."""
+        """Deliver soon: the index has changed."""
         if self._waiting and not self._due:
             self._due = True
             loop = asyncio.get_running_loop()
-            # Answers to appends leave their sockets in the next turn of the loop. Readers come after them.
+            # Answers to appends leave their sockets in the next turn of the loop. Serve readers after that.
             loop.call_soon(loop.call_soon, self._deliver)
 
     def _deliver(self) -> None:
-        self._due, again = False, False
-        left = _READERS_PER_TURN
+        self._due, has_more = False, False
+        remaining = _READERS_PER_TURN
         for offset in list(self._waiting):
             try:
-                found = self._index.find(offset)
-                if found.status is not Status.OK:
+                result = self._index.find(offset)
+                if result.status is not Status.OK:
                     continue
-                shared = self._shared(found)
+                shared = self._shared(result)
             except Exception:  # noqa: BLE001 - each reader meets the error in its own read
                 shared = None
-            for reader in list(self._waiting[offset])[:left]:
+            # Readers at one offset get the same bytes. A reader that cannot take them continues alone.
+            for reader in list(self._waiting[offset])[:remaining]:
                 self._remove(reader)
-                left -= 1
+                remaining -= 1
                 if shared is not None and reader.send(shared[0], _MESSAGES):
                     reader.offset = shared[1]
                     self._add(reader)
-                    again = again or reader.offset < found.write_head
+                    has_more = has_more or reader.offset < result.write_head
                 elif reader.woken is not None and not reader.woken.done():
                     reader.woken.set_result(None)
-            if not left:
+            if not remaining:
                 break
-        if again or not left:
+        if has_more or not remaining:
             self._due = True
             asyncio.get_running_loop().call_soon(self._deliver)
 
     def _shared(self, found: IndexResult) -> tuple[bytes, Offset] | None:
         """Return responses for all readers that wait for ``found``, and the offset behind them.
 
-        Return None if each reader must go on alone. Raise as the disk does.
+        Return None if each reader must go on alone. Raise an error of the disk.
         """
         if found.local is None:
             return None

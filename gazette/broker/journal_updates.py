@@ -1,4 +1,4 @@
-"""A primary's updates of its journal in etcd: that its replicas are in step, and the suspension."""
+"""A primary's updates of its journal in etcd: the route in its assignments, and the suspension."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 async def put_assignments(context: BrokerContext, at: Resolution, route: Route) -> Revision:
     """Store ``route`` in all of the journal's assignments: the allocator then considers them consistent.
 
-    Change nothing if any of them was changed since ``at``. Return the revision at which to resolve next.
+    Change nothing if any assignment was changed since ``at``. Return the revision at which to resolve next.
     Raise as ``Etcd.txn``.
     """
     value = route.without_endpoints().to_pb().SerializeToString()
@@ -42,8 +42,7 @@ async def put_suspend(
     if at.item_kv is None:
         raise Bug("suspension of a journal that does not exist", journal=at.journal)
     raw = at.item_kv.raw
-    # Change the protobuf message as it was read: a `JournalSpec` would lose fields that a newer
-    # version wrote.
+    # Change the protobuf message as it was read: a `JournalSpec` would lose fields of newer versions.
     spec = broker_pb2.JournalSpec.FromString(raw.value)
     spec.suspend.CopyFrom(Suspend(level, offset).to_pb())
     compares = [Compare.mod_revision(raw.key, "=", raw.mod_revision), *_unchanged_assignments(at)]
@@ -62,6 +61,6 @@ async def _put_if_unchanged(
     result = await context.etcd.txn(compares, puts)
     if result.succeeded:
         return result.header.revision
-    # Some key is newer than in our mirror, so the mirror's next revision will arrive. The revision of the
-    # response may never arrive: it also counts changes outside of our prefix.
+    # Some key is newer than in our key space, so the key space will reach another revision. It may never
+    # reach the revision of the response, which also counts changes outside of our prefix.
     return at.seen_revision + 1

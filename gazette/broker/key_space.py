@@ -42,8 +42,7 @@ class JournalItem:
         return self.spec.desired_replication(self.max_replication)
 
     def least_replication(self) -> int:
-        """Return the desired replication. With more replicas, content that is not stored yet is more
-        durable."""
+        """Return the desired replication: with fewer replicas, content in no store yet is less durable."""
         return self.desired_replication()
 
 
@@ -74,7 +73,7 @@ def broker_decoder(
 def decode_journal(journal: str, value: bytes) -> JournalSpec:
     """Return the specification that is stored under the name ``journal``, as far as it can be served.
 
-    Raise ``Invalid`` for bytes that are no specification, and for one of another journal.
+    Raise ``Invalid`` for bytes that are no specification, and for the specification of another journal.
     """
     with readable("JournalSpec"):
         pb = broker_pb2.JournalSpec.FromString(value)
@@ -93,7 +92,7 @@ def _decode_member(zone: str, suffix: str, value: bytes) -> BrokerMember:
 
 
 def _decode_assignment(journal: str, zone: str, suffix: str, slot: int, value: bytes) -> Route:
-    """Return the Route that the primary advertised. A fresh assignment has an empty one.
+    """Return the Route that the primary advertised. A new assignment has an empty route.
 
     An assignment with a damaged value stays: if it vanished, it would be made a second time.
     """
@@ -104,7 +103,7 @@ def _decode_assignment(journal: str, zone: str, suffix: str, slot: int, value: b
 
 @lru_cache(maxsize=1024)
 def _route(value: bytes) -> tuple[Route, str]:
-    """Return the route that ``value`` encodes, and why it is invalid, if it is. Equal routes are shared."""
+    """Return the route that ``value`` encodes, and why it is invalid (empty: valid). Share equal routes."""
     try:
         return stored_route(broker_pb2.Route.FromString(value))
     except DecodeError as error:
@@ -122,7 +121,7 @@ def local_id_of(state: State) -> ProcessId:
 def spec_of(state: State, journal: JournalName, life: Revision) -> JournalSpec | None:
     """Return the specification of a journal that was created at revision ``life``; None if it is gone.
 
-    A journal of the same name that was created later is another one.
+    A journal of the same name that was created later is another journal.
     """
     item = state.item(journal)
     if item is None or item.raw.create_revision != life:
@@ -137,18 +136,18 @@ def tenure_of(assignments: Sequence[DecodedKV]) -> Revision:
 
 
 def progress(assignment: DecodedKV) -> tuple[int, ...]:
-    """Rank a broker of a journal whose replicas are not in step: higher if it holds more.
+    """Rank a broker of a journal whose replicas are not in step: higher if it holds more content.
 
     A primary stores the route in each assignment before it answers the first append under that route. So a
-    broker with an empty value holds nothing that was acknowledged. Among the others, an older assignment has
-    held acknowledged content for longer.
+    broker whose assignment has no route holds nothing that was acknowledged. Of two brokers with a route, the
+    one with the older assignment has held acknowledged content for longer.
     """
     raw = assignment.raw
     return (1, -raw.create_revision) if raw.value else (0,)
 
 
 def is_consistent(item: DecodedKV, assignment: DecodedKV, assignments: Sequence[DecodedKV]) -> bool:
-    """Return True if the primary has synchronized all replicas of a journal, and no others."""
+    """Return True if the primary has synchronized exactly the replicas that a journal has now."""
     del item, assignment
     return are_in_step(assignments)
 

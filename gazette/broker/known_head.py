@@ -2,14 +2,14 @@
 
 Spools are files without a name, and a store may be empty, stale or not mounted. So a journal that lost all
 its brokers would begin again at an offset that was given out before. The known head forbids that. It is at
-most the offset that all replicas have acknowledged. An append below it is refused until an operator confirms
-where to go on (`gazctl journals reset-head`).
+most the offset that all replicas have acknowledged. An append below the known head is refused until an
+operator confirms where to go on (`gazctl journals reset-head`).
 
-The key is written before the first append of a primary is answered, and after each completed fragment. It is
-also written when a primary leaves in good order. It is never written per append. (Without etcd, a primary
-that leaves writes a closing into the journal's store: see `gazette.fragment.closing`.) The key is outside of
-the prefix that brokers watch. So it neither wakes the allocator nor confuses brokers that do not know it.
-The value names the journal's life: a key of a former journal of the same name has no effect.
+A primary writes the key before it answers its first append, and after each completed fragment. It also writes
+the key when it leaves in good order. It never writes the key per append. (Without etcd, a primary that leaves
+writes a closing into the journal's store: see `gazette.fragment.closing`.) The key is outside of the prefix
+that brokers watch: it neither wakes the allocator nor confuses brokers of older versions. The value names the
+journal's life: a key of a former journal of the same name has no effect.
 """
 
 from __future__ import annotations
@@ -58,16 +58,15 @@ def head_key(root: str, journal: JournalName) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The value of the key. ``tenures`` are those of primaries that have answered an append, in order.
+    """The value of the key. ``tenures`` has the primaries that have answered an append, in order.
 
     - Each tenure is the creation revision of a primary's assignment, with the offset at which the primary
-      began. A tenure is left out if a later primary began at or below its offset: nothing depends on it
-      then.
+      began. A tenure is left out if a later primary began at or below its offset: it limits no upload then.
     - ``closed`` holds the journal's registers if the last primary left in good order, with nothing
       acknowledged beyond ``offset``. It is None while a primary may have acknowledged more.
     - ``lost`` are the offsets that no fragment had when an operator confirmed a head behind them.
-    - ``lease`` is that of the last of ``tenures``; 0 if a broker of an older version has written the key
-      since.
+    - ``lease`` is the lease of the last primary in ``tenures``; 0 if a broker of an older version has written
+      the key since.
     """
 
     life: Revision
@@ -78,11 +77,7 @@ class Head:
     lease: int = 0
 
     def encode(self) -> bytes:
-        fields: dict[str, Any] = {
-            "life": self.life,
-            "offset": self.offset,
-            "tenures": self.tenures,
-        }
+        fields: dict[str, Any] = {"life": self.life, "offset": self.offset, "tenures": self.tenures}
         if self.closed is not None:
             fields["closed"] = [(label.name, label.value) for label in self.closed.labels]
         if self.lost:
@@ -125,7 +120,7 @@ class Head:
         return replace(self, lost=tuple(sorted({*self.lost, *lost})[-_LOST_MAX:]))
 
     def limit(self, tenure: Revision) -> Offset | None:
-        """Return the least offset at which a primary later than ``tenure`` has begun; None without one."""
+        """Return the least offset at which a primary later than ``tenure`` has begun; None: no later one."""
         return min((begin for later, begin in self.tenures if later > tenure), default=None)
 
 
@@ -134,23 +129,23 @@ def _with_tenure(
 ) -> tuple[tuple[Revision, Offset], ...]:
     """Return ``tenures`` with ``tenure``, the latest, added.
 
-    If they are too many, the two oldest become one at the lower offset, where uploads of earlier primaries
-    end. If the oldest was forgotten instead, such an upload would be permitted: bytes that were set aside 64
-    primaries ago would become a fragment, over what was acknowledged since.
+    If there are too many, merge the two oldest into one at the lower offset: uploads of earlier primaries
+    still end there. Otherwise bytes that were stored aside 64 primaries ago would become a fragment, over
+    bytes that were acknowledged since.
     """
-    kept = [one for one in tenures if one[1] < begin]
+    kept = [entry for entry in tenures if entry[1] < begin]
     kept.append((tenure, begin))
     if len(kept) > _TENURES_MAX:
-        (_, lower), (later, _), *rest = kept
-        kept = [(later, lower), *rest]
+        (_, lower), (later, _), *others = kept
+        kept = [(later, lower), *others]
     return tuple(kept)
 
 
 class KnownHead:
     """The known head of one replica's journal. Loop-bound.
 
-    ``offset`` is the head as last read. Between two writes of a primary it may lag behind what is
-    acknowledged: by one fragment, or more while etcd does not answer. It is never ahead.
+    ``offset`` is the head as last read. Between two writes of a primary, it may be below the acknowledged
+    offset: by one fragment, or more while etcd does not answer. It is never above.
     """
 
     def __init__(self, context: ReplicaContext, journal: JournalName, life: Revision) -> None:
@@ -165,13 +160,14 @@ class KnownHead:
         self._tenure: Revision | None = None
         """The tenure of this replica, once it has acknowledged an append as primary."""
         self._noted: Offset = 0
+        """The offset to write in the background."""
         self._closed: LabelSet | None = None
         self._claimed: Revision | None = None
-        """The tenure of this replica, once etcd may have it as that of a primary."""
+        """The tenure of this replica, once etcd may name it as the tenure of a primary."""
         self._begun = False
         self._noting: asyncio.Task[None] | None = None
         self.settled = asyncio.Event()
-        """Set once etcd has what ``close`` was called with, or a later primary has begun."""
+        """Set once etcd has the end and registers given to ``close``, or a later primary has begun."""
 
     @property
     def offset(self) -> Offset:
@@ -179,19 +175,18 @@ class KnownHead:
 
     @property
     def closed(self) -> LabelSet | None:
-        """The journal's registers at ``offset``, if nothing was acknowledged beyond; else None.
+        """The journal's registers at ``offset``, if nothing was acknowledged beyond it. Otherwise None.
 
-        None once this primary has begun. Bytes that appear in stores from then on may be removed again by
-        the broker that uploaded them.
+        Also None once this primary has begun. A former primary may still upload bytes, and remove them again.
         """
         return None if self._begun else self._head.closed
 
     @property
     def awaited(self) -> ClosingName | None:
-        """The closing that would close the head: that of the last primary that etcd names.
+        """The closing that would close the head: the closing of the last primary that etcd names.
 
         None if the head is closed, or if etcd does not have the lease of that primary. Also None once this
-        primary has begun itself.
+        replica has begun as primary.
         """
         head = self._head
         has_begun = self._begun or self._tenure is not None
@@ -200,7 +195,7 @@ class KnownHead:
         return ClosingName(self._journal, head.life, head.tenures[-1][0], head.lease)
 
     def has_passed(self, name: ClosingName) -> bool:
-        """Return True if the primary of a closing is over: this replica has acknowledged an append later."""
+        """Return True if a closing is not needed any more: this replica has acknowledged an append since."""
         life = self._head.life
         if self._tenure is None:
             return False
@@ -216,14 +211,14 @@ class KnownHead:
         return self._head.limit(tenure)
 
     def names(self, tenure: Revision) -> bool:
-        """Return True if etcd has that the primary of ``tenure`` has appended, and that it may go on to."""
+        """Return True if etcd names the primary of ``tenure``, and the head is open. Then no write is due."""
         return self._tenure == tenure and self._closed is None
 
     async def load(self, *, lives: bool = False) -> None:
-        """Read the head from etcd. With ``lives`` also read if the journal still exists.
+        """Read the head from etcd. With ``lives``, also check that the journal still exists.
 
         Raise as ``Etcd.txn``. Raise ``Conflict`` for an unknown value, or if the journal is known to be
-        deleted. Each write requires that the journal exists, so most reads need not check it.
+        deleted. Each write checks that the journal exists, so most reads need not check it.
         """
         context, life = self._context, self._head.life
         if lives:
@@ -232,7 +227,7 @@ class KnownHead:
             lives, kv = True, await context.etcd.get(self._key)
         head = Head(life) if kv is None else Head.decode(kv.value)
         if not lives or head.life > life:
-            # Never overwrite it: it protects what a later journal has acknowledged.
+            # Never overwrite the key: it protects what a later journal has acknowledged.
             raise Conflict(
                 "the journal was deleted, and may have been created again",
                 hint="No action: this broker learns of it from etcd.",
@@ -241,13 +236,13 @@ class KnownHead:
             )
         if head.life < life:
             head = Head(life)
-        if kv is None or kv.mod_revision >= self._mod_revision:  # Else a write has overtaken this.
+        if kv is None or kv.mod_revision >= self._mod_revision:  # Else a write overtook this read.
             self._head, self._mod_revision = head, 0 if kv is None else kv.mod_revision
         self.loaded = True
 
     async def begin(self, tenure: Revision, begin: Offset) -> bool:
-        """Record in etcd that the primary of ``tenure`` begins at ``begin``. Then former primaries upload no
-        byte beyond it.
+        """Record in etcd that the primary of ``tenure`` begins at ``begin``. From then on, former primaries
+        upload no byte beyond ``begin``.
 
         Return False, without effect, if a former primary has acknowledged bytes behind ``begin``. An
         operator may have confirmed the head while that primary was paused. Raise as ``Etcd.txn``, and
@@ -290,8 +285,8 @@ class KnownHead:
     async def acknowledge(self, tenure: Revision, begin: Offset, end: Offset) -> None:
         """Return once the primary of ``tenure`` may answer an append of ``[begin, end)``.
 
-        Write to etcd for the first append of a tenure only. Raise ``Conflict`` if a later primary has
-        acknowledged an append, or a former one has acknowledged bytes behind ``begin``. Raise as
+        Write to etcd only for the first append of a tenure. Raise ``Conflict`` if a later primary has
+        acknowledged an append, or a former primary has acknowledged bytes behind ``begin``. Raise as
         ``Etcd.txn``: then the head may have been written.
         """
         if self.names(tenure):
@@ -314,8 +309,8 @@ class KnownHead:
         """Record in etcd that nothing follows ``end``, where the journal has ``registers``.
 
         Call it before the journal is suspended, while no append is under way. A suspended journal may lose
-        all of its replicas: the next one has the registers from here. ``acknowledge`` opens the head again.
-        Raise as ``Etcd.txn``, and ``Conflict`` if a later primary has begun.
+        all replicas: the next primary takes the registers from the head. ``acknowledge`` opens the head
+        again. Raise as ``Etcd.txn``, and ``Conflict`` if a later primary has begun.
         """
 
         def change(head: Head) -> Head:
@@ -337,7 +332,7 @@ class KnownHead:
     def note(self, end: Offset) -> None:
         """Write in the background that everything before ``end`` is acknowledged.
 
-        Has an effect only for a primary that has acknowledged an append.
+        No effect unless this primary has acknowledged an append.
         """
         if self._tenure is None or end <= self._noted:
             return
@@ -351,9 +346,9 @@ class KnownHead:
         """Write in the background that nothing was acknowledged beyond ``end``, where the journal has
         ``registers``.
 
-        The next primary then begins there without an operator, once stores have all of the journal. No
+        The next primary then begins at ``end`` without an operator, once stores have all bytes before it. No
         effect unless this primary has acknowledged an append. No append may follow. Until ``settled`` is
-        set, etcd may not have it: see ``closing``.
+        set, the head in etcd may not be closed: see ``closing``.
         """
         if self._tenure is None:
             return
@@ -364,9 +359,9 @@ class KnownHead:
             )
 
     def closing(self, end: Offset, registers: LabelSet) -> Closing | None:
-        """Return the closing that replaces ``close`` without etcd. None if etcd has it, or does not need it.
+        """Return the closing that replaces ``close`` without etcd; None if no closing is needed.
 
-        A primary whose write to etcd got no answer needs one, too: etcd may name it.
+        A primary whose write to etcd got no answer needs a closing, too: etcd may name that primary.
         """
         if self._claimed is None or self.settled.is_set():
             return None
@@ -411,15 +406,15 @@ class KnownHead:
     async def _write(
         self, change: Callable[[Head], Head], tenure: Revision, begin: Offset | None = None
     ) -> bool:
-        """Change the head. Return False if it is behind ``begin`` already. Raise ``Conflict`` if a later
-        primary has begun."""
+        """Change the head in etcd. Return False if the head is behind ``begin`` already. Raise ``Conflict``
+        if a later primary has begun."""
         for _ in range(_ATTEMPTS_MAX):
-            if (begun := self._head.limit(tenure)) is not None:
+            if (later_begin := self._head.limit(tenure)) is not None:
                 raise Conflict(
                     "another broker leads the journal now, and has acknowledged appends",
                     hint="No action: this broker learns of it from etcd, and stops leading.",
                     journal=self._journal,
-                    begun_at=begun,
+                    begun_at=later_begin,
                 )
             if begin is not None and begin < self._head.offset:
                 return False
@@ -430,6 +425,7 @@ class KnownHead:
             ]
             result = await self._context.etcd.txn(compares, [Op.put(self._key, head.encode())])
             if result.succeeded:
+                # Meanwhile ``load`` may have read a later head.
                 if result.header.revision > self._mod_revision:
                     self._head, self._mod_revision = head, result.header.revision
                 return True
@@ -459,11 +455,11 @@ class UploadLimits:
         """Return the offset at which a later primary of the journal began; None without a later primary.
 
         Raise ``NotFound`` if the journal was deleted: its known head is gone, too. Raise ``Unavailable``
-        while etcd does not answer, and ``Conflict`` for a value of another version. Then a later primary may
-        have begun.
+        while etcd does not answer, and ``Conflict`` for a value of another version. In both cases, a later
+        primary may have begun.
         """
-        present = tenure_of(self._state.assignments_of(journal))
-        if self._lease.holds and present == tenure:
+        present_tenure = tenure_of(self._state.assignments_of(journal))
+        if self._lease.holds and present_tenure == tenure:
             return None
         if self._clock.monotonic() < self._silent_until:
             raise _silent()
@@ -482,10 +478,10 @@ class UploadLimits:
 async def _read(
     etcd: Etcd, root: str, journal: JournalName, life: Revision
 ) -> tuple[bool, KeyValue | None]:
-    """Return if the journal of ``life`` exists, and the key of its known head.
+    """Return whether the journal of ``life`` exists, and the key of its known head.
 
-    The head is deleted with the journal. Without this check, a missing head would look like a journal in
-    which no primary has begun.
+    The head is deleted with the journal. Without a look at the journal, a missing head would mean that no
+    primary has begun.
     """
     item, head = await etcd.get_each(item_key(root, journal), head_key(root, journal))
     lives = item is not None and item.create_revision == life

@@ -1,7 +1,7 @@
-"""Left-overs below the name of a new journal: fragments of a former journal, or of one above or below it.
+"""Left-overs below the name of a new journal: fragments of journals with its name, or one above or below.
 
-The answer to Apply reports them. Otherwise it is a surprise that a journal goes on behind old bytes, or
-waits for a decision.
+The answer to Apply reports them. Otherwise a user would be surprised that a new journal goes on behind old
+bytes, or waits for a decision.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ async def left_overs(
             notes.append((APPLY_NOTE_KEY, quote(text, safe=_PLAIN)))
 
     async with TaskScope("left-over fragments") as scope:
-        looks = [
+        look_tasks = [
             scope.spawn(look(journal, url), name=journal)
             for journal, stores in new[:_LOOKED_MAX]
             for url in stores
         ]
         try:
             async with timeout(_LOOK_S):
-                await asyncio.gather(*looks)
+                await asyncio.gather(*look_tasks)
         except TimeoutError:
             scope.cancel()
     return tuple(sorted(notes))

@@ -86,8 +86,10 @@ def _build(loaded: Loaded, clock: Clock, rng: random.Random) -> BrokerService:
     flags, etcd = loaded.group(BrokerFlags), loaded.group(EtcdFlags)
     process_id = member_id("broker", flags.zone, flags.id or two_words(rng)).suffix
     settings = flags.settings(process_id, etcd.prefix, etcd.lease)
-    what = "read, append to, change and delete every journal"
-    return BrokerService(member_environment(loaded, "broker", flags, clock, rng, what), settings)
+    permissions = "read, append to, change and delete every journal"
+    return BrokerService(
+        member_environment(loaded, "broker", flags, clock, rng, permissions), settings
+    )
 
 
 async def _serve_one(loaded: Loaded) -> int:

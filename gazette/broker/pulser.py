@@ -1,9 +1,9 @@
 """Zero-byte appends by which the primary of a journal keeps its replicas in step.
 
-Brokers can join or leave a journal only when its primary has synchronized with them, and clients may not
-append for days. So a primary pulses: when it begins, after each change of the route, and on a timer. Pulses
-also roll spools that are due to be flushed, and suspend idle journals. Most are left out while a replica
-rests.
+Brokers can join or leave a journal only when its primary has synchronized with them. Clients may not append
+for days. So a primary pulses: when it begins, after each change of the route, and on a timer. Pulses also
+roll spools that are due to be flushed, and suspend idle journals. While a replica rests, most pulses are left
+out.
 
 One daemon begins the pulses of all journals. So a journal at rest has no task.
 """
@@ -37,7 +37,7 @@ FIRST_PER_S: Final = 20.0
 """Most first fragments that pulses complete in a second. Each causes an upload."""
 _AT_A_TIME: Final = 32
 _PATIENCE_S: Final = 0.25
-"""Seconds after which a running pulse does not keep others from beginning."""
+"""Seconds after which a running pulse occupies no slot: another pulse may begin."""
 _RETRY_MIN_S: Final = 1.0
 _TICK_S: Final = 0.05
 _LEFT_OUT: Final = 9
@@ -79,9 +79,11 @@ class Heartbeat:
     def on_timer(self, *, rests: bool) -> bool:
         """Count that the timer was due. Return True if the replica rests, and the pulse may be left out."""
         self.idle_ticks += 1
-        may = rests and self._left_out < _LEFT_OUT and self.control is SuspendControl.NO_RESUME
-        self._left_out = self._left_out + 1 if may else 0
-        return may
+        may_leave_out = (
+            rests and self._left_out < _LEFT_OUT and self.control is SuspendControl.NO_RESUME
+        )
+        self._left_out = self._left_out + 1 if may_leave_out else 0
+        return may_leave_out
 
     def next_s(self, *, succeeded: bool) -> float:
         """Return the seconds until the next pulse: few after a failure, and more after each further one."""
@@ -211,12 +213,12 @@ class Pulser:
     def first_committed(self, replica: Pulsed) -> None:
         """Pulse ``replica``, which leads, soon: its journal has got the first bytes of its first fragment.
 
-        The pulse completes the fragment. Once that is stored, an empty store shows that fragments were lost.
+        The pulse completes the fragment. Once it is stored, an empty store means that fragments were lost.
         """
         entry = self._entries.get(replica)
         if entry is not None and not entry.has_first:
             entry.has_first = True
-            # A running pulse may have looked at the journal before this commit. Then one more follows it.
+            # A running pulse may have looked at the journal before this commit. `_settle` begins another one.
             if entry.pulse is None:
                 self._queue_first(entry)
 
@@ -240,8 +242,8 @@ class Pulser:
         while self._first and self._allowance.take(now):
             self._complete(self._first.popleft())
         waits = [_IDLE_S]
-        if (first := self._due.first()) is not None:
-            waits.append(first.due_at - now if first.due_at > now else self._slots.next_s(now))
+        if (entry := self._due.first()) is not None:
+            waits.append(entry.due_at - now if entry.due_at > now else self._slots.next_s(now))
         if self._first:
             waits.append(self._allowance.next_s)
         return max(min(waits), _TICK_S)
@@ -258,14 +260,14 @@ class Pulser:
         self._changed.set()
 
     def _complete(self, entry: _Entry) -> None:
-        """Begin a pulse for the first fragment, unless one has begun since, or the replica has gone."""
+        """Begin a pulse for the first fragment, unless a pulse has begun since, or the replica has gone."""
         if entry.has_first and self._entries.get(entry.replica) is entry:
             entry.is_tick = False
             self._begin(entry)
 
     def _begin(self, entry: _Entry) -> bool:
         if entry.pulse is not None or self._scope.is_stopping:
-            return False  # At its end, the running pulse checks if the route has changed.
+            return False  # When the running pulse ends, `_settle` looks if the route has changed.
         if self._is_needless(entry):
             entry.is_tick = True
             self._due.push(entry, self._clock.monotonic() + self._settings.pulse_interval_s)
@@ -286,7 +288,7 @@ class Pulser:
     def _is_needless(self, entry: _Entry) -> bool:
         if entry.is_tick:
             return entry.heartbeat.on_timer(rests=entry.replica.rests)
-        # An append has perhaps brought the peers in step already.
+        # An append may have brought the peers in step already.
         return not entry.has_first and not entry.failed and entry.replica.in_step
 
     def _too_long(self, replica: Pulsed, pulse: Pulse) -> None:

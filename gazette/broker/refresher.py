@@ -1,7 +1,7 @@
 """The listings of blob stores for all replicas of a broker, at their intervals and within a limit of work.
 
-One daemon begins them, in the order in which they are due. With thousands of journals, a daemon for each
-would take most of the event loop.
+One daemon begins the listings, in the order in which they are due. With thousands of journals, a daemon for
+each journal would take most of the event loop's time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AGAIN_PER_S: Final = 100.0
 """Most repeated listings that begin in a second. First listings are not limited: appends wait for them."""
 _AT_A_TIME: Final = 32
 _PATIENCE_S: Final = 0.25
-"""Seconds after which a running listing does not keep first ones from beginning."""
+"""Seconds after which a running listing occupies no slot: another first listing may begin."""
 _TICK_S: Final = 0.05
 _IDLE_S: Final = 3600.0
 _SOON_S: Final = 1.0
@@ -91,12 +91,12 @@ class Refresher:
         entry = self._entries.pop(replica, None)
         if entry is None:
             return
-        entry.due_at = math.inf  # Queues drop it.
+        entry.due_at = math.inf  # The queues drop the entry.
         if entry.task is not None:
             entry.task.cancel()
 
     def list_again(self, replica: Refreshed) -> None:
-        """List the stores of a replica now, and soon again. End a listing of it that still runs."""
+        """List the stores of a replica now, and soon again. Cancel its listing if one runs."""
         entry = self._entries.get(replica)
         if entry is None:
             return
@@ -104,7 +104,7 @@ class Refresher:
         if entry.task is None:
             self._schedule(entry, 0.0)
         else:
-            entry.task.cancel()  # The end of the task schedules the next one.
+            entry.task.cancel()  # `_ended` schedules the next listing.
 
     async def run(self) -> NoReturn:
         """Begin listings when they are due, for ever."""
@@ -123,16 +123,16 @@ class Refresher:
         """Begin due listings, as far as their limits permit. Return the seconds until the next look."""
         while self._begin_first(now):
             pass
-        while (again := self._again.first()) is not None and again.due_at <= now:
+        while (repeated := self._again.first()) is not None and repeated.due_at <= now:
             if not self._allowance.take(now):
                 return _TICK_S
             self._again.take(now)
-            self._begin(again)
+            self._begin(repeated)
         waits = [_IDLE_S]
-        if (first := self._first.first()) is not None:
-            waits.append(first.due_at - now if first.due_at > now else self._slots.next_s(now))
-        if again is not None:
-            waits.append(again.due_at - now)
+        if (entry := self._first.first()) is not None:
+            waits.append(entry.due_at - now if entry.due_at > now else self._slots.next_s(now))
+        if repeated is not None:
+            waits.append(repeated.due_at - now)
         return max(min(waits), _TICK_S)
 
     def _begin_first(self, now: float) -> bool:
@@ -155,7 +155,7 @@ class Refresher:
             self._begin_first(self._clock.monotonic())
         if self._entries.get(entry.replica) is not entry or self._scope.is_stopping:
             return
-        if task.cancelled():
+        if task.cancelled():  # By `list_again`.
             self._schedule(entry, 0.0)
             return
         for active in entry.replica.unhealthy_stores():
@@ -170,8 +170,8 @@ class Refresher:
         self._waiting[active].add(entry)
 
     async def _on_healthy(self, active: ActiveStore) -> None:
-        """List for all journals of a store once the store is healthy. Forget a store that takes long: their
-        next listings wait for it again."""
+        """List the stores of all waiting replicas once ``active`` is healthy. After `_RECOVERY_S`, give up:
+        the next failed listings of these replicas wait for the store again."""
         try:
             async with timeout(_RECOVERY_S):
                 await active.wait_healthy()

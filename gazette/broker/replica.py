@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 _REFRESH_FIRST_MAX_S: Final = 4.0
 _REFRESH_HOLE_S: Final = 10.0
 _HEAD_WRITE_S: Final = 2.0
-"""Seconds for which a replica that shuts down waits for etcd. Soon the store has the same facts."""
+"""Seconds for which a replica that shuts down waits for etcd. After that, it leaves a closing in a store."""
 _SECOND_NS: Final = 1_000_000_000
 
 
@@ -84,8 +84,8 @@ class Replica:
     The replica is of the journal that was created at revision ``life``. It has nothing to do with a later
     journal of the same name.
 
-    ``spool`` is held by a pipeline of this broker, or by a Replicate call of the primary. ``pipeline`` holds
-    None until there is one. An owner gives back what it took, or a successor of it.
+    A pipeline of this broker, or a Replicate call of the primary, takes ``spool`` from its mutex.
+    ``pipeline`` holds None until a pipeline is built. An owner gives back what it took, or its successor.
     """
 
     def __init__(self, journal: JournalName, life: Revision, context: ReplicaContext) -> None:
@@ -98,7 +98,7 @@ class Replica:
         self.line = Line()
         self.sessions = SessionLedger(life)
         self.refused_to: Offset = -1
-        """End of the spool whose bytes a peer refused, because the peer had others."""
+        """End of the spool whose bytes a peer refused, because the peer had other bytes."""
         self.refresh_error: str | None = None
         """Why the last listing of the blob stores failed; None if it succeeded."""
         self.emptied_stores: list[EmptiedStore] = []
@@ -110,7 +110,7 @@ class Replica:
         self._upload_gate = UploadGate(context.persister, life, self.head.note)
         self.others = OtherFollowers()
         self._seems_new = False
-        """True if no append is known, so that no listing is due soon."""
+        """True if no append to the journal is known: then no listing is due soon."""
         self._gathering: set[asyncio.Future[None]] = set()
         """The last turns of pipelines that were torn down and still wait for answers."""
         spool = Spool(
@@ -162,9 +162,9 @@ class Replica:
     def other_followers(self, route: Route) -> frozenset[Incarnation]:
         """Return the followers of ``route`` without this broker."""
         state = self._context.state
-        local = local_id_of(state)
-        others = (id for id in route.members if id not in (route.primary_id, local))
-        members = {id: state.member(id.zone, id.suffix) for id in others}
+        local_id = local_id_of(state)
+        follower_ids = (id for id in route.members if id not in (route.primary_id, local_id))
+        members = {id: state.member(id.zone, id.suffix) for id in follower_ids}
         return frozenset(
             (id, 0 if member is None else member.raw.create_revision)
             for id, member in members.items()
@@ -186,8 +186,8 @@ class Replica:
         also if the spool was rolled to ``end`` without the bytes before.
 
         A former primary or follower may upload until it learns of ``end`` from etcd. So etcd is written
-        first, and then stores are listed again. The listing shows what was uploaded before. What a broker
-        uploads later, that broker removes again.
+        first, and then stores are listed again. The listing shows what was uploaded before. If a broker
+        uploads bytes later, that broker removes them again.
 
         No effect on etcd if the known head is behind ``end`` by now: the caller looks at the head again.
 
@@ -195,7 +195,7 @@ class Replica:
         may have been written.
         """
         try:
-            begun = await self.head.begin(tenure, end)
+            has_begun = await self.head.begin(tenure, end)
         finally:
             self._adopt_head()
         timeout_s = self._context.settings.listing_timeout_s
@@ -210,7 +210,7 @@ class Replica:
                 journal=self.journal,
                 timeout_s=timeout_s,
             ) from None
-        if begun:
+        if has_begun:
             self.others.clear()
 
     async def acknowledge(self, tenure: Revision, begin: Offset, end: Offset) -> None:
@@ -247,7 +247,7 @@ class Replica:
         self._note_end(fragment.begin)
 
     def _note_end(self, end: Offset) -> None:
-        """List soon if the journal seemed new, and reaches ``end``: a former owner may upload that."""
+        """List soon if the journal seemed new, but reaches ``end``: a former owner may upload its bytes."""
         if self._seems_new and end > self.index.end_offset:
             self._seems_new = False
             self.list_again()
@@ -255,7 +255,7 @@ class Replica:
     def has_unagreed(self, fragment: Fragment) -> bool:
         """Return True if peers may lack the end of ``fragment``, the spool of this primary.
 
-        Either the end was committed and not acknowledged by all, or this replica begins to lead.
+        Either not all peers have acknowledged the end, or this replica begins to lead.
         """
         agreed = self._upload_gate.end
         if not fragment.length or fragment.end == self.refused_to:
@@ -266,7 +266,7 @@ class Replica:
         """Record that all replicas have acknowledged everything before ``end``, with ``registers`` there.
 
         Until the known head names this tenure, none of its bytes are uploaded or shown to readers. Otherwise
-        the next primary might begin before these bytes: it may know neither the store nor the head.
+        the next primary might begin before these bytes: neither a listing nor the head would show them.
 
         Raise ``Unavailable`` unless the broker's lease is known to hold now: another broker may lead the
         journal, and have begun at an earlier offset.
@@ -288,7 +288,7 @@ class Replica:
         self._context.kept_files.keep(lambda: self.index.stored(fragment))
 
     async def wait_listed(self, timeout_s: float) -> None:
-        """Return once the blob stores were listed. Before that the index knows local appends only.
+        """Return once the blob stores were listed. Before that, the index has only local appends.
 
         Raise ``Unavailable`` with the reason after ``timeout_s``, and ``Closed``. Cancellation: no effect.
         """
@@ -334,8 +334,8 @@ class Replica:
     def rests(self) -> bool:
         """Whether a pulse would have no effect: all replicas are in step, and all bytes are flushed."""
         pipeline = self.pipeline.free
-        empty = pipeline is not None and not pipeline.spool.fragment.length
-        return empty and self.in_step and not self.problem
+        is_empty = pipeline is not None and not pipeline.spool.fragment.length
+        return is_empty and self.in_step and not self.problem
 
     def stop_daemons(self) -> None:
         """End pulses and listings, and begin no more."""
@@ -343,7 +343,7 @@ class Replica:
         self._context.pulser.remove(self)
 
     async def give_back_spool(self, spool: Spool, *, primary: bool) -> None:
-        """Give the spool back, without its pending content. Cancellation: it is given back."""
+        """Give the spool back, without its pending content. Cancellation: the spool is given back."""
         try:
             await roll_back(spool, primary=primary)
         finally:
@@ -372,22 +372,22 @@ class Replica:
     async def reap(self, broken: Pipeline) -> None:
         """Tear a broken pipeline down, unless another owner did so first."""
         try:
-            held = await self.pipeline.take()
+            pipeline = await self.pipeline.take()
         except Closed:
             return
-        if held is broken:
+        if pipeline is broken:
             await self.tear_down(broken)
-            held = None
-        self.pipeline.give(held)
+            pipeline = None
+        self.pipeline.give(pipeline)
 
     async def shut_down(self) -> None:
         """Stop serving: wait for the pipeline and the spool, and hand the spool to the persister.
 
-        Other waiters for either get ``Closed``. Peers get their time to answer. Then a primary's spool is
-        uploaded at once, up to the agreed end, so that its successor can read it. A follower's spool is
-        uploaded at once, too: the primary may never have had its bytes.
+        Other tasks that wait for the pipeline or the spool get ``Closed``. Peers get their time to answer.
+        Then a primary's spool is uploaded at once, up to the agreed end, so that its successor can read it.
+        A follower's spool is uploaded at once, too: the primary may never have had its bytes.
 
-        Waits without bound for the present holders: their appends and streams end, as the route has changed.
+        Wait without bound for the present holders: their appends and streams end, as the route has changed.
         Cancellation: the spool may not have been handed over.
         """
         self.stop_daemons()
@@ -400,9 +400,9 @@ class Replica:
         if self._gathering:
             # Answers that still arrive must answer their appends before the spool is completed.
             await asyncio.wait(self._gathering)
-        led = self.leads
-        await roll_back(spool, primary=led)
-        await spool.apply(Proposal(_rolled(spool.fragment), spool.registers), primary=led)
+        was_primary = self.leads
+        await roll_back(spool, primary=was_primary)
+        await spool.apply(Proposal(_rolled(spool.fragment), spool.registers), primary=was_primary)
         self._upload_gate.finish()
         if self.spec is not None:
             await self._close_head()
@@ -410,11 +410,10 @@ class Replica:
         self.index.close()
 
     async def _close_head(self) -> None:
-        """Write to etcd where this primary ends. If etcd does not take it, the persister writes a closing to
-        a store.
+        """Write to etcd where this primary ends. If etcd does not answer, have the persister put a closing.
 
-        No append may be answered afterwards. A follower may store bytes behind the agreed end, which are in
-        no answer.
+        No append may be answered afterwards. A follower may still upload bytes behind the agreed end: no
+        client got an answer for them.
         """
         end, registers = self._upload_gate.end, self._upload_gate.registers
         if end is None:
@@ -426,8 +425,8 @@ class Replica:
             self._context.persister.close(closing, self.head.settled)
 
     def list_again(self) -> None:
-        """List the blob stores now, because they were changed. Give up a running listing: its store may have
-        been removed because it hangs."""
+        """List the blob stores now, because they were changed. Cancel a running listing: its store may hang,
+        and may have been removed for that."""
         self._context.refresher.list_again(self)
 
     @property
@@ -438,9 +437,9 @@ class Replica:
     def refresh_interval_s(self, soon_s: float) -> float:
         """Return the seconds until the next listing: at most ``soon_s`` for a new replica.
 
-        A former owner has just uploaded its bytes, or soon will, and readers wait for them. If nothing was
-        appended to a journal, it had no such owner. Readers also wait if the index has a hole. Appends wait
-        for the first listing that succeeds.
+        Readers of a new replica wait for bytes that a former owner has just uploaded, or will upload soon. A
+        journal without any append had no such owner. Readers also wait while the index has a hole. Appends
+        wait for the first listing that succeeds.
         """
         ends = (self.index.end_offset, self.head.offset, self._upload_gate.end or 0)
         self._seems_new = self.is_listed and not any(ends)
@@ -456,7 +455,9 @@ class Replica:
         """Return the stores for whose recovery a failed listing waits."""
         spec = self.spec if self.refresh_error else None
         stores = () if spec is None else spec.fragment.stores
-        return [one for one in map(self._context.blob_stores.get, stores) if one.health.error]
+        return [
+            active for active in map(self._context.blob_stores.get, stores) if active.health.error
+        ]
 
     @property
     def unlisted_reason(self) -> str:
@@ -513,8 +514,8 @@ class Replica:
     async def _list(self, spec: JournalSpec) -> None:
         """List the stores of ``spec``, and adopt the listing."""
         listed_at = self._context.clock.now()
-        others = self._nested()
-        cover = await list_fragments(self._context.blob_stores, spec, others)
+        nested = self._nested()
+        cover = await list_fragments(self._context.blob_stores, spec, nested)
         refuted: list[Fragment] = []
         for aside in cover.set_aside:
             if aside.life != self.life:
@@ -537,15 +538,15 @@ class Replica:
                 # One cause for all journals of the store.
                 extra={"cause": f"emptied store {emptied.url}"},
             )
-        known = set(self.index.conflicts)
-        unexplained = await self._unexplained(spec, cover, others)
+        known_conflicts = set(self.index.conflicts)
+        unexplained = await self._unexplained(spec, cover, nested)
         self.index.replace_remote(
             cover, cover.conflicts, unexplained=unexplained, listed_at=listed_at
         )
         await self.closings.remove_over(cover.closings)
         self._warn_of_undecided()
         for conflict in self.index.conflicts:
-            if conflict not in known:
+            if conflict not in known_conflicts:
                 metrics.CONFLICTS.inc()
                 log.warning(
                     "fragments of %(journal)s are in conflict, the same offsets hold different bytes: "
@@ -556,28 +557,28 @@ class Replica:
     async def _unexplained(
         self, spec: JournalSpec, cover: FragmentCover, others: Sequence[JournalName]
     ) -> Unexplained:
-        """Return the unexplained fragments at offsets for which the listing has no others. Raise as etcd
+        """Return the unexplained fragments at offsets that no other listed fragment covers. Raise as etcd
         does.
 
-        A journal may have been created during the listing, and only etcd knows deleted ones.
+        Look for journals again: one may have been created during the listing. Ask etcd for deleted journals.
         """
         if not cover.unexplained:
             return NONE
         run = self._context.pools.spools.run
-        found = await run(Unexplained.beside, cover, cover.unexplained)
-        if not found.end:
+        unexplained = await run(Unexplained.beside, cover, cover.unexplained)
+        if not unexplained.end:
             return NONE
         root = self._context.settings.root
         deleted = await deleted_below(self._context.etcd, root, self.journal)
         owner = FragmentOwner(spec, [*others, *self._nested(), *deleted])
 
         def left() -> Unexplained:
-            unknown = (
-                one
-                for one in cover.unexplained
-                if owner.of(one.path_postfix) is not Attribution.OTHER
+            candidates = (
+                fragment
+                for fragment in cover.unexplained
+                if owner.of(fragment.path_postfix) is not Attribution.OTHER
             )
-            return Unexplained.beside(cover, unknown)
+            return Unexplained.beside(cover, candidates)
 
         return await run(left)
 
@@ -599,11 +600,11 @@ class Replica:
             )
 
     async def _confirm(self, aside: SetAside) -> bool:
-        """Make a fragment of bytes that a broker set aside because it could not ask etcd.
+        """Make a fragment of bytes that a broker stored aside because it could not ask etcd.
 
         Return False if a later primary has given their offsets out again. Raise as etcd and the store do.
-        Then the object aside stays. If the store has the fragment already, the object marks it as
-        unconfirmed.
+        Then the object aside stays. If a copy of it stands at the fragment's place, the object says that the
+        copy is not confirmed.
         """
         active = self._context.blob_stores.get(aside.fragment.backing_store)
         if await self._is_confirmed(aside) and await self._place(aside, active):
@@ -622,8 +623,8 @@ class Replica:
         """Copy the object to the place of its fragment. Return False if a later primary has begun meanwhile.
 
         In that case remove the copy, if this call has surely made it. A later primary may have made a
-        fragment of the very same bytes, and that must stay. Raise as etcd and the store do. Then the copy
-        may stay: while the object aside marks it, brokers ask etcd before they use it.
+        fragment of the very same bytes, which must stay. Raise as etcd and the store do. Then the copy may
+        stay: while the object aside exists, brokers ask etcd before they use the copy.
         """
         placed, failure = False, None
         try:

@@ -29,7 +29,7 @@ class Pools:
     """Threads that the whole broker shares. Each blob store has its own: see ``BlobStores``."""
 
     spools: Pool
-    """For work of the processor, and its reads and writes of the local disk."""
+    """For work of the processor, and for its reads and writes of the local disk."""
     writes: Pool
     """For writing to spool files."""
     reads: Pool

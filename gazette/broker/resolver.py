@@ -45,8 +45,8 @@ class Resolution:
     """Which broker serves a journal, as of one revision of the key space.
 
     With a status that is not OK, the header names this broker. With OK, ``header.process_id`` names the
-    broker that should serve the request. It is this broker if it equals ``local_id``, and any member if it
-    is None. ``invalidated`` is set once the route or the stores of a local replica have changed.
+    broker that should serve the request: this broker if it equals ``local_id``, any member if it is None.
+    ``invalidated`` is set once the route or the stores of a local replica have changed.
     """
 
     status: Status
@@ -62,7 +62,7 @@ class Resolution:
     """The local replica, even if another broker should serve this request."""
     invalidated: Latch
     reassigned: Latch
-    """Set once a local replica has another primary or other members than these, or has ended."""
+    """Set once the replica has another primary or other members than in this resolution, or has ended."""
     local_id: ProcessId
     desired_replication: int
     seen_revision: Revision
@@ -101,7 +101,7 @@ class Resolution:
     def takes_content(self) -> bool:
         """Whether this broker leads the journal, and all replicas are in step, as etcd records it.
 
-        False for a suspended journal, and for one whose rate is limited.
+        False for a suspended journal, and for a journal whose rate is limited.
         """
         spec, route = self.spec, self.header.route
         return (
@@ -117,7 +117,7 @@ class Resolution:
 
     @cached_property
     def resume_at(self) -> Offset:
-        """The offset from which the journal goes on, as its specification has it; 0 without one."""
+        """The offset from which the journal goes on, as its specification says; 0 without a specification."""
         return 0 if self.spec is None else resume_offset(self.spec)
 
     @property
@@ -158,15 +158,15 @@ class _Found:
     assignments: tuple[DecodedKV, ...]
     route: Route
     resolutions: dict[tuple[bool, bool], Resolution] = field(default_factory=dict)
-    """Statuses by ``may_proxy`` and ``require_primary``, for callers whose claims cover the journal."""
+    """Resolutions by ``may_proxy`` and ``require_primary``, for callers whose claims cover the journal."""
 
 
 class Resolver:
     """Owns this broker's replicas: makes, starts and shuts them down as assignments are made and removed.
 
-    ``new_replica`` makes one for a journal that was created at the given revision. ``open_store`` is called
-    with each store of a journal that this broker gets, so that the store's health is known early. Both must
-    neither block nor raise.
+    ``new_replica`` makes a replica of a journal that was created at the given revision. ``open_store`` is
+    called with each store of a journal that this broker gets: then the store's health is known early. Both
+    must neither block nor raise.
 
     If a journal has no brokers, a call for its primary waits ``assignment_wait_s`` seconds for them. A
     journal that was just applied gets its brokers soon.
@@ -235,8 +235,8 @@ class Resolver:
         """Resolve ``journal`` (a metadata segment is ignored) at the revisions asked for, or later.
 
         Raise ``Invalid`` if ``proxy_header`` is meant for another cluster or broker. Raise ``Closed`` if
-        this broker has the journal and has stopped serving. If a revision does not arrive, this waits
-        without bound: the deadline of the call ends it.
+        this broker has the journal and has stopped serving. If a revision does not arrive, wait without
+        bound: the deadline of the call ends the wait.
         """
         revision = min_etcd_revision
         if proxy_header is not None:
@@ -253,6 +253,7 @@ class Resolver:
             resolution = self._resolved(name, claims, may_proxy, require_primary)
         if not resolution.awaits_assignment:
             return resolution
+        # The journal may be new. Wait until the allocator has assigned brokers to it.
         with suppress(TimeoutError):
             async with timeout(self._assignment_wait_s):
                 while not self.stopped.is_set():
@@ -265,7 +266,7 @@ class Resolver:
     def resolve_now(
         self, journal: str, *, claims: Claims, may_proxy: bool, min_etcd_revision: int = 0
     ) -> Resolution | None:
-        """Resolve the primary of ``journal`` without a wait. Return None if that must wait.
+        """Resolve the primary of ``journal`` without a wait. Return None if the call must wait.
 
         Raise as ``resolve``. Until the key space changes, return the same resolution.
         """
@@ -276,23 +277,22 @@ class Resolver:
         return None if waits else resolution
 
     def is_present(self, at: Resolution) -> bool:
-        """Return True if ``resolve_now`` would return the same resolution now. It must be of this broker."""
+        """Return True if ``resolve_now``, which has returned ``at``, would return the same resolution now."""
         return at.seen_revision == self._ks.seen_revision and not self.stopped.is_set()
 
     def _may_appear(self, resolution: Resolution) -> bool:
-        """Return True if the journal is missing, but arrived changes of etcd that are not applied yet may
-        create it.
+        """Return True if the journal is missing, but changes of etcd that are not applied yet may create it.
 
-        Another broker may have applied them, and reported that to the caller. The next step comes within a
-        second.
+        Another broker may have applied these changes, and its answer may have reached the caller. This broker
+        applies them within a second.
         """
         return resolution.status is Status.JOURNAL_NOT_FOUND and self._ks.has_pending
 
     def _check_proxy_header(self, header: Header) -> None:
-        ours = self._ks.header.cluster_id
-        if header.etcd.cluster_id != ours:
+        own_id = self._ks.header.cluster_id
+        if header.etcd.cluster_id != own_id:
             raise Invalid(
-                f"request Etcd ClusterId doesn't match our own ({header.etcd.cluster_id} vs {ours})",
+                f"request Etcd ClusterId doesn't match our own ({header.etcd.cluster_id} vs {own_id})",
                 hint="The caller belongs to another cluster: check its broker address.",
             )
         if header.process_id is not None and header.process_id != self.local_id:
@@ -305,19 +305,19 @@ class Resolver:
     def _resolved(
         self, journal: str, claims: Claims, may_proxy: bool, require_primary: bool
     ) -> Resolution:
-        found, seen = self._found.get(journal), self._ks.seen_revision
-        if found is None or found.seen_revision != seen:
-            found = self._find(journal)
-        if found is None or not (
-            claims.selector is EVERYTHING or claims.selector.matches(found.labels)
+        entry, seen_revision = self._found.get(journal), self._ks.seen_revision
+        if entry is None or entry.seen_revision != seen_revision:
+            entry = self._find(journal)
+        if entry is None or not (
+            claims.selector is EVERYTHING or claims.selector.matches(entry.labels)
         ):
             # If the claims do not cover a journal, it must look like one that does not exist.
             return self._resolution(journal, None, may_proxy, require_primary)
         key = may_proxy, require_primary
-        resolution = found.resolutions.get(key)
-        if resolution is None or resolution.seen_revision != seen:
-            resolution = self._resolution(journal, found, may_proxy, require_primary)
-            found.resolutions[key] = resolution
+        resolution = entry.resolutions.get(key)
+        if resolution is None or resolution.seen_revision != seen_revision:
+            resolution = self._resolution(journal, entry, may_proxy, require_primary)
+            entry.resolutions[key] = resolution
         return resolution
 
     def _resolution(
@@ -356,15 +356,15 @@ class Resolver:
         if item is None:
             return None
         assignments = self._state.assignments_of(journal)
-        found, seen = self._found.get(journal), self._ks.seen_revision
-        if found is not None and found.item is item and found.assignments is assignments:
-            found.seen_revision = seen
-            return found
+        entry, seen_revision = self._found.get(journal), self._ks.seen_revision
+        if entry is not None and entry.item is item and entry.assignments is assignments:
+            entry.seen_revision = seen_revision
+            return entry
         value: JournalItem = item.decoded.value
         route = self.with_endpoints(route_of(assignments))
-        found = _Found(seen, item, value, value.labels, assignments, route)
-        self._found[journal] = found
-        return found
+        entry = _Found(seen_revision, item, value, value.labels, assignments, route)
+        self._found[journal] = entry
+        return entry
 
     def with_endpoints(self, route: Route) -> Route:
         """Return the route with the endpoints of its members; ``""`` for a member without a key."""
@@ -374,7 +374,7 @@ class Resolver:
         """Update routes and replicas from the key space: an observer that follows ``State.observe``."""
         if self._members != self._state.members or len(self._found) > len(self._state.items):
             self._members = self._state.members
-            self._found.clear()
+            self._found.clear()  # Endpoints may have changed, or journals were deleted.
         if self.stopped.is_set():
             return
         before, self._held = self._held, {}
@@ -391,8 +391,9 @@ class Resolver:
         """Return the replica to hold for a journal. ``held`` is the present one.
 
         A replica serves one life of a journal: after a deletion and creation, the journal gets another
-        replica. A replica also serves one assignment. The journal may have been assigned to others meanwhile,
-        which never saw what the replica holds. So a demoted primary is replaced. A promoted replica stays.
+        replica. A replica also serves one assignment. Before the next one, the journal may have been assigned
+        to brokers that never saw the replica's bytes. A demoted primary is replaced. A promoted replica
+        stays.
         """
         if held is not None and not _is_continued(held.local, local):
             self._tear_down(journal, held)
@@ -440,7 +441,7 @@ class Resolver:
             held.replica.stored(fragment)
 
     def _tear_down(self, journal: str, held: _Held) -> None:
-        self._found.pop(journal, None)  # Its resolutions refer to the replica.
+        self._found.pop(journal, None)  # Cached resolutions refer to the replica.
         held.invalidated.set()
         held.reassigned.set()
         task = self._scope.spawn(held.replica.shut_down(), name=f"shut-down {journal}")
@@ -452,14 +453,14 @@ class Resolver:
         free."""
         self.stopped.set()
         self._found.clear()
-        held, self._held = self._held, {}
-        for journal, one in held.items():
-            self._tear_down(journal, one)
+        former, self._held = self._held, {}
+        for journal, held in former.items():
+            self._tear_down(journal, held)
 
     async def wait_torn_down(self, timeout_s: float) -> None:
         """Return when each replica that was given up has handed its spool to the persister.
 
-        After ``timeout_s``, raise ``Unavailable`` with the journals of the replicas that have not.
+        After ``timeout_s``, raise ``Unavailable`` with the journals of the other replicas.
         """
         if not self._torn_down:
             return

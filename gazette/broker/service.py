@@ -117,7 +117,10 @@ class BrokerService(ClusterMember[BrokerSettings]):
         ]
 
     def _new_context(self, membership: Membership) -> BrokerContext:
-        """Put the components together; nothing runs yet."""
+        """Put the components together; nothing runs yet.
+
+        The components refer to each other: lambdas use ``resolver`` and ``context``, which are made later.
+        """
         settings, scope, state = self.settings, self.scopes.items, membership.state
         clock, rng, auth = self.clock, self.environment.rng, self.environment.auth
         blob_stores = self._new_blob_stores()
@@ -219,12 +222,12 @@ class BrokerService(ClusterMember[BrokerSettings]):
     def _http_endpoints(self, route: Route) -> dict[str, str]:
         """Return the HTTP endpoints of a route's members, by gRPC endpoint, where they differ."""
         state = self.context.state
-        found: dict[str, str] = {}
-        for one in route.members:
-            member = state.member(one.zone, one.suffix)
-            if member is not None and (http := member.decoded.value.spec.http_endpoint):
-                found[member.decoded.value.spec.endpoint] = http
-        return found
+        http_endpoints: dict[str, str] = {}
+        for process_id in route.members:
+            member = state.member(process_id.zone, process_id.suffix)
+            if member is not None and (http_endpoint := member.decoded.value.spec.http_endpoint):
+                http_endpoints[member.decoded.value.spec.endpoint] = http_endpoint
+        return http_endpoints
 
     def _created(self, journal: str) -> int:
         item = self.context.state.item(journal)
@@ -246,7 +249,7 @@ class BrokerService(ClusterMember[BrokerSettings]):
             parts.context.resolver.stop_serving()
         await self.server.stop(self._grace_s)
         if parts is not None:
-            # Peers get time to answer what was sent before.
+            # Peers get time to answer earlier proposals.
             timeout_s = max(settings.graceful_stop_s, settings.peer_timeout_s + 1.0)
             await parts.context.resolver.wait_torn_down(timeout_s)
 

@@ -58,9 +58,9 @@ class BrokerSettings(MemberSettings):
     assignment_wait_s: float = 5.0
     """Seconds for which an append to a journal without brokers waits for them: the journal may be new."""
     spool_threads: int = 4
-    """Threads for hashing and compression. As many write spool files, and as many read them."""
+    """Threads for hashing and compression. As many threads write spool files, and as many read them."""
     spool_memory_bytes: int = LIMIT_BYTES
-    """Most bytes of appends that are not yet in a spool file. With more, appends wait for the disk."""
+    """Most bytes of appends that are not yet in a spool file. Beyond that, appends wait for the disk."""
     blob_threads: int = 16
     """Most calls of one blob store at a time."""
     store_hung_after_s: float = 60.0

@@ -1,11 +1,10 @@
 """Stage 3 of the byte path: takes the chunks of `client/append/appender`, gives them to
 `broker/commit/driver`, or to the broker that is the journal's primary.
 
-The Append call. A small append that arrives as a whole is served at once, together with others that have
-arrived by then (`whole_append`). Any other call has a task, and so has its append, which reads the
-caller's stream. If the caller goes away, the append is interrupted and not cancelled: it rolls back on all
-replicas. Content that is read and not written yet is bounded (see `pipeline` and `spool_writer`), for
-appends of any size.
+The Append call. `whole_append` serves a small append at once, together with other appends that have arrived
+by then. Any other call has a task. Its append is a second task, which reads the caller's stream. If the
+caller goes away, the append is interrupted and not cancelled: the append rolls back on all replicas.
+`pipeline` and `spool_writer` bound the content that is read and not written yet, for appends of any size.
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ from gazette.broker.api.append_answers import encoded, failure_of, note_head, un
 from gazette.broker.api.call_guard import Expiry, authorize, counted, failing, passed_on
 from gazette.broker.api.whole_append import EXPIRED, terms_of
 from gazette.broker.append.events import Ending, Outcome
-from gazette.broker.append.line import (
-    ContentSource,
-)
+from gazette.broker.append.line import ContentSource
 from gazette.broker.commit.driver import AppendCall, AppendDriver
 from gazette.broker.context import BrokerContext
 from gazette.broker.resolver import Resolution
@@ -34,17 +31,8 @@ from gazette.client.rpc.credentials import journal_claims
 from gazette.client.rpc.errors import open_channel
 from gazette.client.rpc.stream_call import StreamCall
 from gazette.errors import Broken, Invalid, NotAllowed, Unavailable
-from gazette.protocol.append_session import (
-    SessionAppend,
-    created_of,
-    introduction,
-    ledger_of,
-)
-from gazette.protocol.content import (
-    COMMIT,
-    AppendMessage,
-    append_content,
-)
+from gazette.protocol.append_session import SessionAppend, created_of, introduction, ledger_of
+from gazette.protocol.content import COMMIT, AppendMessage, append_content
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header
 from gazette.protocol.rpc import validate_append_chunk, validate_append_request_opening
@@ -85,8 +73,8 @@ class ClientContent:
     async def drain(self) -> None:
         """Read and discard what the caller still sends, for a limited time.
 
-        Without this, the answer could cross a message on the wire. The caller's gRPC would then report that
-        the message was not sent, instead of the answer.
+        Without the drain, the answer could cross a message on the wire. The caller's gRPC would then report
+        that the message was not sent, and not the answer.
         """
         length = 0
         if self._ended:
@@ -127,8 +115,8 @@ class AppendApi:
                 tracing.annotate(journal=opening.journal)
                 session = SessionAppend.of(call.invocation_metadata())
                 driver = AppendDriver(context, _call_of(opening, claims, session), content)
-                ended = await self._run(driver, claims)
-                if ended.ending is Ending.PROXY:
+                append_outcome = await self._run(driver, claims)
+                if append_outcome.ending is Ending.PROXY:
                     assert driver.resolution is not None
                     expiry = Expiry(claims, context.clock)
                     response = await self._proxy(
@@ -141,19 +129,19 @@ class AppendApi:
                     )
                 else:
                     await content.drain()
-                    ended = under_lease(context, ended)
-                    if ended.ending is Ending.FAILED:
-                        await call.abort(*failure_of(ended))
-                    response = _response_of(ended, driver)
+                    append_outcome = under_lease(context, append_outcome)
+                    if append_outcome.ending is Ending.FAILED:
+                        await call.abort(*failure_of(append_outcome))
+                    response = _response_of(append_outcome, driver)
             if response is None:
                 return broker_pb2.AppendResponse()  # The caller has gone: it reads no response.
             outcome.status = Status.from_pb(response.status)
-            note_head(ended)
+            note_head(append_outcome)
             return response
 
     async def _run(self, driver: AppendDriver, claims: Claims) -> Outcome:
-        """Run the append to its end. Interrupt it if its caller goes or its claims expire."""
-        running = self._context.scope.spawn(driver.run(), name=f"append {driver.journal}")
+        """Run the append to its end. Interrupt the append if its caller goes or its claims expire."""
+        append_task = self._context.scope.spawn(driver.run(), name=f"append {driver.journal}")
         try:
             if claims.expires_at is None:
                 return await await_shared(running)
@@ -177,7 +165,7 @@ class AppendApi:
     ) -> broker_pb2.AppendResponse:
         """Pass the append on to the primary, as it arrives, until the caller's claims expire.
 
-        Cancellation: cancelled at the primary, too.
+        Cancellation: the append is cancelled at the primary, too.
         """
         peers = self._context.peers
         primary = at.header.process_id
@@ -189,7 +177,7 @@ class AppendApi:
         if session is not None:
             metadata += session.metadata()
         upstream = peers.byte_path(endpoint).append(metadata=metadata, timeout=timeout_s)
-        # Brokers of other versions may not expect a metadata segment here, and none needs it.
+        # The name loses its metadata segment: brokers of other versions may not expect a segment here.
         opening.journal = at.journal
         opening.header.CopyFrom(at.header.to_pb())
         try:
@@ -200,8 +188,8 @@ class AppendApi:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None:
                 await call.abort(grpc.StatusCode.UNAUTHENTICATED, EXPIRED)
             trailing = error.trailing_metadata()
-            known = introduction(ledger_of(trailing), created_of(trailing))
-            await call.abort(*passed_on(error), known)
+            ledger_metadata = introduction(ledger_of(trailing), created_of(trailing))
+            await call.abort(*passed_on(error), ledger_metadata)
             raise  # Not reached: ``abort`` raises.
         finally:
             upstream.cancel()

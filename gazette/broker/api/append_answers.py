@@ -20,7 +20,7 @@ from gazette.protocol.status import Status
 from gazette.runtime.metrics import WRITE_HEAD
 
 _KEPT_REGISTERS_MAX: Final = 4
-"""Most registers of a response whose encoded form is kept."""
+"""Most registers of a response of which the encoded form is cached."""
 
 
 def under_lease(context: BrokerContext, ended: Outcome) -> Outcome:
@@ -43,10 +43,13 @@ def failure_of(ended: Outcome) -> tuple[grpc.StatusCode, str, tuple[tuple[str, s
 
 
 def encoded(ended: Outcome, header: bytes, flow: AppendFlow | None) -> bytes:
-    """Return the response to an append that has not failed. A message's fields may have any order."""
+    """Return the encoded response to an append that has not failed.
+
+    Its parts are encoded one by one and joined: an encoded message may have its fields in any order.
+    """
     chunks = (0, 0) if flow is None else (flow.total_chunks, flow.delayed_chunks)
-    usual = len(ended.registers.labels) <= _KEPT_REGISTERS_MAX and not ended.store_error
-    encode = _kept_rest if usual else _rest
+    is_cacheable = len(ended.registers.labels) <= _KEPT_REGISTERS_MAX and not ended.store_error
+    encode = _kept_rest if is_cacheable else _rest
     response = header + encode(ended.status, ended.registers, ended.store_error, *chunks)
     if ended.commit is not None and ended.status is Status.OK:
         commit = broker_pb2.AppendResponse(commit=ended.commit.to_pb())
@@ -75,8 +78,8 @@ _kept_rest: Final = lru_cache(maxsize=1 << 8)(_rest)
 def _code_of(error: GazetteError, ended: Outcome) -> grpc.StatusCode:
     """Return the status code of a failed append.
 
-    Clients repeat what is UNAVAILABLE. An append that may have been committed gets UNKNOWN, as
-    it must not be repeated blindly.
+    Clients repeat an append that is UNAVAILABLE. An append that may have been committed gets UNKNOWN: clients
+    must not repeat it blindly.
     """
     if isinstance(error, NotAllowed) and not is_refusal_of_rights(error):
         return grpc.StatusCode.UNAUTHENTICATED

@@ -56,8 +56,8 @@ def code_of_caller(error: grpc.aio.AioRpcError) -> grpc.StatusCode:
 def passed_on(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str]:
     """Return the code and details with which to end a call that another broker has failed.
 
-    If that broker refused rights, it refused this broker's token: the caller's was accepted here. Clients
-    give up when their own token is refused, so return UNAVAILABLE then.
+    If that broker refused rights, it refused this broker's token: this broker has accepted the caller's
+    token. Clients give up when their own token is refused. So return UNAVAILABLE then.
     """
     details = error.details() or ""
     if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
@@ -87,8 +87,8 @@ class Expiry:
     """The time at which a stream's claims expire. It bounds the stream's waits, and is checked between
     writes.
 
-    Never use it around a write. gRPC refuses to send a status beside a message: if a handler is cancelled
-    while it writes, its call can never be ended.
+    Never use ``bound`` around a write. gRPC refuses to send a status beside a message: if a handler is
+    cancelled while it writes, its call can never be ended.
     """
 
     __slots__ = ("_at", "_clock")
@@ -113,8 +113,8 @@ class Expiry:
             raise Expired
 
     async def bound(self, waiting: Awaitable[T]) -> T:
-        """Return the result of ``waiting``, or raise ``Expired`` if the claims expire first. Passes
-        cancellation on."""
+        """Return the result of ``waiting``. Raise ``Expired`` if the claims expire first. Cancellation
+        cancels ``waiting``."""
         deadline = timeout(self.remaining_s)
         try:
             async with deadline:
@@ -122,11 +122,12 @@ class Expiry:
         except TimeoutError:
             if deadline.expired():
                 raise Expired from None
-            raise
+            raise  # A time-out within ``waiting``.
 
 
 class Outcome:
-    """The outcome of an operation, for its metric. Set ``status``: without one it counts as an error."""
+    """The outcome of an operation, for its metric. Set ``status``: without it, the operation counts as an
+    error."""
 
     __slots__ = ("status",)
 

@@ -25,7 +25,7 @@ from gazette.protocol.status import Status
 from gazette.protocol.text import duration
 
 _CONFLICTS_MAX: Final = 20
-"""Conflicts that one answer names: peers bound the size of metadata."""
+"""Most conflicts that one answer names: gRPC peers limit the size of metadata."""
 
 
 class FragmentsApi:
@@ -37,8 +37,9 @@ class FragmentsApi:
     ) -> broker_pb2.FragmentsResponse:
         """Return one page of a journal's fragments, in order.
 
-        Waits a limited time for the first listing of the stores. The call then fails as UNAVAILABLE, with the
-        reason. It fails like that, too, while it is not decided whether some fragments are the journal's.
+        Wait a limited time for the first listing of the stores. After that time, the call fails as
+        UNAVAILABLE, with the reason. The call also fails as UNAVAILABLE while it is not known whether some
+        fragments belong to the journal.
         """
         context = self._context
         with counted("ListFragments") as outcome:
@@ -92,12 +93,14 @@ class FragmentsApi:
             return [""] * len(page)
         ttl_s = duration.from_pb(request.signatureTTL) / duration.SECOND
         urls = [""] * len(page)
-        for store in sorted({one.backing_store for one in page if one.backing_store}):
-            places = [at for at, one in enumerate(page) if one.backing_store == store]
-            paths = [page[at].content_path() for at in places]
+        for store in sorted(
+            {fragment.backing_store for fragment in page if fragment.backing_store}
+        ):
+            positions = [i for i, fragment in enumerate(page) if fragment.backing_store == store]
+            paths = [page[position].content_path() for position in positions]
             signed = await self._context.blob_stores.get(store).sign(paths, ttl_s)
-            for at, url in zip(places, signed, strict=True):
-                urls[at] = url
+            for position, url in zip(positions, signed, strict=True):
+                urls[position] = url
         return urls
 
     async def _proxy(
@@ -128,13 +131,11 @@ class FragmentsApi:
         return response
 
 
-def _conflicts_metadata(
-    conflicts: Sequence[FragmentConflict],
-) -> tuple[tuple[str, str], ...]:
-    """Return trailing metadata that names the fragments of conflicts, for which messages have no field."""
+def _conflicts_metadata(conflicts: Sequence[FragmentConflict]) -> tuple[tuple[str, str], ...]:
+    """Return trailing metadata that names the fragments of conflicts: a response has no field for them."""
     return tuple(
-        (CONFLICT_KEY, f"{one.kept.content_name()} {one.hidden.content_name()}")
-        for one in conflicts[:_CONFLICTS_MAX]
+        (CONFLICT_KEY, f"{conflict.kept.content_name()} {conflict.hidden.content_name()}")
+        for conflict in conflicts[:_CONFLICTS_MAX]
     )
 
 
@@ -143,8 +144,8 @@ def select_page(
 ) -> tuple[list[Fragment], Offset]:
     """Return the fragments of a page, and the offset at which the next one starts (0: no more).
 
-    ``begin_mod_time`` and ``end_mod_time`` are both inclusive. A fragment that is in no store yet is newer
-    than any begin. It is listed only if no end is given.
+    ``begin_mod_time`` and ``end_mod_time`` are both inclusive. A fragment that is in no store yet counts as
+    newer than any begin. It is listed only if the request has no ``end_mod_time``.
     """
     page: list[Fragment] = []
     for fragment in fragments:

@@ -60,9 +60,7 @@ def journal_handler(
             append.append, decode_append, broker_pb2.AppendResponse.SerializeToString
         ),
         "Replicate": grpc.stream_stream_rpc_method_handler(
-            replicate.replicate,
-            decode_replicate,
-            broker_pb2.ReplicateResponse.SerializeToString,
+            replicate.replicate, decode_replicate, broker_pb2.ReplicateResponse.SerializeToString
         ),
         "ListFragments": grpc.unary_unary_rpc_method_handler(
             fragments.list_fragments,

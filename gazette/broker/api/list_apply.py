@@ -90,7 +90,7 @@ class ListApplyApi:
         self._version_at = -1
         self._version = (0, 0)
         self._kept: dict[tuple[LabelSelector, LabelSelector], _Matched] = {}
-        """Matches at the present revision, by selector: many lists may wait for their callers."""
+        """Matches at the present revision, by selector. Lists that wait for their callers share them."""
 
     def updated(self) -> None:
         """Wake the watches: the key space has changed."""
@@ -104,7 +104,7 @@ class ListApplyApi:
         self.updated()
 
     async def list(self, request: broker_pb2.ListRequest, call: Any) -> None:
-        """Send one snapshot of the journals that match; with ``watch``, also one after every change.
+        """Send one snapshot of the journals that match; with ``watch``, also a snapshot after every change.
 
         A snapshot is pages of journals in order of their names; the first page has the header. In a watch,
         an empty message ends each snapshot. Cancellation: the stream ends.
@@ -142,7 +142,7 @@ class ListApplyApi:
     async def _send_problems(
         self, selector: LabelSelector, allowed: LabelSelector, call: Any
     ) -> None:
-        """Send a list without journals, and the problems of those that this broker serves."""
+        """Send a list without journals, and the problems of journals that this broker serves."""
         resolver, clock = self._context.resolver, self._context.clock
         problems = await problems_of(list(resolver.replicas), selector, allowed, clock)
         count = len(self._context.state.members)
@@ -151,11 +151,11 @@ class ListApplyApi:
 
     async def _await_revision(self, resume: Header) -> None:
         """Wait for a revision that the holder of ``resume`` has not seen."""
-        ours = self._context.key_space.header.cluster_id
-        if resume.etcd.cluster_id != ours:
+        own_id = self._context.key_space.header.cluster_id
+        if resume.etcd.cluster_id != own_id:
             raise Invalid(
                 "watch_resume is of another etcd cluster "
-                f"({resume.etcd.cluster_id}; ours is {ours})",
+                f"({resume.etcd.cluster_id}; ours is {own_id})",
                 path="WatchResume",
             )
         await self._next_change(resume.etcd.revision)
@@ -170,8 +170,8 @@ class ListApplyApi:
             await self._next_change(self._context.key_space.header.revision)
 
     def _items_version(self) -> tuple[int, int]:
-        """Return a version that differs if any journal was written or deleted. Computed once for all
-        watches."""
+        """Return a version that changes when any journal is written or deleted. Compute it once for each
+        revision of etcd: all watches ask for it."""
         revision = self._context.key_space.header.revision
         if self._version_at != revision:
             items = self._context.state.items
@@ -180,10 +180,10 @@ class ListApplyApi:
         return self._version
 
     async def _match(self, selector: LabelSelector, allowed: LabelSelector) -> _Matched:
-        """Match the journals as of now. Equal lists at one revision share the result."""
-        kept = self._kept.get((selector, allowed))
-        if kept is not None:
-            return kept
+        """Match the journals as of now. Lists with equal selectors share the result of one revision."""
+        cached = self._kept.get((selector, allowed))
+        if cached is not None:
+            return cached
         changed = self._changed
         matched = await self._match_now(selector, allowed)
         if changed is self._changed:  # Nothing has changed meanwhile.
@@ -223,19 +223,20 @@ class ListApplyApi:
 
     def _candidates(self, selector: LabelSelector) -> Sequence[DecodedKV]:
         """Return the journals that can match the selector's name."""
-        names = [label for label in selector.include.labels if label.name == META_NAME]
-        if len(names) != 1 or not names[0].value:
+        name_labels = [label for label in selector.include.labels if label.name == META_NAME]
+        if len(name_labels) != 1 or not name_labels[0].value:
             return self._context.state.items
-        if not names[0].prefix:
-            item = self._context.state.item(names[0].value)
+        if not name_labels[0].prefix:
+            item = self._context.state.item(name_labels[0].value)
             return () if item is None else (item,)
         root = self._context.settings.root
-        return self._context.key_space.prefixed(f"{root}{ITEMS}{names[0].value}")
+        return self._context.key_space.prefixed(f"{root}{ITEMS}{name_labels[0].value}")
 
     async def _send(self, matched: _Matched, call: Any, *, watch: bool) -> None:
         size = self._context.settings.list_page_journals
         pages = [
-            matched.journals[at : at + size] for at in range(0, len(matched.journals), size)
+            matched.journals[start : start + size]
+            for start in range(0, len(matched.journals), size)
         ] or [[]]
         for index, page in enumerate(pages):
             response = broker_pb2.ListResponse(journals=page)
@@ -248,7 +249,7 @@ class ListApplyApi:
     async def apply(self, request: broker_pb2.ApplyRequest, call: Any) -> broker_pb2.ApplyResponse:
         """Make all changes, at one revision of etcd, or none.
 
-        Cancellation: the changes may have been made. Then they fail when they are applied again.
+        Cancellation: the changes may have been made. A second call with the same revisions then fails.
         """
         context = self._context
         with counted("Apply") as outcome:
@@ -301,8 +302,8 @@ class ListApplyApi:
         header = context.resolver.unrouted_header()
         if result.succeeded:
             header = replace(header, etcd=replace(header.etcd, revision=result.header.revision))
-        # Otherwise nothing was written at the revision of the response. It may never appear under our prefix,
-        # and a caller that waited for it would hang.
+        # A failed transaction has written nothing at its revision, and the key space may never reach this
+        # revision. A caller that waited for it would hang.
         status = Status.OK if result.succeeded else Status.ETCD_TRANSACTION_FAILED
         return broker_pb2.ApplyResponse(status=status.value, header=header.to_pb())  # type: ignore[arg-type]
 
@@ -352,7 +353,7 @@ class ListApplyApi:
     ) -> broker_pb2.JournalSpec:
         """Return the specification to put: the new one, with its unknown fields.
 
-        It keeps the resume offset of the former one, and the labels that explain the journal's fragments.
+        Add two parts of the former one: its resume offset, and the labels that explain its fragments.
         """
         spec = change.upsert
         if change.expect_mod_revision == 0:
@@ -363,9 +364,9 @@ class ListApplyApi:
         _keep_resume_offset(spec, former)
         labels = LabelSet.from_pb(spec.labels)
         template = spec.fragment.path_postfix_template
-        kept = keep_explanations(labels, former, template)
-        if kept != labels:
-            spec.labels.CopyFrom(kept.to_pb())
+        kept_labels = keep_explanations(labels, former, template)
+        if kept_labels != labels:
+            spec.labels.CopyFrom(kept_labels.to_pb())
         return spec
 
     async def _former(self, key: str, change: broker_pb2.ApplyRequest.Change) -> JournalSpec | None:
@@ -375,8 +376,8 @@ class ListApplyApi:
         if item is not None and change.expect_mod_revision in (-1, item.raw.mod_revision):
             former: JournalSpec = item.decoded.value.spec
             return former
-        # The caller has read a newer value than the mirror has: ask etcd. A value that cannot
-        # be decoded may be replaced.
+        # The caller has read a newer value than the key space has: ask etcd. A value that cannot be decoded
+        # may be replaced.
         raw = await context.etcd.get(key)
         if raw is not None:
             with suppress(Invalid):
@@ -387,9 +388,8 @@ class ListApplyApi:
 def _keep_resume_offset(spec: broker_pb2.JournalSpec, former: JournalSpec) -> None:
     """Keep the former resume offset in a specification that names no suspension.
 
-    A specification without ``suspend`` resumes a suspended journal. The offset from which it
-    resumes must survive that. With an empty blob store nothing else knows the offset, and offsets
-    would be given out a second time.
+    A specification without ``suspend`` resumes a suspended journal. The resume offset must survive this
+    change. With an empty blob store, the offset is known nowhere else: offsets would be given out twice.
     """
     if not spec.HasField("suspend") and former.suspend is not None and former.suspend.offset:
         spec.suspend.CopyFrom(Suspend(SuspendLevel.NONE, former.suspend.offset).to_pb())

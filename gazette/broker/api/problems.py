@@ -20,7 +20,7 @@ async def problems_of(
     replicas: Sequence[Replica], selector: LabelSelector, allowed: LabelSelector, clock: Clock
 ) -> tuple[tuple[str, str], ...]:
     """Return trailing metadata with the problems of replicas whose journals match."""
-    found: list[tuple[str, str]] = []
+    problems: list[tuple[str, str]] = []
     for index, replica in enumerate(replicas):
         if index % _PER_SLICE == _PER_SLICE - 1:
             await clock.sleep(0)
@@ -29,5 +29,5 @@ async def problems_of(
             continue
         labels = spec.labels_with_name()
         if selector.matches(labels) and allowed.matches(labels):
-            found.append((replica.journal, problem))
-    return problems_metadata(found)
+            problems.append((replica.journal, problem))
+    return problems_metadata(problems)

@@ -1,6 +1,6 @@
 """Stage 9 of the byte path: takes fragments from `index`, gives their content to `reader`.
 
-The Read call. Content is read from the spool's own file while it is local, and from the blob store
+The Read call. Content is read from the spool's own file while this file exists, and from the blob store
 afterwards. Without a replica here, another broker of the journal serves the read. One read uses a few blocks
 of memory, for fragments of any size and readers of any speed.
 """
@@ -48,7 +48,7 @@ from gazette.runtime.store_calls import StoreCall
 
 METHOD: Final = "/protocol.Journal/Read"
 _READ_AHEAD_BYTES: Final = 1 << 18
-"""Bytes that a thread reads of a spool file at once. A slow reader holds as much."""
+"""Bytes of a spool file that a thread reads at once. A slow reader keeps this many bytes in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class _Stream:
     expiry: Expiry
 
     async def write(self, message: broker_pb2.ReadResponse | bytes) -> None:
-        """Write a message. Returns when gRPC has taken it, so a slow reader holds the read back. Raise
-        ``Expired``."""
+        """Write a message. Return when gRPC has taken the message: a slow reader holds the read back. Raise
+        ``Expired`` if the claims have expired."""
         self.expiry.check()
         await self.call.write(message)
 
@@ -130,16 +130,12 @@ class ReadApi:
             await self._proxy(request, resolution, call, expiry)
 
     async def _serve(
-        self,
-        request: broker_pb2.ReadRequest,
-        replica: Replica,
-        header: Header,
-        stream: _Stream,
+        self, request: broker_pb2.ReadRequest, replica: Replica, header: Header, stream: _Stream
     ) -> Status:
         """Serve from a local replica: for each fragment its metadata, then its content."""
-        index, offset, first = replica.index, request.offset, True
+        index, offset, is_first = replica.index, request.offset, True
         if not index.first_refresh.is_set and (offset == AT_WRITE_HEAD or not request.block):
-            # Before the first listing, neither the head nor a lack of content at the offset is known.
+            # Before the first listing, the index knows neither the head nor which offsets lack content.
             try:
                 waiting = replica.wait_listed(self._context.settings.listing_timeout_s)
                 await stream.expiry.bound(waiting)
@@ -147,47 +143,47 @@ class ReadApi:
                 return Status.OK
         while True:
             try:
-                if not first:
+                if not is_first:
                     offset = await self._wait_at_head(request, replica, offset, stream)
                 querying = index.query(offset, request.block, request.begin_mod_time)
-                found = await stream.expiry.bound(querying)
+                result = await stream.expiry.bound(querying)
             except Closed:
                 return Status.OK
-            response = await self._metadata(found)
-            if first:
+            response = await self._metadata(result)
+            if is_first:
                 response.header.CopyFrom(header.to_pb())
                 response.created = replica.life
                 for begin, end in index.lost:
                     response.lost.add(begin=begin, end=end)
-                first = False
+                is_first = False
             await stream.write(response)
-            if found.fragment is None or request.metadata_only:
-                return found.status
-            if found.local is None and request.do_not_proxy:
-                return found.status
-            offset, end = found.offset, found.fragment.end
+            if result.fragment is None or request.metadata_only:
+                return result.status
+            if result.local is None and request.do_not_proxy:
+                return result.status  # The caller reads the fragment from its store.
+            offset, end = result.offset, result.fragment.end
             if request.end_offset:
                 end = min(end, request.end_offset)
             if offset < end:
-                await self._send(found, offset, end, stream)
+                await self._send(result, offset, end, stream)
             offset = max(offset, end)
             if request.end_offset and offset >= request.end_offset:
-                return found.status
+                return result.status
 
     async def _wait_at_head(
         self, request: broker_pb2.ReadRequest, replica: Replica, offset: Offset, stream: _Stream
     ) -> Offset:
-        """Wait with the other readers at the head, and be served with them, if nothing is left to read.
+        """Wait at the head while nothing is left to read. All readers at the head are served together.
 
-        Return the offset from which the reader continues alone.
+        Return the offset from which this reader continues alone.
         """
-        alone = request.end_offset or not getattr(stream.call, "can_send_now", False)
-        if alone or not request.block:
+        reads_alone = request.end_offset or not getattr(stream.call, "can_send_now", False)
+        if reads_alone or not request.block:
             return offset
-        found = replica.index.find(offset, request.begin_mod_time)
-        if found.status is Status.OK:
+        result = replica.index.find(offset, request.begin_mod_time)
+        if result.status is Status.OK:
             return offset
-        reader = HeadReader(found.offset, stream.send_now)
+        reader = HeadReader(result.offset, stream.send_now)
         await stream.expiry.bound(replica.head_readers.serve(reader))
         return reader.offset
 
@@ -208,8 +204,8 @@ class ReadApi:
         async with aclosing(self._stored(found.fragment, offset, end)) as blocks:
             async for block in blocks:
                 view = memoryview(block)
-                for at in range(0, len(view), size):
-                    chunk = view[at : at + size]
+                for start in range(0, len(view), size):
+                    chunk = view[start : start + size]
                     await stream.write(content_response(offset, chunk))
                     offset += len(chunk)
 
@@ -223,8 +219,8 @@ class ReadApi:
             if content is None:
                 content = await run(local.pread, offset, min(_READ_AHEAD_BYTES, end - offset))
             view = memoryview(content)
-            for at in range(0, len(view), size):
-                chunk = view[at : at + size]
+            for start in range(0, len(view), size):
+                chunk = view[start : start + size]
                 await stream.write(content_response(offset, chunk))
                 offset += len(chunk)
 
@@ -233,8 +229,8 @@ class ReadApi:
     ) -> AsyncGenerator[bytes, None]:
         """Yield blocks of a stored fragment, read and decoded ahead in a thread.
 
-        A block is given only after the next one was read. So if a file turns out to be damaged at its end,
-        its last bytes are not served.
+        Yield a block only after the next block was read. If a file turns out to be damaged at its end, its
+        last bytes are not served.
         """
         active = self._context.blob_stores.get(fragment.backing_store)
         calls, store = active.calls, active.store
@@ -264,27 +260,27 @@ class ReadApi:
             return calls.start(file.read, min(block_bytes, max(1, end - offset)))
 
         last_call: concurrent.futures.Future[Any] = opening.future
-        held = b""
+        withheld = b""
         try:
-            ahead = read()
+            next_call = read()
             while True:
-                last_call = ahead.future
-                block = await calls.answer(ahead)
+                last_call = next_call.future
+                block = await calls.answer(next_call)
                 offset += len(block)
-                # An empty block marks the end of the fragment, which is verified then.
-                last = not block or (offset >= end and end < fragment.end)
-                if not last:
-                    ahead = read()
-                    last_call = ahead.future
-                if held:
-                    yield held
-                held = block
-                if last:
+                # A read to the end of the fragment goes on to an empty block, which verifies the fragment.
+                is_last = not block or (offset >= end and end < fragment.end)
+                if not is_last:
+                    next_call = read()
+                    last_call = next_call.future
+                if withheld:
+                    yield withheld
+                withheld = block
+                if is_last:
                     break
-            if held:
-                yield held
+            if withheld:
+                yield withheld
         finally:
-            # A thread may still be reading.
+            # A thread may still be reading the file: close the file after that call.
             last_call.add_done_callback(lambda _: self._close(file))
 
     def _close_opened(self, opening: concurrent.futures.Future[DecodedFile]) -> None:
@@ -292,7 +288,7 @@ class ReadApi:
             self._close(opening.result())
 
     def _close(self, file: DecodedFile) -> None:
-        """Close a stored file in a thread: its file system may have to be asked."""
+        """Close a stored file in a thread: this may take a call of its file system."""
         try:
             self._context.pools.reads.submit(file.close)
         except RuntimeError:
@@ -321,10 +317,7 @@ class ReadApi:
             upstream.cancel()
 
     def _open_upstream(
-        self,
-        request: broker_pb2.ReadRequest,
-        resolution: Resolution,
-        timeout_s: float | None,
+        self, request: broker_pb2.ReadRequest, resolution: Resolution, timeout_s: float | None
     ) -> Any:
         if self._stopped:
             raise Closed("the broker is stopping")
@@ -346,9 +339,9 @@ class ReadApi:
 def reachable(context: BrokerContext, resolution: Resolution) -> tuple[str, Header]:
     """Return the endpoint of the broker that a resolution names, and the header for a call to it.
 
-    Without a named broker, choose the best one of the route. The header names the broker. Another broker may
-    have taken over that endpoint, and then refuses a request that does not name it. Otherwise a request could
-    be proxied again and again, even to this broker itself.
+    Without a named broker, choose the best one of the route. The returned header names the chosen broker. If
+    another broker has taken over the endpoint, it refuses a request that names the chosen one. Otherwise a
+    request could be proxied again and again, even to this broker itself.
 
     Raise ``Unavailable`` if no member of the route has an endpoint.
     """
@@ -356,12 +349,12 @@ def reachable(context: BrokerContext, resolution: Resolution) -> tuple[str, Head
     endpoint = context.peers.pick(header.route, process_id=header.process_id)
     if endpoint is None and header.process_id is None:
         # All connections fail now: try an endpoint rather than give up.
-        endpoint = next((one for one in header.route.endpoints if one), None)
+        endpoint = next((candidate for candidate in header.route.endpoints if candidate), None)
     if not endpoint:
         raise Unavailable(
             "no broker of the journal has an endpoint now",
             journal=resolution.journal,
             members=", ".join(str(member) for member in header.route.members),
         )
-    asked = header.route.members[header.route.endpoints.index(endpoint)]
-    return endpoint, replace(header, process_id=asked)
+    chosen = header.route.members[header.route.endpoints.index(endpoint)]
+    return endpoint, replace(header, process_id=chosen)

@@ -1,9 +1,9 @@
 """Stage 5 of the byte path: takes content and proposals from `pipeline` of a journal's primary, gives them to
 the spool of this broker's replica.
 
-The Replicate call. It holds the spool for as long as the primary keeps its stream, which makes a pipeline an
-exclusive right to append. A primary that is gone must not keep the spool for ever. gRPC's keepalive ends the
-streams of peers that are silently dead. Once the route has changed, an idle stream is cut off.
+The Replicate call holds the spool while the primary keeps its stream. So a pipeline is an exclusive right to
+append. A primary that is gone must not keep the spool for ever. gRPC's keepalive ends the streams of peers
+that are silently dead. Once the route has changed, this broker ends an idle stream.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _STOPPING_GRACE_S: Final = 1.0
 """Seconds that the present append gets to end. Until the lease is released, no other broker replaces this
 one."""
 _GRACES_PER_TIMEOUT: Final = 3
-"""Divisor of ``peer_timeout_s``: after that time, an idle stream of an old route is cut off.
+"""Divisor of ``peer_timeout_s``. After the quotient, in seconds, an idle stream of an old route is ended.
 
-The first proposal of the next pipeline waits for the spool, and must still be answered within that timeout.
+The first proposal of the next pipeline waits for the spool, and needs its answer within ``peer_timeout_s``.
 """
 
 _ACCEPTED: Final = broker_pb2.ReplicateResponse()
@@ -52,9 +52,9 @@ class ReplicateApi:
         self._context = context
 
     async def replicate(self, requests: AsyncIterator[ReplicateMessage], call: Any) -> None:
-        """Serve a primary until it ends its stream, or is gone. What it did not commit is rolled back.
+        """Serve a primary until it ends its stream, or is gone. Roll back what the primary did not commit.
 
-        A stream does not outlive the token that opened it: it ends as UNAUTHENTICATED. Primaries renew their
+        When the token that opened a stream expires, the stream ends as UNAUTHENTICATED. Primaries renew their
         streams before that (`pipeline`). Cancellation: uncommitted content is rolled back, and the spool is
         given back.
         """
@@ -67,11 +67,7 @@ class ReplicateApi:
                 await call.abort(grpc.StatusCode.UNAUTHENTICATED, "authorization has expired")
 
     async def _replicate(
-        self,
-        requests: AsyncIterator[ReplicateMessage],
-        claims: Claims,
-        call: Any,
-        outcome: Outcome,
+        self, requests: AsyncIterator[ReplicateMessage], claims: Claims, call: Any, outcome: Outcome
     ) -> None:
         opening = await anext(requests, None)
         if opening is None:
@@ -79,32 +75,34 @@ class ReplicateApi:
             return
         header, proposal = _opening_of(opening)
         expiry = Expiry(claims, self._context.clock)
-        at, held = await expiry.bound(self._join(proposal.fragment.journal, claims, header))
-        if held is None:
-            status = at.status if at.status is not Status.OK else Status.WRONG_ROUTE
+        resolution, joined = await expiry.bound(
+            self._join(proposal.fragment.journal, claims, header)
+        )
+        if joined is None:
+            status = resolution.status if resolution.status is not Status.OK else Status.WRONG_ROUTE
             outcome.status = status
-            await call.write(_response(status, at.header_pb))
+            await call.write(_response(status, resolution.header_pb))
             return
-        replica, spool = held
+        replica, spool = joined
         context = self._context
         local = SpoolWriter(spool, context.scope, context.pools.spools, primary=False)
         stream = _Stream(
             local,
             requests,
             call,
-            at.header_pb,
+            resolution.header_pb,
             expiry,
             replica,
             context.lease,
-            at,
-            replica.other_followers(at.header.route),
+            resolution,
+            replica.other_followers(resolution.header.route),
         )
         replica.others.follow(stream.others)
         try:
-            async with TaskScope(f"replicate {at.journal}") as scope:
-                resolve = partial(self._resolve, at.journal, claims, header)
+            async with TaskScope(f"replicate {resolution.journal}") as scope:
+                resolve = partial(self._resolve, resolution.journal, claims, header)
                 watch = _RouteWatch(context, scope, stream, header.route, resolve)
-                watch.follow(at)
+                watch.follow(resolution)
                 try:
                     await stream.serve(proposal)
                 finally:
@@ -120,21 +118,26 @@ class ReplicateApi:
         """Wait for the spool. Return None in its place if the primary's route differs from the route known
         here."""
         while True:
-            at = await self._resolve(journal, claims, header)
-            if at.status is not Status.OK or not at.header.route.equivalent(header.route):
-                return at, None
-            if at.item_kv is None or header.etcd.revision < at.item_kv.raw.create_revision:
-                # The journal was deleted, and created again with the same route: the
-                # primary does not know that yet.
-                return at, None
-            replica = at.replica
+            resolved = await self._resolve(journal, claims, header)
+            if resolved.status is not Status.OK or not resolved.header.route.equivalent(
+                header.route
+            ):
+                return resolved, None
+            if (
+                resolved.item_kv is None
+                or header.etcd.revision < resolved.item_kv.raw.create_revision
+            ):
+                # The journal was deleted, and created again with the same route. The primary does not know
+                # that yet.
+                return resolved, None
+            replica = resolved.replica
             assert replica is not None
             try:
-                return at, (replica, await take_unless(replica.spool, at.invalidated))
+                return resolved, (replica, await take_unless(replica.spool, resolved.invalidated))
             except Superseded:
                 continue
             except Closed:
-                if not at.invalidated.is_set:
+                if not resolved.invalidated.is_set:
                     raise
 
     async def _resolve(self, journal: str, claims: Claims, header: Header) -> Resolution:
@@ -171,7 +174,7 @@ class _Stream:
             await self._handle(message)
 
     def _handle_now(self, message: ReplicateMessage) -> Coroutine[Any, Any, None] | None:
-        """Apply a message that needs no wait. Return what to await for any other one."""
+        """Apply a message at once, and return None. If a step must wait, return a coroutine of the rest."""
         self.expiry.check()
         if isinstance(message, ReplicateContent):
             if not self.local.content_now(message.content, message.delta):
@@ -195,7 +198,7 @@ class _Stream:
         return self.call.write(answer)  # type: ignore[no-any-return]
 
     async def _handle(self, message: ReplicateMessage) -> None:
-        """Apply a message. Waits only if the spool or the caller does."""
+        """Apply a message. Wait only for the spool and the caller."""
         self.expiry.check()
         self.messages += 1
         if isinstance(message, ReplicateContent):
@@ -226,7 +229,7 @@ class _Stream:
             header, self.header = self.header, None
             await self.call.write(_answer(result, header))
         elif result.status is not Status.OK:
-            # The primary does not wait for this answer, and builds all that follows on the proposal.
+            # The primary does not wait for an answer, and builds all later messages on the proposal.
             raise Invalid(
                 f"no ack requested but status != OK (status {result.status.name})",
                 journal=proposal.fragment.journal,
@@ -237,15 +240,15 @@ class _Stream:
     def _follow(self, result: SpoolResult) -> None:
         if result.status is not Status.OK:
             return
-        replica, at = self.replica, self.at
-        replica.follow(result.fragment, at.reassigned, at.tenure)
+        replica, resolution = self.replica, self.at
+        replica.follow(result.fragment, resolution.reassigned, resolution.tenure)
         if self.has_content:
             self.has_content = False
             replica.others.committed(self.others)
 
 
 class _RouteWatch:
-    """Ends a stream in ``scope`` that its primary should have ended. It has no task while the route stays.
+    """Ends a stream in ``scope`` that its primary should have ended. No task runs while the route stays.
 
     ``resolve`` returns the present resolution.
     """
@@ -266,7 +269,7 @@ class _RouteWatch:
         self._at: Resolution | None = None
 
     def follow(self, at: Resolution) -> None:
-        """Watch from ``at`` on."""
+        """Watch for changes after the resolution ``at``."""
         self._at = at
         at.invalidated.listen(self._changed)
 
@@ -283,24 +286,24 @@ class _RouteWatch:
         """Continue to watch if the route is still the same.
 
         Raise ``Moved`` when the route has changed and the primary of the old one is idle. Raise ``Closed``
-        when this broker stops serving although the route still names it: the primary cannot know.
+        when this broker stops serving although the route still names it: the primary cannot see that.
 
-        The route may stay while the replica is replaced, because this broker was assigned again. Readers
-        would miss the bytes that the former replica still gets, so its stream is ended at once.
+        The route may stay while the replica is replaced, because this broker was assigned again. Raise
+        ``Moved`` then, too: readers would miss the bytes that the former replica still gets.
         """
         clock = self._context.clock
         try:
-            at = await self._resolve()
+            resolution = await self._resolve()
         except Closed:
             await clock.sleep(_STOPPING_GRACE_S)
             raise
-        if at.status is Status.OK and at.header.route.equivalent(self._route):
-            if at.replica is not self._stream.replica:
+        if resolution.status is Status.OK and resolution.header.route.equivalent(self._route):
+            if resolution.replica is not self._stream.replica:
                 raise Moved(
                     "the journal was assigned to this broker again: the stream belongs to its former replica",
-                    journal=at.journal,
+                    journal=resolution.journal,
                 )
-            self.follow(at)
+            self.follow(resolution)
             return
         primary = self._route.primary_id
         if primary is not None and self._context.state.member(primary.zone, primary.suffix) is None:
@@ -312,8 +315,8 @@ class _RouteWatch:
             await clock.sleep(grace_s)
         raise Moved(
             "the route has changed, and its primary has not ended its stream",
-            journal=at.journal,
-            revision=at.header.etcd.revision,
+            journal=resolution.journal,
+            revision=resolution.header.etcd.revision,
             grace_s=grace_s,
         )
 

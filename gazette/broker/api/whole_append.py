@@ -49,28 +49,29 @@ class SmallAppends:
 
         Appends to one journal are one group commit, as far as their terms permit.
         """
-        rest: list[WholeCall] = []
-        taken: list[WholeAppend] = []
+        unserved: list[WholeCall] = []
+        appends: list[WholeAppend] = []
         lines: dict[Line, list[SmallAppend]] = {}
         for call in calls:
-            whole = self._small_append(call)
-            if whole is None:
-                rest.append(call)
+            append = self._small_append(call)
+            if append is None:
+                unserved.append(call)
             else:
-                taken.append(whole)
-                lines.setdefault(whole.line, []).append(whole.small)
-        for line, small in lines.items():
-            line.join(*small)
-        for whole in taken:
-            whole.limit()
-        return rest
+                appends.append(append)
+                lines.setdefault(append.line, []).append(append.small)
+        for line, group in lines.items():
+            line.join(*group)
+        for append in appends:
+            append.limit()
+        return unserved
 
     def _small_append(self, call: WholeCall) -> WholeAppend | None:
         """Return the small append that is all of ``call``.
 
-        Return None if the handler of the call must serve it. It answers invalid or forbidden requests, calls
-        another broker, and waits.
+        Return None if the handler of the call must serve the call. The handler answers invalid and forbidden
+        requests, calls other brokers, and waits.
         """
+        # Three requests: the opening, the content, and an empty one, which is the intent to commit.
         context, messages = self._context, call.messages()
         if messages is None or len(messages) != 3 or messages[2]:
             return None
@@ -85,21 +86,24 @@ class SmallAppends:
             claims = context.verifier.verify(authorization, Capability.APPEND)
             if opening.has_header:
                 return None
-            at = context.resolver.resolve_now(
+            resolution = context.resolver.resolve_now(
                 opening.terms.journal,
                 claims=claims,
                 may_proxy=opening.may_proxy,
                 min_etcd_revision=opening.min_revision,
             )
-            if at is None or at.status is not Status.OK or not at.is_local:
+            if resolution is None or resolution.status is not Status.OK or not resolution.is_local:
                 return None
-            assert at.replica is not None
-            at.replica.line.check_room()
-            if session is not None and at.replica.sessions.refusal(session, at.tenure) is not None:
+            assert resolution.replica is not None
+            resolution.replica.line.check_room()
+            if (
+                session is not None
+                and resolution.replica.sessions.refusal(session, resolution.tenure) is not None
+            ):
                 return None
         except (DecodeError, GazetteError):
             return None
-        terms = AppendCall(
+        append_call = AppendCall(
             terms=opening.terms,
             claims=claims,
             may_proxy=opening.may_proxy,
@@ -107,11 +111,11 @@ class SmallAppends:
             session=session,
             in_line=False,
         )
-        return WholeAppend(context, call, terms, at.replica.line, content, at)
+        return WholeAppend(context, call, append_call, resolution.replica.line, content, resolution)
 
 
 def _caller_of(metadata: Metadata) -> tuple[str | None, SessionAppend | None]:
-    """Return the authorization and the session of a call, in one pass. Raise ``Invalid``."""
+    """Return the authorization and the session of a call. Raise ``Invalid`` for a malformed session."""
     authorization, session = None, None
     for pair in metadata:
         if pair[0] == AUTHORIZATION and authorization is None:
@@ -132,7 +136,7 @@ class _Opening(NamedTuple):
 
 @lru_cache(maxsize=1 << 10)
 def _opening_of(encoded: bytes) -> _Opening:
-    """Decode and check a first request, from a cache: one client often sends equal ones.
+    """Decode and check a first request. Cache the result: one client often sends equal requests.
 
     Raise ``DecodeError`` and ``Invalid``.
     """
@@ -194,7 +198,7 @@ class WholeAppend:
         self._task: asyncio.Task[None] | None = None
         """Runs the driver, or waits for the pipeline first."""
         self._proposed = False
-        """True once this append leads a proposed group: then it gets an outcome, whatever its caller does."""
+        """True once this append leads a proposed group: its caller cannot interrupt it any more."""
         self._timer: asyncio.TimerHandle | None = None
         """Ends a wait when the caller's claims expire."""
         self.line = line
@@ -205,19 +209,19 @@ class WholeAppend:
         call.on_gone = self._interrupt
 
     def limit(self) -> None:
-        """Begin to watch the caller's claims: the append was not answered at once."""
+        """Start the timer of the caller's claims, unless the append was answered at once."""
         expires_at = self._terms.claims.expires_at
         if expires_at is not None and self._call.is_open:
-            left_s = max(0.0, expires_at - self._context.clock.now())
-            self._timer = asyncio.get_running_loop().call_later(left_s, self._expire)
+            remaining_s = max(0.0, expires_at - self._context.clock.now())
+            self._timer = asyncio.get_running_loop().call_later(remaining_s, self._expire)
 
     def _expire(self) -> None:
-        expired = NotAllowed(EXPIRED)
+        error = NotAllowed(EXPIRED)
         if self._driver is not None:
-            self._driver.interrupt(expired)
+            self._driver.interrupt(error)
         elif not self._proposed and self.line.holds(self.small):
             self._give_up()
-            self._settle(Outcome(Ending.FAILED, error=expired, context="waiting in line"))
+            self._settle(Outcome(Ending.FAILED, error=error, context="waiting in line"))
 
     def _interrupt(self) -> None:
         if self._driver is not None:
@@ -237,9 +241,11 @@ class WholeAppend:
             self._call.refuse(grpc.StatusCode.UNAVAILABLE, "the broker stops")
             self.line.leave(self.small)
             return
-        at, name = self._resolved(), f"append {self._terms.terms.journal}"
+        resolved, name = self._resolved(), f"append {self._terms.terms.journal}"
         try:
-            group = None if at is None else self._commit(at, at.held.pipeline.free)
+            group = (
+                None if resolved is None else self._commit(resolved, resolved.held.pipeline.free)
+            )
             if group is not None:
                 group.start(name)
                 return
@@ -254,14 +260,14 @@ class WholeAppend:
         resolver, terms = self._context.resolver, self._terms
         if not resolver.is_present(self._at):
             try:
-                at = resolver.resolve_now(
+                resolution = resolver.resolve_now(
                     terms.terms.journal, claims=terms.claims, may_proxy=terms.may_proxy
                 )
             except GazetteError:
                 return None
-            if at is None or not at.is_local or at.replica is None:
+            if resolution is None or not resolution.is_local or resolution.replica is None:
                 return None
-            self._at = at
+            self._at = resolution
         return self._at if self._at.held.line is self.line else None
 
     def _commit(self, at: Resolution, pipeline: Pipeline | None) -> AppendGroup | None:
@@ -277,36 +283,36 @@ class WholeAppend:
         content = ContentAhead(_NO_MORE, (self.small.content, COMMIT, None))
         driver = AppendDriver(self._context, self._terms, content, self.small.arrived)
         self._driver = driver
-        ended = await driver.run()
-        if ended.ending is Ending.PROXY:
+        outcome = await driver.run()
+        if outcome.ending is Ending.PROXY:
             if self._timer is not None:
                 self._timer.cancel()
-            self._call.hand_back()
+            self._call.hand_back()  # The handler of the call passes the append on to the primary.
             return
         if driver.resolution is not None:
             self._at = driver.resolution
-        self._answer(ended, driver.flow)
+        self._answer(outcome, driver.flow)
 
     async def _commit_in_turn(self) -> AppendGroup | None:
         """Wait for the pipeline, if another append holds it, and commit as ``_lead`` does."""
-        at = self._resolved()
-        if at is None or not at.takes_content:
+        resolution = self._resolved()
+        if resolution is None or not resolution.takes_content:
             return None
-        turns = at.held.pipeline
-        if turns.idle:
-            return None  # The pipeline was tried already.
+        pipeline_mutex = resolution.held.pipeline
+        if pipeline_mutex.idle:
+            return None  # `_lead` has tried the free pipeline already.
         try:
-            pipeline = await take_unless(turns, at.invalidated)
+            pipeline = await take_unless(pipeline_mutex, resolution.invalidated)
         except (Superseded, Closed):
             return None
         try:
-            at = self._resolved()
-            return None if at is None else self._commit(at, pipeline)
+            resolution = self._resolved()
+            return None if resolution is None else self._commit(resolution, pipeline)
         finally:
-            turns.give(pipeline)
+            pipeline_mutex.give(pipeline)
 
     def _settle(self, ended: Outcome) -> None:
-        """Answer the call as one of a group."""
+        """Answer the call of an append that needed no driver."""
         self._answer(ended, _IN_GROUP)
 
     def _answer(self, ended: Outcome, flow: AppendFlow | None) -> None:

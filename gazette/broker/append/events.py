@@ -1,8 +1,8 @@
 """The parts of an append: its terms, the events it receives, the effects it asks for, its outcome.
 
-This is the vocabulary between `broker/append/fsm`, which decides, and `broker/commit/driver`, which performs.
-All parts are values. An append makes some thirty, so they are structs: making a frozen dataclass takes nine
-times as long. Offsets are bytes of the journal; times are Unix seconds.
+`broker/append/fsm` decides about events, and `broker/commit/driver` performs the effects. All parts are
+values. One append creates about thirty. So they are structs: to create a frozen dataclass takes nine times as
+long. Offsets are in bytes of the journal; times are Unix seconds.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class AppendTerms(msgspec.Struct, frozen=True, dict=True):
 
 
 class SpoolView(msgspec.Struct, frozen=True):
-    """A spool as its holder sees it. Nothing is pending in it, or what is pending does not matter."""
+    """A spool as its holder sees it, without content that is pending."""
 
     fragment: Fragment
     registers: LabelSet
@@ -63,7 +63,7 @@ class SpoolView(msgspec.Struct, frozen=True):
 
 
 class IndexView(msgspec.Struct, frozen=True):
-    """The known extent of a journal. ``newest_mod_time`` is the time of its last fragment. It is 0 while only
+    """The known extent of a journal. ``newest_mod_time`` is the time of its last fragment, or 0 while only
     brokers hold that fragment."""
 
     begin: Offset
@@ -78,8 +78,8 @@ class IndexView(msgspec.Struct, frozen=True):
 class PeerAnswer(msgspec.Struct, frozen=True):
     """The answer of a peer to a proposal.
 
-    ``route`` and ``revision`` are from its header, if it sent one. If it disagrees, ``fragment`` and
-    ``registers`` describe its spool.
+    ``route`` and ``revision`` are from the header of the answer, if it has a header. If the peer disagrees,
+    ``fragment`` and ``registers`` describe the peer's spool.
     """
 
     peer: ProcessId
@@ -90,7 +90,7 @@ class PeerAnswer(msgspec.Struct, frozen=True):
     registers: LabelSet = EMPTY_LABELS
 
 
-# Events. First those for a wait that failed, which may follow any effect that waits.
+# Events. The first ones say that a wait failed: they may follow any effect that waits.
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -100,7 +100,7 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 class Abandoned(msgspec.Struct, frozen=True):
-    """The caller is gone, or the broker stops: the result of the wait is not needed any more."""
+    """The caller is gone, or the broker stops: the append does not need the result of its wait any more."""
 
     error: GazetteError
 
@@ -125,8 +125,8 @@ class Resolved(msgspec.Struct, frozen=True):
     """A resolution of the journal.
 
     ``stored_routes`` are the routes that etcd holds, one for each of the journal's assignments.
-    ``same_replica``: the local replica owns the held pipeline, if one is held. ``same_members``: since that
-    pipeline was built, no assignment was made again. A new assignment may stand for another replica.
+    ``same_replica``: the held pipeline, if any, belongs to the local replica. ``same_members``: since that
+    pipeline was built, no assignment was added or removed. A new assignment may stand for a new replica.
     """
 
     status: Status
@@ -143,7 +143,7 @@ class Resolved(msgspec.Struct, frozen=True):
 class PipelineTaken(msgspec.Struct, frozen=True):
     """The pipeline was taken. ``route`` is the pipeline's, or None if there is no usable pipeline.
 
-    ``balance`` is that of the replica. Only the holder of its pipeline uses it.
+    ``balance`` is the replica's rate balance: only the holder of its pipeline uses the balance.
     """
 
     route: Route | None
@@ -152,7 +152,7 @@ class PipelineTaken(msgspec.Struct, frozen=True):
 
 
 class PipelineBuilt(msgspec.Struct, frozen=True):
-    """``caught_up`` is True if peers lacked bytes of the open fragment, and were sent them."""
+    """A pipeline was built. ``caught_up``: peers lacked bytes of the open fragment, and have got them."""
 
     spool: SpoolView
     now: float
@@ -166,8 +166,8 @@ class SyncSent(msgspec.Struct, frozen=True):
 
 
 class SyncAnswered(msgspec.Struct, frozen=True):
-    """Peers have answered. ``error`` is that of the first peer that did not answer. ``answers`` are from all
-    others."""
+    """Peers have answered. ``error`` is of the first peer that did not answer. ``answers`` are from the peers
+    that did."""
 
     answers: tuple[PeerAnswer, ...]
     now: float
@@ -175,7 +175,7 @@ class SyncAnswered(msgspec.Struct, frozen=True):
 
 
 class EtcdWritten(msgspec.Struct, frozen=True):
-    """An etcd transaction was decided, for or against this append. Its result is visible by ``revision``."""
+    """An etcd transaction for this append has succeeded or failed. At ``revision`` its result is visible."""
 
     revision: Revision
 
@@ -184,8 +184,8 @@ class HeadSeen(msgspec.Struct, frozen=True):
     """The known head, as etcd has it: the journal has reached ``offset`` at least.
 
     ``closed`` holds the journal's registers if the last primary left in good order. Then nothing was
-    acknowledged beyond ``offset``. Otherwise ``closed`` is None. If a closing in a store was looked for,
-    ``unclosed`` says why it did not close the head.
+    acknowledged beyond ``offset``. Otherwise ``closed`` is None. If a closing was looked for in a store,
+    ``unclosed`` says why the head is still not closed.
     """
 
     offset: Offset = 0
@@ -197,12 +197,12 @@ class ReadinessSeen(msgspec.Struct, frozen=True):
     """The state of index, first store, known head and append session.
 
     ``unlisted`` says why the stores have not been listed yet; it is empty once they were. ``store_error`` is
-    None while the store is healthy. ``head`` is None until it was read from etcd. ``must_begin``: behind the
-    end of the spool, stores may hold bytes of former primaries, or get some (`BeginTenure`). ``admission``
-    is the decision of the append's session ledger. ``monotonic`` is in seconds. The append waits until the
-    monotonic time ``store_until`` for a store to be listed, or healthy. ``store_refuses`` says why the first
-    store refuses the journal's fragments. ``undecided_to`` is the end of stored fragments that may be the
-    journal's: ``undecided`` names them.
+    None while the store is healthy. ``head`` is None until it was read from etcd. ``must_begin``: former
+    primaries may have uploaded bytes behind the end of the spool, or may still do so (`BeginTenure`).
+    ``admission`` is the decision of the append's session ledger. ``monotonic`` is in seconds. The append
+    waits until the monotonic time ``store_until`` for a store to be listed, or healthy. ``store_refuses``
+    says why the first store refuses the journal's fragments. ``undecided`` names stored fragments that may or
+    may not be the journal's; ``undecided_to`` is the end of the last one.
     """
 
     store_error: str | None
@@ -296,8 +296,8 @@ Event: TypeAlias = (
 )
 
 
-# Effects. Some report an event when they succeed: such an effect is the last one of its step. Others report
-# only a failure, which drops the effects behind them.
+# Effects. Some effects report an event when they succeed: such an effect is the last one of its step. The
+# others report only a failure. After a failure, the remaining effects of the step are dropped.
 
 
 class Resolve(msgspec.Struct, frozen=True):
@@ -311,12 +311,12 @@ class TakePipeline(msgspec.Struct, frozen=True):
 
 
 class BuildPipeline(msgspec.Struct, frozen=True):
-    """Replace the held pipeline by one of the resolved route. Its peers have the whole local spool. →
-    PipelineBuilt, Invalidated; SyncAnswered if a peer cannot be brought up to date."""
+    """Replace the held pipeline by one of the resolved route, and bring its peers up to the local spool. →
+    PipelineBuilt, Invalidated; SyncAnswered if a peer cannot be brought up to the spool."""
 
 
 class GiveBackPipeline(msgspec.Struct, frozen=True):
-    """Give the held pipeline, or the lack of one, to the next append that waits."""
+    """Give the held pipeline, or the right to build a missing one, to the next append that waits."""
 
 
 class TearDownPipeline(msgspec.Struct, frozen=True):

@@ -1,9 +1,9 @@
 """Minimum and maximum rates of the content of appends. Token buckets in ticks; pure.
 
-A journal has one appender at a time, so a slow one keeps all others waiting. An append below a minimum rate
-is aborted. A journal may also have a maximum rate, shared by all its appends: above it they are held back.
+A journal has one appender at a time: a slow appender keeps all others waiting. An append below a minimum rate
+is aborted. A journal may also have a maximum rate, shared by all its appends. Above it, content is held back.
 
-Time is given as ticks of a monotonic clock, and is never read here. Credit is counted in byte-ticks (bytes ×
+Callers give the time, in ticks of a monotonic clock. Credit is counted in byte-ticks (bytes ×
 ``TICKS_PER_S``), which makes every sum exact.
 """
 
@@ -24,7 +24,7 @@ BANK_S: Final = 10
 
 
 def effective_rate_max(journal_rate: int, broker_rate: int) -> int:
-    """Return the lower of two rates, of which zero means no limit. The broker's limit is for each journal."""
+    """Return the lower of two rates; a rate of zero is no limit. The broker's limit is for each journal."""
     return (
         min(journal_rate, broker_rate)
         if journal_rate and broker_rate
@@ -44,7 +44,7 @@ def too_slow(rate_min: int) -> Broken:
 class RateBalance(msgspec.Struct):
     """The credit of a replica's appends, at ``rate`` bytes/s (0: no limit).
 
-    An append may go into debt by its last chunk, of any size. The next chunk waits until the debt is paid.
+    A chunk of any size may make the credit negative. The next chunk waits until the credit is positive.
     Invariant: ``credit <= BANK_S × rate``, in byte-ticks.
     """
 
@@ -53,7 +53,7 @@ class RateBalance(msgspec.Struct):
     _at: int | None = None
 
     def refill(self, rate: int, now: int) -> None:
-        """Add credit for the ticks since the last refill: none if time goes back. Adopt ``rate``."""
+        """Add credit for the ticks since the last refill; no credit if time goes back. Adopt ``rate``."""
         if self._at is None or not self.rate:
             self.credit = BURST_S * rate * TICKS_PER_S
         else:
@@ -77,8 +77,8 @@ class RateBalance(msgspec.Struct):
 class AppendFlow(msgspec.Struct):
     """The flow of one append, from its first wait for content on.
 
-    ``rate_min`` is in bytes/s; zero means no minimum. Only time spent waiting for the client counts against
-    it. Time in which the broker held content back, or waited for replicas, does not.
+    ``rate_min`` is in bytes/s; zero means no minimum. Only the time of waiting for the client counts against
+    it. Time in which the broker held content back, or waited for replicas, does not count.
     """
 
     balance: RateBalance
@@ -92,7 +92,7 @@ class AppendFlow(msgspec.Struct):
         self._allowance = BURST_S * self.rate_min * TICKS_PER_S
 
     def idle_ticks(self) -> int | None:
-        """Return the ticks to wait for the next message; None if for ever."""
+        """Return for how many ticks to wait for the next message; None: for ever."""
         if not self.rate_min:
             return None
         return -(-self._allowance // self.rate_min)
@@ -111,7 +111,7 @@ class AppendFlow(msgspec.Struct):
         self._allowance = min(earned, BURST_S * self.rate_min * TICKS_PER_S)
 
     def unlimit(self) -> None:
-        """Hold nothing back any more: other appends wait for this one to end."""
+        """Hold no content back any more: other appends wait for the end of this one."""
         self.rate_max = 0
 
     def delay(self, now: int) -> int:

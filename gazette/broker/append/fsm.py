@@ -2,12 +2,12 @@
 `broker/commit/driver` performs the steps; content goes on to `pipeline` and `fragment/spool`.
 
 A pure state machine. Every append passes through it, also the zero-byte appends by which a primary keeps its
-replicas in step (`pulse`). In the common case it goes from RESOLVE to STREAM_CONTENT without a wait. The only
-round trip to the replicas is then that of its commit.
+replicas in step (`pulse`). In the common case it goes from RESOLVE to STREAM_CONTENT without a wait. Then the
+commit is the append's only round trip to the replicas.
 
-To hold the pipeline, synchronized under a route, is the exclusive right to append to the journal. The machine
-gives the pipeline up in exactly one of three ways. Two leave it intact (``GiveBackPipeline``, ``HandOver``);
-``TearDownPipeline`` is for a broken one.
+An append that holds the pipeline, synchronized under a route, has the exclusive right to append to the
+journal. The machine gives the pipeline up in exactly one of three ways. ``GiveBackPipeline`` and ``HandOver``
+leave it intact; ``TearDownPipeline`` is for a broken pipeline.
 """
 
 from __future__ import annotations
@@ -27,12 +27,7 @@ from gazette.broker.append.events import (
     SpoolView,
     SuspendControl,
 )
-from gazette.broker.append.flow_control import (
-    AppendFlow,
-    RateBalance,
-    effective_rate_max,
-    too_slow,
-)
+from gazette.broker.append.flow_control import AppendFlow, RateBalance, effective_rate_max, too_slow
 from gazette.broker.append.rules import (
     check_terms,
     is_dirty,
@@ -108,6 +103,7 @@ class AppendFSM:
     at: ev.Resolved | None = None
     """The last resolution."""
     read_through: Revision = 0
+    """Least revision of etcd for the next resolution."""
     rate_min: int = 0
     """Least rate of the caller's content, in bytes/s; 0: no limit."""
     rate_max: int = 0
@@ -121,7 +117,9 @@ class AppendFSM:
     _spool: SpoolView | None = None
     _pipeline_route: Route | None = None
     _opening: bool = False
+    """True until the first proposal of the pipeline was sent."""
     _rounds: int = 0
+    """Proposals of the present synchronization."""
     _registers: LabelSet = EMPTY_LABELS
     """The registers of the next synchronization. While content arrives: the registers of the commit."""
     _sought: bool = False
@@ -134,6 +132,7 @@ class AppendFSM:
     _content: bytes | None = None
     """The last message, while the journal's rate holds it back."""
     _intent: bool = False
+    """True once the caller has sent an empty chunk: its intent to commit."""
     _pending: Outcome | None = field(default=None)
     """The outcome of this append once its roll-back or commit is acknowledged."""
 
@@ -212,18 +211,18 @@ class AppendFSM:
             return self._put_suspend(SuspendLevel.NONE, resume_offset(at.spec))
         if at.status is not Status.OK:
             return self._refuse(at.status)
-        returned: tuple[Effect, ...] = ()
+        give_back: tuple[Effect, ...] = ()
         if self.holds and not (at.is_primary and at.same_replica):
-            returned = (ev.GiveBackPipeline(),)
+            give_back = (ev.GiveBackPipeline(),)
             self._let_go()
         if not at.is_primary:
-            return (*returned, *self._await_desired_replicas())
+            return (*give_back, *self._await_desired_replicas())
         if self.holds:
             if not at.same_members:
                 self._pipeline_route = None
             return self._start_pipeline()
         self.state = State.ACQUIRE_PIPELINE
-        return (*returned, ev.TakePipeline())
+        return (*give_back, ev.TakePipeline())
 
     def _start_pipeline(self) -> tuple[Effect, ...]:
         route = self._pipeline_route
@@ -238,8 +237,7 @@ class AppendFSM:
         self._rounds += 1
         self.state = State.SEND_PIPELINE_SYNC
         proposal = self._rolled(now)
-        # The first proposal of a pipeline does not wait: all its peers were brought up to date
-        # before it.
+        # The first proposal of a pipeline does not wait: all peers were brought up to date before.
         if not self._opening and self._completes(proposal):
             return (ev.AwaitAcks(),)
         return (ev.SendSync(proposal, self._registers, self._opening),)
@@ -247,12 +245,12 @@ class AppendFSM:
     def _completes(self, proposal: Fragment) -> bool:
         """Return True if a proposal completes the spool's fragment.
 
-        It must not do that before all replicas have acknowledged the fragment. A later pipeline sends peers
-        only the open fragment, and they would continue behind the completed one. If this broker is lost
-        then, the journal has a hole, for which readers wait.
+        Such a proposal must wait until all replicas have acknowledged the fragment. A later pipeline sends
+        only the open fragment, so its peers would never get the rest of the completed one. If this broker is
+        then lost, the journal has a hole, and readers wait for the bytes.
         """
-        ours = self._held.fragment
-        return ours.length > 0 and proposal.begin != ours.begin
+        spool_fragment = self._held.fragment
+        return spool_fragment.length > 0 and proposal.begin != spool_fragment.begin
 
     def _on_sync_answered(self, event: ev.SyncAnswered) -> tuple[Effect, ...]:
         try:
@@ -275,9 +273,10 @@ class AppendFSM:
 
     def _on_catch_up_failed(self, event: ev.SyncAnswered) -> tuple[Effect, ...]:
         """Continue with the later route that a peer knows, or fail. The local spool is unchanged."""
-        ours = Fragment(journal=self.terms.journal, begin=0, end=0)
+        # These answers are about the route: the offsets of ``empty`` do not count.
+        empty = Fragment(journal=self.terms.journal, begin=0, end=0)
         try:
-            verdict = judge_sync(event.answers, self._where, ours, event.error)
+            verdict = judge_sync(event.answers, self._where, empty, event.error)
         except GazetteError as error:
             return self._fail(error, broken=True)
         self.read_through = max(self.read_through, verdict.read_through)
@@ -285,28 +284,28 @@ class AppendFSM:
         return (ev.TearDownPipeline(), *self._resolve())
 
     def _update_assignments(self) -> tuple[Effect, ...]:
-        at = self._where
-        if len(at.stored_routes) == len(at.route.members) and all(
-            stored.equivalent(at.route) for stored in at.stored_routes
+        resolution = self._where
+        if len(resolution.stored_routes) == len(resolution.route.members) and all(
+            stored_route.equivalent(resolution.route) for stored_route in resolution.stored_routes
         ):
             return self._await_desired_replicas()
         self.state = State.UPDATE_ASSIGNMENTS
-        return (ev.PutAssignments(at.route.without_endpoints()),)
+        return (ev.PutAssignments(resolution.route.without_endpoints()),)
 
     def _await_desired_replicas(self) -> tuple[Effect, ...]:
-        at = self._where
+        resolution = self._where
         self.state = State.AWAIT_DESIRED_REPLICAS
-        if len(at.route.members) > at.desired_replication:
+        if len(resolution.route.members) > resolution.desired_replication:
             # The allocator is about to remove a replica, possibly the primary. Wait until it has.
-            self.read_through = at.revision + 1
+            self.read_through = resolution.revision + 1
             return self._resolve()
-        if len(at.route.members) < at.desired_replication:
+        if len(resolution.route.members) < resolution.desired_replication:
             if self.holds and self._held.fragment.length:
                 # Too few brokers hold these bytes: complete the fragment, so that it is uploaded now.
                 self.roll_to = self._held.fragment.end
                 return self._resync(now=0.0)  # `roll_to` is set: the time does not matter.
             return self._refuse(Status.INSUFFICIENT_JOURNAL_BROKERS)
-        if not at.is_primary:
+        if not resolution.is_primary:
             self.state = State.PROXY
             self.outcome = Outcome(Ending.PROXY)
             return _DONE
@@ -323,7 +322,7 @@ class AppendFSM:
         3. Registers: a fenced writer learns that it is fenced, and not that its offset is wrong.
         4. Stored fragments that may be the journal's: their offsets are not given out again.
         5. Offsets below which the journal must never go on: roll there, and check again.
-        6. Missing bytes: an append without an offset is refused. An offset that names the head confirms it.
+        6. Missing bytes: an append without an offset is refused. An append at the head's offset confirms it.
         7. Bytes of former primaries: end their uploads, list the stores, and check again.
         8. Suspension, last: it changes the specification in etcd.
         """
@@ -346,8 +345,8 @@ class AppendFSM:
         terms, spec, spool, index = self.terms, self._spec, self._held, seen.index
         end = spool.fragment.end
         resume_at = resume_offset(spec)
-        known = seen.head
-        head = max(end, index.end, known.offset)
+        known_head = seen.head
+        head = max(end, index.end, known_head.offset)
         if (
             terms.check_registers is not None
             and spool.registers
@@ -356,23 +355,23 @@ class AppendFSM:
             return self._refuse(Status.REGISTER_MISMATCH)
         if seen.undecided_to > max(head, resume_at):
             return self._refuse(Status.FRAGMENT_STORE_UNHEALTHY, store_error=seen.undecided)
-        is_known = known.closed is not None or known.offset < resume_at
-        if end < resume_at and (is_known or not spec.may_write):
+        is_head_exact = known_head.closed is not None or known_head.offset < resume_at
+        if end < resume_at and (is_head_exact or not spec.may_write):
             self.roll_to = resume_at
-            # A head that was closed at this offset keeps the registers that the lost spools had. If it is not
-            # closed, they are not known: the append then goes on as if bytes were missing.
+            # A head that was closed at this offset has the registers of the lost spools. If it is not closed,
+            # these registers are not known: the append then goes on as if bytes were missing.
             return self._resync(
-                seen.now, known.closed if known.offset == head == resume_at else None
+                seen.now, known_head.closed if known_head.offset == head == resume_at else None
             )
         if head > max(end, index.end) and not spec.fragment.stores:
             # No store could ever hold the missing bytes: they are lost. Do not give their offsets out again.
             return self._go_on_at(head, seen.now)
         if end != head and terms.offset is None and spec.may_write:
-            if known.closed is not None and index.end >= known.offset:
+            if known_head.closed is not None and index.end >= known_head.offset:
                 # The last primary left in good order, and stores have all that was acknowledged.
                 self.roll_to = head
-                return self._resync(seen.now, known.closed)
-            if known.closed is None and not self._sought:
+                return self._resync(seen.now, known_head.closed)
+            if known_head.closed is None and not self._sought:
                 self._sought = True
                 return (ev.SeekClosing(),)
             return self._refuse(
@@ -387,7 +386,7 @@ class AppendFSM:
         return self._check_suspension(seen)
 
     def _go_on_at(self, head: Offset, now: float) -> tuple[Effect, ...]:
-        """Go on at ``head``, once it is recorded that no more bytes will appear before it."""
+        """Go on at ``head``. First record that the bytes that are missing before it are lost."""
         if self._confirmed != head:
             self._confirmed = head
             return (ev.ConfirmHead(head),)
@@ -540,8 +539,8 @@ class AppendFSM:
             if answer.status is not Status.OK:
                 return self._on_acks_missing(unexpected_answer(answer))
         self.outcome = self._pending
-        failed = self.outcome is not None and self.outcome.ending is Ending.FAILED
-        self.state = State.ERROR if failed else State.FINISHED
+        is_failed = self.outcome is not None and self.outcome.ending is Ending.FAILED
+        self.state = State.ERROR if is_failed else State.FINISHED
         return _DONE
 
     def _on_acks_missing(self, error: GazetteError) -> tuple[Effect, ...]:
@@ -549,7 +548,7 @@ class AppendFSM:
         return (ev.BreakPipeline(error),)
 
     def _end_unacknowledged(self, error: GazetteError) -> None:
-        """End as uncertain if a commit was proposed. A roll-back ends with the reason that it had before."""
+        """End as uncertain if a commit was proposed. Keep the outcome of an append that was rolled back."""
         pending = self._pending
         self.state = State.ERROR
         if pending is None or pending.commit is not None:

@@ -11,15 +11,15 @@ from gazette.runtime.timeouts import timeout
 _LATE_S: Final = 0.05
 """Lateness of a timer, in seconds, above which the event loop itself stood still."""
 _GRACE_S: Final = 0.25
-"""Seconds that the caller then gets in addition: its data may already be queued."""
+"""Seconds that the caller gets in addition after such a pause: its data may already be queued."""
 
 
 class IdleTimeout:
     """Raises ``TimeoutError`` out of its block after ``seconds``; None: never.
 
-    If the event loop itself stood still when the time was up, it allows `_GRACE_S` more: data may already be
-    queued. ``stalled`` then says that the caller's speed is not known. Without this grace, a paused broker
-    would fail an append for good, with an unknown outcome.
+    If the event loop stood still when the time was up, allow `_GRACE_S` more: data may already be queued.
+    ``stalled`` is then True: the caller's speed is not known. Without this grace, a pause of the broker would
+    fail the append for good, with an unknown outcome.
     """
 
     def __init__(self, seconds: float | None) -> None:

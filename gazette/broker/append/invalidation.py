@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Superseded(Exception):
-    """Raised when ``invalidated`` is set first: the result of the wait is not needed any more."""
+    """Raised when ``invalidated`` is set before a wait ends: its result is not needed any more."""
 
 
 class Interrupted(Exception):
@@ -71,31 +71,31 @@ class Interruptible:
 async def take_unless(mutex: Mutex[T], invalidated: Latch) -> T:
     """Take from ``mutex``. Raise ``Superseded`` if ``invalidated`` is set first.
 
-    Raise ``Closed`` as ``Mutex.take`` does. Cancellation: nothing was taken.
+    Raise ``Closed`` as ``Mutex.take`` does. Cancellation: the mutex keeps its value.
     """
     if invalidated.is_set:
         raise Superseded
     if mutex.idle:
         return await mutex.take()  # Does not wait.
-    taken: list[T] = []
+    values: list[T] = []
 
     async def take() -> None:
-        taken.append(await mutex.take())
+        values.append(await mutex.take())
 
     try:
         async with TaskScope(f"take {mutex.name}") as scope:
-            taking = scope.spawn(take(), name="take")
-            overtaken = scope.spawn(_wait(invalidated), name="invalidated")
-            await asyncio.wait({taking, overtaken}, return_when=asyncio.FIRST_COMPLETED)
+            take_task = scope.spawn(take(), name="take")
+            invalidation = scope.spawn(_wait(invalidated), name="invalidated")
+            await asyncio.wait({take_task, invalidation}, return_when=asyncio.FIRST_COMPLETED)
             scope.cancel()
         # The checker of types does not know that a wait may change an attribute.
-        if invalidated.is_set or not taken:  # type: ignore[redundant-expr]
+        if invalidated.is_set or not values:  # type: ignore[redundant-expr]
             raise Superseded
-        return taken.pop()
+        return values.pop()
     finally:
-        # The value may have arrived at the very moment of the cancellation or of the invalidation.
-        if taken:
-            mutex.give(taken.pop())
+        # The value may have arrived in the same turn of the loop as the cancellation or the invalidation.
+        if values:
+            mutex.give(values.pop())
 
 
 async def changed(invalidated: Latch, *changes: Awaitable[object]) -> None:

@@ -1,15 +1,15 @@
 """The line of appends that wait for a journal's pipeline.
 
 A journal has one appender at a time. An append that took its turn and then waited for its client would delay
-all later appends. So its content is read ahead before it waits in line: all of it, or `AHEAD_BYTES`.
+all later appends. So the broker reads content before the append waits in line: all, or `AHEAD_BYTES`.
 
 A *small append* is one message of at most `SMALL_BYTES`, which has arrived together with its call. One small
-append at a time leads, until it has ended. With its own content it commits those that wait behind it, if
+append at a time leads, until it has ended. It commits its own content and that of small appends behind it, if
 their terms permit: a group commit. So many small appends cost the replicas as little as one.
 
 An append that finds its journal's store unhealthy waits for the store in its turn. Later appends wait for
-the store before their turn: all at the same time, each from its own arrival. So no append waits for
-another's wait.
+the store before their turn. These waits run at the same time, each from the arrival of its append: they do
+not add up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gazette.protocol.append_session import SessionAppend
 AHEAD_BYTES: Final = 1 << 18
 """Bytes that are read ahead: a client must send them before its append can delay a journal."""
 AHEAD_S: Final = 10.0
-"""Seconds in which a client must send them. If the minimum rate of appends allows more, it gets more."""
+"""Seconds in which a client must send `AHEAD_BYTES`. A low minimum rate of appends allows more time."""
 _AHEAD_CHUNKS: Final = 4_096
 WAITING_MAX: Final = 512
 WAITING_BYTES_MAX: Final = 64 << 20
@@ -63,9 +63,9 @@ class ContentAhead:
     async def read_ahead(self, rate_min: int) -> None:
         """Read to the end of the stream, or `AHEAD_BYTES` of it. May be repeated.
 
-        An error of the stream is kept: ``next`` raises it behind the chunks before it. Raise
-        ``Broken`` if the caller takes longer than `AHEAD_S`, or than ``rate_min`` bytes/s allows
-        (0: no limit). Cancellation: as ``next``.
+        Keep an error of the stream: ``next`` raises it after the chunks that were read. Raise ``Broken`` if
+        the caller takes longer than `AHEAD_S`, or than ``rate_min`` bytes/s allows (0: no limit).
+        Cancellation: as ``next``.
         """
         if self._enough():
             return
@@ -86,7 +86,7 @@ class ContentAhead:
         return bool(self._ahead)
 
     def take(self) -> bytes | None:
-        """Return the next chunk of those that were read ahead."""
+        """Return the next chunk that was read ahead."""
         chunk = self._ahead.popleft()
         if chunk:
             self.held -= len(chunk)
@@ -95,8 +95,8 @@ class ContentAhead:
     async def read(self, seconds: float | None) -> tuple[bytes | None, bool]:
         """Return the next chunk, and True if the broker itself stood still meanwhile.
 
-        Raise ``TimeoutError`` if the caller sends none for ``seconds`` (None: for ever). Otherwise errors and
-        cancellation are those of ``ContentSource.next``.
+        Raise ``TimeoutError`` if the caller sends no chunk for ``seconds`` (None: for ever). Other errors,
+        and cancellation, are those of ``ContentSource.next``.
         """
         async with IdleTimeout(seconds) as waiting:
             chunk = await self.next()
@@ -119,15 +119,15 @@ class ContentAhead:
 class SmallAppend(msgspec.Struct, eq=False):
     """A small append that waits in line.
 
-    ``lead`` is called at its turn to take the pipeline; its owner calls ``Line.leave`` once it has ended.
-    ``settle`` is called with its outcome instead if another small append has taken it along.
+    The line calls ``lead`` when it is the append's turn to take the pipeline. Its owner calls ``Line.leave``
+    once it has ended. If another small append takes it along, only ``settle`` is called, with the outcome.
     """
 
     terms: AppendTerms
     content: bytes
     session: SessionAppend | None
     arrived: float
-    """Monotonic time at which it began to wait."""
+    """Monotonic time at which the append began to wait."""
     lead: Callable[[], None]
     settle: Callable[[Outcome], None]
 
@@ -155,21 +155,23 @@ class Line:
 
     @property
     def waiting(self) -> int:
-        """Number of appends that wait, with the one that leads the small ones."""
+        """Number of appends that wait, with the leader of the small appends."""
         return len(self._waiting) + len(self._small) + (self._leader is not None)
 
     def check_room(self) -> None:
         """Raise ``Unavailable`` if the line is full."""
         count = self.waiting
         if count < WAITING_MAX and not self._waiting:
-            return  # So few appends, all of them small, are below the limit of bytes.
-        held = sum(one.held for one in self._waiting) + sum(len(one.content) for one in self._small)
-        if count >= WAITING_MAX or held >= WAITING_BYTES_MAX:
+            return  # `WAITING_MAX` small appends have fewer bytes than `WAITING_BYTES_MAX`.
+        waiting_bytes = sum(content.held for content in self._waiting) + sum(
+            len(append.content) for append in self._small
+        )
+        if count >= WAITING_MAX or waiting_bytes >= WAITING_BYTES_MAX:
             raise Unavailable(
                 "too many appends to the journal wait",
                 hint="The append is retried. Send fewer appends at a time.",
                 waiting=count,
-                waiting_bytes=held,
+                waiting_bytes=waiting_bytes,
             )
 
     def join(self, *small: SmallAppend) -> None:
@@ -178,11 +180,11 @@ class Line:
         self._advance()
 
     def holds(self, small: SmallAppend) -> bool:
-        """Return True if a small append waits or leads: then no other one has taken it along."""
+        """Return True if a small append waits or leads: no other append has taken it along."""
         return small is self._leader or small in self._small
 
     def leave(self, small: SmallAppend) -> None:
-        """Remove a small append that has led, or gives up. No effect if another one has taken it along."""
+        """Remove a small append that has led, or gives up. No effect if another append took it along."""
         if small is self._leader:
             self._leader = None
             self._advance()
@@ -196,13 +198,13 @@ class Line:
 
         The caller is the append that leads: it settles each of them.
         """
-        taken: list[SmallAppend] = []
+        group: list[SmallAppend] = []
         while self._small:
             bytes_max -= len(self._small[0].content)
             if bytes_max < 0 or not permits(self._small[0]):
                 break
-            taken.append(self._small.popleft())
-        return taken
+            group.append(self._small.popleft())
+        return group
 
     def _advance(self) -> None:
         if self._advancing:  # A leader that ends at once calls `leave`: the loop below goes on.

@@ -27,8 +27,8 @@ class SyncVerdict:
     """The consequence of the answers to a synchronizing proposal; empty if all peers agree.
 
     ``read_through`` (0: none) is a revision at which another route is in force. ``roll_to`` is the offset to
-    which the spool must roll (None: no need). Then ``registers`` are set if a peer's are newer than the
-    local ones.
+    which the spool must roll (None: no need). ``registers`` are those of the peer that has this offset, if
+    its spool ends behind the local one.
     """
 
     read_through: Revision = 0
@@ -41,8 +41,8 @@ def judge_sync(
 ) -> SyncVerdict:
     """Judge the answers to the proposal of ``ours``; ``error`` is of a peer that did not answer.
 
-    A route that this broker does not know yet decides first: its peers will be asked instead. Raise
-    ``error``, or ``Broken`` for an answer that no correct replica gives.
+    A later route, which this broker does not know yet, decides first: the peers of that route will be asked.
+    Raise ``error``, or ``Broken`` for an answer that no correct replica gives.
     """
     read_through: Revision = 0
     roll_to: Offset | None = None
@@ -51,15 +51,14 @@ def judge_sync(
         if answer.status is Status.OK:
             continue
         if answer.status is Status.PROPOSAL_MISMATCH and answer.fragment is not None:
-            theirs = answer.fragment
-            if theirs.end > ours.end:
-                if roll_to is None or theirs.end > roll_to:
-                    roll_to, registers = theirs.end, answer.registers
+            peer_fragment = answer.fragment
+            if peer_fragment.end > ours.end:
+                if roll_to is None or peer_fragment.end > roll_to:
+                    roll_to, registers = peer_fragment.end, answer.registers
                 continue
-            if theirs.end == ours.end and not theirs.length:
-                # The peer lacks the beginning of our fragment: complete the fragment, and go on
-                # from its end.
-                roll_to = theirs.end if roll_to is None else roll_to
+            if peer_fragment.end == ours.end and not peer_fragment.length:
+                # The peer lacks the beginning of our fragment: complete it, and go on from its end.
+                roll_to = peer_fragment.end if roll_to is None else roll_to
                 continue
         elif answer.revision > at.revision and not _same_route(answer, at):
             read_through = max(read_through, answer.revision)
@@ -94,7 +93,7 @@ def resume_offset(spec: JournalSpec) -> Offset:
 
 
 def check_terms(terms: AppendTerms) -> None:
-    """Raise ``TooLarge`` if the registers that a request names exceed the limit of a journal's."""
+    """Raise ``TooLarge`` if the registers that a request names exceed the limit of registers."""
     check = terms.check_registers
     if check is None and not terms.changes_registers:
         return
@@ -117,8 +116,8 @@ def registers_after(registers: LabelSet, terms: AppendTerms) -> LabelSet:
     """
     if not terms.changes_registers:
         return registers
-    kept = label_set.subtract(registers, terms.subtract_registers)
-    result = label_set.union(terms.union_registers, kept)
+    remaining = label_set.subtract(registers, terms.subtract_registers)
+    result = label_set.union(terms.union_registers, remaining)
     size = result.encoded_bytes
     if size > REGISTERS_BYTES_MAX and size > registers.encoded_bytes:
         raise _too_large("the journal's registers would be too large", "UnionRegisters", size)

@@ -9,8 +9,8 @@ A session begins an append when the one before has succeeded. So, while the ledg
 
 A session may be unknown to the ledger because it was at another primary, or was forgotten. Its append is
 admitted if it names this ledger: the append then began later than the ledger, and no session has been
-forgotten since. Otherwise it is refused with the name of the ledger. A live client repeats it with that name
-at once. A late copy never names a ledger that is younger than the copy.
+forgotten since. Any other append is refused, and the refusal names the ledger. A live client repeats its
+append with that name at once. A late copy never names a ledger that is younger than the copy.
 
 A ledger belongs to one *tenure*, the revision at which its broker became primary of the journal. It has two
 *generations*: when the newer is full, the older is forgotten.
@@ -27,13 +27,13 @@ from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import Revision
 
 GENERATION_SESSIONS: Final = 1024
-"""Sessions of a generation. A ledger of two takes up to 1 MB of memory."""
+"""Sessions of a generation. The two generations of a ledger take up to 1 MB of memory."""
 
 
 @dataclass(slots=True)
 class _Last:
-    """The last append of a session. ``attempt`` is the one that runs; None if it has ended. ``commit`` is
-    None unless the append is known to have committed."""
+    """The last append of a session. ``attempt`` is its running attempt; None if the attempt has ended.
+    ``commit`` is None unless the append is known to have committed."""
 
     sequence: int
     attempt: object | None
@@ -43,7 +43,7 @@ class _Last:
 @dataclass(frozen=True, slots=True)
 class Admission:
     """The decision about an append: it is admitted unless ``refusal`` or ``commit`` is set. ``commit`` is
-    that of an earlier attempt of the same append."""
+    what an earlier attempt of the same append has committed."""
 
     refusal: GazetteError | None = None
     commit: Fragment | None = None
@@ -78,28 +78,28 @@ class SessionLedger:
         if tenure > self._tenure:
             self._tenure, self._generation = tenure, 1
             self._newer, self._older = {}, {}
-        last = self._newer.get(append.session) or self._older.get(append.session)
+        last_append = self._newer.get(append.session) or self._older.get(append.session)
         if tenure < self._tenure or (
-            last is None and not self._is_complete_since(append.ledger, tenure)
+            last_append is None and not self._is_complete_since(append.ledger, tenure)
         ):
             return Admission(self._unknown(self.name))
-        if last is not None and append.sequence < last.sequence:
+        if last_append is not None and append.sequence < last_append.sequence:
             return Admission(
                 Conflict(
                     "a late copy of an append: a later one of its session came before it",
                     sequence=append.sequence,
-                    last_sequence=last.sequence,
+                    last_sequence=last_append.sequence,
                 )
             )
-        if last is not None and append.sequence == last.sequence:
-            if last.commit is not None:
-                return Admission(commit=last.commit)
-            if last.attempt is not None and last.attempt is not attempt:
+        if last_append is not None and append.sequence == last_append.sequence:
+            if last_append.commit is not None:
+                return Admission(commit=last_append.commit)
+            if last_append.attempt is not None and last_append.attempt is not attempt:
                 refusal = Unavailable(
                     "an earlier attempt of this append waits for its acknowledgements"
                 )
                 return Admission(refusal)
-            last.attempt = attempt
+            last_append.attempt = attempt
             return ADMITTED
         self._remember(append.session, _Last(append.sequence, attempt))
         return ADMITTED
@@ -110,8 +110,8 @@ class SessionLedger:
         An append may call this before its turn. Otherwise it would wait in line only to be refused and
         repeated. In its turn it calls ``admit`` all the same.
         """
-        known = append.session in self._newer or append.session in self._older
-        if tenure == self._tenure and known:
+        is_known = append.session in self._newer or append.session in self._older
+        if tenure == self._tenure and is_known:
             return None
         if tenure >= self._tenure and self._is_complete_since(append.ledger, tenure):
             return None
@@ -119,9 +119,9 @@ class SessionLedger:
 
     def ended(self, append: SessionAppend, attempt: object, commit: Fragment | None) -> None:
         """Record that an admitted attempt has ended. ``commit`` is set if it has committed for certain."""
-        last = self._newer.get(append.session) or self._older.get(append.session)
-        if last is not None and last.attempt is attempt:
-            last.attempt, last.commit = None, commit
+        last_append = self._newer.get(append.session) or self._older.get(append.session)
+        if last_append is not None and last_append.attempt is attempt:
+            last_append.attempt, last_append.commit = None, commit
 
     def _unknown(self, ledger: str) -> Conflict:
         return Conflict(
@@ -137,21 +137,23 @@ class SessionLedger:
         if len(self._newer) >= GENERATION_SESSIONS:
             # Keep appends with a running attempt: they may be repeated. The line of appends bounds their
             # number.
-            going = {key: last for key, last in self._older.items() if last.attempt is not None}
-            self._older, self._newer = going | self._newer, {}
+            running = {
+                name: append for name, append in self._older.items() if append.attempt is not None
+            }
+            self._older, self._newer = running | self._newer, {}
             self._generation += 1
 
     def _is_complete_since(self, ledger: str, tenure: Revision) -> bool:
         """Return True if no session was forgotten since the ledger of ``tenure`` got the name ``ledger``."""
         if tenure > self._tenure:
-            return ledger == self._name_of(tenure)  # It begins with the tenure's first append.
+            return ledger == self._name_of(tenure)  # The tenure's first append begins the ledger.
         return ledger in (self.name, self._name_of(self._tenure, self._generation - 1))
 
     def _name_of(self, tenure: Revision, generation: int = 1) -> str:
         """Return the name of the ledger of a tenure.
 
         An assignment may outlive its journal: the journal was created again before the allocator saw its
-        deletion. Then the tenure is older than this life of the journal, and the former life may have had
-        it, too.
+        deletion. Then the former life of the journal may have had the same tenure. So the name has the
+        revision at which this life began.
         """
         return f"{max(tenure, self._life)}.{generation}"

@@ -2,8 +2,8 @@
 decides, and gives content to `pipeline`.
 
 One driver performs one append, in its own task. If the caller goes away, the append is interrupted and not
-cancelled, so that it ends in good order. It is rolled back on all replicas or committed on all of them, and
-the pipeline is given back or torn down.
+cancelled, so that it ends in good order. All replicas roll the append back, or all commit it. Then the
+pipeline is given back or torn down.
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ from gazette.broker.append.invalidation import (
     changed,
     take_unless,
 )
-from gazette.broker.append.line import (
-    ContentAhead,
-    ContentSource,
-)
+from gazette.broker.append.line import ContentAhead, ContentSource
 from gazette.broker.append.sessions import ADMITTED, Admission, SessionLedger
 from gazette.broker.commit.pipeline_hold import PipelineHold
 from gazette.broker.commit.readiness import ReadinessWatch
@@ -68,14 +65,14 @@ class AppendCall(msgspec.Struct, frozen=True):
     proxy_header: Header | None = None
     session: SessionAppend | None = None
     in_line: bool = True
-    """True if the append waits in line with others, and is refused if the line is full. Pulses set False. So
-    does a driver of the leader of small appends, which the line counts already."""
+    """True if the append waits in line with others, and is refused if the line is full. False for pulses, and
+    for the leader of small appends, which the line counts already."""
 
 
 class AppendDriver:
     """Performs one append. Call ``run`` once; all other methods at any time, on the event loop.
 
-    ``arrived`` is the monotonic time at which its wait for its turn began (default: it has not begun).
+    ``arrived`` is the monotonic time at which the append began to wait for its turn; None: not yet.
     """
 
     def __init__(
@@ -88,7 +85,7 @@ class AppendDriver:
         self._context = context
         self._call = call
         self.content = source if isinstance(source, ContentAhead) else ContentAhead(source)
-        """The unread rest of the caller's stream. It is the whole stream if the append ends as PROXY."""
+        """The part of the caller's stream that is not read yet: all of it if the append ends as PROXY."""
         self._readiness = ReadinessWatch(context, arrived)
         settings = context.settings
         self._fsm = AppendFSM(
@@ -129,8 +126,8 @@ class AppendDriver:
     async def run(self) -> ev.Outcome:
         """Run the append to its end and return its outcome, which holds errors of the append.
 
-        Cancel only when the broker is torn down. The pipeline is then broken and given up. Content that was
-        not proposed for commit is in no replica's journal.
+        Cancel only when the broker is torn down. Cancellation breaks the pipeline and gives it up. Content
+        that was not proposed for commit is in no replica's journal.
         """
         self._waits.begin()
         fsm = self._fsm
@@ -153,7 +150,7 @@ class AppendDriver:
     def interrupt(self, reason: GazetteError) -> None:
         """Wind the append up for ``reason``: its caller has gone, or it must not go on.
 
-        Any wait ends now, except that for a replica. A proposal that was sent runs its course.
+        Any wait ends now, except a wait for a replica. The replicas still answer a proposal that was sent.
         """
         self._waits.interrupt(reason)
 
@@ -222,7 +219,8 @@ class AppendDriver:
         if level is not SuspendLevel.NONE:
             pipeline, head = self._held, self._hold.of.head
             try:
-                # All replicas must have what the head says, and no answer may open it again.
+                # Gather all answers first. All replicas must have the bytes before the head, and a later
+                # answer would open the head again.
                 await self._waits.run(pipeline.all_turns())
                 if pipeline.failure is not None:
                     return ev.SendFailed(pipeline.failure)
@@ -248,16 +246,16 @@ class AppendDriver:
     async def _resolve(self, min_revision: Revision) -> ev.Event:
         call, context = self._call, self._context
         try:
-            at: Resolution | None = None
+            resolution: Resolution | None = None
             if call.proxy_header is None and self._waits.reason is None:
-                at = context.resolver.resolve_now(
+                resolution = context.resolver.resolve_now(
                     call.terms.journal,
                     claims=call.claims,
                     may_proxy=call.may_proxy,
                     min_etcd_revision=min_revision,
                 )
-            if at is None:
-                at = await self._waits.run(
+            if resolution is None:
+                resolution = await self._waits.run(
                     context.resolver.resolve(
                         call.terms.journal,
                         claims=call.claims,
@@ -271,13 +269,13 @@ class AppendDriver:
             return ev.Abandoned(interrupted.reason)
         except GazetteError as error:
             return ev.Failed(error)
-        self._resolution = at
+        self._resolution = resolution
         hold = self._hold
         if hold.replica is None:
-            return at.as_event
+            return resolution.as_event
         return msgspec.structs.replace(
-            at.as_event,
-            same_replica=at.replica is hold.replica,
+            resolution.as_event,
+            same_replica=resolution.replica is hold.replica,
             same_members=hold.pipeline is None or not hold.pipeline.reassigned.is_set,
         )
 
@@ -301,8 +299,8 @@ class AppendDriver:
         """Wait for the pipeline. First read content ahead: a holder without content would delay all other
         appends.
 
-        Raise ``Conflict`` at once for an unknown session: its client repeats the append, which would then
-        wait again.
+        Raise ``Conflict`` at once for an unknown session. After a wait, its client would have to repeat the
+        append, and to wait again.
         """
         self._readiness.begin()
         if (session := self._call.session) is not None:
@@ -326,15 +324,15 @@ class AppendDriver:
 
         The append does not have its turn yet, so it delays no other append.
         """
-        at, readiness, monotonic = self._at, self._readiness, self._context.clock.monotonic
-        while monotonic() < (until := readiness.store_until(at, replica)):
-            await self._waits.run(readiness.change(at, replica, until))
+        resolution, readiness, monotonic = self._at, self._readiness, self._context.clock.monotonic
+        while monotonic() < (until := readiness.store_until(resolution, replica)):
+            await self._waits.run(readiness.change(resolution, replica, until))
 
     async def _build_pipeline(self) -> ev.Event:
-        replica, at = self._hold.of, self._at
+        replica, resolution = self._hold.of, self._at
         await self._hold.tear_down_former()
         try:
-            spool = await self._waits.run(take_unless(replica.spool, at.invalidated))
+            spool = await self._waits.run(take_unless(replica.spool, resolution.invalidated))
         except (Superseded, Interrupted, GazetteError) as error:
             return self._unfinished(error)
         pipeline: Pipeline | None = None
@@ -344,9 +342,9 @@ class AppendDriver:
                 # Read the known head again: it may have grown while this replica followed.
                 replica.head.loaded = False
             pipeline = open_pipeline(
-                self._context, at.header, at.journal, spool, agree=replica.agree
+                self._context, resolution.header, resolution.journal, spool, agree=replica.agree
             )
-            pipeline.reassigned = at.reassigned
+            pipeline.reassigned = resolution.reassigned
         except GazetteError as error:
             return ev.Failed(error)
         finally:
@@ -354,15 +352,15 @@ class AppendDriver:
                 replica.spool.give(spool)
         self._hold.pipeline = pipeline
         if replica.has_unagreed(spool.fragment):
-            failed = await self._catch_up(replica, pipeline)
-            if failed is not None:
-                return failed
-        replica.lead(spool.fragment.end, spool.registers, at.tenure)
+            failure_event = await self._catch_up(replica, pipeline)
+            if failure_event is not None:
+                return failure_event
+        replica.lead(spool.fragment.end, spool.registers, resolution.tenure)
         now = self._context.clock.now()
         return ev.PipelineBuilt(pipeline.view(), now, pipeline.caught_up)
 
     async def _catch_up(self, replica: Replica, pipeline: Pipeline) -> ev.Event | None:
-        """Send peers bytes of the spool that they lack. Return None if all have them then, or had more."""
+        """Send peers bytes of the spool that they lack. Return None once all have them, or have more."""
 
         async def read(local: LocalFragment, at: Offset) -> bytes:
             return await self._context.pools.reads.run(local.pread, at, CATCH_UP_BYTES)
@@ -375,7 +373,7 @@ class AppendDriver:
             replica.refused_to, error = pipeline.spool.fragment.end, conflict
         except GazetteError as failure:
             if self._at.reassigned.is_set:
-                return ev.Invalidated()
+                return ev.Invalidated()  # The peer that failed may have left the route.
             error = failure
         if error is None and not answers:
             return None
@@ -391,7 +389,7 @@ class AppendDriver:
         self,
         effect: ev.LoadHead | ev.AwaitReadiness | ev.SeekClosing | ev.ConfirmHead | ev.BeginTenure,
     ) -> ev.Event:
-        at, replica = self._at, self._hold.of
+        resolution, replica = self._at, self._hold.of
         try:
             match effect:
                 case ev.LoadHead():
@@ -399,13 +397,13 @@ class AppendDriver:
                 case ev.AwaitReadiness(until):
                     if replica.line.store_ails_since is None:
                         replica.line.store_ails_since = self._context.clock.monotonic()
-                    await self._waits.run(self._readiness.change(at, replica, until))
+                    await self._waits.run(self._readiness.change(resolution, replica, until))
                 case ev.SeekClosing():
-                    await self._waits.run(replica.adopt_closing(at.tenure))
+                    await self._waits.run(replica.adopt_closing(resolution.tenure))
                 case ev.ConfirmHead(offset):
-                    await self._waits.run(replica.confirm(at.tenure, offset))
+                    await self._waits.run(replica.confirm(resolution.tenure, offset))
                 case ev.BeginTenure(end):
-                    await self._waits.run(replica.begin(at.tenure, end))
+                    await self._waits.run(replica.begin(resolution.tenure, end))
         except (Superseded, Interrupted, GazetteError) as error:
             return self._unfinished(error)
         return self._look()
@@ -472,9 +470,9 @@ class AppendDriver:
         except GazetteError as error:
             return ev.SendFailed(error)
         if self._sum is None:
-            return ev.StreamEnded(proposal, ZERO_SUM)  # The append has no content.
-        alone = not self._held.spool.fragment.length
-        return ev.StreamEnded(proposal, proposal.sum if alone else self._sum.digest())
+            return ev.StreamEnded(proposal, ZERO_SUM)  # Without content, the append has no sum.
+        is_alone = not self._held.spool.fragment.length
+        return ev.StreamEnded(proposal, proposal.sum if is_alone else self._sum.digest())
 
     async def _send_content(self, content: bytes, delta: int) -> ev.Event | None:
         pipeline = self._held
@@ -491,19 +489,20 @@ class AppendDriver:
         return None
 
     async def _propose(self, effect: ev.SendRoll | ev.SendFinal) -> ev.Event | None:
-        final = isinstance(effect, ev.SendFinal)
-        if final:
+        is_final = isinstance(effect, ev.SendFinal)
+        if is_final:
             self._committing = (self._held.spool.fragment.end, effect.proposal.end)
         try:
-            if final:
-                # Followers show a commit to readers at once. Another broker must not lead the journal by now.
+            if is_final:
+                # Followers show a commit to readers at once. Without its lease, this broker must not send it:
+                # another broker may lead the journal by now.
                 self._context.lease.check()
-            await self._held.propose(effect.proposal, effect.registers, acknowledge=final)
+            await self._held.propose(effect.proposal, effect.registers, acknowledge=is_final)
         except Bug:
             raise
         except GazetteError as error:
             return ev.SendFailed(error)
-        return None if final else ev.RollSent(self._held.view())
+        return None if is_final else ev.RollSent(self._held.view())
 
     # Answers.
 
@@ -533,6 +532,7 @@ class AppendDriver:
             with tracing.span("replicate", journal=self.journal):
                 async with turn:
                     answers = await turn.pipeline.gather_acks()
+                    # Still in the turn: etcd must have the head before a later append is answered.
                     if all(answer.status is Status.OK for answer in answers):
                         await self._know_head()
                     return ev.AcksGathered(answers)
@@ -540,7 +540,7 @@ class AppendDriver:
             return ev.GatherFailed(error)
 
     async def _know_head(self) -> None:
-        """Record in etcd that the journal has content, before a primary answers its first append."""
+        """Record in etcd that the journal has content, before this primary answers its first append."""
         begin, end = self._committing
         replica, tenure = self._hold.of, self._at.tenure
         if end <= begin or replica.head.names(tenure):

@@ -16,8 +16,8 @@ class PipelineHold:
     """The hold of one append on a replica, in one of three states.
 
     - Nothing: ``replica`` is None.
-    - The pipeline, taken from its mutex. ``pipeline`` is None while the replica has none, and one is built.
-    - After ``hand_over``, a ``turn`` to gather the answers of a pipeline that others may hold by then.
+    - The pipeline, taken from its mutex. ``pipeline`` is None while a new one is built.
+    - After ``hand_over``, a ``turn`` to gather answers. Other appends may hold the pipeline by then.
     """
 
     __slots__ = ("pipeline", "replica", "turn")
@@ -50,7 +50,7 @@ class PipelineHold:
             await self.of.tear_down(former)
 
     def hand_over(self) -> None:
-        """Take a turn for the answers to what was sent, and let other appends have the pipeline."""
+        """Take a turn for the answers to the proposals, and let other appends have the pipeline."""
         self.turn = self.held.take_turn()
         self.give_back()
 
@@ -62,7 +62,7 @@ class PipelineHold:
             self.replica = None
 
     async def tear_down(self) -> None:
-        """Tear the pipeline down, and give its mutex back without one, even if cancelled."""
+        """Tear the pipeline down, and give None to its mutex. Do both even if cancelled."""
         replica, pipeline = self.of, self.held
         self.replica = self.pipeline = None
         try:

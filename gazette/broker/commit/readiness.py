@@ -24,7 +24,7 @@ class ReadinessWatch:
     __slots__ = ("_arrived", "_context", "_seen")
 
     def __init__(self, context: BrokerContext, arrived: float | None) -> None:
-        """Note the monotonic time at which the append's wait for its turn began (None: it has not begun)."""
+        """Note the monotonic time at which the append began to wait for its turn (None: not yet)."""
         self._context = context
         self._arrived = arrived
         self._seen: HealthStatus | None = None
@@ -59,8 +59,8 @@ class ReadinessWatch:
         )
 
     def store_until(self, at: Resolution, replica: Replica) -> float:
-        """Return the monotonic time until which an append without its turn waits for the store; 0 if it need
-        not, or if waiting does not cure what is wrong."""
+        """Return the monotonic time until which an append waits for the store before its turn; 0 if the store
+        works, or if it refuses the journal: a wait does not end a refusal."""
         store = self._store(at)
         if store is not None and _refusal(store, replica):
             return 0.0
@@ -81,7 +81,7 @@ class ReadinessWatch:
         await changed(at.invalidated, *changes)
 
     def _store(self, at: Resolution) -> ActiveStore | None:
-        """Return the first store of the journal; None without one."""
+        """Return the first store of the journal; None without a store."""
         assert at.spec is not None
         stores = at.spec.fragment.stores
         return self._context.blob_stores.get(stores[0]) if stores else None
@@ -93,14 +93,19 @@ class ReadinessWatch:
         return error, "" if replica.index.first_refresh.is_set else replica.unlisted_reason
 
     def _until(self, line: Line, *, ails: bool) -> float:
-        """Return the monotonic time until which this append waits for the store, which ``ails`` or works."""
+        """Return the monotonic time until which this append waits for a store that ``ails``; 0 if it works.
+
+        The time begins with the append's arrival, or later, with the first append that waits for the store.
+        """
         if not ails:
             line.store_ails_since = None
             return 0.0
         assert self._arrived is not None
-        since = line.store_ails_since
-        begun = max(self._arrived, self._context.clock.monotonic() if since is None else since)
-        return begun + self._context.settings.store_check_timeout_s
+        ailing_since = line.store_ails_since
+        wait_began = max(
+            self._arrived, self._context.clock.monotonic() if ailing_since is None else ailing_since
+        )
+        return wait_began + self._context.settings.store_check_timeout_s
 
 
 def _refusal(store: ActiveStore, replica: Replica) -> str:

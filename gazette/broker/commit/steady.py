@@ -1,9 +1,9 @@
 """Stage 4 of the byte path in the usual case: takes small appends from `broker/api/append`, gives them to
 `pipeline` as one commit.
 
-Most appends are small, and find their journal as the last one left it: its replicas are in step, its store
-is healthy, its fragment has room. These need no state machine. One function checks all of that, puts the
-content into the spool, proposes it, and sends it. If any check fails, it returns before it has changed
+Most appends are small, and find their journal ready: its replicas are in step, its store is healthy, its
+fragment has room. Such an append needs no state machine. ``commit_now`` checks all of that, puts the content
+into the spool, proposes it, and sends it. If any check fails, ``commit_now`` returns before it has changed
 anything. Then a driver performs the append, and `broker/append/fsm` decides.
 
 This module makes no decision of its own: what it accepts, the FSM would commit without any other effect.
@@ -37,15 +37,13 @@ if TYPE_CHECKING:
 
 _NOT_SUSPENDING: Final = frozenset({SuspendControl.RESUME, SuspendControl.NO_RESUME})
 """Controls without effect on a journal that is not suspended."""
-
-
 _NO_BROKERS: Final[frozenset[Incarnation]] = frozenset()
 
 
 class AppendGroup:
     """Small appends of one journal that were proposed as one commit, the leader of their line first.
 
-    Call ``start``, or run ``settle`` in a task that has begun. Either gives each append its outcome.
+    Call ``start``, or run ``settle`` in a task that has begun. Both give each append its outcome.
     """
 
     __slots__ = (
@@ -81,7 +79,7 @@ class AppendGroup:
         self._settled = False
 
     def start(self, name: str) -> None:
-        """Settle now if there are no peers to wait for; else in a task of the broker."""
+        """Settle now if there are no peers to wait for. Otherwise settle in a task of the broker."""
         if self._settle_now():
             return
         task = self._context.scope.spawn(self.settle(), name=name)
@@ -112,7 +110,7 @@ class AppendGroup:
                 async with self._turn:
                     registers = self._pipeline.gathering_registers
                     answers = await self._pipeline.gather_acks()
-            refused = [one for one in answers if one.status is not Status.OK]
+            refused = [answer for answer in answers if answer.status is not Status.OK]
             if not refused:
                 self._committed(registers)
                 return
@@ -120,23 +118,23 @@ class AppendGroup:
         except GazetteError as failure:
             error = failure
         finally:
-            self._fail(error)
+            self._fail(error)  # No effect after a commit.
 
     def _committed(self, registers: LabelSet) -> None:
         self._settled = True
         begin, sessions = self._begin, self._at.held.sessions
-        for one in self.small:
-            end = begin + len(one.content)
-            digest = hashlib.sha1(one.content, usedforsecurity=False).digest()
+        for append in self.small:
+            end = begin + len(append.content)
+            digest = hashlib.sha1(append.content, usedforsecurity=False).digest()
             commit = Fragment(self._commit.journal, begin, end, digest, self._commit.codec)
-            if one.session is not None:
-                sessions.ended(one.session, one, commit)
-            one.settle(Outcome(Ending.COMMITTED, commit=commit, registers=registers))
+            if append.session is not None:
+                sessions.ended(append.session, append, commit)
+            append.settle(Outcome(Ending.COMMITTED, commit=commit, registers=registers))
             begin = end
         self._line.leave(self.small[0])
 
     def _fail(self, error: GazetteError) -> None:
-        """Break the pipeline. Fail all appends without an outcome: they may be committed or not."""
+        """Break the pipeline. Fail all appends as uncertain, unless they have their outcomes."""
         if self._settled:
             return
         self._settled = True
@@ -144,10 +142,10 @@ class AppendGroup:
         scope, replica = self._context.scope, self._at.held
         if not scope.is_stopping:
             scope.spawn(replica.reap(self._pipeline), name=f"reap pipeline {self._at.journal}")
-        for one in self.small:
-            if one.session is not None:
-                replica.sessions.ended(one.session, one, None)
-            one.settle(Outcome(Ending.FAILED, error=error, context="recv", uncertain=True))
+        for append in self.small:
+            if append.session is not None:
+                replica.sessions.ended(append.session, append, None)
+            append.settle(Outcome(Ending.FAILED, error=error, context="recv", uncertain=True))
         self._line.leave(self.small[0])
 
 
@@ -158,11 +156,10 @@ def commit_now(
     line: Line,
     leader: SmallAppend,
 ) -> AppendGroup | None:
-    """Commit the append that leads a line, with those behind it that may come along, up to what fits without
-    a wait.
+    """Commit the append that leads a line, with the appends behind it that may join and fit without a wait.
 
-    Return None, without effect, unless the journal and the append are as the module says. ``at`` is resolved
-    at the present revision. ``pipeline`` is that of its replica, free or held by the caller.
+    Return None, without effect, if a check fails (see the module). ``at`` is resolved at the present
+    revision. ``pipeline`` is the pipeline of its replica, free or held by the caller.
     """
     replica = at.replica
     if replica is None or pipeline is None:
@@ -178,23 +175,24 @@ def commit_now(
         return session is None or sessions.admit(session, at.tenure, small) == ADMITTED
 
     room = min(GROUP_BYTES, pipeline.local.room) - len(leader.content)
+    # Admit the leader last. The ledger remembers an admission: no check may fail after it.
     if registers is None or room < 0 or not is_admitted(leader):
         return None
-    along = line.take_along(
+    joined = line.take_along(
         room, lambda small: may_join(small.terms, registers) and is_admitted(small)
     )
     content = leader.content
-    if along:
-        content = b"".join((content, *(one.content for one in along)))
+    if joined:
+        content = b"".join((content, *(append.content for append in joined)))
     commit = pipeline.commit_now(content, registers)
-    return AppendGroup(context, at, pipeline, line, (leader, *along), begin, commit)
+    return AppendGroup(context, at, pipeline, line, (leader, *joined), begin, commit)
 
 
 def may_join(terms: AppendTerms, registers: LabelSet) -> bool:
     """Return True if an append may join the commit of another one, which leaves ``registers`` in the journal.
 
-    An append that names an offset or changes registers leads a commit itself. So does one whose check of
-    registers fails: the journal's registers at its turn decide.
+    An append that names an offset or changes registers must lead a commit itself. So must an append whose
+    check of registers fails here: the registers at its turn decide.
     """
     return terms.offset is None and not terms.changes_registers and _passes(terms, registers)
 
@@ -255,14 +253,14 @@ def _is_healthy(context: BrokerContext, at: Resolution, replica: Replica) -> boo
 
 def _rolls(context: BrokerContext, spec: JournalSpec, spool: Spool, roll_to: Offset) -> bool:
     """Return True if the spool has to roll before it gets content, as ``proposal_of`` says."""
-    fragment, wanted = spool.fragment, spec.fragment
+    fragment, fragment_spec = spool.fragment, spec.fragment
     proposal = proposal_of(
         fragment,
         spool.first_append_time,
         roll_to=roll_to,
-        fragment_length=wanted.length,
-        codec=wanted.codec,
-        flush_interval_ns=wanted.flush_interval_ns,
+        fragment_length=fragment_spec.length,
+        codec=fragment_spec.codec,
+        flush_interval_ns=fragment_spec.flush_interval_ns,
         now=context.clock.now(),
     )
     return proposal is not fragment and proposal != fragment

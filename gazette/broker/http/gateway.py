@@ -5,7 +5,7 @@ request. So it is authenticated, routed and proxied exactly like a call of a gRP
 
 A GET without a ``Range`` gets the answer of the original: 206, with a range that has no known end. With a
 ``Range``, the answer is a part of the whole, as HTTP defines it, with a ``Content-Length``. A body that ends
-in good order is whole. A body that fails on its way is cut off, without a proper end.
+in good order is complete. If the read fails, the body is cut off, without a proper end.
 """
 
 from __future__ import annotations
@@ -31,12 +31,7 @@ from gazette.broker.http.ranges import (
     parse_range,
     parse_tags,
 )
-from gazette.broker.http.requests import (
-    METHODS,
-    check_append,
-    gunzipped,
-    listed,
-)
+from gazette.broker.http.requests import METHODS, check_append, gunzipped, listed
 from gazette.client.rpc.errors import rpc_error, was_too_slow
 from gazette.client.rpc.stream_call import StreamCall
 from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailable
@@ -72,8 +67,8 @@ _APPEND_CODES: Final = {
 }
 _ASSIGNED_SOON: Final = (Status.NO_JOURNAL_PRIMARY_BROKER, Status.INSUFFICIENT_JOURNAL_BROKERS)
 _HEADERS_OF: Final[Mapping[int, Mapping[str, str]]] = {401: CHALLENGE, 503: {"Retry-After": "1"}}
-"""Headers of the answer to a call that raised an error, by HTTP status. Answers with a status of the journal
-lack them: such a status may last."""
+"""Headers of the answer to a call that raised an error, by HTTP status. An answer with a status of the
+journal lacks these headers: the status may last."""
 _AUTHORIZATION_MAX: Final = 7_168
 """Greatest length of the Authorization header, in bytes. Beyond 8 KiB of metadata, gRPC refuses calls at
 random, and gRPC adds metadata itself."""
@@ -100,7 +95,7 @@ class HttpGateway:
     def __init__(
         self, loopback: Callable[[], Loopback], allow_origins: Sequence[str], pool: Pool
     ) -> None:
-        """Make the handler. Bodies that are compressed are decoded in ``pool``."""
+        """Make the handler. Threads of ``pool`` decode compressed bodies."""
         self._loopback = loopback
         self._pool = pool
         cors = Cors(
@@ -151,9 +146,9 @@ class HttpGateway:
         try:
             async with TaskScope("put") as scope:
                 # The call may end before the body, and a body may never end.
-                writing = scope.spawn(_write_body(call, opening, body), name="body")
-                ending = scope.spawn(call.wait_ended(), name="answer")
-                await asyncio.wait({writing, ending}, return_when=asyncio.FIRST_COMPLETED)
+                write_task = scope.spawn(_write_body(call, opening, body), name="body")
+                end_task = scope.spawn(call.wait_ended(), name="answer")
+                await asyncio.wait({write_task, end_task}, return_when=asyncio.FIRST_COMPLETED)
                 scope.cancel()
             response = await call
         except BaseException:
@@ -184,28 +179,30 @@ class _Read:
     async def respond(self) -> Response:
         """Return the response. Raise ``Invalid`` or ``AioRpcError`` for a read that cannot begin.
 
-        Conditions, and a suffix, need the present head: an additional call looks it up first. Only a range
+        Conditions, and a suffix, need the present head: an additional call reads the head first. Only a range
         with a known end gets its ``Content-Range`` and ``Content-Length``. With ``block``, a range without
-        an end gets neither.
+        an end gets neither header.
         """
-        request, asked = self._request, self._asked
+        request, read_request = self._request, self._asked
         try:
             # Only GET gives ranges a meaning.
-            wanted = parse_range(request.headers.get("range")) if request.method == "GET" else None
+            byte_range = (
+                parse_range(request.headers.get("range")) if request.method == "GET" else None
+            )
         except Unsatisfiable as error:
             return _text(str(error), 416)
-        if wanted is not None and "offset" in request.query_params:
+        if byte_range is not None and "offset" in request.query_params:
             raise Invalid("give either the argument offset or the header Range, not both")
-        conditional = any(name in request.headers for name in _CONDITIONS)
-        if conditional or (wanted is not None and wanted.suffix is not None):
-            answer = await self._settle(wanted)
+        is_conditional = any(name in request.headers for name in _CONDITIONS)
+        if is_conditional or (byte_range is not None and byte_range.suffix is not None):
+            answer = await self._settle(byte_range)
             if isinstance(answer, Response):
                 return answer
-            wanted = answer
-        if wanted is not None:
-            asked.offset, asked.end_offset = wanted.first, wanted.end or 0
-        call, messages, first = await self._start(asked)
-        status, headers = self._describe(first)
+            byte_range = answer
+        if byte_range is not None:
+            read_request.offset, read_request.end_offset = byte_range.first, byte_range.end or 0
+        call, messages, first_response = await self._start(read_request)
+        status, headers = self._describe(first_response)
         if request.method == "HEAD":
             call.cancel()
             return _head_only(_READ_CODES.get(status, 500), headers)
@@ -213,17 +210,17 @@ class _Read:
             call.cancel()
             return _text(status.name, _READ_CODES.get(status, 500), headers)
         end = None
-        if wanted is not None and (wanted.end is not None or not asked.block):
-            end = _end_of(wanted, first.write_head, block=asked.block)
-            if first.offset >= end:  # The bytes asked for are gone; later ones exist.
+        if byte_range is not None and (byte_range.end is not None or not read_request.block):
+            end = _end_of(byte_range, first_response.write_head, block=read_request.block)
+            if first_response.offset >= end:  # The bytes asked for are gone; later ones exist.
                 call.cancel()
-                headers["Content-Range"] = f"bytes */{first.write_head}"
+                headers["Content-Range"] = f"bytes */{first_response.write_head}"
                 return _text("no byte of the range exists any more", 416, headers)
-            total = first.write_head if end <= first.write_head else "*"
-            headers["Content-Range"] = f"bytes {first.offset}-{end - 1}/{total}"
-            headers["Content-Length"] = str(end - first.offset)
+            total = first_response.write_head if end <= first_response.write_head else "*"
+            headers["Content-Range"] = f"bytes {first_response.offset}-{end - 1}/{total}"
+            headers["Content-Length"] = str(end - first_response.offset)
         headers["Content-Type"] = "application/octet-stream"
-        body_parts = _body(call, messages, first.offset, end, endless=asked.block)
+        body_parts = _body(call, messages, first_response.offset, end, endless=read_request.block)
         return StreamedBody(body_parts, 206, headers)
 
     async def _settle(self, wanted: ByteRange | None) -> ByteRange | Response | None:
@@ -231,16 +228,16 @@ class _Read:
         offsets. If the conditions decide the answer, return the response instead."""
         request = self._request
         peek = broker_pb2.ReadRequest(journal=self._asked.journal, offset=-1, metadata_only=True)
-        call, _, first = await self._start(peek)
+        call, _, first_response = await self._start(peek)
         call.cancel()
-        status, headers = self._describe(first)
+        status, headers = self._describe(first_response)
         if status not in (Status.OK, Status.OFFSET_NOT_YET_AVAILABLE):
             return _text(status.name, _READ_CODES.get(status, 500), headers)
-        now = self._tag(first.write_head)
+        present_tag = self._tag(first_response.write_head)
 
         def holds(header: str) -> bool:
             tags = parse_tags(header)
-            return header.strip() == "*" or any(tag.is_prefix_of(now) for tag in tags)
+            return header.strip() == "*" or any(tag.is_prefix_of(present_tag) for tag in tags)
 
         condition = listed(request, "if-match")
         if condition is not None and not holds(condition):
@@ -249,7 +246,7 @@ class _Read:
         if (
             condition is not None
             and not self._asked.block
-            and (condition.strip() == "*" or now in parse_tags(condition))
+            and (condition.strip() == "*" or present_tag in parse_tags(condition))
         ):
             headers.pop("Content-Range", None)
             return Response(status_code=304, headers=headers)
@@ -258,11 +255,11 @@ class _Read:
             return None
         if wanted is None or wanted.suffix is None:
             return wanted
-        if not wanted.suffix or not now.head:
-            headers["Content-Range"] = f"bytes */{now.head}"
+        if not wanted.suffix or not present_tag.head:
+            headers["Content-Range"] = f"bytes */{present_tag.head}"
             return _text("the range has no bytes", 416, headers)
-        begin = max(0, now.head - wanted.suffix)
-        return ByteRange(begin, None if self._asked.block else now.head - 1)
+        begin = max(0, present_tag.head - wanted.suffix)
+        return ByteRange(begin, None if self._asked.block else present_tag.head - 1)
 
     async def _start(
         self, asked: broker_pb2.ReadRequest
@@ -297,7 +294,7 @@ class _Read:
 
 
 def _end_of(wanted: ByteRange, head: int, *, block: bool) -> int:
-    """Return the end of the body: the head when the body began, at most, unless the read blocks."""
+    """Return the end of the body. If the read does not block, the body ends at ``head`` at the latest."""
     if wanted.end is None:
         return head
     return wanted.end if block else min(wanted.end, head)
@@ -308,7 +305,8 @@ async def _body(
 ) -> AsyncIterator[bytes]:
     """Yield the content, up to ``end`` or the head. Raise ``Broken`` if the read ends before that.
 
-    A read that waits at the head (``endless``) ends when the broker ends it.
+    A read that waits at the head (``endless``) ends when the broker ends it. A message without content says
+    where the next content begins.
     """
     try:
         async for message in messages:
@@ -341,8 +339,8 @@ async def _write_body(
             return
         async for part in body:
             view = memoryview(part)
-            for at in range(0, len(view), CHUNK_BYTES):
-                if not await call.write(append_content(view[at : at + CHUNK_BYTES])):
+            for start in range(0, len(view), CHUNK_BYTES):
+                if not await call.write(append_content(view[start : start + CHUNK_BYTES])):
                     return
     if await call.write(COMMIT):
         await call.done_writing()
@@ -362,8 +360,8 @@ def parse_read(request: Request) -> broker_pb2.ReadRequest:
     if block not in ("true", "false", "1", "0"):
         raise Invalid(f"invalid block ({block}; expected true or false)")
     if not -1 <= offset <= MAX_OFFSET:  # The request could not hold it.
-        given = arguments["offset"][:50]
-        raise Invalid(f"invalid Offset ({given}; expected -1 <= Offset <= MaxInt64)")
+        offset_text = arguments["offset"][:50]
+        raise Invalid(f"invalid Offset ({offset_text}; expected -1 <= Offset <= MaxInt64)")
     parsed = broker_pb2.ReadRequest(
         journal=journal_of(request),
         offset=offset,

@@ -23,8 +23,8 @@ EXPOSED: Final = (
 def read_headers(response: broker_pb2.ReadResponse) -> dict[str, str]:
     """Return the headers of the first response to a read.
 
-    ``Content-Range`` has the form of the original: it does not know where the answer ends. Without content at
-    the offset, it gives the head of the journal. A journal that is not served has no headers.
+    ``Content-Range`` has the form of the original, which does not know where the answer ends. Without content
+    at the offset, ``Content-Range`` gives the journal's head. Other failed reads have no headers.
     """
     status = Status.from_pb(response.status)
     if status is Status.OK:
@@ -62,8 +62,8 @@ def append_headers(commit: Fragment) -> dict[str, str]:
 def route_headers(route: Route, http_endpoints: Mapping[str, str], path: str) -> dict[str, str]:
     """Return ``X-Route-Token``, and as ``Location`` the URL of the journal at its primary.
 
-    ``http_endpoints`` maps gRPC endpoints of brokers to their HTTP endpoints, where these differ. Clients
-    cannot follow a location on a unix socket, so a broker on one gets none.
+    ``http_endpoints`` maps gRPC endpoints of brokers to their HTTP endpoints, where these differ. A primary
+    on a unix socket gets no ``Location``: clients could not follow it.
     """
     headers = {"X-Route-Token": route_token(route)}
     if endpoint := route.primary_endpoint:
@@ -87,13 +87,13 @@ def route_token(route: Route) -> str:
 
 def _quoted(text: str) -> str:
     """Return a string in protobuf's text form. Headers must be ASCII: other bytes become octal escapes."""
-    out: list[str] = []
+    escaped: list[str] = []
     for byte in text.encode():
         char = chr(byte)
         if char in '"\\':
-            out.append(f"\\{char}")
+            escaped.append(f"\\{char}")
         elif 0x20 <= byte < 0x7F:
-            out.append(char)
+            escaped.append(char)
         else:
-            out.append(f"\\{byte:03o}")
-    return f'"{"".join(out)}"'
+            escaped.append(f"\\{byte:03o}")
+    return f'"{"".join(escaped)}"'

@@ -55,24 +55,23 @@ def parse_range(header: str | None) -> ByteRange | None:
     if match is None:
         raise Unsatisfiable(f"not a range of bytes: {header}")
     first, last, suffix = match.groups()
-    if max(len(one or "") for one in (first, last, suffix)) > _DIGITS_MAX:
+    if max(len(digits or "") for digits in (first, last, suffix)) > _DIGITS_MAX:
         raise Unsatisfiable("the range is beyond the largest offset")
     if suffix is not None:
         return ByteRange(suffix=min(int(suffix), MAX_OFFSET))
-    found = ByteRange(int(first), int(last) if last else None)
-    if found.first > MAX_OFFSET:
+    byte_range = ByteRange(int(first), int(last) if last else None)
+    if byte_range.first > MAX_OFFSET:
         raise Unsatisfiable(f"the range is beyond the largest offset: {header}")
-    if found.last is not None and found.last < found.first:
+    if byte_range.last is not None and byte_range.last < byte_range.first:
         raise Unsatisfiable(f"the range ends before it begins: {header}")
-    if found.last is not None and found.last >= MAX_OFFSET:
-        return ByteRange(found.first)
-    return found
+    if byte_range.last is not None and byte_range.last >= MAX_OFFSET:
+        return ByteRange(byte_range.first)
+    return byte_range
 
 
 @dataclass(frozen=True, slots=True)
 class EntityTag:
-    """An entity tag: the etcd revision ``created`` of the journal's creation, and its
-    length ``head`` then."""
+    """An entity tag: the etcd revision at which a journal was created, and its head at the response."""
 
     created: int
     head: int
@@ -86,5 +85,5 @@ class EntityTag:
 
 
 def parse_tags(header: str) -> list[EntityTag]:
-    """Return the tags of an ``If-…`` header that can be tags of a journal. Weak ones count as strong."""
-    return [EntityTag(int(a, 16), int(b, 16)) for a, b in _TAG.findall(header)]
+    """Return the tags of an ``If-…`` header that can be tags of a journal. Weak tags count as strong."""
+    return [EntityTag(int(created, 16), int(head, 16)) for created, head in _TAG.findall(header)]

@@ -1,4 +1,4 @@
-"""Headers and arguments of a request for a journal: each header or argument that changes its meaning is
+"""Headers and arguments of a request for a journal. Each one that changes the meaning of the request is
 honoured or refused. `gazette.net.http_requests` has what is common to all requests."""
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def check_append(request: Request) -> bool:
 
 
 def listed(request: Request, name: str) -> str | None:
-    """Return a header that is a list, joined from all its lines in the request; None without any."""
+    """Return a header that is a list, joined from all its lines in the request; None without a line."""
     lines = request.headers.getlist(name)
     return ", ".join(lines) if lines else None
 
@@ -62,10 +62,10 @@ async def gunzipped(
     """Yield the content of a body that is compressed by gzip, in chunks.
 
     Only small parts are decoded on the event loop. Raise ``Invalid`` for a body that is damaged or ends
-    early, and ``Refusal`` if it has more than ``limit`` bytes of content.
+    early. Raise ``Refusal`` if it has more than ``limit`` bytes of content.
     """
     decompressor = new_decompressor(Codec.GZIP)
-    left = limit
+    remaining = limit
     try:
         async with aclosing(parts):
             async for part in parts:
@@ -75,8 +75,9 @@ async def gunzipped(
                         chunk = decompressor.decompress(data, CHUNK_BYTES)
                     else:
                         chunk = await pool.run(decompressor.decompress, data, CHUNK_BYTES)
-                    data, left = b"", left - len(chunk)
-                    if left < 0:
+                    # From now on, the decompressor has all bytes of the part.
+                    data, remaining = b"", remaining - len(chunk)
+                    if remaining < 0:
                         raise Refusal(
                             413, f"the decoded body has more than {limit} bytes: send several"
                         )

@@ -5,9 +5,9 @@ that another follower never gets. No client got an answer for such bytes, but th
 it leaves (`upload_gate`). If the other follower leads next, it would give the same offsets to other bytes.
 
 A follower that stays reports such bytes: the first synchronization of the new pipeline compares the ends of
-all spools. Only followers that are gone matter. For these the new primary ends late uploads and lists the
-stores before its first append (``Replica.begin``). That costs a listing in two cases: two replicas were lost
-at once, or this is the first append of a primary that got no content before.
+all spools. Only followers that are gone matter. If one is gone, the new primary ends late uploads and lists
+the stores before its first append (``Replica.begin``). That costs a listing in two cases: two replicas were
+lost at once, or this is the first append of a primary that got no content before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 from gazette.protocol.ids import ProcessId, Revision
 
 Incarnation: TypeAlias = tuple[ProcessId, Revision]
-"""A broker, and the creation revision of its member key: a later process with the same id has another one."""
+"""A broker, and the creation revision of its member key: it differs for a later process of the same id."""
 
 _LEFT: Final = -1
 
@@ -25,8 +25,8 @@ _LEFT: Final = -1
 class OtherFollowers:
     """The other followers of former primaries, as seen by one replica that followed with them.
 
-    They are unknown to a replica that got no content of a primary: any broker may have been one. To follow a
-    primary is not enough: if it has appended nothing, it has not looked at stores either.
+    A replica that got no content from a primary does not know them: any broker may have been a follower. To
+    follow a primary is not enough: a primary that appended nothing has not looked at stores either.
     """
 
     def __init__(self) -> None:
@@ -34,20 +34,19 @@ class OtherFollowers:
         """The brokers that may have other bytes; None, at first and after ``forget``: any broker."""
 
     def follow(self, others: frozenset[Incarnation]) -> None:
-        """Record that this replica follows a primary, together with ``others``. No effect while they are
-        unknown.
+        """Record that this replica follows a primary, with ``others``. No effect while ``known`` is None.
 
         A known follower that is not among ``others`` has left the journal. If it returns, its replica is new.
         """
         if self.known is None:
             return
-        left = {(id, _LEFT) for id, _ in self.known - others}
-        self.known = others | left
+        departed = {(process_id, _LEFT) for process_id, _ in self.known - others}
+        self.known = others | departed
 
     def committed(self, others: frozenset[Incarnation]) -> None:
         """Record that this replica has committed content, which its primary also sent to ``others``.
 
-        That primary was in step with all of its followers. So only these can have other bytes now.
+        That primary was in step with all of its followers. So only ``others`` can have other bytes now.
         """
         self.known = others
 

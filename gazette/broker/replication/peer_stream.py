@@ -23,17 +23,17 @@ from gazette.protocol.pb import broker_pb2
 from gazette.runtime.tasks import TaskScope
 
 OUTBOX_BYTES_MAX: Final = 1 << 20
-"""Bytes that may wait to be sent to one peer. A single message may exceed that."""
+"""Bytes that may wait to be sent to one peer. A single message may exceed this limit."""
 _INBOX_MAX: Final = 1024
-"""Answers that may wait to be gathered: more than there can be appends in flight."""
+"""Answers that may wait to be gathered. There can never be so many appends in flight."""
 
 
 class PeerStream:
     """The local end of a Replicate call to ``peer``. Loop-bound.
 
-    ``call`` takes encoded requests, and gives answers as they arrive. A task of ``scope`` sends what cannot
-    go out at once; it never raises. ``failure`` is set once the call cannot be used any more. Answers that
-    arrived before the failure can still be received.
+    ``call`` takes encoded requests, and gives answers as they arrive. A task of ``scope`` sends messages that
+    cannot go out at once; it never raises. ``failure`` is set once the call cannot be used any more. Answers
+    that arrived before the failure can still be received.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class PeerStream:
         return self._sender is None and self.failure is None and not self._closing
 
     def send(self, *messages: bytes) -> None:
-        """Queue encoded ReplicateRequests. Has no effect once the call has failed."""
+        """Send encoded ReplicateRequests, or queue them. No effect once the call has failed."""
         if self.failure is not None:
             return
         if self._sender is None and self._call.send_now(*messages):
@@ -99,12 +99,12 @@ class PeerStream:
         return self._inbox.popleft()
 
     def close_send(self) -> None:
-        """End the requests, once those that are queued are sent."""
+        """End the requests, once the queued requests are sent."""
         self._closing = True
         self._begin_sending()
 
     async def wait_end(self) -> None:
-        """Return when the call has ended. After ``timeout_s`` without progress it is cut off."""
+        """Return when the call has ended. After ``timeout_s`` without progress, cut it off."""
         while not self._ended:
             await self._progressed("does not end its stream")
 
@@ -128,7 +128,7 @@ class PeerStream:
             self._progress.pop(waiter, None)
 
     def _expire(self, waiter: asyncio.Future[None], lack: str) -> None:
-        """Cut the peer off, unless there was progress. Tasks that wait for progress then get the failure."""
+        """Cut the peer off, unless there was progress. Tasks that wait for progress get the failure."""
         if waiter.done():
             return
         self.cancel(

@@ -2,12 +2,12 @@
 replicas of peers (`peer_stream`) and, last, to the local spool.
 
 A primary replicates through one pipeline for as long as the journal's route stays. A pipeline has one stream
-to each peer, and the local spool, which it alone uses meanwhile. The holder of the pipeline may send; a
-`Mutex` of the replica hands the pipeline out.
+to each peer, and the exclusive use of the local spool. The holder of the pipeline may send; a `Mutex` of the
+replica hands the pipeline out.
 
-Answers arrive in the order of what was sent. A ``Turn``, taken while holding, is the right to gather the
-answers of one append, after all earlier appends have gathered theirs. So the next append can stream while
-this one waits for its acknowledgements.
+Answers arrive in the order of the proposals. The holder takes a ``Turn``: the right to gather the answers to
+its append, after all earlier appends have gathered theirs. So the next append can stream while this one waits
+for its acknowledgements.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _TOKEN_LIFETIME_S: Final = 24 * 3600.0
 _AGE_MAX_S: Final = 11 * 3600.0
 """Greatest age of a pipeline, in seconds.
 
-A peer may end a stream whose token has expired. Tokens are used for half of their life, so the token of a
-new stream is valid for at least the other half.
+A peer may end a stream whose token has expired. A cached token is used for half of its life. So the token of
+a new stream is valid for at least the other half.
 """
 _MESSAGE_BYTES_MAX: Final = 1 << 20
 """Content of one ReplicateRequest, in bytes. Brokers may be set to refuse messages of more than 4 MiB. Large
-messages cost gRPC in Python half as much per byte as those of 128 KiB."""
+messages cost gRPC in Python half as much per byte as messages of 128 KiB."""
 _SYNC_ANSWERS: Final = frozenset({Status.OK.value, Status.PROPOSAL_MISMATCH.value})
 
 
@@ -64,8 +64,8 @@ ReadSpool: TypeAlias = Callable[[LocalFragment, Offset], Awaitable[bytes]]
 class Turn:
     """The right to gather the answers to what was sent since the last turn was taken.
 
-    ``async with turn`` waits until the turn comes, and passes it on. A turn that is not entered, or left by
-    an exception, breaks the pipeline: otherwise the next turn would gather its answers.
+    ``async with turn`` waits until the turn comes, and passes it on at the end. A turn that is skipped, or
+    left by an exception, breaks the pipeline. Otherwise the next turn would gather the wrong answers.
     """
 
     def __init__(
@@ -133,8 +133,8 @@ class Turn:
 class Pipeline:
     """The replication streams of one journal under one route. Loop-bound; made by ``open_pipeline``.
 
-    ``header`` is the header of the resolution for which the pipeline was built. After ``expires_at`` (of the
-    monotonic clock), replace the pipeline at the next occasion. Before gathering returns, the pipeline calls
+    ``header`` is the header of the resolution for which the pipeline was built. After ``expires_at``
+    (monotonic time), the next append replaces the pipeline. Before gathering returns, the pipeline calls
     ``agree`` with the end that all replicas have acknowledged, and the registers there.
 
     Only the holder sends, and only the owner of the current turn gathers. To close a pipeline, take it from
@@ -167,7 +167,7 @@ class Pipeline:
         self.reassigned = Latch()
         """Set once an assignment of the journal is made again: it may stand for another replica."""
         self.caught_up = False
-        """True if a peer lacked bytes of the open fragment, and was sent them."""
+        """True if a peer lacked bytes of the open fragment, and this pipeline has sent them."""
         self._opened = False
         """True if the route was sent to the peers."""
         self.last_turn: asyncio.Future[None] | None = None
@@ -195,8 +195,7 @@ class Pipeline:
         return True
 
     def usable(self, now: float) -> bool:
-        """Return True if the pipeline can go on at ``now`` of the monotonic clock. Does not
-        check the route."""
+        """Return True unless the pipeline has failed, or has expired at ``now``. Do not check the route."""
         return self.failure is None and now < self._expires_at
 
     @property
@@ -247,33 +246,33 @@ class Pipeline:
     async def catch_up(self, read: ReadSpool) -> tuple[PeerAnswer, ...]:
         """Send committed bytes of the local spool to peers that have only its beginning.
 
-        Without this, a peer that gets a proposal ahead of its spool would go on after the proposal. Then
-        only some replicas would hold its bytes. If those replicas were lost, readers would wait for the
-        bytes. So this comes before the first ``sync``.
+        Call this before the first ``sync``. A peer that gets a proposal ahead of its spool goes on after the
+        proposal, without the bytes before it. Then only some replicas would hold these bytes. If they were
+        lost, readers would wait for the bytes.
 
-        Return the answers of peers that do not know the route; then nothing was sent. Raise ``Conflict`` if
+        Return the answers of peers that do not know the route; then no bytes were sent. Raise ``Conflict`` if
         a peer has other bytes than this broker, or the failure of the first peer that failed. After an error
         or a cancellation, tear the pipeline down.
         """
-        ours = self.spool.fragment
+        spool_fragment = self.spool.fragment
         # An empty proposal at the beginning changes nothing in a peer that has the beginning, or more.
-        beginning = replace(ours, end=ours.begin, sum=ZERO_SUM)
+        beginning = replace(spool_fragment, end=spool_fragment.begin, sum=ZERO_SUM)
         self._open(_proposal(beginning, self.spool.registers, acknowledge=True))
         async with self.take_turn():
             answers = [(peer, _answer(peer, await peer.receive())) for peer in self._peers]
-            unwilling = tuple(
+            refusals = tuple(
                 answer for _, answer in answers if answer.status.value not in _SYNC_ANSWERS
             )
-            if not unwilling:
+            if not refusals:
                 for peer, answer in answers:
-                    end = _behind(answer, ours)
+                    end = _behind(answer, spool_fragment)
                     if end is not None:
                         await self._send_missing(peer, end, read)
-            return unwilling
+            return refusals
 
     async def _send_missing(self, peer: PeerStream, begin: Offset, read: ReadSpool) -> None:
         self.caught_up = True
-        local, at = self.spool.committed(), begin
+        local, offset = self.spool.committed(), begin
         log.info(
             "%(journal)s: sending [%(begin)d, %(end)d) to %(peer)s, which does not have it",
             {
@@ -283,10 +282,10 @@ class Pipeline:
                 "peer": peer.peer,
             },
         )
-        while at < local.end:
-            content = await read(local, at)
-            peer.send(replicate_content(content, at - begin))
-            at += len(content)
+        while offset < local.end:
+            content = await read(local, offset)
+            peer.send(replicate_content(content, offset - begin))
+            offset += len(content)
             if peer.crowded:
                 await peer.room()
         request = _proposal(local.fragment, self.spool.registers, acknowledge=True)
@@ -302,8 +301,8 @@ class Pipeline:
             )
 
     async def propose(self, proposal: Fragment, registers: LabelSet, *, acknowledge: bool) -> None:
-        """Propose to all replicas. Raise the failure of a broken pipeline, and
-        ``Bug`` if the local spool disagrees.
+        """Propose to all replicas. Raise the failure of a broken pipeline, or ``Bug`` if the local spool
+        disagrees.
 
         Cancellation: some replicas may have the proposal; tear the pipeline down.
         """
@@ -318,7 +317,7 @@ class Pipeline:
         """Send a chunk to all replicas, ``delta`` bytes into the append.
 
         The first chunk is sent at once. Later chunks travel in batches; ``next`` sends the last batch.
-        Returns when every peer and the local spool have room for more.
+        Return when every peer and the local spool have room for more.
 
         Raise the failure of a broken pipeline, or ``Unavailable`` if a peer or the local disk makes no
         progress. After an error or a cancellation, tear the pipeline down.
@@ -332,13 +331,13 @@ class Pipeline:
         self._gathered.append(content)
         self._length += length
         if not delta or self._length >= _MESSAGE_BYTES_MAX:
-            # Send the first chunk at once: a short append has no other one, and its end is still to arrive.
+            # Send the first chunk at once. It may be the whole append, and the end of the stream comes later.
             await self._send_gathered()
 
     async def next(self) -> Fragment:
         """Return the fragment that the spool would be after a commit of the content so far.
 
-        Raise as ``content``. Cancellation: as of ``content``.
+        Raise as ``content``. Cancellation: as for ``content``.
         """
         self._raise_failure()
         if self._gathered:
@@ -349,18 +348,20 @@ class Pipeline:
     async def _send_gathered(self) -> None:
         batch = self._gathered[0] if len(self._gathered) == 1 else b"".join(self._gathered)
         self._forget_gathered()
-        for at in range(0, len(batch), _MESSAGE_BYTES_MAX):
+        for start in range(0, len(batch), _MESSAGE_BYTES_MAX):
             part = (
-                batch if len(batch) <= _MESSAGE_BYTES_MAX else batch[at : at + _MESSAGE_BYTES_MAX]
+                batch
+                if len(batch) <= _MESSAGE_BYTES_MAX
+                else batch[start : start + _MESSAGE_BYTES_MAX]
             )
             if self._peers:
-                message = replicate_content(part, self._begin + at)
+                message = replicate_content(part, self._begin + start)
                 for peer in self._peers:
                     peer.send(message)
                 for peer in self._peers:
                     if peer.crowded:
                         await peer.room()
-            await self.local.content(part, self._begin + at)
+            await self.local.content(part, self._begin + start)
 
     def _forget_gathered(self) -> None:
         self._gathered, self._length = [], 0
@@ -409,8 +410,7 @@ class Pipeline:
     # Gathering.
 
     def take_turn(self) -> Turn:
-        """Queue for the answers to what was sent since the last turn was taken. Call while you hold the
-        pipeline."""
+        """Queue for the answers to messages since the last turn. Call this while you hold the pipeline."""
         end, registers = self.gathering_to, self.gathering_registers
         if self._local is not None:
             spool = self.spool
@@ -425,32 +425,32 @@ class Pipeline:
             await await_shared(self.last_turn)
 
     async def gather_sync(self) -> tuple[tuple[PeerAnswer, ...], GazetteError | None]:
-        """Return one answer of each peer to a ``sync``, and the first failure of
-        peers that gave none. Call in turn.
+        """Return the answers of peers to a ``sync``, and the first failure of a peer without an answer. Call
+        this in the turn of the append.
 
         Cancellation: the pipeline is broken.
         """
         answers: list[PeerAnswer] = []
-        first: GazetteError | None = self._failure
+        failure: GazetteError | None = self._failure
         for peer in self._peers:
             try:
                 answers.append(_answer(peer, await peer.receive()))
             except GazetteError as error:
-                first = first or error
-        if first is None and all(answer.status is Status.OK for answer in answers):
+                failure = failure or error
+        if failure is None and all(answer.status is Status.OK for answer in answers):
             try:
                 self._agree(self.gathering_to, self.gathering_registers)
             except GazetteError as error:
-                first = error
-        return tuple(answers), first
+                failure = error
+        return tuple(answers), failure
 
     async def gather_acks(self) -> tuple[PeerAnswer, ...]:
-        """Return the answer of each peer to a proposal, up to the first refusal. Call in turn.
+        """Return the answers of peers to a proposal, up to the first refusal. Call this in the append's turn.
 
         Raise the failure of the first peer that gave no answer, and what ``agree`` raises. Unless all agree,
         the pipeline is broken: all later messages were built on that proposal.
         """
-        # Ignore a peer's failure here: the answers that this turn waits for may have arrived before it.
+        # Ignore a peer's failure here: the answers for this turn may have arrived before the failure.
         if self._failure is not None:
             raise self._failure
         answers = []
@@ -464,7 +464,7 @@ class Pipeline:
         return tuple(answers)
 
     def gather_now(self, turn: Turn) -> bool:
-        """Gather in a pipeline without peers. Return False, without effect, if that must wait.
+        """Gather in a pipeline without peers. Return False, without effect, if there are peers or a wait.
 
         Raise as ``gather_acks``. Then the pipeline is broken.
         """
@@ -493,7 +493,7 @@ class Pipeline:
                 peer.cancel(failure)
 
     async def release_spool(self) -> Spool:
-        """Give up the local spool, in which content may be pending. Close the pipeline only after that.
+        """Give up the local spool, in which content may be pending. Call this before ``close``.
 
         Cancellation: the spool is given up, and nothing writes to it any more.
         """
@@ -524,10 +524,10 @@ def _behind(answer: PeerAnswer, ours: Fragment) -> Offset | None:
     """Return the end of a peer's fragment if it is only the beginning of ``ours``; else None."""
     if answer.status is Status.OK:
         return ours.begin
-    theirs = answer.fragment
-    if answer.status is not Status.PROPOSAL_MISMATCH or theirs is None:
+    fragment = answer.fragment
+    if answer.status is not Status.PROPOSAL_MISMATCH or fragment is None:
         return None
-    return theirs.end if theirs.begin == ours.begin and theirs.end < ours.end else None
+    return fragment.end if fragment.begin == ours.begin and fragment.end < ours.end else None
 
 
 async def roll_back(spool: Spool, *, primary: bool) -> None:
@@ -544,18 +544,18 @@ def open_pipeline(
     *,
     agree: Callable[[Offset, LabelSet], None],
 ) -> Pipeline:
-    """Start a stream to each peer of the route, of which this broker is the primary. Does not wait for them.
+    """Start a stream to each peer of the route, of which this broker is the primary. Do not wait for peers.
 
     If a peer cannot be reached, gathering its answer fails. ``spool`` must have nothing pending. It belongs
-    to the pipeline unless this raises. Raise ``Unavailable`` if etcd has no endpoint of some peer,
+    to the pipeline, unless this function raises. Raise ``Unavailable`` if etcd has no endpoint of some peer,
     ``Closed`` if the broker's channels are closed.
     """
-    others = [member for member in header.route.members if member != header.process_id]
-    endpoints = [_endpoint(context, header, member) for member in others]
+    peer_ids = [member for member in header.route.members if member != header.process_id]
+    endpoints = [_endpoint(context, header, member) for member in peer_ids]
     claims = Claims.of_journal(Capability.REPLICATE, journal)
     metadata = context.peers.credentials.metadata(claims, _TOKEN_LIFETIME_S)
     peers = []
-    for member, endpoint in zip(others, endpoints, strict=True):
+    for member, endpoint in zip(peer_ids, endpoints, strict=True):
         call = context.peers.byte_path(endpoint).replicate(metadata=metadata)
         peers.append(
             PeerStream(member, call, context.scope, timeout_s=context.settings.peer_timeout_s)

@@ -1,8 +1,8 @@
 """Stage 5 of the byte path: takes content from `pipeline` (primary) or `broker/api/replicate` (replica),
 gives it to `fragment/spool_file` in batches.
 
-Writing and hashing a chunk takes as long as receiving the next one. So a thread writes one batch while the
-next chunks arrive. A short append never makes a batch: the loop puts it into memory.
+To write and hash a chunk takes as long as to receive the next one. So a thread writes one batch while the
+next chunks arrive. A short append never makes a batch: the event loop puts its content into memory.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from gazette.fragment.spool_file import INLINE_BYTES, Spool
 from gazette.runtime.tasks import Pool, TaskScope, await_future, await_shared
 
 BATCH_BYTES: Final = 1 << 20
-"""Bytes of a batch. While a thread writes one, it waits several times for the interpreter. With half as many
-bytes, large appends are a fifth slower."""
+"""Bytes of a batch. For each batch, its thread waits several times for the interpreter. With batches of half
+the size, large appends are a fifth slower."""
 
 Digest: TypeAlias = Callable[[bytes], None]
 """Gets the same content as the spool, in the same order. Called in threads, one call at a time."""
@@ -86,11 +86,11 @@ class SpoolWriter:
         self._end = self.spool.delta
 
     async def content(self, content: bytes, delta: int) -> None:
-        """Take a chunk. Returns when there is room for another, perhaps before this one is written.
+        """Take a chunk. Return when there is room for another chunk, perhaps before this one is written.
 
         Raise ``Invalid`` unless the chunk follows the content before it. Raise the error of an earlier chunk
-        that could not be written. After an error, all that was pending is rolled back. Cancellation: the
-        chunk may be written.
+        that could not be written. An error rolls all pending content back. Cancellation: the chunk may be
+        written.
         """
         if delta != self._end:
             await self.flush()
@@ -124,7 +124,7 @@ class SpoolWriter:
     async def settle(self) -> None:
         """Return when no write to the spool runs. Give up content that is not written yet.
 
-        Cancellation: it is raised once no write runs. Nothing else is raised.
+        Cancellation: ``CancelledError`` is raised once no write runs. No other error is raised.
         """
         self._gathered, self._length = [], 0
         cancelled = False
@@ -159,10 +159,10 @@ class SpoolWriter:
             self._failure = error
 
     async def _apply(self, batch: bytes, begin: int) -> None:
-        hashing: concurrent.futures.Future[None] | None = None
+        digest_future: concurrent.futures.Future[None] | None = None
         if self._digest is not None:
             if len(batch) > INLINE_BYTES:
-                hashing = self._pool.submit(self._digest, batch)
+                digest_future = self._pool.submit(self._digest, batch)
             else:
                 self._digest(batch)
         try:
@@ -171,5 +171,5 @@ class SpoolWriter:
             self._gathered, self._length, self._end = [], 0, self.spool.delta
             raise
         finally:
-            if hashing is not None:
-                await await_future(hashing)
+            if digest_future is not None:
+                await await_future(digest_future)

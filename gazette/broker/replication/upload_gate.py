@@ -7,9 +7,9 @@ spools at once. The cost is an object that another broker may upload as well.
 
 A primary commits to its own spool as it proposes to its peers. If the network cuts it off from them just
 then, it has bytes that the journal may never have. The next primary goes on without those bytes, and gives
-their offsets to other bytes. So a primary uploads what all replicas have acknowledged, the *agreed end*, and
-no byte beyond. No client got an answer for bytes beyond: an append is answered when all replicas have
-acknowledged it.
+their offsets to other bytes. So a primary uploads no byte beyond the *agreed end*: up to this offset, all
+replicas have acknowledged the journal. No client got an answer for bytes beyond: an append is answered when
+all replicas have acknowledged it.
 """
 
 from __future__ import annotations
@@ -95,13 +95,12 @@ class UploadGate:
         if self._end is None or end <= self._end:
             return
         self._end, self._registers = end, registers
-        held, self._held = self._held, []
-        for spool in held:
+        held_spools, self._held = self._held, []
+        for spool in held_spools:
             self.spool_complete(spool)
 
     def acknowledge(self, end: Offset, registers: LabelSet) -> None:
-        """Record that all replicas have everything before ``end``, although etcd may not name this primary
-        yet.
+        """Record that all replicas have everything before ``end``, but etcd may not name this primary yet.
 
         The bytes are held back until ``agree_acknowledged`` or ``finish``.
         """
@@ -109,12 +108,11 @@ class UploadGate:
             self._acknowledged = (end, registers)
 
     def agree_acknowledged(self) -> None:
-        """Record that etcd names this primary, or may name it. What was held back is agreed then."""
+        """Record that etcd names this primary, or may name it: all acknowledged bytes are agreed now."""
         self.agree(*self._acknowledged)
 
     def confirm(self, fragment: Fragment, reassigned: Latch, tenure: Revision) -> None:
-        """Record that the primary of ``tenure`` has proposed exactly ``fragment``,
-        and this replica has accepted it.
+        """Record that the primary of ``tenure`` has proposed exactly ``fragment``, and this replica has it.
 
         ``reassigned`` is set once the journal has another primary or other members than it had then.
         """
@@ -123,12 +121,12 @@ class UploadGate:
     def spool_complete(self, spool: CompletedSpool) -> None:
         """Pass a spool on, or hold it until all of it is agreed. Raise as the persister does."""
         if self._end is None:
-            confirmed = spool.fragment == self._confirmed
+            is_confirmed = spool.fragment == self._confirmed
             self._uploads.spool_complete(
                 spool,
                 life=self._life,
                 tenure=self._tenure,
-                reassigned=self._reassigned if confirmed else None,
+                reassigned=self._reassigned if is_confirmed else None,
             )
         elif spool.fragment.end <= self._end:
             self._uploads.spool_complete(spool, life=self._life, tenure=self._tenure)
@@ -142,12 +140,12 @@ class UploadGate:
         What all replicas have acknowledged is agreed now: a write to etcd without an answer may have named
         this primary. If the lease is lost, the persister asks etcd before it uploads.
 
-        The part beyond is dropped, and logged. Raise as the persister does. The persister cuts and repeats
-        these uploads like all others.
+        The part beyond the agreed end is dropped, and logged. Raise as the persister does. The persister cuts
+        and repeats these uploads like all others.
         """
         self.agree_acknowledged()
-        held, self._held = self._held, []
-        for spool in held:
+        held_spools, self._held = self._held, []
+        for spool in held_spools:
             self._give_agreed(spool)
 
     def _give_agreed(self, spool: CompletedSpool) -> None:
