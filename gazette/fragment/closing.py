@@ -30,9 +30,9 @@ _BYTES_MAX: Final = 64 << 20
 class ClosingName:
     """The primary of a closing.
 
-    ``life`` is the creation revision of its journal, ``tenure`` that of its assignment. ``lease`` is the
-    lease of its broker. Revisions may repeat if an etcd was restored from a backup, or begun from nothing.
-    Leases do not.
+    ``life`` is the creation revision of its journal, ``tenure`` is the creation revision of its assignment.
+    ``lease`` is the lease of its broker. If etcd was restored from a backup, or begun from nothing, revisions
+    may repeat. Leases never repeat.
     """
 
     journal: JournalName
@@ -47,7 +47,7 @@ class ClosingName:
 
     @classmethod
     def parse(cls, journal: JournalName, relative_path: str) -> ClosingName | None:
-        """Read a path below a journal's directory. Return None for that of another object."""
+        """Read a path below a journal's directory. Return None for the path of another object."""
         match = _NAME.fullmatch(relative_path)
         if match is None:
             return None
@@ -83,26 +83,25 @@ class Closing:
 
     @classmethod
     def decode(cls, name: ClosingName, content: bytes) -> Closing:
-        """Return the closing that ``content`` holds. Raise ``Corrupt`` if it is damaged, or
-        has another name."""
+        """Return the closing that ``content`` holds. Raise ``Corrupt`` if damaged or of another name."""
         try:
             fields = json.loads(content)
             body = fields["closing"]
-            registers = tuple(Label(str(one), str(value)) for one, value in body["registers"])
-            found = ClosingName(
+            registers = tuple(Label(str(label), str(value)) for label, value in body["registers"])
+            found_name = ClosingName(
                 str(body["journal"]), int(body["life"]), int(body["tenure"]), int(body["lease"])
             )
-            closing = cls(found, int(body["end"]), LabelSet(registers), int(body["begin"]))
-            intact = fields["sha256"] == _digest(body)
+            closing = cls(found_name, int(body["end"]), LabelSet(registers), int(body["begin"]))
+            is_intact = fields["sha256"] == _digest(body)
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise _damaged(name) from error
-        if not intact or found != name or not 0 <= closing.begin <= closing.end:
+        if not is_intact or found_name != name or not 0 <= closing.begin <= closing.end:
             raise _damaged(name)
         return closing
 
     @classmethod
     def read(cls, name: ClosingName, store: BlobStore) -> Closing:
-        """Read a closing from a store. Blocks. Raise as the store does, and as ``decode``."""
+        """Read a closing from a store. This call blocks. Raise as the store does, and as ``decode``."""
         with store.open(name.path) as source:
             return cls.decode(name, source.read(_BYTES_MAX))
 

@@ -2,9 +2,9 @@
 fragment's file to `persister`.
 
 The primary of a journal compresses during appends, so that a fragment can be persisted soon after it
-completes. Its replicas compress only if they must persist it themselves. A reader of the bytes for an
-upload compares their SHA-1 with the one in the fragment's name. A damaged spool raises ``Corrupt``
-and never gets into a blob store.
+completes. Other replicas compress a fragment only if they must persist it themselves. The reader of an upload
+compares the SHA-1 of the bytes with the SHA-1 in the fragment's name. A damaged spool raises ``Corrupt`` and
+never gets into a blob store.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 COMPRESSION_BATCH_BYTES: Final = 1 << 20
-"""Bytes that are committed before the next batch is compressed. A gzip member holds at least as many."""
+"""Bytes that are committed before the next batch is compressed: the least content of a gzip member."""
 
 _TURN_BYTES: Final = 8 << 20
 """Bytes that one spool may compress before other spools get the thread."""
@@ -61,11 +61,11 @@ class CompletedSpool:
         return content_encoding(self.fragment)
 
     def open(self) -> BinaryIO:
-        """Return a reader of the fragment's file. Blocks on compression: call it in a thread.
+        """Return a reader of the fragment's file. Call it in a thread: it may have to compress.
 
         If the disk is too full for a compressed file, the bytes are compressed as they are read; such a
-        reader is not seekable. If the spool differs from what its fragment says, reading raises ``Corrupt``
-        instead of giving the last bytes.
+        reader is not seekable. If the spool differs from what its fragment says, the reader raises
+        ``Corrupt`` in place of the last bytes.
         """
         if self.compression is None:
             return io.BufferedReader(_VerifiedContent(self.file, self.fragment), _READ_BYTES)
@@ -82,33 +82,33 @@ class CompletedSpool:
         """
         fragment = self.fragment
         assert fragment.begin < end < fragment.end
-        sum = await asyncio.wrap_future(pool.submit(self._digest_to, end - fragment.begin))
+        digest = await asyncio.wrap_future(pool.submit(self._digest_to, end - fragment.begin))
         codec = fragment.codec
         return replace(
             self,
-            fragment=replace(fragment, end=end, sum=sum),
+            fragment=replace(fragment, end=end, sum=digest),
             compression=None if codec is Codec.NONE else SpoolCompression(self.file, codec, pool),
         )
 
     def _digest_to(self, length: int) -> bytes:
-        """Return the digest of the first ``length`` bytes. Reads all bytes, to detect a damaged file. In a
-        thread."""
+        """Return the digest of the first ``length`` bytes. Read all bytes, to detect a damaged file. Call it
+        in a thread."""
         content = _VerifiedContent(self.file, self.fragment)
-        sum = hashlib.sha1(usedforsecurity=False)
+        sha1 = hashlib.sha1(usedforsecurity=False)
         while part := content.read(min(_READ_BYTES, length)):
-            sum.update(part)
+            sha1.update(part)
             length -= len(part)
         while content.read(_READ_BYTES):
             pass
-        return sum.digest()
+        return sha1.digest()
 
 
 class SpoolCompression:
     """The compressed form of one spool, which follows its commits.
 
-    ``advance`` belongs to the loop and never waits. Everything else happens in threads, one at a time. After
-    any error only the compressed file is given up. The spool itself has the bytes, which are then compressed
-    while they are persisted.
+    Call ``advance`` on the event loop: it never waits. Everything else runs in threads, one at a time. After
+    an error, only the compressed file is given up. The spool still has the bytes: they are compressed while
+    they are persisted.
     """
 
     def __init__(self, source: SpoolContent, codec: Codec, pool: Pool) -> None:
@@ -116,7 +116,7 @@ class SpoolCompression:
         self._pool = pool
         self._target = 0  # Only the loop writes it.
         self._scheduled = False
-        # The thread that compresses holds it. It guards the attributes below.
+        # The thread that compresses holds the lock, which guards the attributes below.
         self._lock = pool.lock()
         self._compressor: Compressor = new_compressor(codec)
         self._output: SpoolFile | None = None
@@ -139,10 +139,10 @@ class SpoolCompression:
             self._pool.submit(self._turn)
 
     def finish(self, fragment: Fragment) -> io.RawIOBase | None:
-        """Return a reader of the whole compressed file; None if it was given up. Blocks: call it in a thread.
+        """Return a reader of the whole compressed file; None if it was given up. Call it in a thread.
 
-        May be called again, and gives an independent reader each time. Raise ``Corrupt`` if the spool's
-        bytes do not have the fragment's digest.
+        Each call gives an independent reader. Raise ``Corrupt`` if the spool's bytes do not have the
+        fragment's digest.
         """
         with self._lock:
             if self._usable and not self._finished:
@@ -162,14 +162,14 @@ class SpoolCompression:
             if self._usable and not self._finished:
                 self._attempt(min(self._target, self._through + _TURN_BYTES), final=False)
         # A commit between the test and the reset is compressed with the next commit, or by `finish`.
-        again = self._usable and not self._finished and self._due()
-        self._scheduled = again
-        if again:
+        has_more = self._usable and not self._finished and self._due()
+        self._scheduled = has_more
+        if has_more:
             self._pool.submit(self._turn)
 
     def _attempt(self, through: int, *, final: bool) -> bool:
-        # A step that fails in the middle cannot be taken back. So mark the stream as unusable until
-        # the step has succeeded.
+        """Compress the bytes before ``through``. Return False if the compressed file is given up."""
+        # A step that fails in the middle cannot be undone: the stream is unusable until the step succeeds.
         self._usable = False
         try:
             while self._through < through:
@@ -233,7 +233,7 @@ class _FileContent(io.RawIOBase):
 
 
 class _VerifiedContent(_FileContent):
-    """The bytes of a spool, hashed on the way. Read from the start, in order."""
+    """The bytes of a spool, hashed as they are read. Read them from the start, in order."""
 
     def __init__(self, file: SpoolContent, fragment: Fragment) -> None:
         super().__init__(file, fragment.length)
@@ -260,7 +260,7 @@ class _VerifiedContent(_FileContent):
 
 
 class _CompressedContent(io.RawIOBase):
-    """The bytes of a spool, hashed and compressed on the way."""
+    """The bytes of a spool, hashed and compressed as they are read."""
 
     def __init__(self, file: SpoolContent, fragment: Fragment) -> None:
         super().__init__()
@@ -279,10 +279,10 @@ class _CompressedContent(io.RawIOBase):
             else:
                 self._ready = memoryview(self._compressor.finish())
                 self._compressor = None
-        taken = self._ready[: len(view)]
-        self._ready = self._ready[len(taken) :]
-        view[: len(taken)] = taken
-        return len(taken)
+        part = self._ready[: len(view)]
+        self._ready = self._ready[len(part) :]
+        view[: len(part)] = part
+        return len(part)
 
 
 def _damaged(fragment: Fragment) -> Corrupt:

@@ -1,11 +1,11 @@
 """Fragments of the same offsets with different bytes.
 
-Proven: two fragments of the same begin and end whose SHA-1 differ. One of them holds other bytes than were
-acknowledged at these offsets, or was written by hand. Only one of them is read, the later one.
+A conflict is proven if two fragments have the same begin and end, and a different SHA-1. One of them holds
+other bytes than were acknowledged at these offsets, or was written by hand. Only the later one is read.
 
-Not proven, and not reported: fragments that overlap in part, or of which one contains the other. Replicas
-close their fragments at different offsets as they join and leave. So such overlaps are common and mostly
-harmless. Names alone do not prove a conflict: compare the bytes.
+Two fragments that overlap in part, or of which one contains the other, prove no conflict and are not
+reported. Replicas close their fragments at different offsets as they join and leave. So such overlaps are
+common and mostly harmless. Their names do not prove a conflict: compare the bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gazette.protocol.fragment import Fragment
 
 @dataclass(frozen=True, slots=True)
 class FragmentConflict:
-    """Two fragments of the same begin and end, with other bytes: ``kept`` is read, ``hidden`` is not."""
+    """Two fragments of the same begin and end, with different bytes: ``kept`` is read, ``hidden`` is not."""
 
     kept: Fragment
     hidden: Fragment
@@ -32,9 +32,8 @@ class FragmentConflict:
 
 
 class FragmentCover(CoverSet[Fragment]):
-    """The cover of a journal's stored fragments, and what else the listing found. It found conflicts,
-    set-aside objects (see `set_aside`), unexplained fragments (see `unexplained`) and closings (see
-    `closing`)."""
+    """The cover of a journal's stored fragments, and what else the listing found: conflicts, objects stored
+    aside (see `set_aside`), unexplained fragments (see `unexplained`) and closings (see `closing`)."""
 
     __slots__ = ("closings", "conflicts", "listed", "set_aside", "unexplained")
 
@@ -45,7 +44,7 @@ class FragmentCover(CoverSet[Fragment]):
         self.set_aside: list[SetAside] = []
         self.unexplained: list[Fragment] = []
         self.closings: list[tuple[str, ClosingName]] = []
-        """Objects that were set aside, each with the URL of its store."""
+        """Names of closings, each with the URL of its store."""
         super().__init__(spans)
 
     def add(self, span: Fragment) -> bool:
@@ -61,15 +60,15 @@ class FragmentCover(CoverSet[Fragment]):
     ) -> FragmentCover:
         """Return a cover without the fragments of ``refuted``, if others have bytes at their offsets.
 
-        A broker stored such a fragment, and could not confirm it. A later primary has given its offsets out
-        again. If neither the stores nor ``local`` have other fragments at these offsets, that primary may
+        A broker stored a refuted fragment, and could not confirm it. A later primary has given its offsets
+        out again. If neither the stores nor ``local`` have other fragments at these offsets, that primary may
         have relied on the same bytes. Then the fragment stays.
         """
         hidden = self.doubted(refuted, local)
-        kept = FragmentCover(one for one in self.listed if one not in hidden)
-        kept.set_aside, kept.unexplained = self.set_aside, self.unexplained
-        kept.closings = self.closings
-        return kept
+        cover = FragmentCover(fragment for fragment in self.listed if fragment not in hidden)
+        cover.set_aside, cover.unexplained = self.set_aside, self.unexplained
+        cover.closings = self.closings
+        return cover
 
     def doubted(
         self, refuted: Collection[Fragment], local: Iterable[LocalFragment] = ()
@@ -78,15 +77,16 @@ class FragmentCover(CoverSet[Fragment]):
 
         Other fragments are those of the listing that are not refuted, and those of ``local``.
         """
-        names = {one.content_path() for one in refuted}
+        refuted_paths = {fragment.content_path() for fragment in refuted}
         spans: CoverSet[Span] = CoverSet(local)
-        for one in self.listed:
-            if one.content_path() not in names:
-                spans.add(one)
+        for fragment in self.listed:
+            if fragment.content_path() not in refuted_paths:
+                spans.add(fragment)
         return [
-            one
-            for one in self.listed
-            if one.content_path() in names and spans.overlaps(one.begin, one.end)
+            fragment
+            for fragment in self.listed
+            if fragment.content_path() in refuted_paths
+            and spans.overlaps(fragment.begin, fragment.end)
         ]
 
 
@@ -94,14 +94,14 @@ def conflicts_with(
     remote: CoverSet[Fragment], local: Iterable[LocalFragment]
 ) -> list[FragmentConflict]:
     """Return the conflicts of stored fragments, which are read, with this broker's own spools."""
-    found = []
-    for one in local:
-        stored = remote.equal(one.begin, one.end)
-        if stored is not None and stored.sum != one.fragment.sum:
-            found.append(FragmentConflict(kept=stored, hidden=one.fragment))
-    return found
+    conflicts = []
+    for local_fragment in local:
+        stored = remote.equal(local_fragment.begin, local_fragment.end)
+        if stored is not None and stored.sum != local_fragment.fragment.sum:
+            conflicts.append(FragmentConflict(kept=stored, hidden=local_fragment.fragment))
+    return conflicts
 
 
 def _place(fragment: Fragment) -> str:
-    where = fragment.backing_store or "this broker's spools"
-    return f"{fragment.content_path()} in {where}"
+    store = fragment.backing_store or "this broker's spools"
+    return f"{fragment.content_path()} in {store}"

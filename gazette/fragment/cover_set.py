@@ -27,7 +27,7 @@ T = TypeVar("T", bound=Span)
 class CoverSet(Generic[S]):
     """Spans in strictly ascending order of both ``begin`` and ``end``.
 
-    A span that another one covers is not kept. Of two equal ones the later wins. Partial overlaps stay.
+    A span that another one covers is not kept. Of two equal spans, the later one wins. Partial overlaps stay.
     Look-up is O(log n), and so is ``add`` at the end of the set.
     """
 
@@ -45,12 +45,12 @@ class CoverSet(Generic[S]):
         begin, end = span.begin, span.end
         if begin >= end:
             return False
-        # Among spans that end at `end` or later, this one begins first. So only it can cover the new one.
-        at = bisect_left(self._ends, end)
-        if at < len(self._ends) and self._begins[at] <= begin:
-            if self._begins[at] < begin or self._ends[at] > end:
+        # Of all spans that end at `end` or later, the first one begins first: only it can cover `span`.
+        index = bisect_left(self._ends, end)
+        if index < len(self._ends) and self._begins[index] <= begin:
+            if self._begins[index] < begin or self._ends[index] > end:
                 return False
-            self._spans[at] = span
+            self._spans[index] = span
             return True
         first, last = bisect_left(self._begins, begin), bisect_right(self._ends, end)
         self._spans[first:last] = [span]
@@ -71,22 +71,24 @@ class CoverSet(Generic[S]):
     def covers(self, begin: Offset, end: Offset) -> bool:
         """Return True if spans without a hole between them cover all of ``[begin, end)``."""
         while begin < end:
-            at, found = self.longest_overlapping(begin)
-            if not found:
+            index, covered = self.longest_overlapping(begin)
+            if not covered:
                 return False
-            begin = self._ends[at]
+            begin = self._ends[index]
         return True
 
     def overlaps(self, begin: Offset, end: Offset) -> bool:
         """Return True if a span has any offset of ``[begin, end)``."""
-        at, found = self.longest_overlapping(begin)
-        return begin < end and (found or (at < len(self._begins) and self._begins[at] < end))
+        index, covered = self.longest_overlapping(begin)
+        return begin < end and (
+            covered or (index < len(self._begins) and self._begins[index] < end)
+        )
 
     def equal(self, begin: Offset, end: Offset) -> S | None:
         """Return the span of exactly these offsets, or None."""
-        at = bisect_left(self._begins, begin)
-        if at < len(self._begins) and self._begins[at] == begin and self._ends[at] == end:
-            return self._spans[at]
+        index = bisect_left(self._begins, begin)
+        if index < len(self._begins) and self._begins[index] == begin and self._ends[index] == end:
+            return self._spans[index]
         return None
 
     def index_at(self, begin: Offset) -> int:

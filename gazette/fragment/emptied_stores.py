@@ -1,8 +1,8 @@
 """Stage 9 of the byte path: takes a listing of a journal's stores, and the listing before it.
 
-It keeps the fragments of a store that suddenly lists none of them. A file system that is not mounted looks
-like an empty directory. Meanwhile brokers may store a fragment there. Without this check, readers of old
-offsets would jump to that fragment, over acknowledged bytes.
+A store that suddenly lists none of its fragments may be a file system that is not mounted: it looks like an
+empty directory. Brokers may store a new fragment there. Readers of old offsets would then jump to the new
+fragment, over acknowledged bytes. So the index keeps the former fragments of such a store.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class EmptiedStore:
 class EmptiedStores:
     """The fragments of one journal that each of its stores listed last. Loop-bound.
 
-    It remembers what this broker has listed. A broker that lists a store for the first time while it is
-    not mounted cannot know what is missing.
+    Only listings of this broker count. If the store was not mounted from the first listing on, the broker
+    cannot know what is missing.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -56,7 +56,7 @@ class EmptiedStores:
     ) -> list[EmptiedStore]:
         """Add the former fragments of each emptied store to ``cover``, and return these stores.
 
-        A store is emptied if ``cover`` has the offsets of none of its former fragments. Not counted are:
+        A store is emptied if ``cover`` has the offsets of none of its former fragments. These do not count:
 
         - fragments older than the retention (nanoseconds, 0: without end), as they may have been pruned;
         - fragments of ``refuted``, which the caller has taken out of ``cover``;
@@ -64,27 +64,29 @@ class EmptiedStores:
 
         After `JUMP_AGE_S` the listing is accepted as it is.
         """
-        names = {one.content_path() for one in refuted}
+        refuted_paths = {fragment.content_path() for fragment in refuted}
         now = self._clock.now()
         listed: dict[str, list[Fragment]] = defaultdict(list)
-        for one in cover:
-            listed[one.backing_store].append(one)
+        for fragment in cover:
+            listed[fragment.backing_store].append(fragment)
         emptied: dict[str, tuple[float, list[Fragment]]] = {}
         for url in dict.fromkeys(stores):
-            last = self._listed.get(url) or self._stored.get(url, [])
-            since, former = self._emptied.get(url, (now, last))
+            last_listed = self._listed.get(url) or self._stored.get(url, [])
+            since, former = self._emptied.get(url, (now, last_listed))
             expected = [
-                one
-                for one in former
-                if one.content_path() not in names
-                and (not retention_ns or one.mod_time + retention_ns / _NS > now)
+                fragment
+                for fragment in former
+                if fragment.content_path() not in refuted_paths
+                and (not retention_ns or fragment.mod_time + retention_ns / _NS > now)
             ]
-            gone = expected and not any(cover.covers(one.begin, one.end) for one in expected)
-            if gone and now - since < JUMP_AGE_S:
-                # Keep only the former fragments: the listing has those that were stored since.
+            is_emptied = expected and not any(
+                cover.covers(fragment.begin, fragment.end) for fragment in expected
+            )
+            if is_emptied and now - since < JUMP_AGE_S:
+                # Keep only the former fragments: the listing has the fragments that were stored since.
                 emptied[url] = since, expected
         for _, fragments in emptied.values():
-            for one in fragments:
-                cover.add(one)
+            for fragment in fragments:
+                cover.add(fragment)
         self._listed, self._stored, self._emptied = listed, {}, emptied
         return [EmptiedStore(url, len(fragments)) for url, (_, fragments) in emptied.items()]

@@ -1,8 +1,8 @@
 """Stage 9 of the byte path: takes commits from `spool_file` and listings from `listing`. Finds, for
 `broker/api/read`, the fragment from which to read an offset.
 
-The index of one replica joins the fragments of blob stores with those that only the local spool has. Readers
-wait here at the head of a journal.
+The index of one replica joins the fragments of blob stores with fragments that only the local spool has.
+Readers wait here at the head of a journal.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ AT_WRITE_HEAD: Final = -1
 """Offset in a read request that stands for the head of the journal."""
 
 JUMP_AGE_S: Final = 6 * 60 * 60
-"""Seconds since the fragment after a hole was persisted, before readers jump the hole. Before that, a former
+"""Readers jump a hole once the fragment after it was persisted this many seconds ago. Before that, a former
 broker of the journal may still upload the missing fragment."""
 
 SETTLED_S: Final = 60
-"""Seconds between the storing of the first fragment and a listing, before readers jump to it.
+"""Readers jump to the first fragment once a listing began this many seconds after the fragment was stored.
 
 Fragments may be stored out of order, so an earlier one may appear a little later.
 """
@@ -45,7 +45,7 @@ _FORGOTTEN_MAX: Final = 256
 class IndexResult:
     """Where to read. ``status`` is OK, with a fragment, or OFFSET_NOT_YET_AVAILABLE.
 
-    ``offset`` is the requested one, or a later one if offsets are to be skipped. ``local`` is set if the
+    ``offset`` is the requested offset, or a later one if offsets are to be skipped. ``local`` is set if the
     fragment's bytes are in a file of this broker.
     """
 
@@ -62,8 +62,8 @@ _Waiter: TypeAlias = "tuple[Offset, int, asyncio.Future[None]]"
 class Index:
     """The readable fragments of one journal. Loop-bound.
 
-    A commit wakes only the readers that it serves: those that wait at or before its offsets are kept in a
-    heap. Each refresh wakes all readers that wait in a hole.
+    Readers that wait at the head are in a heap, by offset: a commit wakes only the readers that it serves.
+    Each refresh wakes all readers that wait in a hole.
 
     Readers at a primary get a commit once all replicas have it, as `show` says. If they got it earlier and
     the primary was lost, the next primary would have other bytes at these offsets.
@@ -77,7 +77,7 @@ class Index:
         self._shown_to: Offset | None = None
         """End of the commits that readers get; None: they get each commit at once."""
         self._hidden: deque[LocalFragment] = deque()
-        """Commits behind that end, in order."""
+        """Commits behind ``_shown_to``, in order."""
         self._stored: list[Fragment] = []
         """Fragments whose local files were released since the last listing, in their stored form."""
         self._listed_at = 0.0
@@ -86,12 +86,13 @@ class Index:
         """Set once the blob stores were listed."""
         self._closed = False
         self._at_head: list[_Waiter] = []
+        """Heap of the waits at the head: each has its offset, its number, and the waiter to wake."""
         self._in_holes: dict[asyncio.Future[None], None] = {}
         self._waits = 0
         self.conflicts: tuple[FragmentConflict, ...] = ()
         """The conflicts of the last listing: fragments of the same offsets that hold other bytes."""
         self.unexplained = NONE
-        """Stored fragments that are perhaps the journal's, as of the last listing."""
+        """Stored fragments that may or may not be the journal's, as of the last listing."""
         self.unexplained_to: Offset = 0
         """End of the unexplained fragments; zero without any."""
         self._known_head: Offset = 0
@@ -121,7 +122,7 @@ class Index:
 
     @property
     def last_mod_time(self) -> int:
-        """Unix seconds at which the last fragment was persisted. Zero if it was not, or without fragments."""
+        """Unix seconds at which the last fragment was persisted; zero if it was not, or without fragments."""
         if self._hidden or not len(self._set):
             return 0
         return _fragment(self._set[-1]).mod_time
@@ -144,28 +145,28 @@ class Index:
 
     @property
     def local(self) -> list[LocalFragment]:
-        """Fragments whose bytes this broker has. No store is known to have them."""
+        """Fragments whose bytes this broker has, and no store is known to have."""
         return self._local[0:]
 
     def fragments(self, begin: Offset = 0) -> list[Fragment]:
-        """Return a copy of the covering fragments that begin at ``begin`` or later, and that readers get."""
+        """Return the fragments of the cover set that readers get, from the first at or after ``begin`` on."""
         return [_fragment(span) for span in self._set[self._set.index_at(begin) :]]
 
     def holes(self, end: Offset) -> list[tuple[Offset, Offset]]:
         """Return the offsets before ``end`` that no fragment has, shown to readers or not."""
-        holes, at = [], 0
+        holes, covered_to = [], 0
         for span in (*self._set, *self._hidden):
             if span.begin >= end:
                 break
-            if at < span.begin:
-                holes.append((at, span.begin))
-            at = max(at, span.end)
-        return [*holes, (at, end)] if at < end else holes
+            if covered_to < span.begin:
+                holes.append((covered_to, span.begin))
+            covered_to = max(covered_to, span.end)
+        return [*holes, (covered_to, end)] if covered_to < end else holes
 
     def lacks(self, begin: Offset, end: Offset) -> list[tuple[Offset, Offset]]:
         """Return the offsets of ``[begin, end)`` that no fragment has, except those known as lost."""
-        within = ((max(begin, hole[0]), hole[1]) for hole in self.holes(end) if hole[1] > begin)
-        return [hole for hole in within if not self._is_lost(*hole)]
+        clipped = ((max(begin, hole[0]), hole[1]) for hole in self.holes(end) if hole[1] > begin)
+        return [hole for hole in clipped if not self._is_lost(*hole)]
 
     @property
     def lost(self) -> tuple[tuple[Offset, Offset], ...]:
@@ -181,16 +182,16 @@ class Index:
 
     def has(self, fragment: Fragment) -> bool:
         """Return True if there is exactly ``fragment``, shown to readers or not."""
-        hidden = (one.fragment for one in self._hidden)
+        hidden = (commit.fragment for commit in self._hidden)
         return any(
-            (one.begin, one.end, one.sum) == (fragment.begin, fragment.end, fragment.sum)
-            for one in (*self.fragments(fragment.begin), *hidden)
+            (other.begin, other.end, other.sum) == (fragment.begin, fragment.end, fragment.sum)
+            for other in (*self.fragments(fragment.begin), *hidden)
         )
 
     def spool_commit(self, local: LocalFragment) -> None:
         """Add a fragment that the spool has committed, and wake the readers of its offsets.
 
-        It replaces the shorter fragment of the same spool. A commit beyond the end of `show` waits for it.
+        It replaces the shorter fragment of the same spool. A commit beyond ``_shown_to`` waits for `show`.
         """
         if self._shown_to is None or local.end <= self._shown_to:
             self._add(local)
@@ -198,7 +199,7 @@ class Index:
             self._hidden.append(local)
 
     def show(self, end: Offset) -> None:
-        """Let readers have all commits up to ``end``, and later ones only when a later call shows them."""
+        """Let readers have all commits up to ``end``. Later commits wait for another call."""
         if self._shown_to is not None and end <= self._shown_to:
             return
         self._shown_to = end
@@ -206,15 +207,16 @@ class Index:
             self._add(self._hidden.popleft())
 
     def _add(self, local: LocalFragment) -> None:
-        was_end = self._set.end
+        former_end = self._set.end
+        # The same spool has grown: its fragment replaces the shorter one.
         grows = len(self._set) and self._set[-1].begin == local.begin
         if not self._set.add(local):
             return
         self._local.add(local)
-        if local.begin < was_end and not grows:
+        if local.begin < former_end and not grows:
             self._wake_holes()
-        elif local.begin > was_end:
-            self._note_hole(was_end, local.begin)
+        elif local.begin > former_end:
+            self._note_hole(former_end, local.begin)
         self._wake_head()
 
     def _note_hole(self, begin: Offset, end: Offset) -> None:
@@ -227,7 +229,7 @@ class Index:
         local = self._local.equal(begin, end)
         if local is None or local.fragment.sum != fragment.sum:
             return
-        self._local = CoverSet(one for one in self._local if one is not local)
+        self._local = CoverSet(other for other in self._local if other is not local)
         self._stored.append(fragment)
         if self._set.equal(begin, end) is local:
             self._set.add(fragment)
@@ -242,9 +244,9 @@ class Index:
     ) -> None:
         """Adopt the latest listing of the blob stores, with its conflicts and unexplained fragments.
 
-        The listing began at ``listed_at`` (Unix seconds; None: now). Ends the wait for the first refresh.
-        Local fragments that the listing covers are released, and their files once the last reader has
-        finished. The others still cover what the listing does not.
+        The listing began at ``listed_at`` (Unix seconds; None: now). End the wait for the first refresh.
+        Release local fragments that the listing covers; a file is closed once its last reader has finished.
+        The other local fragments stay.
         """
         self._listed_at = self._clock.now() if listed_at is None else listed_at
         self.conflicts = (*conflicts, *conflicts_with(remote, self._local))
@@ -277,21 +279,21 @@ class Index:
         """Find the fragment from which to read ``offset``; ``AT_WRITE_HEAD`` is the present head.
 
         If no fragment covers the offset, and an operator has confirmed the gap as lost, jump to the next
-        fragment. Jump to the next persisted fragment in two more cases: there is no fragment before it, or
-        that fragment was persisted long ago. Skip persisted fragments older than ``begin_mod_time`` (Unix
-        seconds). If no fragment is found, return OFFSET_NOT_YET_AVAILABLE or, with ``block``, wait for a
-        fragment.
+        fragment. Jump to the next persisted fragment in two more cases: it is the journal's first and has
+        settled (`SETTLED_S`), or it was persisted long ago (`JUMP_AGE_S`). Skip persisted fragments older
+        than ``begin_mod_time`` (Unix seconds). If no fragment is found, return OFFSET_NOT_YET_AVAILABLE or,
+        with ``block``, wait for a fragment.
 
         Raise ``Closed`` when the index closes. Raise ``Unavailable`` if only unexplained fragments have the
         offset, or offsets that a jump would pass over. Cancellation: no effect; the caller owns the deadline.
         """
-        at = self.write_head if offset == AT_WRITE_HEAD else offset
+        position = self.write_head if offset == AT_WRITE_HEAD else offset
         while True:
-            result = self.find(at, begin_mod_time)
+            result = self.find(position, begin_mod_time)
             if result.status is Status.OK or not block:
                 return result
-            at = result.offset
-            await self._changed(at)
+            position = result.offset
+            await self._changed(position)
 
     def close(self) -> None:
         """Fail present and future waits with ``Closed``, and release local files."""
@@ -306,9 +308,8 @@ class Index:
         self._at_head.clear()
         self._waiting_at_head.clear()
         self._report_change()
-        self.on_change = self.on_hole = (
-            None  # These functions refer to the replica, which refers to this index.
-        )
+        # These functions refer to the replica, which refers to this index.
+        self.on_change = self.on_hole = None
 
     def _check_open(self) -> None:
         if self._closed:
@@ -316,14 +317,14 @@ class Index:
 
     def _find(self, offset: Offset, begin_mod_time: int) -> IndexResult:
         while True:
-            at, found = self._set.longest_overlapping(offset)
-            if not found:
-                self._require_explained(offset, at)
-            if not found and self._may_jump(offset, at):
-                offset, found = self._set[at].begin, True
-            if not found:
+            index, is_readable = self._set.longest_overlapping(offset)
+            if not is_readable:
+                self._require_explained(offset, index)
+            if not is_readable and self._may_jump(offset, index):
+                offset, is_readable = self._set[index].begin, True
+            if not is_readable:
                 return IndexResult(Status.OFFSET_NOT_YET_AVAILABLE, offset, self.write_head)
-            span = self._set[at]
+            span = self._set[index]
             fragment = _fragment(span)
             if fragment.mod_time and fragment.mod_time < begin_mod_time:
                 offset = fragment.end
@@ -368,8 +369,7 @@ class Index:
         return any(lost[0] <= begin and end <= lost[1] for lost in self._lost)
 
     def _is_settled(self, first: Fragment | LocalFragment) -> bool:
-        """Return True if no fragment before the first can be missing: the last listing
-        would have shown it."""
+        """Return True if no fragment before the first can be missing: the last listing would show it."""
         return 0 < _fragment(first).mod_time <= self._listed_at - SETTLED_S
 
     async def _changed(self, offset: Offset) -> None:

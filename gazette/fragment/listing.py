@@ -44,13 +44,13 @@ async def list_fragments(
     *,
     begin: Offset = 0,
 ) -> FragmentCover:
-    """List all stores of a journal; where two have the same span, the later store wins.
+    """List all stores of a journal. If two stores have the same span, the later store wins.
 
     With ``begin``, leave out the objects that sort before a fragment of that begin. Directly in the
     journal's directory, these are all fragments that begin earlier.
 
-    ``others`` are the journals whose name begins with this one's and ``/``; additional names do no harm.
-    Raise what any of the stores raised: an incomplete index would invite appends at offsets that are taken.
+    ``others`` are the journals below this one: their names begin with its name and ``/``. Additional names do
+    no harm. Raise the error of any store: an incomplete index would permit appends at offsets that are taken.
     Objects that are not fragments of the journal are counted and logged. Unexplained fragments are listed
     beside the cover.
 
@@ -81,23 +81,25 @@ async def list_fragments(
 def list_into(
     cover: FragmentCover, store: BlobStore, url: str, owner: FragmentOwner, begin: Offset = 0
 ) -> Foreign:
-    """List one store of a journal, as `list_fragments` does. Blocks."""
+    """List one store of a journal, as `list_fragments` does. Call it in a thread."""
     foreign = Foreign()
     prefix = f"{owner.journal}/"
     listing = list_after(store, prefix, f"{begin:016x}") if begin else store.list(prefix)
-    for one in _parsed(listing, owner.journal):
-        if one.closing is not None:
-            cover.closings.append((url, one.closing))
+    for parsed in _parsed(listing, owner.journal):
+        if parsed.closing is not None:
+            cover.closings.append((url, parsed.closing))
             continue
-        whose = Attribution.OTHER if one.fragment is None else owner.of(one.fragment.path_postfix)
-        if one.fragment is None or whose is Attribution.OTHER:
-            foreign = foreign.and_one(one.info.path)
+        attribution = (
+            Attribution.OTHER if parsed.fragment is None else owner.of(parsed.fragment.path_postfix)
+        )
+        if parsed.fragment is None or attribution is Attribution.OTHER:
+            foreign = foreign.and_one(parsed.info.path)
             continue
-        stored = _stored(one.fragment, url, one.info)
-        if whose is Attribution.UNKNOWN or one.is_misplaced:
+        stored = _stored(parsed.fragment, url, parsed.info)
+        if attribution is Attribution.UNKNOWN or parsed.is_misplaced:
             cover.unexplained.append(stored)
-        elif one.aside is not None:
-            cover.set_aside.append(replace(one.aside, fragment=stored))
+        elif parsed.aside is not None:
+            cover.set_aside.append(replace(parsed.aside, fragment=stored))
         else:
             cover.add(stored)
     return foreign

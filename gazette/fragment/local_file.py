@@ -1,8 +1,8 @@
 """Stage 6 of the byte path: the bytes of one spool, in a local file without a name.
 
-`Disk` is the seam between a broker and its local disk. A simulation or a test passes its own disk to
-`BrokerService` (``disk=``), or to a `Spool`: one that is full, slow, or fails. Nothing else in a broker opens
-spool files.
+`Disk` is the interface of a broker to its local disk. A simulation or a test passes its own disk to
+`BrokerService` (``disk=``), or to a `Spool`: a disk that is full, slow, or fails. Nothing else in a broker
+opens spool files.
 
 The file is unlinked as soon as it is open: it ends with the process, and leaves nothing to clean up. The file
 is never synced. Until the fragment is in a blob store, a commit is as durable as the brokers that hold it.
@@ -39,7 +39,7 @@ class SpoolContent(Protocol):
     """
 
     def pread(self, length: int, position: int) -> bytes:
-        """Read at most ``length`` bytes; fewer at the end. Blocks as long as the disk does."""
+        """Read at most ``length`` bytes; fewer at the end. Block as long as the disk does."""
         ...
 
     def pread_now(self, length: int, position: int) -> BytesLike | None:
@@ -47,12 +47,12 @@ class SpoolContent(Protocol):
         ...
 
     def sibling(self) -> SpoolFile:
-        """Create a file on the same disk. Blocks as long as the disk does."""
+        """Create a file on the same disk. Block as long as the disk does."""
         ...
 
 
 class SpoolFile(SpoolContent, Protocol):
-    """A file of a `Disk`. What changes it blocks as long as the disk does."""
+    """A file of a `Disk`. Methods that change the file block as long as the disk does."""
 
     def pwrite(self, content: bytes, position: int) -> None:
         """Write all of ``content`` at ``position``. After an error, any part of it may be written."""
@@ -67,7 +67,7 @@ class Disk(Protocol):
     """The place where a broker keeps spool files."""
 
     def create(self) -> SpoolFile:
-        """Create an empty file. Blocks. Raise ``Unavailable`` if that is not possible."""
+        """Create an empty file. Block as long as the disk does. Raise ``Unavailable`` if that fails."""
         ...
 
 
@@ -112,7 +112,7 @@ _closers: Final = _Closers()
 
 
 class LocalDisk:
-    """Keeps spool files in ``directory`` (default: that of temporary files)."""
+    """Keeps spool files in ``directory`` (default: the directory of temporary files)."""
 
     __slots__ = ("directory",)
 
@@ -126,8 +126,8 @@ class LocalDisk:
 class LocalFile:
     """A file that several owners share: the spool, its readers, the persister.
 
-    The file lives as long as references to this object. When the last one ends, or soon after, the descriptor
-    is closed and the disk space freed. Writes and reads name their position. So readers and the one writer do
+    The file lives as long as references to this object. Soon after the last reference ends, the descriptor is
+    closed and the disk space freed. Writes and reads name their position. So readers and the one writer do
     not disturb each other, in any thread.
     """
 
@@ -169,7 +169,7 @@ class LocalFile:
         """Read the part of ``length`` bytes that the page cache has. Return None if it may lack the first
         byte.
 
-        Some file systems do not say what is in the cache, and no system but Linux does: always None there.
+        Always None where the system does not say what the cache has: on some file systems, and outside Linux.
         """
         if _NO_WAIT is None:
             return None
@@ -201,7 +201,7 @@ class LocalFile:
 class LocalFragment(msgspec.Struct, frozen=True):
     """A committed fragment whose bytes are local, in memory or a file. Its spool may grow beyond it.
 
-    ``begin`` and ``end`` are those of the fragment.
+    ``begin`` and ``end`` are copies of the fragment's.
     """
 
     fragment: Fragment
@@ -216,21 +216,21 @@ class LocalFragment(msgspec.Struct, frozen=True):
     def pread(self, offset: Offset, length: int) -> bytes:
         """Return at most ``length`` bytes from journal offset ``offset`` on; none at the end.
 
-        Blocks as long as the disk does. Raise ``Bug`` for an offset before the fragment, and
-        ``Corrupt`` if the file is shorter than the fragment.
+        Block as long as the disk does. Raise ``Bug`` for an offset before the fragment, and ``Corrupt`` if
+        the file is shorter than the fragment.
         """
-        position, wanted = self._place(offset, length)
-        if not wanted:
+        position, read_length = self._place(offset, length)
+        if not read_length:
             return b""
-        content = self.file.pread(wanted, position)
+        content = self.file.pread(read_length, position)
         return content or self._shorter(offset)
 
     def pread_now(self, offset: Offset, length: int) -> BytesLike | None:
         """Return some bytes as ``pread`` does, without waiting. Return None if a read might have to wait."""
-        position, wanted = self._place(offset, length)
-        if not wanted:
+        position, read_length = self._place(offset, length)
+        if not read_length:
             return b""
-        content = self.file.pread_now(wanted, position)
+        content = self.file.pread_now(read_length, position)
         return content if content or content is None else self._shorter(offset)
 
     def _place(self, offset: Offset, length: int) -> tuple[int, int]:

@@ -16,15 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gazette.blobs.registry import BlobStores
-from gazette.errors import (
-    Bug,
-    Closed,
-    Corrupt,
-    GazetteError,
-    NotAllowed,
-    Retryable,
-    Unavailable,
-)
+from gazette.errors import Bug, Closed, Corrupt, GazetteError, NotAllowed, Retryable, Unavailable
 from gazette.fragment import metrics
 from gazette.fragment.closing import Closing
 from gazette.fragment.completed_spool import CompletedSpool
@@ -48,13 +40,13 @@ _CLOSING_ATTEMPTS_MAX: Final = 5
 class PersisterSettings:
     """Settings of the persister. Times are in seconds.
 
-    A replica leaves the upload to a primary that holds the same bytes. It looks for the object after
-    ``replica_look_s``, then at intervals that double, and uploads after ``replica_delay_s``. Both times are
-    extended at random by up to half.
+    A follower leaves the upload to a primary that holds the same bytes. The follower looks for the object
+    after ``replica_look_s``, then at intervals that double. After ``replica_delay_s``, it uploads its own
+    bytes. Both times are extended at random by up to half.
 
-    A failed attempt is repeated after ``backoff_min_s``, doubling up to ``backoff_max_s``
-    (``finish_backoff_max_s`` while finishing). While a store is down, all spools that go
-    there share one such schedule.
+    A failed attempt is repeated after ``backoff_min_s``. The time doubles with each failure, up to
+    ``backoff_max_s`` (``finish_backoff_max_s`` while finishing). While a store is down, all its spools share
+    one such schedule.
     """
 
     parallel: int = 32
@@ -67,12 +59,12 @@ class PersisterSettings:
     backoff_max_s: float = 120.0
     finish_backoff_max_s: float = 5.0
     refused_after_s: float = 60.0
-    """Least time for which a healthy store must have failed an upload, before it counts as refusing it."""
+    """Seconds for which a healthy store must have failed an upload before it counts as refusing it."""
 
 
 @dataclass(slots=True)
 class _Outage:
-    """How long not to use one store."""
+    """Failures of one store in a row, and the monotonic time from which to use the store again."""
 
     failures: int = 0
     retry_at: float = 0.0
@@ -93,15 +85,15 @@ class Persister:
     A journal may be deleted and created again during an upload. The object would become part of the new
     journal, so it is removed again, unless the new journal relies on it. A replica of the new journal may
     have completed exactly the same bytes at the same offsets, found the object in the store, and released
-    its own spool. ``relies_on`` returns True where that may be so.
+    its own spool. ``relies_on`` returns True if that may be so.
 
     A broker that was paused or cut off may hold bytes at offsets that a later primary gave out again. It
-    calls ``limit_of`` right before and after an upload, and uploads no byte beyond. If an object got beyond
-    in between, it is removed. The later primary cannot rely on that object. For that, it would have had to
-    begin, and to complete the very same bytes at the same offsets, during this upload.
+    calls ``limit_of`` right before and after an upload, and uploads no byte beyond the limit. If the limit
+    has changed in between, an object beyond it is removed. The later primary cannot rely on that object: it
+    would have to begin, and to complete the very same bytes at the same offsets, during this upload.
 
-    While ``limit_of`` does not know the limit, a spool is kept. At the end of the broker its bytes are set
-    aside: see `set_aside`.
+    While ``limit_of`` does not know the limit, a spool is kept. When the broker ends, the spool's bytes are
+    stored aside: see `set_aside`.
 
     ``on_stored`` is called with each fragment that was found in a store, or put there.
     """
@@ -122,8 +114,7 @@ class Persister:
         self._rng = rng if rng is not None else random.Random()
         self._settings = settings if settings is not None else PersisterSettings()
         self._uploads: dict[Upload, asyncio.Event] = {}
-        """Waiting spools. Each has an event that is set once a store has its bytes, as a
-        fragment or aside."""
+        """Waiting spools. Each has an event, set once a store has its bytes, as a fragment or aside."""
         self._slots: dict[str, asyncio.Semaphore] = {}
         """One semaphore for each store."""
         self._outages: dict[str, _Outage] = {}
@@ -131,6 +122,7 @@ class Persister:
         self._closings: set[Closing] = set()
         """Closings that may have to be put when the broker ends."""
         self._hurry = asyncio.Event()
+        """Set when ``finish`` begins: from then on, no upload is left to a primary."""
         self._shared = UploadContext(
             blob_stores,
             spec_of,
@@ -143,6 +135,7 @@ class Persister:
             self._hurry,
         )
         self._idle = asyncio.Event()
+        """Set when a spool or closing is done: ``finish`` then looks if all are done."""
         self._idle.set()
         self._closed = False
         self._failed = asyncio.Event()
@@ -166,9 +159,9 @@ class Persister:
 
         ``tenure`` is the creation revision of the assignment of the primary that appended the spool's bytes.
 
-        With ``reassigned``, a primary is known to hold the very same bytes. The upload is left to it until
-        that event is set: the primary may be gone then. With an ``end`` within the fragment, only the bytes
-        before it are uploaded. Raise ``Closed`` once ``finish`` has returned.
+        With ``reassigned``, a primary is known to hold the very same bytes. The upload is left to the primary
+        until ``reassigned`` is set: the primary may be gone then. With an ``end`` within the fragment, only
+        the bytes before it are uploaded. Raise ``Closed`` once ``finish`` has returned.
         """
         if self._closed:
             raise Closed("persister has finished", journal=spool.fragment.journal)
@@ -183,7 +176,7 @@ class Persister:
     def close(self, closing: Closing, settled: asyncio.Event) -> None:
         """Put ``closing`` into its journal's store when the broker ends, unless ``settled`` is set by then.
 
-        It is put after all spools of the journal that wait now, since it says that stores have their bytes.
+        First upload all spools of the journal that wait now: the closing says that stores have their bytes.
         """
         name = closing.name
         if self._closed:
@@ -191,23 +184,23 @@ class Persister:
                 "%(journal)s gets no closing: the broker has ended", {"journal": name.journal}
             )
             return
-        mine = [one for one in self._uploads if one.is_of(name.journal, name.life)]
-        begin = min([closing.end, *(one.spool.fragment.begin for one in mine)])
+        uploads = [upload for upload in self._uploads if upload.is_of(name.journal, name.life)]
+        begin = min([closing.end, *(upload.spool.fragment.begin for upload in uploads)])
         closing = replace(closing, begin=begin)
         self._closings.add(closing)
-        stored = [self._uploads[one] for one in mine]
-        self._scope.spawn(self._close(closing, settled, stored), name=name.path)
+        stored_events = [self._uploads[upload] for upload in uploads]
+        self._scope.spawn(self._close(closing, settled, stored_events), name=name.path)
 
     async def serve(self) -> None:
-        """Run as a daemon: never return, and raise if the persister fails. Uploads also run without it."""
+        """Run as a daemon: never return, and raise if the persister fails. Uploads run without this call."""
         await self._failed.wait()
         raise Bug("persister failed") from self._scope.failure
 
     async def finish(self, deadline_s: float) -> None:
         """Persist all spools, including those that were left to a primary. Then put closings.
 
-        Waits for running uploads and repeats failed ones, for at most ``deadline_s`` seconds. A spool that
-        cannot be confirmed is set aside at once, and counts as persisted: its bytes are in the store.
+        Wait for running uploads and repeat failed ones, for at most ``deadline_s`` seconds. A spool that
+        cannot be confirmed is stored aside at once, and counts as persisted: its bytes are in the store.
 
         Raise ``Unavailable``, which names the spools that are not persisted, and why. Their bytes are lost
         if this was the last of the journal's brokers. Cancellation: nothing is dropped; call it again.
@@ -250,7 +243,7 @@ class Persister:
         self._idle.set()
 
     async def _persist(self, upload: Upload) -> None:
-        """Repeat attempts until one succeeds. One task per spool, in the persister's scope."""
+        """Repeat attempts until one succeeds. Each spool has one such task, in the persister's scope."""
         if not await self._left_to_primary(upload):
             while not await self._attempt_in_turn(upload):
                 await self._sleep(self._backoff(upload.failures))
@@ -263,8 +256,7 @@ class Persister:
     async def _left_to_primary(self, upload: Upload) -> bool:
         """Wait for the primary's upload. Return False when this broker has to upload instead.
 
-        Meanwhile look into the store at intervals, to release the spool's file as soon as the fragment is
-        there.
+        Meanwhile look for the object at intervals, to release the spool's file soon after the upload.
         """
         settings, now = self._settings, self._clock.monotonic
         spread = 1 + 0.5 * self._rng.random()
@@ -273,8 +265,8 @@ class Persister:
         while upload.may_wait() and (remaining_s := due_at - now()) > 0:
             await self._sleep(min(look_s, remaining_s), upload.reassigned)
             look_s *= 2
-            waits = upload.may_wait() and now() < due_at
-            if waits and await self._attempt_in_turn(upload, look=True):
+            may_wait = upload.may_wait() and now() < due_at
+            if may_wait and await self._attempt_in_turn(upload, look=True):
                 return True
         return False
 
@@ -294,29 +286,29 @@ class Persister:
                 if spec is None and upload.placed is None:
                     return upload.drop()
                 outage = self._outages.setdefault(store, _Outage())
-                wait = outage.retry_at - self._clock.monotonic()
-                if wait <= 0:
+                wait_s = outage.retry_at - self._clock.monotonic()
+                if wait_s <= 0:
                     return await self._attempt(upload, spec, outage, look=look)
             if look:
                 return False
-            await self._sleep(wait)
+            await self._sleep(wait_s)
 
     async def _attempt(
         self, upload: Upload, spec: JournalSpec | None, outage: _Outage, *, look: bool
     ) -> bool:
-        seen = outage.failures
+        former_failures = outage.failures
         try:
             if spec is None:
-                done = await upload.take_back()
+                is_done = await upload.take_back()
             else:
-                done = await upload.put(spec, look=look)
+                is_done = await upload.put(spec, look=look)
         except Unconfirmed as unconfirmed:
             await self._on_unconfirmed(upload, spec, unconfirmed.cause)
             return False
         except GazetteError as error:
             self._on_failure(upload, error)
             # Concurrent attempts find the same outage: count it once.
-            if isinstance(error, Unavailable | NotAllowed) and outage.failures == seen:
+            if isinstance(error, Unavailable | NotAllowed) and outage.failures == former_failures:
                 outage.failures += 1
                 outage.retry_at = self._clock.monotonic() + self._backoff(outage.failures)
             return False
@@ -325,31 +317,31 @@ class Persister:
             return False
         outage.failures = 0
         outage.retry_at = 0.0
-        return done
+        return is_done
 
     def _on_failure(self, upload: Upload, error: Exception) -> None:
         upload.failures += 1
         upload.error = str(error) or repr(error)
         metrics.PERSIST_FAILURES.inc()
-        expected = isinstance(error, GazetteError)
+        is_expected = isinstance(error, GazetteError)
         if not isinstance(error, Retryable | Closed):
             self._refusals.failed(upload)
-        grave = not expected or isinstance(error, Corrupt | Bug)
+        is_grave = not is_expected or isinstance(error, Corrupt | Bug)
         log.log(
-            logging.ERROR if grave else logging.WARNING,
+            logging.ERROR if is_grave else logging.WARNING,
             "failed to persist %(fragment)s of %(journal)s (will retry): %(error)s",
             {
                 "fragment": upload.spool.fragment.content_name(),
                 "journal": upload.spool.fragment.journal,
-                "error": error if expected else upload.error,
+                "error": error if is_expected else upload.error,
             },
-            exc_info=None if expected else error,
+            exc_info=None if is_expected else error,
         )
 
     async def _on_unconfirmed(
         self, upload: Upload, spec: JournalSpec | None, error: GazetteError
     ) -> None:
-        """Keep the spool. At the end of the broker, set its bytes aside."""
+        """Keep the spool. When the broker ends, store its bytes aside."""
         upload.failures += 1
         upload.error = str(error)
         log.warning(
@@ -420,22 +412,22 @@ class Persister:
             await self._clock.sleep(seconds)
             return
         async with TaskScope("sleep") as scope:
-            over = {
+            waits = {
                 scope.spawn(self._clock.sleep(seconds), name="time"),
                 scope.spawn(_until(self._hurry), name="hurry"),
             }
             if reassigned is not None:
-                over.add(scope.spawn(_until(reassigned), name="reassigned"))
-            await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
+                waits.add(scope.spawn(_until(reassigned), name="reassigned"))
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             scope.cancel()
 
 
 def _unfinished(lost: list[Upload], deadline_s: float) -> Unavailable:
     uploads = sorted(lost, key=lambda upload: upload.spool.fragment.journal)
-    named = "; ".join(str(upload) for upload in uploads[:_NAMED_MAX])
+    names = "; ".join(str(upload) for upload in uploads[:_NAMED_MAX])
     more = f"; and {len(uploads) - _NAMED_MAX} more" if len(uploads) > _NAMED_MAX else ""
     return Unavailable(
-        f"{len(uploads)} fragments were not persisted in time: {named}{more}",
+        f"{len(uploads)} fragments were not persisted in time: {names}{more}",
         hint="Repair the blob store, and start this broker again. Keep the other brokers running until "
         "then: their replicas may hold the only copy.",
         deadline_s=deadline_s,

@@ -1,4 +1,4 @@
-"""Finds stores that refuse a journal's fragments, among those in trouble."""
+"""Finds stores that are healthy, but refuse the fragments of a journal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _REFUSED_AFTER: Final = 2
 """Failures of one upload after which its store may refuse the journal's fragments.
 
-After each of them, a check must have found the store healthy. Otherwise the store itself may fail, and
+After each failure, a check must have found the store healthy. Otherwise the store itself may fail, and
 appends wait for it. A store that sometimes fails may be healthy in between: failures must also span a time.
 """
 
@@ -32,7 +32,7 @@ class _Suspicion:
 
 
 class Refusals:
-    """Keeps ``ActiveStore.refusals``: journals whose uploads fail for ``after_s`` in a healthy store."""
+    """Keeps ``ActiveStore.refusals``: journals whose uploads fail for ``after_s`` s in a healthy store."""
 
     def __init__(self, blob_stores: BlobStores, clock: Clock, after_s: float) -> None:
         self._blob_stores = blob_stores
@@ -48,11 +48,11 @@ class Refusals:
         if suspicion is not None and suspicion.store != active.url:
             self._take_back(upload)  # The journal has got another store.
             suspicion = None
-        if suspicion is None or active.health.error is not None:  # It may be the store that fails.
+        if suspicion is None or active.health.error is not None:  # The store itself may fail.
             suspicion = self._suspected[upload] = _Suspicion(active.url)
         if active.health.error is not None:
             return
-        if active.health.began >= suspicion.failed_at:
+        if active.health.began >= suspicion.failed_at:  # Healthy in a check after the failure.
             suspicion.failed_at = math.inf
             suspicion.confirmed += 1
         active.failed()

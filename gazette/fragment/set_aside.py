@@ -4,8 +4,8 @@
 A broker that cannot ask etcd does not know if a later primary gave its offsets to other bytes. As a
 fragment, the broker's bytes could hide acknowledged appends. So when it ends, it stores these bytes *aside*,
 under a name that no listing mistakes for a fragment. The name holds the life of the journal, and the tenure
-of the primary to which the bytes belong. A replica whose listing finds such an object asks etcd, and makes a
-fragment of it.
+of the primary to which the bytes belong. A replica whose listing finds such an object asks etcd. If the
+offsets were not given out again, the replica makes a fragment of the object.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _NAME: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A fragment that is stored aside. ``life`` is the creation revision of its journal. ``tenure`` is that
-    of the assignment of the primary that appended its bytes."""
+    """A fragment that is stored aside. ``life`` is the creation revision of its journal. ``tenure`` is the
+    tenure of the primary that appended its bytes."""
 
     fragment: Fragment
     life: Revision
@@ -40,7 +40,7 @@ class SetAside:
 
     @classmethod
     def parse(cls, journal: JournalName, relative_path: str) -> SetAside | None:
-        """Read a path below a journal's directory. Return None for that of another object."""
+        """Read a path below a journal's directory. Return None for the path of another object."""
         match = _NAME.fullmatch(relative_path)
         if match is None:
             return None
@@ -53,7 +53,7 @@ class SetAside:
     def place(self, store: BlobStore) -> bool:
         """Copy the object to the place of its fragment. Return True if this call stored the fragment.
 
-        Blocks, and raises as the store does. The object stays where it is.
+        Call it in a thread. Raise as the store does. The object aside stays.
         """
         path = self.fragment.content_path()
         if store.exists(path):

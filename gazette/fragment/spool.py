@@ -4,7 +4,7 @@
 A spool is the fragment that a broker is writing now: committed bytes ``[begin, end)``, then ``delta``
 bytes that were received and are not yet committed. The replicas of a journal agree on a spool by
 proposals. A proposal names a whole fragment, its digest and the journal's registers. It takes effect only
-on a spool that can become exactly that.
+on a spool that can become exactly this fragment.
 
 Pure: the bytes, their digest and the clock belong to ``spool_file``, which performs the effects.
 """
@@ -27,7 +27,7 @@ _SECOND_NS: Final = 1_000_000_000
 
 
 class Content(msgspec.Struct, frozen=True):
-    """Bytes by which to extend the spool. ``delta`` must be the length of what is pending."""
+    """Bytes by which to extend the spool. ``delta`` must be the number of bytes that are pending."""
 
     content: bytes
     delta: int
@@ -43,7 +43,7 @@ class Proposal(msgspec.Struct, frozen=True):
 class SpoolResult(msgspec.Struct, frozen=True):
     """The answer to content or a proposal: OK, or PROPOSAL_MISMATCH.
 
-    ``fragment`` and ``registers`` are the spool's own afterwards.
+    ``fragment`` and ``registers`` describe the spool afterwards.
     """
 
     status: Status
@@ -103,7 +103,7 @@ class SpoolState:
     def check_content(self, content: Content) -> int:
         """Return the place of the content in the spool's file.
 
-        Raise ``Invalid`` unless the content follows the pending bytes. Changes nothing: call ``extend`` once
+        Raise ``Invalid`` unless the content follows the pending bytes. Change nothing: call ``extend`` once
         the bytes are written.
         """
         if content.delta != self.delta:
@@ -120,7 +120,7 @@ class SpoolState:
         self._next = None
 
     def roll_back(self) -> RolledBack:
-        """Give up what is pending."""
+        """Give up the pending bytes."""
         length, self.delta, self._next = self.delta, 0, None
         return RolledBack(length)
 
@@ -129,7 +129,7 @@ class SpoolState:
     ) -> tuple[SpoolEffect, ...]:
         """Apply a proposal; the last effect says how it ended.
 
-        ``pending_sum`` returns the SHA-1 of committed and pending bytes. It is called only where it decides.
+        ``pending_sum`` returns the SHA-1 of committed and pending bytes. It is called only if needed.
         ``now`` is Unix seconds. Raise ``Invalid`` for another journal's proposal.
         """
         if proposal.fragment.journal != self.fragment.journal:
@@ -142,12 +142,14 @@ class SpoolState:
         return (*rolled, self._take(proposal, pending_sum, now))
 
     def grow(self, length: int, sum: bytes, registers: LabelSet, now: float) -> Fragment:
-        """Commit ``length`` bytes that make the SHA-1 ``sum``, while nothing is pending. Return the
-        fragment. Does the same as ``extend``, then ``propose`` of the ``next`` fragment."""
+        """Commit ``length`` bytes, after which the SHA-1 is ``sum``, while nothing is pending. Return the
+        fragment. The effect is that of ``extend``, and then ``propose`` with the ``next`` fragment."""
         assert length
         assert not self.delta
-        was = self.fragment
-        self.fragment = Fragment(was.journal, was.begin, was.end + length, sum, was.codec)
+        former = self.fragment
+        self.fragment = Fragment(
+            former.journal, former.begin, former.end + length, sum, former.codec
+        )
         self.registers, self._next = registers, None
         if self.first_append_time is None:
             self.first_append_time = now
@@ -155,13 +157,17 @@ class SpoolState:
 
     def next(self, pending_sum: Callable[[], bytes]) -> Fragment:
         """Return the fragment that the pending bytes would make."""
-        now = self.fragment
+        fragment = self.fragment
         if not self.delta:
-            return now
+            return fragment
         if self._next is None:
             # All other fields have their defaults: see `_check`.
             self._next = Fragment(
-                now.journal, now.begin, now.end + self.delta, pending_sum(), now.codec
+                fragment.journal,
+                fragment.begin,
+                fragment.end + self.delta,
+                pending_sum(),
+                fragment.codec,
             )
         return self._next
 
@@ -181,8 +187,8 @@ class SpoolState:
             assert self.first_append_time is not None
             effect = Completed(fragment, self.registers, self.first_append_time)
         if end > fragment.end:
-            # Take registers of the proposal only if it is ahead. If both end at one offset, keep
-            # ours: a difference is then a mismatch.
+            # Take registers of the proposal only if it is ahead. If both end at one offset, keep ours:
+            # different registers are then a mismatch.
             self.registers = proposal.registers
         self.fragment = Fragment(
             journal=fragment.journal, begin=end, end=end, codec=proposal.fragment.codec
@@ -195,7 +201,7 @@ class SpoolState:
         self, proposal: Proposal, pending_sum: Callable[[], bytes], now: float
     ) -> Committed | RolledBack | Mismatched:
         if self.fragment == proposal.fragment and self.registers == proposal.registers:
-            return self.roll_back()
+            return self.roll_back()  # To propose the committed fragment means to roll back.
         if (
             self.delta
             and self.fragment.end + self.delta == proposal.fragment.end
@@ -234,23 +240,23 @@ def proposal_of(
 ) -> Fragment:
     """Return a primary's proposal before content: ``fragment`` unchanged, or rolled to a new, empty one.
 
-    It is rolled in any of these cases:
+    The fragment is rolled in any of these cases:
 
-    - it is empty: then the new one gets the codec of the current specification;
+    - it is empty: then the new fragment gets the codec of the current specification;
     - it is *longer* than ``fragment_length``;
-    - ``roll_to`` (0: not given) is another offset;
+    - ``roll_to`` (0: not given) is not its begin;
     - its first commit was in another flush interval than ``now``, counted from the Unix epoch.
 
-    The offset of the new one is ``roll_to`` or the present end. Raise ``Bug`` if ``roll_to`` would give up
+    The new fragment is at ``roll_to``, or at the present end. Raise ``Bug`` if ``roll_to`` would give up
     committed bytes.
     """
-    due = (
+    must_roll = (
         not fragment.length
         or fragment.length > fragment_length
         or (roll_to != 0 and roll_to != fragment.begin)
         or _is_flush_due(first_append_time, flush_interval_ns, now)
     )
-    if not due:
+    if not must_roll:
         return fragment
     end = roll_to or fragment.end
     if end < fragment.end:

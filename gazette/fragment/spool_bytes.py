@@ -1,7 +1,6 @@
 """Stage 6 of the byte path: the bytes of one spool, the newest in memory, all others in a local file.
 
-The loop puts content into memory, and reads it there. Threads move content to the file, which is created by
-then.
+The event loop puts content into memory, and reads it there. Threads create the file, and move content to it.
 
 A spool file ends with its process, as memory does. So bytes in memory are as durable as bytes in the file,
 and no append has to wait for the disk. Appends wait only once the disk is too far behind, or has failed:
@@ -27,7 +26,7 @@ log = logging.getLogger(__name__)
 
 LIMIT_BYTES: Final = 1 << 26
 _WRITTEN_FROM: Final = 16
-"""Threads begin to write when this fraction (one in so many) of the limit is in memory."""
+"""Divisor of the limit. Threads begin to write once the quotient, in bytes, is in memory."""
 _PART_BYTES: Final = 1 << 18
 """Bytes of a part in memory. A thread writes one part at a time, and the loop may wait for its copy."""
 
@@ -36,7 +35,7 @@ class SpoolBytes:
     """The bytes of a spool. They live as long as this object; any number of threads may read.
 
     One owner puts or writes bytes, never both at a time. Content that is put at a position replaces all
-    bytes from there on. ``memory`` may have bytes written to the file at any time.
+    bytes from there on. ``memory`` may write bytes to the file at any time, in a thread.
     """
 
     __slots__ = (
@@ -55,19 +54,19 @@ class SpoolBytes:
     def __init__(self, disk: Disk, memory: SpoolMemory) -> None:
         self._disk = disk
         self._memory = memory
-        # The thread that writes holds it; the loop never takes it.
+        # The thread that writes holds this lock; the event loop never takes it.
         self._disk_lock = memory.pool.lock()
-        # It guards the attributes below, and is never held during an operation of the disk.
+        # This lock guards the attributes below. No thread holds it during an operation of the disk.
         self._lock = threading.Lock()
         self._file: SpoolFile | None = None
         self._begin = 0
-        """Position of the first byte in memory. Those before it are in the file."""
+        """Position of the first byte in memory. All bytes before it are in the file."""
         self._parts: deque[bytes | bytearray] = deque()
         """The bytes in memory. Short content extends the last part, so that parts are few."""
         self._length = 0
         """Bytes in ``_parts``."""
         self._valid = 0
-        """The end of the bytes that a thread writes now, or a lower end after a replacement."""
+        """End of the bytes that a thread writes now. If the loop replaces some of them, the end is lower."""
 
     @property
     def unwritten(self) -> int:
@@ -75,16 +74,16 @@ class SpoolBytes:
         return self._length
 
     def put(self, content: bytes, position: int) -> None:
-        """Put ``content`` at ``position`` into memory. On the loop."""
+        """Put ``content`` at ``position`` into memory. Call it on the event loop."""
         with self._lock:
-            before = self._length
+            former_length = self._length
             self._cut(position)
             self._extend(content)
-            length = self._length - before
-        self._memory.grew(self, length, first=not before)
+            length = self._length - former_length
+        self._memory.grew(self, length, first=not former_length)
 
     def write(self, content: bytes = b"", position: int | None = None) -> None:
-        """Write what is in memory to the file, then ``content`` at ``position``. Blocks.
+        """Write the bytes in memory to the file, then ``content`` at ``position``. Call it in a thread.
 
         Raise ``Unavailable``, for example if the disk is full. Then memory keeps its bytes, and any part of
         ``content`` may be written.
@@ -100,14 +99,14 @@ class SpoolBytes:
                     self._begin = position + len(content)
 
     def pread(self, length: int, position: int) -> bytes:
-        """Read at most ``length`` bytes; fewer at the end. Blocks if they are in the file."""
+        """Read at most ``length`` bytes; fewer at the end. Block if they are in the file."""
         with self._lock:
             begin = self._begin
-            kept = self._kept(length, position)
+            from_memory = self._kept(length, position)
         if position >= begin:
-            return kept
+            return from_memory
         assert self._file is not None
-        return self._file.pread(min(length, begin - position), position) + kept
+        return self._file.pread(min(length, begin - position), position) + from_memory
 
     def pread_now(self, length: int, position: int) -> BytesLike | None:
         """Read some of ``length`` bytes; none at the end. Return None if the read might have to wait."""
@@ -119,14 +118,14 @@ class SpoolBytes:
         return self._file.pread_now(min(length, begin - position), position)
 
     def truncate(self, length: int) -> None:
-        """Free memory and space after the first ``length`` bytes. Blocks."""
+        """Free memory and disk space after the first ``length`` bytes. Call it in a thread."""
         with self._disk_lock:
             self._forget(length)
             if self._file is not None:
                 self._file.truncate(min(length, self._begin))
 
     def sibling(self) -> SpoolFile:
-        """Create another file on the same disk. Blocks."""
+        """Create another file on the same disk. Call it in a thread."""
         return self._disk.create()
 
     def __del__(self) -> None:
@@ -135,43 +134,43 @@ class SpoolBytes:
     def _kept(self, length: int, position: int) -> bytes:
         """Return the part of ``length`` bytes that is in memory. The lock is held."""
         begin, end = max(0, position - self._begin), position + length - self._begin
-        kept, at = [], 0
+        chunks, part_begin = [], 0
         for part in self._parts:
-            after = at + len(part)
-            if begin < after and at < end:
+            part_end = part_begin + len(part)
+            if begin < part_end and part_begin < end:
                 with memoryview(part) as view:
-                    kept.append(bytes(view[max(0, begin - at) : end - at]))
-            at = after
-        return b"".join(kept)
+                    chunks.append(bytes(view[max(0, begin - part_begin) : end - part_begin]))
+            part_begin = part_end
+        return b"".join(chunks)
 
     def _extend(self, content: bytes) -> None:
         """Add ``content`` at the end. The lock is held."""
-        last = self._parts[-1] if self._parts else b""
-        if isinstance(last, bytearray) and len(last) + len(content) <= _PART_BYTES:
-            last += content
+        last_part = self._parts[-1] if self._parts else b""
+        if isinstance(last_part, bytearray) and len(last_part) + len(content) <= _PART_BYTES:
+            last_part += content
         else:
             is_short = len(content) < _PART_BYTES // 8
             self._parts.append(bytearray(content) if is_short else content)
         self._length += len(content)
 
     def _cut(self, position: int) -> None:
-        """Give up what is at ``position`` and beyond. The lock is held."""
+        """Give up the bytes at ``position`` and beyond. The lock is held."""
         self._valid = min(self._valid, position)
         while self._parts and position < self._begin + self._length:
-            last = self._parts.pop()
-            self._length -= len(last)
-            left = position - self._begin - self._length
-            if left > 0:
-                self._parts.append(last[:left])
-                self._length += left
+            part = self._parts.pop()
+            self._length -= len(part)
+            kept_length = position - self._begin - self._length
+            if kept_length > 0:
+                self._parts.append(part[:kept_length])
+                self._length += kept_length
         self._begin = min(self._begin, position)
 
     def _forget(self, position: int) -> None:
-        """Give up what is at ``position`` and beyond, in a thread."""
+        """Give up the bytes at ``position`` and beyond, in a thread."""
         with self._lock:
-            before = self._length
+            former_length = self._length
             self._cut(position)
-            self._memory.free(before - self._length)
+            self._memory.free(former_length - self._length)
 
     def _move(self) -> bool:
         """Move one part from memory to the file. Return False if there was none."""
@@ -182,11 +181,12 @@ class SpoolBytes:
             return False
         self._write(part, begin)
         with self._lock:
+            # The loop may have replaced bytes during the write: move only the bytes before `_valid`.
             written = self._valid - self._begin
             if written > 0:
-                first = self._parts.popleft()
-                if written < len(first):
-                    self._parts.appendleft(first[written:])
+                first_part = self._parts.popleft()
+                if written < len(first_part):
+                    self._parts.appendleft(first_part[written:])
                 self._begin += written
                 self._length -= written
                 self._memory.free(written)
@@ -206,16 +206,17 @@ class SpoolBytes:
 class SpoolMemory:
     """Counts bytes that are in memory only: at most ``limit``. Loop-bound, except where stated.
 
-    ``pool`` runs what writes to the disk, one call at a time for all spools.
+    ``pool`` runs the writes to the disk, one call at a time for all spools.
     """
 
     def __init__(self, pool: Pool, limit: int = LIMIT_BYTES) -> None:
         self.pool = pool
         self.limit = limit
         self.failing = False
-        """True after a write that failed, until one succeeds. Threads set it."""
+        """True after a failed write, until another write succeeds. Threads set it."""
         self._unwritten = 0
         self._freed: deque[int] = deque()
+        """Lengths that any thread has freed, and the event loop has not subtracted yet."""
         self._holders: weakref.WeakKeyDictionary[SpoolBytes, None] = weakref.WeakKeyDictionary()
         """All spools with bytes in memory, and some that had them."""
         self._writing: concurrent.futures.Future[None] | None = None
@@ -238,21 +239,21 @@ class SpoolMemory:
         return not self.failing and self.unwritten + length <= self.limit
 
     def grew(self, holder: SpoolBytes, length: int, *, first: bool) -> None:
-        """Count ``length`` more bytes of ``holder``, or fewer if negative. ``first``: it had none before."""
+        """Count ``length`` more bytes of ``holder``, or fewer if negative. ``first``: it was empty before."""
         if first:
             self._holders[holder] = None
         self._unwritten += length
         if self.unwritten * _WRITTEN_FROM >= self.limit and not self._is_writing:
-            holders = [one for one in self._holders if one.unwritten]
+            holders = [spool for spool in self._holders if spool.unwritten]
             self._holders = weakref.WeakKeyDictionary(dict.fromkeys(holders))
             self._writing = self.pool.submit(_write, holders)
 
     def free(self, length: int) -> None:
-        """Count ``length`` fewer bytes. In any thread; also while the garbage collector runs."""
+        """Count ``length`` fewer bytes. Call it in any thread, also while the garbage collector runs."""
         self._freed.append(length)
 
     def failed(self, error: Unavailable) -> None:
-        """Take nothing into memory until a write succeeds. Log the first failure. In any thread."""
+        """Take nothing into memory until a write succeeds. Log the first failure. Call it in any thread."""
         if not self.failing:
             log.warning(
                 "appended bytes stay in memory, and appends are refused until one can be written: %(error)s",
@@ -267,12 +268,12 @@ class SpoolMemory:
 
 
 def _write(holders: Collection[SpoolBytes]) -> None:
-    """Write half of all bytes, those of the longest spools first. In a thread."""
-    left = sum(one.unwritten for one in holders) // 2
-    for holder in sorted(holders, key=lambda one: one.unwritten, reverse=True):
-        if left <= 0:
+    """Write whole spools, the longest first, until half of all bytes are written. Call it in a thread."""
+    remaining = sum(spool.unwritten for spool in holders) // 2
+    for holder in sorted(holders, key=lambda spool: spool.unwritten, reverse=True):
+        if remaining <= 0:
             break
-        left -= holder.unwritten
+        remaining -= holder.unwritten
         try:
             holder.write()
         except Unavailable:

@@ -37,18 +37,16 @@ from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import Pool, await_future
 
 INLINE_BYTES: Final = 1 << 19
-"""Greatest size of content in bytes that is hashed on the loop, and put into memory.
+"""Most bytes of content that the event loop hashes, and puts into memory.
 
 That takes about half a millisecond. Longer content justifies the cost of a thread.
 """
-
-
 _TRIM_BYTES: Final = 1 << 26
 """A roll-back of fewer bytes leaves them in the file, where the next content replaces them."""
 
 
 class SpoolObserver(Protocol):
-    """Receives the events of a spool. Called on the loop; must not wait."""
+    """Receives the events of a spool. The event loop calls it: it must not wait."""
 
     def spool_commit(self, local: LocalFragment) -> None:
         """Handle an extended fragment; its bytes can be read."""
@@ -63,8 +61,8 @@ class Spool:
     """The fragment that one replica of a journal writes. Held by one owner at a time (a `Mutex`).
 
     Files are made on ``disk`` (default: the directory of temporary files) once there is something to write.
-    Compression runs in ``pool``. The spools of a disk share ``memory``. If it has no room, or the content is
-    long, callers wait until a thread of its pool has hashed and written the content.
+    Compression runs in ``pool``. The spools of a disk share ``memory``. If ``memory`` has no room, or the
+    content is long, callers wait until a thread has hashed and written the content.
     """
 
     def __init__(
@@ -86,9 +84,9 @@ class Spool:
         self._bytes: SpoolBytes | None = None
         self._compression: SpoolCompression | None = None
         self._sum = hashlib.sha1(usedforsecurity=False)
-        """Digest of what is committed."""
+        """Digest of the committed bytes."""
         self._pending_sum = self._sum
-        """Digest of what is committed and pending; the same object while nothing is pending."""
+        """Digest of committed and pending bytes; the same object as ``_sum`` while nothing is pending."""
         self._writing: concurrent.futures.Future[Any] | None = None
 
     @property
@@ -117,13 +115,13 @@ class Spool:
     async def apply(self, request: Content | Proposal, *, primary: bool) -> SpoolResult:
         """Extend the spool by content, or make it what a proposal says.
 
-        ``primary`` says that this broker leads the journal: it compresses as it goes. Raise ``Invalid`` for
-        content that does not follow what is pending. Raise ``Unavailable`` for content that cannot be
-        written, as when the disk is full. Then everything pending is rolled back, committed bytes are
-        untouched, and the spool remains usable.
+        ``primary`` says that this broker leads the journal: it compresses after each commit. Raise
+        ``Invalid`` for content that does not follow the pending bytes. Raise ``Unavailable`` for content that
+        cannot be written, as when the disk is full. Then all pending bytes are rolled back, committed bytes
+        are untouched, and the spool remains usable.
 
-        Cancellation: a proposal is applied or not, never in part. With content, everything
-        that was pending is rolled back.
+        Cancellation: a proposal is applied or not, never in part. With content, all pending bytes are rolled
+        back.
         """
         if self._writing is not None:
             await self._settle(self._writing)
@@ -149,8 +147,8 @@ class Spool:
 
     def commit_now(self, content: bytes, registers: LabelSet) -> Fragment:
         """Commit content for which it has ``room``, as the primary. Return the committed fragment."""
-        held, length = self._held(), len(content)
-        held.put(content, self._state.fragment.length)
+        spool_bytes, length = self._held(), len(content)
+        spool_bytes.put(content, self._state.fragment.length)
         self._sum.update(content)
         self._pending_sum = self._sum
         fragment = self._state.grow(length, self._sum.digest(), registers, self._clock.now())
@@ -172,7 +170,7 @@ class Spool:
         return LocalFragment.of(self.fragment, self._bytes)
 
     async def close(self) -> None:
-        """Release the file, and all bytes that no roll has completed."""
+        """Release the file, and all bytes that were not completed by a roll."""
         if self._writing is not None:
             await self._settle(self._writing)
         self._begin_file()
@@ -210,10 +208,10 @@ class Spool:
 
     async def _extend_in_thread(self, content: bytes, position: int) -> None:
         self._begin_sum()
-        held, pending_sum = self._held(), self._pending_sum
+        spool_bytes, pending_sum = self._held(), self._pending_sum
 
         def extend() -> None:
-            held.write(content, position)
+            spool_bytes.write(content, position)
             pending_sum.update(content)
 
         if len(content) <= INLINE_BYTES:
@@ -225,7 +223,7 @@ class Spool:
         self._writing = None
 
     def _trim(self) -> None:
-        """Free the disk space of what was rolled back, in a thread."""
+        """Free the disk space of the bytes that were rolled back, in a thread."""
         if self._bytes is not None and (self._writing is None or self._writing.done()):
             self._writing = self._memory.pool.submit(
                 self._bytes.truncate, self._state.fragment.length
@@ -234,7 +232,7 @@ class Spool:
     async def _settle(self, writing: concurrent.futures.Future[Any]) -> None:
         """Wait for a thread for which no other task waits.
 
-        It is the thread of a cancelled call, whose outcome was rolled back, or of a trim. A failed trim only
+        It is the thread of a cancelled call, whose bytes were rolled back, or of a trim. A failed trim only
         keeps space that the next content uses.
         """
         await ended(writing)

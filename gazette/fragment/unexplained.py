@@ -1,7 +1,7 @@
 """Stage 9 of the byte path: unexplained fragments that `listing` found below a journal's directory.
 
-Such an object has the name of a fragment, and may be one of the journal: see `protocol/fragment_owner`. If
-only such fragments have an offset, it is neither given out again nor passed over. Others do no harm.
+Such an object has the name of a fragment, and may be the journal's: see `protocol/fragment_owner`. An offset
+that only unexplained fragments have is neither given out again nor passed over.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _SHOWN_MAX: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Unexplained:
-    """Unexplained fragments. ``cover`` has those that no other one covers."""
+    """Unexplained fragments. ``cover`` has the fewest of them that have all their offsets."""
 
     cover: CoverSet[Fragment]
 
     @classmethod
     def of(cls, fragments: Iterable[Fragment]) -> Unexplained:
-        # In this order, each is added at the end of the set, which is fast: there may be very many.
-        return cls(CoverSet(sorted(fragments, key=lambda one: (one.begin, -one.end))))
+        # In this order, each fragment is added at the end of the set: that is fast. There may be very many.
+        return cls(CoverSet(sorted(fragments, key=lambda span: (span.begin, -span.end))))
 
     @classmethod
     def beside(cls, own: CoverSet[S], fragments: Iterable[Fragment]) -> Unexplained:
@@ -39,20 +39,20 @@ class Unexplained:
 
     @property
     def end(self) -> Offset:
-        """End of the last fragment; zero without any."""
+        """End of the last fragment; zero without fragments."""
         return self.cover.end
 
     def outside(self, own: CoverSet[S]) -> list[Fragment]:
         """Return the fragments with offsets that ``own``, the journal's fragments, do not cover."""
-        return [one for one in self.cover if not own.covers(one.begin, one.end)]
+        return [fragment for fragment in self.cover if not own.covers(fragment.begin, fragment.end)]
 
     def check(self, journal: JournalName, begin: Offset, end: Offset | None = None) -> None:
         """Raise ``Unavailable`` if an unexplained fragment has any offset from ``begin`` to ``end`` (None:
         without end)."""
         if begin >= self.cover.end or not self.cover.overlaps(begin, _END if end is None else end):
             return
-        at, _ = self.cover.longest_overlapping(begin)
-        raise undecided(journal, self.cover[at:])
+        index, _ = self.cover.longest_overlapping(begin)
+        raise undecided(journal, self.cover[index:])
 
 
 NONE: Final = Unexplained(CoverSet())
@@ -70,7 +70,7 @@ def undecided(journal: JournalName, fragments: Sequence[Fragment]) -> Unavailabl
 
 def problem_of(fragments: Sequence[Fragment]) -> str:
     """Return the problem with unexplained fragments, in words."""
-    directories = list(dict.fromkeys(one.path_postfix for one in fragments))
+    directories = list(dict.fromkeys(fragment.path_postfix for fragment in fragments))
     shown = ", ".join(directories[:_SHOWN_MAX])
     more = len(directories) - _SHOWN_MAX
     return (

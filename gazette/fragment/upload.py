@@ -1,4 +1,4 @@
-"""Stage 7 of the byte path, for one spool: puts its bytes into a store of its journal, or takes them back.
+"""Stage 7 of the byte path, for one spool: puts its bytes into a store of its journal, or removes them again.
 
 `persister` decides when. Between any two steps, the journal may be deleted or get another first store, or a
 later primary may begin. So each step checks again, and an object that should not be there is removed.
@@ -92,11 +92,11 @@ class Upload:
     failures: int = 0
     error: str = "not attempted yet"
     _call: concurrent.futures.Future[bool] | None = None
-    """The thread of an attempt whose time was up, while it runs."""
+    """The call in a thread that puts the object, until its result was taken. It may outlive an attempt."""
     placed: tuple[str, str] | None = None
-    """Store and path of an object that this upload has put there, or may have put there."""
+    """Store and path of the object that this upload has put, or may have put."""
     is_put: bool = False
-    """True if the object exists, and this upload has put it there."""
+    """True if the object of ``placed`` exists, and this upload has put it."""
     aside: tuple[str, str] | None = None
     """Store and path of an object that keeps these bytes after the end of this broker."""
 
@@ -128,7 +128,7 @@ class Upload:
         return "" if self.placed is None else self.placed[0]
 
     async def set_aside(self, spec: JournalSpec) -> None:
-        """Set the bytes aside, unless they are already. See `gazette.fragment.set_aside`."""
+        """Store the bytes aside, unless they are already. See `gazette.fragment.set_aside`."""
         await self._cut(spec)
         await self._end_call()
         if self.aside is None:
@@ -139,12 +139,12 @@ class Upload:
             await active.calls.run(_put_object, active.store, path, self.spool)
             self.aside = url, path
         # An object that was put before etcd fell silent stays. Replicas of the same bytes may have found it,
-        # and released their own spools. The object aside marks it as unconfirmed.
+        # and released their own spools. The object aside marks the other object as unconfirmed.
 
     async def put(self, spec: JournalSpec, *, look: bool) -> bool:
         """Put the fragment into the journal's first store. Return True if it is there.
 
-        At the end of the broker, use the next store if one refuses access. Readers use that store as well,
+        When the broker ends, use the next store if one refuses access: readers use the next store as well,
         and no later attempt follows. Without stores, return True: there is nothing to do.
         """
         try:
@@ -153,24 +153,25 @@ class Upload:
             return await self.take_back()
 
     async def _put(self, spec: JournalSpec, *, look: bool) -> bool:
+        """Do as ``put``, but raise ``_Deleted`` if etcd says that the journal was deleted."""
         stores = spec.fragment.stores
         if stores and not look:
             await self._end_call()
             is_superseded = await self._is_superseded()
             if self.cut is not None:
-                await self._remove()
+                await self._remove()  # A former attempt has put bytes beyond the limit.
             if is_superseded:
                 return True
         await self._cut(spec)
         fragment = self.spool.fragment
-        for at, url in enumerate(stores):
+        for index, url in enumerate(stores):
             try:
                 with tracing.span(
                     "persist", journal=fragment.journal, begin=fragment.begin, end=fragment.end
                 ):
                     return await self._upload_to(spec, url, look=look)
             except NotAllowed:
-                if not self._shared.hurry.is_set() or at + 1 == len(stores):
+                if not self._shared.hurry.is_set() or index + 1 == len(stores):
                     raise
         return True
 
@@ -181,6 +182,7 @@ class Upload:
             self.cut = self.aside = None
 
     async def _upload_to(self, spec: JournalSpec, url: str, *, look: bool) -> bool:
+        """Put the object into store ``url``, or only look for it. Return True if nothing is left to do."""
         await self._end_call()
         fragment = self.spool.fragment
         if self.spec() is None:
@@ -190,14 +192,15 @@ class Upload:
         placed = _placed(self._shared.blob_stores, self.spool, spec, url)
         path = placed.content_path()
         if look:
-            found = await self._look(url, calls.submit(store.exists, path))
-            if found:
+            exists = await self._look(url, calls.submit(store.exists, path))
+            if exists:
                 self._note_stored(placed)
-            return found
+            return exists
         if not (self.is_put and self.placed == (url, path)):
             self._call = calls.submit(_put_object, store, path, self.spool)
             self.placed, self.is_put = (url, path), False
             await self._end_call()
+        # The journal may have been deleted, or a later primary may have begun, during the upload.
         if self.spec() is None:
             return await self.take_back()
         if not await self._is_beyond(fragment.end):
@@ -205,7 +208,7 @@ class Upload:
             self._note_stored(placed)
             return True
         await self._remove()
-        return False  # The next attempt uploads the part that is left.
+        return False  # The next attempt uploads the bytes before the limit.
 
     def _note_stored(self, placed: Fragment) -> None:
         self._shared.on_stored(replace(placed, mod_time=max(int(self._shared.clock.now()), 1)))
@@ -213,13 +216,13 @@ class Upload:
     async def _look(self, url: str, call: concurrent.futures.Future[bool]) -> bool:
         """Return True if ``call`` soon finds the object.
 
-        Do not wait for a store that hangs. The look ends when its time is up. It ends earlier if this broker
-        must upload itself, or if the journal has other stores. The thread of the look changes nothing.
+        Do not wait for a store that hangs. The look ends after ``look_timeout_s``. It ends earlier if this
+        broker must upload the bytes, or if the journal has other stores. Its thread changes nothing.
         """
-        left_s = self._shared.look_timeout_s
+        remaining_s = self._shared.look_timeout_s
         while not await ended(call, _NOTICE_S):
-            left_s -= _NOTICE_S
-            if left_s <= 0 or not self.may_wait() or self._has_other_stores(url):
+            remaining_s -= _NOTICE_S
+            if remaining_s <= 0 or not self.may_wait() or self._has_other_stores(url):
                 return False
         return call.result()
 
@@ -236,7 +239,7 @@ class Upload:
             raise Unconfirmed(error) from error
 
     async def _is_superseded(self) -> bool:
-        """Cut the upload where a later primary has begun. Return True if nothing is left of it."""
+        """Cut the upload where a later primary has begun. Return True if no byte is left of it."""
         fragment = self.spool.fragment
         end = fragment.end if self.cut is None else self.cut
         limit = await self._limit()
@@ -295,24 +298,25 @@ class Upload:
         return self.drop()
 
     async def _end_call(self) -> None:
-        """Wait for the upload's thread, if there is one. Raise what the thread raised."""
+        """Wait for the upload's thread, if there is one. Raise the error of the thread."""
         if self._call is not None:
             self.is_put = await self._outlive(self._call)
             if not self.is_put:
                 self.placed = None  # Another broker has put the object.
 
     async def _outlive(self, call: concurrent.futures.Future[bool]) -> bool:
-        """Wait for a thread, and return its result.
+        """Wait for a thread, and return its result. Raise ``Unavailable`` after ``put_timeout_s``.
 
-        If its time is up, the thread stays with the upload: two threads must not write the same object.
+        The thread then stays with the upload: two threads must not write the same object.
         """
-        timeout_s = left_s = self._shared.put_timeout_s
-        while not await ended(call, min(left_s, _NOTICE_S)):
-            left_s -= _NOTICE_S
+        timeout_s = remaining_s = self._shared.put_timeout_s
+        while not await ended(call, min(remaining_s, _NOTICE_S)):
+            remaining_s -= _NOTICE_S
             if self.placed is not None and self._has_other_stores(self.placed[0]):
+                # Leave the thread and its object alone: the journal does not use this store any more.
                 self._call, self.placed = None, None
                 raise Unavailable("the upload was given up: the journal has other stores now")
-            if left_s <= 0:
+            if remaining_s <= 0:
                 raise Unavailable("the upload did not end in time", timeout_s=timeout_s)
         self._call = None
         return call.result()
@@ -327,11 +331,7 @@ class Upload:
         fragment = self.spool.fragment
         log.info(
             "dropping %(fragment)s of %(journal)s, created at revision %(life)d: that journal is gone",
-            {
-                "fragment": fragment.content_name(),
-                "journal": fragment.journal,
-                "life": self.life,
-            },
+            {"fragment": fragment.content_name(), "journal": fragment.journal, "life": self.life},
         )
         return True
 
@@ -356,18 +356,14 @@ def _placed(stores: BlobStores, spool: CompletedSpool, spec: JournalSpec, url: s
         log.warning(
             "%(journal)s: fragment %(fragment)s is stored without a path postfix, because the "
             "path_postfix_template of the journal fails: %(error)s",
-            {
-                "journal": spec.name,
-                "fragment": spool.fragment.content_name(),
-                "error": error,
-            },
+            {"journal": spec.name, "fragment": spool.fragment.content_name(), "error": error},
         )
         return replace(spool.fragment, backing_store=url)
     return placed
 
 
 def _put_object(store: BlobStore, path: str, spool: CompletedSpool) -> bool:
-    """Put the object if it is absent. Return True if this call has put it. Runs in a thread.
+    """Put the object if it is absent. Return True if this call has put it. Call it in a thread.
 
     Usually the first replica puts the object, and all others find it.
     """
