@@ -26,12 +26,12 @@ from gazette.runtime.clock import Clock, SystemClock
 DELEGATION_KEY_S: Final = 2 * 60 * 60.0
 """Lifetime, in seconds, of a delegated key: ``azure-ad`` signs URLs with it."""
 DELEGATION_KEY_RESERVE_S: Final = 60 * 60.0
-"""Seconds. A key with less remaining lifetime is replaced."""
+"""Seconds. A delegated key with less remaining lifetime is replaced."""
 SIGNATURE_TTL_MAX_S: Final = 7 * 24 * 60 * 60 - DELEGATION_KEY_RESERVE_S
 
 _TIMEOUTS: Final = {"connection_timeout": 5, "read_timeout": 30}
 _SKEW_S: Final = 300.0
-"""Seconds by which our clock may be ahead of Azure's: a URL is valid from so much earlier on."""
+"""Seconds by which our clock may be ahead of Azure's: a signed URL is valid from this much earlier on."""
 _CALL_TIMEOUT_S: Final = 120.0
 
 
@@ -59,8 +59,8 @@ class AzureStore(FsspecStore):
             self._container, path = url.host, url.path
             self._options = _key_options(environ)
         else:
-            account, _, rest = url.path.removeprefix("/").partition("/")
-            self._container, _, path = rest.partition("/")
+            account, _, container_path = url.path.removeprefix("/").partition("/")
+            self._container, _, path = container_path.partition("/")
             self._options = _client_options(url.host, account, environ)
         root = f"{self._container}/{path.removeprefix('/')}".rstrip("/")
         super().__init__(root, url.query)
@@ -81,7 +81,7 @@ class AzureStore(FsspecStore):
             )
         return fsspec.filesystem(
             "abfs",
-            # By default adlfs first looks the container up, for which the caller needs another permission.
+            # By default adlfs first looks for the container: for this the caller needs another permission.
             assume_container_exists=True,
             **_TIMEOUTS,
             max_concurrency=1,
@@ -127,7 +127,7 @@ class AzureStore(FsspecStore):
             write_file(files, located, source, {"content_settings": settings}, head=head)
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """List page by page, of 5000 blobs. Directories of a hierarchical account are left out."""
+        """List in pages of 5000 blobs. Leave out the directories of a hierarchical account."""
         from fsspec.asyn import sync
 
         validate_prefix(prefix)
@@ -149,8 +149,8 @@ class AzureStore(FsspecStore):
 
                 blobs, token = sync(files.loop, page, timeout=_CALL_TIMEOUT_S)
             for blob in blobs:
-                directory = (blob.metadata or {}).get("hdi_isfolder") == "true"
-                if not directory and not blob.name.endswith("/"):
+                is_directory = (blob.metadata or {}).get("hdi_isfolder") == "true"
+                if not is_directory and not blob.name.endswith("/"):
                     modified = mod_time_of({"last_modified": blob.last_modified})
                     yield BlobInfo(blob.name[len(begin) :], modified, blob.size)
             if not token:
@@ -221,8 +221,8 @@ class AzureStore(FsspecStore):
         return files.service_client.get_blob_client(self._container, name)
 
     def _delegated(self, files: Any, now: float, ttl_s: float) -> Any:
-        """Return a key for signatures that is valid for longer than ``ttl_s``. Reuse a key while it has an
-        hour left."""
+        """Return a key for signatures that is valid for longer than ``ttl_s``. Use a key again until its last
+        hour."""
         from fsspec.asyn import sync
 
         if self._delegation is None or self._delegation[0] < self._needed_until(now, ttl_s):

@@ -18,8 +18,8 @@ from gazette.errors import Invalid
 
 @dataclass(frozen=True, slots=True)
 class BlobInfo:
-    """An object of a listing. ``path`` is relative to the listed prefix; ``mod_time`` is in Unix seconds;
-    ``size`` in bytes as stored."""
+    """An object of a listing. ``path`` is relative to the listed prefix, ``mod_time`` is in Unix seconds, and
+    ``size`` is in bytes as stored."""
 
     path: str
     mod_time: int
@@ -43,8 +43,8 @@ class BlobStore(Protocol):
     def open(self, path: str) -> BinaryIO:
         """Read an object's bytes as they are stored. Raise ``NotFound``.
 
-        Reading raises ``Unavailable`` when it fails. The store may have undone a stored content encoding, or
-        not: see ``codecs.new_decompressor``.
+        A read that fails raises ``Unavailable``. The store may have undone a stored content encoding, or not:
+        see ``codecs.new_decompressor``.
         """
         ...
 
@@ -61,7 +61,7 @@ class BlobStore(Protocol):
         """List all objects below ``prefix``, which is empty or ends in ``/``, at any depth.
 
         A prefix without objects gives an empty listing. Objects that a ``put`` has not completed are left
-        out. The order is not defined. Raise as it is iterated.
+        out. The order is not defined. Errors are raised during the iteration.
         """
         ...
 
@@ -70,10 +70,10 @@ class BlobStore(Protocol):
         ...
 
     def sign_get(self, path: str, ttl_s: float) -> str:
-        """Return a URL that lets its bearer read the object for ``ttl_s`` seconds. Does not look for it.
+        """Return a URL that lets its bearer read the object for ``ttl_s`` seconds. Do not look for it.
 
-        The URL needs no credentials for the store, if the store can make such URLs. Otherwise it
-        only says where the object is.
+        The URL needs no credentials for the store, if the store can make such URLs. Otherwise the URL only
+        says where the object is.
         """
         ...
 
@@ -85,14 +85,14 @@ class LocalSigner(Protocol):
     def sign_now(self, path: str, ttl_s: float) -> str | None:
         """Return the URL of ``sign_get`` by computation alone; None if that is not possible now.
 
-        Called on event loops: it takes no lock that another call may hold for long.
+        Event loops call this: it takes no lock that another call may hold for long.
         """
         ...
 
 
 @runtime_checkable
 class OrderedListing(Protocol):
-    """A store whose listings can begin in the middle, at a lower cost than a whole listing."""
+    """A store whose listings can begin behind a path, at a lower cost than a whole listing."""
 
     def list_after(self, prefix: str, after: str) -> Iterator[BlobInfo]:
         """List as ``BlobStore.list``, without the objects whose path is ``after`` or sorts before it.
@@ -131,7 +131,7 @@ def validate_prefix(prefix: str) -> None:
 class PathRewrite:
     """Replaces the first ``find`` of a path by ``replace``, from the query of a store's URL.
 
-    For journals that were renamed, while their fragments stay where they are.
+    Use it for journals that were renamed, while their fragments stay where they are.
     """
 
     find: str = ""
@@ -145,7 +145,7 @@ def parse_query(query: str, names: Collection[str]) -> dict[str, str]:
     """Return the arguments of a store's URL, by their names in lower case.
 
     ``names`` (lower case) are the arguments of the store; case does not matter in the URL. Raise ``Invalid``
-    for an unknown argument, and for one that is given twice.
+    for an unknown argument, and for an argument that is given twice.
     """
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
@@ -153,13 +153,13 @@ def parse_query(query: str, names: Collection[str]) -> dict[str, str]:
         raise Invalid(f"parsing store URL arguments: {error}") from error
     arguments: dict[str, str] = {}
     for name, value in pairs:
-        known = name.lower()
-        if known not in names:
+        argument = name.lower()
+        if argument not in names:
             expected = ", ".join(sorted(names))
             raise Invalid(f"parsing store URL arguments: invalid path {name!r}; known: {expected}")
-        if known in arguments:
+        if argument in arguments:
             raise Invalid(f"parsing store URL arguments: {name!r} is given twice")
-        arguments[known] = value
+        arguments[argument] = value
     return arguments
 
 

@@ -27,10 +27,10 @@ def kind_of(scheme: str) -> str:
 
 def not_installed(scheme: str) -> Invalid:
     """Return the error that says which extra to install."""
-    kind = kind_of(scheme)
+    key = kind_of(scheme)
     return Invalid(
         f"no blob store for {scheme}:// is installed: "
-        f"it comes with `pip install 'pygazette[{EXTRAS.get(kind, kind)}]'`",
+        f"it comes with `pip install 'pygazette[{EXTRAS.get(key, key)}]'`",
         path="stores",
         hint="Install the extra on every broker, or use another store.",
     )
@@ -39,7 +39,7 @@ def not_installed(scheme: str) -> Invalid:
 def require(scheme: str, *modules: str) -> None:
     """Raise the ``Invalid`` of ``not_installed`` unless all of the top-level modules are installed.
 
-    Do not import them. Stores are made on the loop, and an import takes too long there.
+    Do not import them. Stores are made on the event loop, and an import takes too long there.
     """
     if any(importlib.util.find_spec(module) is None for module in modules):
         raise not_installed(scheme)

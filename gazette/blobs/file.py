@@ -33,19 +33,19 @@ _NEVER: Final = {
     errno.EISDIR: "Remove the directory that is in the place of a file.",
     errno.ELOOP: "Remove the symbolic links that lead to themselves.",
 }
-"""Hints for errors of a path that repetition does not cure."""
+"""Hints for errors that a repeated call gets again for the same path."""
 _DIRECTORY_MODE: Final = 0o750
 
 
 class FileStore:
     """Files below ``root`` + the path of ``url``, which is a directory that exists.
 
-    The root is the broker's own setting and not a part of the URL, so readers may have the same files at
-    another place. A path that leads out of the directory, by ``..`` or by a symbolic link, is refused.
+    The root is a setting of the broker and not a part of the URL: readers may have the same files at another
+    place. A path that leads out of the directory, by ``..`` or by a symbolic link, is refused.
     """
 
     def __init__(self, root: Path, url: FragmentStoreUrl) -> None:
-        """Parse the URL. Raise ``Invalid`` for unknown query arguments. Looks at no file."""
+        """Parse the URL. Raise ``Invalid`` for unknown query arguments. Look at no file."""
         self._path = url.path
         self._rewrite = parse_rewrite(parse_query(url.query, ("find", "replace")))
         self.directory = Path(os.path.normpath(f"{root}/{self._path}"))
@@ -78,20 +78,18 @@ class FileStore:
             write_durably(target, source)
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """List objects, as in ``BlobStore``. Does not follow symbolic links to directories.
+        """List objects, as in ``BlobStore``. Do not follow symbolic links to directories.
 
-        Removes files that killed writers have left beside the objects.
+        Remove files that killed writers have left beside the objects.
         """
         return self.list_after(prefix, "")
 
     def list_after(self, prefix: str, after: str) -> Iterator[BlobInfo]:
-        """List as in ``OrderedListing``. Reads the names of all files, and attributes of the listed files
-        only."""
+        """List as in ``OrderedListing``. Read the names of all files, but attributes of listed files only."""
         validate_prefix(prefix)
         with _mapped(prefix):
             self._require_directory()
-            # Apply ``find`` and ``replace`` to the prefix with its slash, since the paths of objects begin
-            # like that.
+            # Apply ``find`` and ``replace`` to the prefix with its slash, as the paths of objects have it.
             rewritten = self._rewrite.apply(prefix)
             if rewritten and not rewritten.endswith("/"):
                 raise Invalid(
@@ -127,7 +125,7 @@ class FileStore:
         return self._place(self._rewrite.apply(path))
 
     def _place(self, path: str) -> str:
-        """Return the file of a path, to which ``find`` and ``replace`` were applied already."""
+        """Return the file of a path that ``find`` and ``replace`` have rewritten already."""
         validate_path(path)
         base = self._base()
         target = os.path.join(base, path)
@@ -153,11 +151,11 @@ class FileStore:
 
 def _has_link(base: str, path: str) -> bool:
     """Return True if ``path`` passes a symbolic link below ``base``, or is one."""
-    at = base
+    current = base
     for name in path.split("/"):
-        at = f"{at}/{name}"
+        current = f"{current}/{name}"
         try:
-            mode = os.lstat(at).st_mode
+            mode = os.lstat(current).st_mode
         except (FileNotFoundError, NotADirectoryError):
             return False
         if stat.S_ISLNK(mode):
@@ -174,8 +172,8 @@ def write_durably(
 ) -> bool:
     """Write a whole file, and sync it and its directory, which must exist. Raise ``OSError``.
 
-    Without ``replace`` do nothing if there is a file. Return True if it was written. Call ``on_written``
-    after the bytes are written, before the file gets its name.
+    Without ``replace``, do nothing if there is a file. Return True if the file was written. Call
+    ``on_written`` after the bytes are written, before the file gets its name.
     """
     directory, name = os.path.split(target)
     descriptor, partial = tempfile.mkstemp(prefix=f"{PARTIAL_PREFIX}{name}"[:64], dir=directory)
@@ -231,10 +229,11 @@ def _walk(directory: str, relative: str, after: str) -> Iterator[BlobInfo]:
     except (FileNotFoundError, NotADirectoryError):
         return  # The prefix has no objects, or was removed meanwhile.
     with entries:
-        # Sorted by name, fragments are added at the end of their cover, which is fast.
+        # In the order of names, fragments are added at the end of their cover set: that is fast.
         for entry in sorted(entries, key=lambda entry: entry.name):
             path = f"{relative}{entry.name}"
             if entry.is_dir(follow_symlinks=False):
+                # Other directories have only paths that sort before ``after``.
                 if f"{path}/" > after or after.startswith(f"{path}/"):
                     yield from _walk(entry.path, f"{path}/", after)
             elif entry.name.startswith(PARTIAL_PREFIX):
@@ -247,7 +246,7 @@ def _walk(directory: str, relative: str, after: str) -> Iterator[BlobInfo]:
 
 
 def _remove_left_over(entry: os.DirEntry[str]) -> None:
-    with suppress(OSError):  # A process may list and not remove.
+    with suppress(OSError):  # The process may lack the right to remove files.
         if is_left_over(entry.stat(follow_symlinks=False).st_mtime):
             os.unlink(entry.path)
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BLOCK_BYTES: Final = 8 << 20
-"""Bytes of one request to read or write. One reader or writer uses twice as much memory."""
+"""Bytes of one request to read or write. One reader or writer uses twice as many bytes of memory."""
 
 ATTEMPTS_MAX: Final = 3
 """Attempts to read one block before its reader gives up."""
@@ -63,7 +63,7 @@ _VERSION_KEYS: Final = (
 )
 _TIME_KEYS: Final = ("mtime", "updated", "last_modified", "LastModified", "modified", "created")
 _TRANSIENT: Final = ("InvalidBlockList",)
-"""Codes of Azure's errors that repetition may cure, although their status blames the request."""
+"""Codes of Azure's errors after which to repeat a request, although their status blames the request."""
 
 _REFUSALS: Final = frozenset(
     {
@@ -78,7 +78,7 @@ _REFUSALS: Final = frozenset(
 
 
 class FsspecStore(ABC):
-    """Files below ``root`` of a file system, which is made when it is first needed, in a thread."""
+    """Files below ``root`` of a file system. The first call makes the file system, in its thread."""
 
     scheme: str
     """Scheme of the URL, for messages."""
@@ -107,7 +107,7 @@ class FsspecStore(ABC):
                 return False
 
     def open(self, path: str) -> BinaryIO:
-        """Read in blocks, with one request for each. Seekable."""
+        """Read in blocks, with one request for each. The reader can seek."""
         located = self._locate(path)
         with self._mapped(path) as files:
             info = self._info(files, located)
@@ -135,9 +135,9 @@ class FsspecStore(ABC):
                 raise
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """List directory by directory. Each directory is held in memory as a whole.
+        """List directory by directory. Memory holds all entries of one directory.
 
-        Removes files that killed writers have left beside the objects.
+        Remove files that killed writers have left beside the objects.
         """
         validate_prefix(prefix)
         begin = self._begin(prefix)
@@ -157,7 +157,7 @@ class FsspecStore(ABC):
                     directories.append(name)
                 elif posixpath.basename(name).startswith(PARTIAL_PREFIX):
                     if is_left_over(mod_time_of(entry)):
-                        with suppress(Exception):  # A process may list and not remove.
+                        with suppress(Exception):  # The process may lack the right to remove.
                             files.rm_file(name)
                 else:
                     yield BlobInfo(name[len(begin) :], mod_time_of(entry), entry["size"] or 0)
@@ -168,7 +168,7 @@ class FsspecStore(ABC):
             files.rm_file(located)
 
     def sign_get(self, path: str, ttl_s: float) -> str:
-        """Return a signed URL if the file system can make one, else the location."""
+        """Return a signed URL if the file system can make one. Otherwise return the location."""
         located = self._locate(path)
         with self._mapped(path) as files:
             try:
@@ -182,7 +182,7 @@ class FsspecStore(ABC):
 
     @abstractmethod
     def make_files(self) -> Any:
-        """Make the file system. Runs in a thread, and may use the network."""
+        """Make the file system. Call it in a thread: it may use the network."""
 
     def stat(self, files: Any, located: str) -> Mapping[str, Any]:
         """Return fsspec's info of a file. Raise ``FileNotFoundError``."""
@@ -195,7 +195,7 @@ class FsspecStore(ABC):
         return content
 
     def write(self, files: Any, located: str, source: BinaryIO, content_encoding: str) -> None:
-        """Write all of ``source`` into a file. A content encoding cannot be kept."""
+        """Write all of ``source`` into a file, which does not keep ``content_encoding``."""
         del content_encoding
         write_file(files, located, source, {})
 
@@ -237,14 +237,14 @@ class FsspecStore(ABC):
         except GazetteError:
             raise
         except Exception as error:
-            ours = map_errors(self.scheme, error, path)
-            if missing_is_refusal and isinstance(ours, NotFound):
-                ours = NotAllowed(
+            mapped = map_errors(self.scheme, error, path)
+            if missing_is_refusal and isinstance(mapped, NotFound):
+                mapped = NotAllowed(
                     f"{self.scheme}: the bucket or directory does not exist: {error}",
                     hint="Create it, or correct the URL of the store.",
                     file=path,
                 )
-            raise ours from error
+            raise mapped from error
 
 
 _NEVER: Final = frozenset(
@@ -258,7 +258,7 @@ _NEVER: Final = frozenset(
 
 
 def check_protocols(names: Iterable[str], path: str) -> frozenset[str]:
-    """Return the protocols as a set. Raise ``Invalid``, with ``path``, for one that may not be allowed."""
+    """Return the protocols as a set. Raise ``Invalid``, with ``path``, for a protocol in ``_NEVER``."""
     for name in names:
         if name in _NEVER:
             raise Invalid(
@@ -270,14 +270,14 @@ def check_protocols(names: Iterable[str], path: str) -> frozenset[str]:
 
 
 class NamedStore(FsspecStore):
-    """``fsspec+<protocol>://host/path/``. Options and credentials are those of fsspec's configuration
+    """``fsspec+<protocol>://host/path/``. Options and credentials come from fsspec's configuration
     (``~/.config/fsspec/*.json``, ``FSSPEC_<PROTOCOL>_<OPTION>`` in the environment)."""
 
     def __init__(self, url: FragmentStoreUrl, allowed: Collection[str]) -> None:
         """Parse the URL. ``allowed`` are the protocols that URLs may name.
 
-        Raise ``NotAllowed`` for another protocol. Raise ``Invalid`` if fsspec is not installed, or for a path
-        that fsspec would expand, or read as a chain of file systems.
+        Raise ``NotAllowed`` for another protocol. Raise ``Invalid`` if fsspec is not installed. Also raise it
+        for a path that fsspec would expand, or read as a chain of file systems.
         """
         protocol = url.scheme.removeprefix(extras.FSSPEC_PREFIX)
         if protocol in _NEVER or protocol not in allowed:
@@ -320,8 +320,7 @@ class NamedStore(FsspecStore):
 
 
 class _FileReader(io.RawIOBase):
-    """The bytes of one file, by blocks. The last block is returned only if all blocks were of the same
-    version."""
+    """The bytes of one file, by blocks. The last block is returned only if all blocks are of one version."""
 
     def __init__(
         self, store: FsspecStore, path: str, located: str, info: Mapping[str, Any]
@@ -357,12 +356,12 @@ class _FileReader(io.RawIOBase):
         view = memoryview(buffer).cast("B")
         if not view or self._position >= self._length:
             return 0
-        at = self._position - self._block_begin
-        if not 0 <= at < len(self._block):
+        start = self._position - self._block_begin
+        if not 0 <= start < len(self._block):
             self._block = b""  # Free the old block before the next one is read.
             self._block = self._fetched(self._position)
-            self._block_begin, at = self._position, 0
-        content = memoryview(self._block)[at : at + len(view)]
+            self._block_begin, start = self._position, 0
+        content = memoryview(self._block)[start : start + len(view)]
         view[: len(content)] = content
         self._position += len(content)
         return len(content)
@@ -372,17 +371,17 @@ class _FileReader(io.RawIOBase):
         super().close()
 
     def _fetched(self, begin: int) -> bytes:
-        whole = self._length < BLOCK_BYTES
+        is_small = self._length < BLOCK_BYTES
         expected = min(BLOCK_BYTES, self._length - begin)
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
                 with self._store._mapped(self._path) as files:
                     # For a small object, ask for one byte more: it shows a larger replacement.
-                    end = BLOCK_BYTES if whole else begin + expected
+                    end = BLOCK_BYTES if is_small else begin + expected
                     content = self._store.read_range(files, self._located, begin, end)
-                    last = not whole and begin + expected == self._length
-                    info = self._store.stat(files, self._located) if last else {}
-                    same = not last or _version_of(info) == self._version
+                    is_last = not is_small and begin + expected == self._length
+                    info = self._store.stat(files, self._located) if is_last else {}
+                    is_same = not is_last or _version_of(info) == self._version
             except NotFound as error:
                 raise Unavailable(
                     "the object was removed while it was read", file=self._path
@@ -391,7 +390,7 @@ class _FileReader(io.RawIOBase):
                 if attempt == ATTEMPTS_MAX:
                     raise
                 continue
-            if not same:
+            if not is_same:
                 raise Unavailable("the object was replaced while it was read", file=self._path)
             if len(content) == expected:
                 return content
@@ -421,23 +420,23 @@ def mod_time_of(info: Mapping[str, Any]) -> int:
 def map_errors(scheme: str, error: Exception, path: str) -> GazetteError:
     """Return the ``GazetteError`` for an error of a file system.
 
-    The error's type decides, or else its HTTP status, or that of its cause.
+    The type of the error decides, or its HTTP status. If neither decides, look at its cause in the same way.
     """
     text = f"{scheme}: {type(error).__name__}: {error}"
-    seen: BaseException | None = error
-    while seen is not None:
-        status = _status_of(seen)
-        names = {kind.__name__ for kind in type(seen).__mro__}
-        forbidden = isinstance(seen, OSError) and str(seen).startswith("Forbidden")
-        if isinstance(seen, PermissionError) or forbidden or names & _REFUSALS:
+    cause: BaseException | None = error
+    while cause is not None:
+        status = _status_of(cause)
+        names = {cls.__name__ for cls in type(cause).__mro__}
+        is_forbidden = isinstance(cause, OSError) and str(cause).startswith("Forbidden")
+        if isinstance(cause, PermissionError) or is_forbidden or names & _REFUSALS:
             return _refused(text, path)
-        if getattr(seen, "error_code", None) in _TRANSIENT:
+        if getattr(cause, "error_code", None) in _TRANSIENT:
             break
-        if status == 404 or isinstance(seen, FileNotFoundError):
+        if status == 404 or isinstance(cause, FileNotFoundError):
             return NotFound("no such object", file=path)
         if status is not None and 400 <= status < 500 and status not in (408, 409, 412, 416, 429):
             return _refused(text, path)
-        seen = seen.__cause__
+        cause = cause.__cause__
     if isinstance(error, NotImplementedError):
         return Invalid(f"{scheme}: the file system cannot do this: {error}", path="url")
     return Unavailable(text, file=path)
@@ -470,9 +469,9 @@ def write_file(
     *,
     head: bytes = b"",
 ) -> None:
-    """Write ``head`` and then all of ``source`` into a file, with ``options`` for opening it.
+    """Write ``head`` and then all of ``source`` into a file that is opened with ``options``.
 
-    After any error the file is left unfinished: nothing, or a partial file.
+    An error leaves no file, or a partial file.
     """
     file = files.open(located, "wb", block_size=BLOCK_BYTES, **options)
     try:

@@ -39,6 +39,7 @@ class GsStore(FsspecStore):
         self._bucket = url.host
         self._emulated = bool(environ.get("STORAGE_EMULATOR_HOST"))
         self._signer: Any = None
+        """The bucket that makes signed URLs; False if the credentials cannot sign; None until looked up."""
         self._signs_alone = False
         """True if the signer has its own key, and needs no service."""
         super().__init__(f"{url.host}{url.path}".rstrip("/"), url.query)
@@ -85,11 +86,11 @@ class GsStore(FsspecStore):
         return info | {"type": "file"}
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """List page by page, of 1000 objects, with only the fields that are needed."""
+        """List in pages of 1000 objects, with only the fields that are needed."""
         return self.list_after(prefix, "")
 
     def list_after(self, prefix: str, after: str) -> Iterator[BlobInfo]:
-        """List as in ``OrderedListing``: the service skips the objects before."""
+        """List as in ``OrderedListing``: the service skips earlier objects."""
         validate_prefix(prefix)
         begin = self._begin(prefix)[len(self._bucket) + 1 :]
         token: str | None = None
@@ -115,7 +116,7 @@ class GsStore(FsspecStore):
                 return
 
     def sign_get(self, path: str, ttl_s: float) -> str:
-        """Return a signed URL; the location if the credentials have no private key, such as those of a host.
+        """Return a signed URL; the location if the credentials cannot sign, such as a host's credentials.
 
         Without signed URLs, clients read through brokers. Raise ``Invalid`` beyond ``SIGNATURE_TTL_MAX_S``.
         """
@@ -123,7 +124,7 @@ class GsStore(FsspecStore):
             return self._signed(self._signing_bucket(files), path, ttl_s)
 
     def sign_now(self, path: str, ttl_s: float) -> str | None:
-        """Return as ``sign_get``; None before the first signature, and if a service signs for the
+        """Return the URL of ``sign_get``; None before the first signature, and if a service signs for the
         credentials."""
         signer = self._signer
         if signer is None or (signer and not self._signs_alone):

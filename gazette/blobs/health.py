@@ -28,10 +28,10 @@ _FAILED_INTERVALS_S: Final = (0.0, 0.1, 1.0, 1.0, 10.0, 10.0, 100.0)
 
 
 def check(store: BlobStore) -> None:
-    """Write, read, list and sign a small object. If its URL is one of HTTP, fetch it.
+    """Write, read, list and sign a small object. If the signed URL is an HTTP URL, fetch it.
 
-    Any number of brokers may do so at the same time. Blocks. Raise what the store raised, with the name of
-    the failed step before the message.
+    Any number of brokers may check at the same time. Call it in a thread. Raise the error of the store, with
+    the name of the failed step before the message.
     """
     with _step("PUT failed"):
         store.put(CHECK_PATH, io.BytesIO(_CHECK_CONTENT))
@@ -40,8 +40,10 @@ def check(store: BlobStore) -> None:
     if content != _CHECK_CONTENT:
         raise Broken(f"health check content mismatch: got {content[:64]!r}")
     with _step("LIST failed"):
-        found = any(f"{CHECK_PREFIX}{info.path}" == CHECK_PATH for info in store.list(CHECK_PREFIX))
-    if not found:
+        is_listed = any(
+            f"{CHECK_PREFIX}{info.path}" == CHECK_PATH for info in store.list(CHECK_PREFIX)
+        )
+    if not is_listed:
         raise Broken("health check LIST did not find test file")
     with _step("SignGet failed"):
         url = store.sign_get(CHECK_PATH, _SIGNED_TTL_S)
@@ -53,9 +55,9 @@ def check(store: BlobStore) -> None:
 
 
 def probe_delete(store: BlobStore, prefix: str = "") -> None:
-    """Write and remove an object below ``prefix`` (empty, or ending in ``/``). Blocks.
+    """Write and remove an object below ``prefix`` (empty, or ending in ``/``). Call it in a thread.
 
-    Not part of the periodic check, which needs no right to remove. Raise what the store raised.
+    The periodic check does not remove: it needs no right to remove. Raise the error of the store.
     """
     path = f"{prefix}{DELETE_PROBE_NAME}"
     with _step("PUT failed", "delete-probe"):
@@ -65,8 +67,7 @@ def probe_delete(store: BlobStore, prefix: str = "") -> None:
 
 
 def next_check_s(failures: int, rng: random.Random) -> float:
-    """Return the seconds until the next check, after ``failures`` in a row. They are random
-    within a fifth."""
+    """Return the seconds until the next check, after ``failures`` in a row, varied at random by a fifth."""
     if failures == 0:
         interval = _HEALTHY_INTERVAL_S
     else:
@@ -89,7 +90,7 @@ def _fetch(url: str) -> bytes:
 
 
 class _step:
-    """Puts the name of a step of the check before the message of an error of the block."""
+    """Puts the name of a step before the message of an error that its block raises."""
 
     def __init__(self, step: str, probe: str = "health check") -> None:
         self._text = f"{probe} {step}"

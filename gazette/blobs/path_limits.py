@@ -25,7 +25,7 @@ _ASIDE: Final = f".unconfirmed-{_OFFSET_MAX}-{_OFFSET_MAX}"
 
 
 def longest_path(journal: JournalName) -> str:
-    """Return a path as long as the longest of a journal without a path postfix."""
+    """Return the longest path of an object of a journal without a path postfix."""
     fragment = Fragment(journal, _OFFSET_MAX, _OFFSET_MAX, codec=Codec.ZSTANDARD)
     return f"{fragment.content_path()}{_ASIDE}"
 

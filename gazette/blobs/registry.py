@@ -40,8 +40,7 @@ THREADS: Final = 16
 
 _WATCH_INTERVAL_S: Final = 1.0
 _CHECK_AGAIN_S: Final = 1.0
-"""Least seconds between a failed health check and the next one, if a sign of recovery asks for an early
-check."""
+"""Least seconds from a failed health check to an early next check, for which a sign of recovery asks."""
 _SIGNING_HUNG_AFTER_S: Final = 15.0
 _UNUSED_AT_ONCE: Final = 4
 """Most checks at a time of stores that are not in use. Checks that hang count."""
@@ -56,12 +55,12 @@ StoreConstructor: TypeAlias = Callable[[FragmentStoreUrl], BlobStore]
 class BlobSettings:
     """The blob stores that a process may open.
 
-    ``file_root`` is the root directory of ``file://`` stores; None allows none. With ``file_only`` the stores
-    of all other schemes are directories below it, too: one for each bucket and prefix. This is for
+    ``file_root`` is the root directory of ``file://`` stores; None forbids these stores. With ``file_only``,
+    the stores of all other schemes are directories below it, too: one for each bucket and prefix. This is for
     development with the specifications of production.
 
-    ``fsspec_protocols`` are those that ``fsspec+NAME://`` may name. They are limited because the author of a
-    journal's specification chooses its stores, and so what this process opens.
+    ``fsspec_protocols`` are the protocols that ``fsspec+NAME://`` may name. They are limited: the author of a
+    journal's specification chooses its stores, and so the file systems that this process opens.
     """
 
     file_root: Path | None = None
@@ -72,7 +71,7 @@ class BlobSettings:
 @dataclass(frozen=True, slots=True)
 class HealthStatus:
     """The result of the latest check: without an error, the store is healthy. ``checks`` counts the checks so
-    far. The latest began at ``began``, of the monotonic clock."""
+    far. The latest check began at the monotonic time ``began``."""
 
     error: str | None
     checks: int
@@ -81,7 +80,7 @@ class HealthStatus:
 
 @dataclass(frozen=True, slots=True)
 class _Threads:
-    """The threads for blocking calls of one store. Calls of one kind do not wait for those of another."""
+    """The threads for blocking calls of one store, in three kinds. No kind of call waits for another kind."""
 
     calls: StoreCalls
     signing: StoreCalls
@@ -115,15 +114,16 @@ class ActiveStore:
         self._recheck = asyncio.Event()
         """Set by a sign that the store has recovered, or has failed."""
         self._hung = False
-        broken = isinstance(store, GazetteError)
+        is_broken = isinstance(store, GazetteError)
         self._health = HealthStatus(
-            error=str(store) if broken else "first health check has not completed",
+            error=str(store) if is_broken else "first health check has not completed",
             checks=0,
             began=0.0,
         )
-        self._final = broken
+        self._final = is_broken
         self._changed = asyncio.Event()
         self._marked = True
+        """True if ``BlobStores.get`` has returned this store since the last sweep."""
         self._checking: tuple[float, concurrent.futures.Future[None]] | None = None
         """A check that has not ended, and the monotonic time at which it began."""
         self.refusals: dict[tuple[JournalName, Revision], str] = {}
@@ -153,8 +153,8 @@ class ActiveStore:
     async def sign(self, paths: Sequence[str], ttl_s: float) -> list[str]:
         """Return ``BlobStore.sign_get`` of each path.
 
-        Computed on the loop if the store can do that: then a store that hangs does no harm. Otherwise
-        computed in a separate thread. Raise ``Unavailable`` if that thread has not returned for 15 s.
+        Compute the URLs on the event loop if the store can: then a store that hangs does no harm. Otherwise
+        compute them in a separate thread. Raise ``Unavailable`` if this thread has not returned for 15 s.
         """
         store, urls = self._made, list[str]()
         for path in paths:
@@ -164,11 +164,11 @@ class ActiveStore:
             urls.append(url)
             if len(urls) % _SIGNED_AT_ONCE == 0:
                 await self._clock.sleep(0)
-        rest = paths[len(urls) :]
-        if rest:
+        remaining_paths = paths[len(urls) :]
+        if remaining_paths:
             assert self._threads is not None
             urls += await self._threads.signing.run(
-                lambda: [store.sign_get(path, ttl_s) for path in rest]
+                lambda: [store.sign_get(path, ttl_s) for path in remaining_paths]
             )
         return urls
 
@@ -189,7 +189,7 @@ class ActiveStore:
     async def wait_health_change(self, seen: HealthStatus | None = None) -> HealthStatus:
         """Return once a check has completed after ``seen`` (default: the present status).
 
-        Returns at once for a store that is not checked any more: it could not be made, or was not used for
+        Return at once for a store that is not checked any more: it could not be made, or was not used for
         long. Cancellation: no effect.
         """
         status = seen or self._health
@@ -198,7 +198,7 @@ class ActiveStore:
         return self._health
 
     async def wait_healthy(self) -> None:
-        """Return once a check has found the store healthy; never, if it is not checked any more.
+        """Return once a check has found the store healthy; never, if the store is not checked any more.
 
         Cancellation: no effect.
         """
@@ -210,8 +210,8 @@ class ActiveStore:
         threads = self._threads
         if threads is None:
             return False
-        checking = self._checking is not None and not self._checking[1].done()
-        return checking or threads.calls.in_progress > 0 or threads.signing.in_progress > 0
+        is_checking = self._checking is not None and not self._checking[1].done()
+        return is_checking or threads.calls.in_progress > 0 or threads.signing.in_progress > 0
 
     def _trouble(self) -> Unavailable | None:
         """Return why calls are refused; None if they are not."""
@@ -241,7 +241,7 @@ class ActiveStore:
     def set_health(
         self, error: str | None, *, began: float = -math.inf, final: bool = False
     ) -> None:
-        """Record the result of a check, which began at that monotonic time. ``final``: no check follows."""
+        """Record the result of a check that began at that monotonic time. ``final``: no check follows."""
         self._health = HealthStatus(error, self._health.checks + 1, began)
         self._final = final
         changed, self._changed = self._changed, asyncio.Event()
@@ -286,9 +286,9 @@ class BlobStores:
         self._unused_room = asyncio.Semaphore(_UNUSED_AT_ONCE)
 
     def get(self, url: str) -> ActiveStore:
-        """Return the store of ``url``, made on first use. Never raises: see ``ActiveStore.store``.
+        """Return the store of ``url``, made on first use. Never raise: see ``ActiveStore.store``.
 
-        A store that could not be made is tried again by the next call.
+        If a store could not be made, the next call tries again.
         """
         active = self._stores.get(url)
         if active is not None:
@@ -306,8 +306,8 @@ class BlobStores:
 
     def check_path(self, url: str, path: str) -> None:
         """Raise ``Invalid`` if the store of ``url`` can never have an object at ``path``."""
-        parsed = FragmentStoreUrl.parse(url)
-        check_path(_instead(parsed) if self._file_only else parsed, path)
+        store_url = FragmentStoreUrl.parse(url)
+        check_path(_instead(store_url) if self._file_only else store_url, path)
 
     def in_use(self, url: str) -> ActiveStore | None:
         """Return the store of ``url`` if ``get`` has made it, else None. This does not count as a use."""
@@ -341,7 +341,7 @@ class BlobStores:
                 hint="Try again later, or ask another broker.",
             ) from None
         try:
-            checking = self._unused_pool.submit(check)
+            check_call = self._unused_pool.submit(check)
         except BaseException:
             self._unused_room.release()
             raise
@@ -351,17 +351,17 @@ class BlobStores:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._unused_room.release)
 
-        checking.add_done_callback(leave)
-        if not await ended(checking, timeout_s):
+        check_call.add_done_callback(leave)
+        if not await ended(check_call, timeout_s):
             return f"health check failed: no outcome within {timeout_s:.0f} s"
-        failure = checking.exception()
+        failure = check_call.exception()
         return "" if failure is None else _reason(failure)
 
     def sweep(self) -> int:
         """Forget the stores that were not used since the last sweep. Return their number.
 
-        A store with calls in progress stays. If it was made again, it would get new threads beside those that
-        hang.
+        A store with calls in progress stays. If it was made again, it would get new threads beside the
+        threads that hang.
         """
         unused = [
             active
@@ -382,7 +382,7 @@ class BlobStores:
     async def run_health(self) -> None:
         """Check all stores from their first use on, watch for calls that hang, and sweep hourly.
 
-        A daemon: never returns.
+        Run this as a daemon: it never returns.
         """
         async with TaskScope("blob-stores") as scope:
             scope.daemon(self._sweep_hourly(), name="sweep")
@@ -395,8 +395,7 @@ class BlobStores:
                 self._news.clear()
 
     def close(self) -> None:
-        """Refuse new calls. Let calls that wait for a repetition continue at once. Does not
-        wait for calls."""
+        """Refuse new calls. Let calls that wait for a repetition continue at once. Do not wait for calls."""
         self._closing.set()
         self._unused_pool.close()
         for active in self._stores.values():
@@ -426,11 +425,11 @@ class BlobStores:
         )
 
     def _make(self, url: str, *, counted: bool) -> RetryingStore:
-        parsed = FragmentStoreUrl.parse(url)
-        constructor = self._constructors.get(extras.kind_of(parsed.scheme))
+        store_url = FragmentStoreUrl.parse(url)
+        constructor = self._constructors.get(extras.kind_of(store_url.scheme))
         if constructor is None:
-            raise extras.not_installed(parsed.scheme)
-        store = constructor(parsed)
+            raise extras.not_installed(store_url.scheme)
+        store = constructor(store_url)
         if counted:
             store = InstrumentedStore(store, url, self._clock.monotonic)
         return RetryingStore(store, self._rng, self._closing.wait)
@@ -449,14 +448,16 @@ class BlobStores:
                 self._busy.clear()
 
     async def _check_until_swept(self, active: ActiveStore) -> None:
+        """Check a store at intervals, until ``sweep`` has forgotten it."""
         failures = 0
         while self._stores.get(active.url) is active:
             active._recheck.clear()
             began = self._clock.monotonic()
             error: BaseException | None = active._trouble()
             if error is None:
-                began, found = await self._check(active)
-                error = active._trouble() or found
+                began, check_error = await self._check(active)
+                # Calls may have begun to hang during the check.
+                error = active._trouble() or check_error
             if self._stores.get(active.url) is not active:
                 return
             metrics.HEALTH_CHECKS.labels(active.url, "error" if error else "ok").inc()
@@ -468,32 +469,33 @@ class BlobStores:
                     {"store": active.url, "error": reason},
                 )
             active.set_health(reason, began=began)
-            checked, next_s = self._clock.monotonic(), health.next_check_s(failures, self._rng)
+            checked_at, next_s = self._clock.monotonic(), health.next_check_s(failures, self._rng)
             if await sleep_unless(self._clock, next_s, active._recheck):
-                due = checked + min(next_s, _CHECK_AGAIN_S)
-                await self._clock.sleep(due - self._clock.monotonic())
+                # After a sign of recovery, check early, but not at once.
+                due_at = checked_at + min(next_s, _CHECK_AGAIN_S)
+                await self._clock.sleep(due_at - self._clock.monotonic())
 
     async def _check(self, active: ActiveStore) -> tuple[float, BaseException | None]:
-        """Return begin and error of one check. If it hangs, report that, and await its end
-        before the next."""
+        """Return begin and error of one check. If the check hangs, report that. The next call then waits for
+        the same check."""
         assert active._threads is not None
         if active._checking is None:
-            checking = active._threads.checks.submit(health.check, active.store)
-            active._checking = self._clock.monotonic(), checking
-        began, checking = active._checking
-        if not await ended(checking, health.CHECK_TIMEOUT_S):
+            check_call = active._threads.checks.submit(health.check, active.store)
+            active._checking = self._clock.monotonic(), check_call
+        began, check_call = active._checking
+        if not await ended(check_call, health.CHECK_TIMEOUT_S):
             loop = asyncio.get_running_loop()
 
             def recheck(_: concurrent.futures.Future[None]) -> None:
                 if not loop.is_closed():
                     loop.call_soon_threadsafe(active._recheck.set)
 
-            checking.add_done_callback(recheck)
+            check_call.add_done_callback(recheck)
             return began, Unavailable(
                 "the health check did not end in time", timeout_s=health.CHECK_TIMEOUT_S
             )
         active._checking = None
-        return began, checking.exception()
+        return began, check_call.exception()
 
 
 def _reason(error: BaseException) -> str:

@@ -18,17 +18,17 @@ async def ended(call: concurrent.futures.Future[Any], timeout_s: float | None = 
     """
     if call.done():
         return True
-    over = asyncio.Event()
+    call_ended = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def wake(_: concurrent.futures.Future[Any]) -> None:
         if not loop.is_closed():
-            loop.call_soon_threadsafe(over.set)
+            loop.call_soon_threadsafe(call_ended.set)
 
     call.add_done_callback(wake)
     try:
         async with timeout(timeout_s):
-            await over.wait()
+            await call_ended.wait()
     except TimeoutError:
         return call.done()
     return True

@@ -1,4 +1,4 @@
-"""Stage 8 of the byte path: stores around other stores. One counts calls, one retries them."""
+"""Stage 8 of the byte path: stores around other stores. One counts their calls, one repeats failed calls."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class InstrumentedStore:
             return self._store.open(path)
 
     def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
-        counted = _CountedReader(source)
-        with self._observed("put"), io.BufferedReader(counted, _COPY_BYTES) as reader:
+        counted_reader = _CountedReader(source)
+        with self._observed("put"), io.BufferedReader(counted_reader, _COPY_BYTES) as reader:
             self._store.put(path, reader, content_encoding=content_encoding)
         encoding = content_encoding or "none"
-        metrics.PUT_BYTES.labels(self._name, encoding).inc(counted.count)
+        metrics.PUT_BYTES.labels(self._name, encoding).inc(counted_reader.count)
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
         return self._listed(lambda: self._store.list(prefix))
@@ -99,8 +99,8 @@ class InstrumentedStore:
 class RetryingStore:
     """Repeats calls of another store that raise ``Unavailable``, up to ``ATTEMPTS_MAX`` attempts.
 
-    For short failures, not for outages: the persister and health checks handle those. Threads call ``wait``
-    with a number of seconds; it should return at once when stopping.
+    Repetitions are for short failures: the persister and health checks handle outages. Threads call ``wait``
+    with a number of seconds; it should return at once while the process stops.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class RetryingStore:
         return self.repeated(lambda: self._store.open(path))
 
     def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
-        """Store an object. Repeat it only if ``source`` is seekable."""
+        """Store an object. Repeat a failed call only if ``source`` is seekable."""
         if not source.seekable():
             self._store.put(path, source, content_encoding=content_encoding)
             return
@@ -142,10 +142,10 @@ class RetryingStore:
             listing = begin()
             return next(listing, None), listing
 
-        head, rest = self.repeated(first)
-        if head is not None:
-            yield head
-            yield from rest
+        first_info, other_infos = self.repeated(first)
+        if first_info is not None:
+            yield first_info
+            yield from other_infos
 
     def remove(self, path: str) -> None:
         self.repeated(lambda: self._store.remove(path))
@@ -170,7 +170,7 @@ class RetryingStore:
 
 
 class _CountedReader(io.RawIOBase):
-    """Counts the bytes that a store has taken. Bytes that it takes twice count once."""
+    """Counts the bytes that a store has read. Bytes that it reads twice count once."""
 
     def __init__(self, source: BinaryIO) -> None:
         super().__init__()

@@ -13,9 +13,9 @@ from gazette.errors import Invalid
 class S3Settings:
     """Bounds of one request.
 
-    The SDK tries a request ``attempts`` times. This is for the parts of an upload and the pages of a listing:
-    the store's own retries would start those from the beginning. An object of ``part_bytes`` or more is
-    uploaded in such parts, one at a time. So a ``put`` holds at most two of them in memory.
+    The SDK tries a request ``attempts`` times. So it repeats one part of an upload, or one page of a listing:
+    the store's own retries would begin at the first part or page. An object of ``part_bytes`` or more is
+    uploaded in such parts, one at a time. So a ``put`` holds at most two parts in memory.
     """
 
     connect_timeout_s: float = 5.0
@@ -28,7 +28,7 @@ class S3Settings:
 
 @dataclass(frozen=True, slots=True)
 class S3Access:
-    """The bucket's place and the caller's identity, from the URL. The SDK finds values that are empty."""
+    """The bucket's place and the caller's identity, from the URL. The SDK finds values for empty fields."""
 
     profile: str = ""
     endpoint: str = ""
@@ -40,8 +40,8 @@ class S3Access:
         endpoint = arguments.get("endpoint", "")
         if endpoint:
             endpoint = endpoint if "://" in endpoint else f"https://{endpoint}"
-            parts = urlsplit(endpoint)
-            if parts.scheme not in ("http", "https") or not parts.netloc:
+            url_parts = urlsplit(endpoint)
+            if url_parts.scheme not in ("http", "https") or not url_parts.netloc:
                 raise Invalid(f"Endpoint must be a URL of http or https ({endpoint})", path="url")
         # Most SDKs read AWS_REGION; Python's reads AWS_DEFAULT_REGION only.
         region = arguments.get("region") or environ.get("AWS_REGION", "")

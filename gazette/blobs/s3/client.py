@@ -35,7 +35,7 @@ _TRANSIENT: Final = frozenset(
         "XAmzContentSHA256Mismatch",
     }
 )
-"""Codes of errors that repetition may cure, although their HTTP status blames the request."""
+"""Codes of errors after which to repeat a request, although their HTTP status blames the request."""
 
 _CREDENTIALS: Final = frozenset(
     {
@@ -65,8 +65,8 @@ _CHECK_CREDENTIALS: Final = (
 def connect(access: S3Access, settings: S3Settings) -> tuple[Any, Any]:
     """Return a client, which any number of threads may use, and the credentials that it signs with.
 
-    May ask the network for credentials. Raise ``Invalid`` without a region,
-    ``NotAllowed`` without credentials.
+    This call may use the network to get credentials. Raise ``Invalid`` without a region, ``NotAllowed``
+    without credentials.
     """
     session = botocore.session.Session(profile=access.profile or None)
     session.register_component("data_loader", _LOADER)
@@ -86,7 +86,7 @@ def connect(access: S3Access, settings: S3Settings) -> tuple[Any, Any]:
             path="url",
             hint="Add ?Region=… to the store's URL, or set AWS_REGION.",
         )
-    own = bool(access.endpoint)
+    has_endpoint = bool(access.endpoint)
     config = botocore.config.Config(
         connect_timeout=settings.connect_timeout_s,
         read_timeout=settings.read_timeout_s,
@@ -97,12 +97,12 @@ def connect(access: S3Access, settings: S3Settings) -> tuple[Any, Any]:
         # For S3 itself, use host names that contain the bucket. Otherwise presigned URLs lead to the global
         # endpoint, which redirects requests for a young bucket. A redirected signature is not valid.
         s3={
-            "addressing_style": "path" if own else "virtual",
-            "payload_signing_enabled": own,
+            "addressing_style": "path" if has_endpoint else "virtual",
+            "payload_signing_enabled": has_endpoint,
         },
         # S3 checks a CRC of each upload, which is sent in a trailer. Many other stores do not support
         # trailers. For them, sign the SHA-256 of the payload: every store must check that.
-        request_checksum_calculation="when_required" if own else "when_supported",
+        request_checksum_calculation="when_required" if has_endpoint else "when_supported",
         # Fragments have their own checksum.
         response_checksum_validation="when_required",
     )
@@ -126,7 +126,7 @@ def upload(
     arguments: dict[str, str],
     settings: S3Settings,
 ) -> None:
-    """Store all of a source, in this thread. Raise what the SDK raises."""
+    """Store all bytes of a source, in this thread. Raise the errors of the SDK."""
     config = boto3.s3.transfer.TransferConfig(
         multipart_threshold=settings.part_bytes,
         multipart_chunksize=settings.part_bytes,
@@ -140,8 +140,8 @@ def upload(
 def map_errors(error: Exception, **facts: Any) -> GazetteError:
     """Return the ``GazetteError`` for an error of the SDK.
 
-    ``NotAllowed`` is for errors that repetition does not cure: credentials, permissions, a missing bucket, a
-    request that the store does not understand. All others are ``Unavailable``.
+    ``NotAllowed`` is for errors that every repetition would get: credentials, permissions, a missing bucket,
+    a request that the store does not understand. All other errors are ``Unavailable``.
     """
     if isinstance(error, botocore.exceptions.ClientError):
         return _of_response(error, facts)

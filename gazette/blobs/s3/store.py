@@ -3,8 +3,8 @@
 ``s3://bucket/prefix/?Region=…``. The arguments are those of the protocol: ``find``, ``replace``, ``Profile``,
 ``Endpoint``, ``ACL``, ``StorageClass``, ``SSE``, ``SSEKMSKeyId`` and ``Region``.
 
-The import of the SDK is slow, and a search for credentials may use the network. So both are left to the first
-operation, which runs in a thread and raises their errors.
+The import of the SDK is slow, and a search for credentials may use the network. So the first operation does
+both, in its thread, and raises their errors.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ SIGNATURE_TTL_MAX_S: Final = 7 * 24 * 60 * 60
 """Longest lifetime of a signed URL, in seconds, that S3's signatures permit."""
 
 RESUMES_MAX: Final = 3
-"""Most broken connections in a row that one read replaces. After ``_PROGRESS_BYTES`` the
-count begins again."""
+"""Most broken connections in a row that one read replaces. After ``_PROGRESS_BYTES``, a new row begins."""
 
 _PROGRESS_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 1 << 18
@@ -72,10 +71,8 @@ class S3Store:
         *,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """Parse the URL. Raise ``Invalid`` if the SDK is not installed, or for unknown arguments.
-
-        Does not use the network.
-        """
+        """Parse the URL, without the network. Raise ``Invalid`` if the SDK is not installed, or for unknown
+        arguments."""
         extras.require("s3", "boto3")
         arguments = parse_query(url.query, _ARGUMENTS)
         self.bucket = url.host
@@ -110,16 +107,16 @@ class S3Store:
     def open(self, path: str) -> BinaryIO:
         """Read an object. If a connection breaks, another one reads the rest of the same object.
 
-        Seekable: a seek costs a request, and skipped bytes are not transferred.
+        The reader can seek: a seek costs a request, and skipped bytes are not transferred.
         """
         key = self._key(path)
 
         def get(begin: int, etag: str) -> dict[str, Any]:
-            span = {"Range": f"bytes={begin}-"} if begin else {}
-            match = {"IfMatch": etag} if etag else {}
+            range_argument = {"Range": f"bytes={begin}-"} if begin else {}
+            etag_argument = {"IfMatch": etag} if etag else {}
             with self._client(path) as client:
                 response: dict[str, Any] = client.get_object(
-                    Bucket=self.bucket, Key=key, **span, **match
+                    Bucket=self.bucket, Key=key, **range_argument, **etag_argument
                 )
                 return response
 
@@ -135,15 +132,17 @@ class S3Store:
         arguments = dict(self._put_arguments)
         if content_encoding:
             arguments["ContentEncoding"] = content_encoding
-        guarded = _Source(source)
+        guarded_source = _Source(source)
         try:
             with self._client(path) as client:
                 from gazette.blobs.s3 import client as s3_client
 
-                s3_client.upload(client, guarded, self.bucket, key, arguments, self._settings)
+                s3_client.upload(
+                    client, guarded_source, self.bucket, key, arguments, self._settings
+                )
         except GazetteError:
             # If the source raises an error, the SDK reports an error of the network.
-            guarded.check()
+            guarded_source.check()
             raise
 
     def create(self, path: str, content: bytes) -> bool:
@@ -174,17 +173,17 @@ class S3Store:
         return self.list_after(prefix, "")
 
     def list_after(self, prefix: str, after: str) -> Iterator[BlobInfo]:
-        """List as in ``OrderedListing``: the service skips the objects before."""
+        """List as in ``OrderedListing``: the service skips earlier objects."""
         validate_prefix(prefix)
         rewritten = self._rewrite.apply(prefix)
         if rewritten:
             validate_path(rewritten.removesuffix("/"))
-        begin = f"{self.prefix}{rewritten}"
+        key_prefix = f"{self.prefix}{rewritten}"
         with self._client(prefix) as client:
             listing = client.get_paginator("list_objects_v2").paginate(
                 Bucket=self.bucket,
-                Prefix=begin,
-                **({"StartAfter": f"{begin}{after}"} if after else {}),
+                Prefix=key_prefix,
+                **({"StartAfter": f"{key_prefix}{after}"} if after else {}),
                 PaginationConfig={"PageSize": self._settings.page_objects},
             )
             pages = iter(listing)
@@ -196,7 +195,7 @@ class S3Store:
             for entry in page.get("Contents", ()):
                 if not entry["Key"].endswith("/"):
                     modified = int(entry["LastModified"].timestamp())
-                    yield BlobInfo(entry["Key"][len(begin) :], modified, entry["Size"])
+                    yield BlobInfo(entry["Key"][len(key_prefix) :], modified, entry["Size"])
 
     def remove(self, path: str) -> None:
         key = self._key(path)
@@ -207,7 +206,7 @@ class S3Store:
             return  # S3 itself reports success. Other stores may not.
 
     def sign_get(self, path: str, ttl_s: float) -> str:
-        """Return a presigned URL. If temporary credentials signed it, it expires with them.
+        """Return a presigned URL. A URL that temporary credentials have signed expires with them.
 
         Raise ``Invalid`` beyond ``SIGNATURE_TTL_MAX_S``.
         """
@@ -254,14 +253,13 @@ class S3Store:
 
     @contextmanager
     def _client(self, path: str) -> Iterator[Any]:
-        """Yield the SDK's client, made when it is first needed. Turn errors in the body into
-        ``GazetteError``."""
+        """Yield the SDK's client, made by the first call. Turn errors in the body into ``GazetteError``."""
         from gazette.blobs.s3 import client as s3_client
 
         try:
             with self._connecting:
                 if self._connected is None:
-                    # A failure is not remembered: the credentials may be corrected meanwhile.
+                    # Each call tries again after a failure: the credentials may be corrected meanwhile.
                     self._connected = s3_client.connect(self._access, self._settings)
                 client, _ = self._connected
             yield client
@@ -269,7 +267,7 @@ class S3Store:
             raise
         except Exception as error:
             if s3_client.blames_credentials(error):
-                self._connected = None  # Credentials of a file may have been replaced meanwhile.
+                self._connected = None  # Read the credentials again: their file may have changed.
             raise s3_client.map_errors(error, bucket=self.bucket, file=path) from error
 
     def _translated(self, path: str) -> Callable[[Exception], GazetteError]:
@@ -360,15 +358,15 @@ class _ObjectReader(io.RawIOBase):
             response = self._get(self._position, self._etag)
         except NotFound as error:
             raise Unavailable("the object was removed while it was read", **error.facts) from error
-        body, at = response["Body"], 0
+        body, position = response["Body"], 0
         if self._position:
-            at = _range_begin(response.get("ContentRange", ""))
+            position = _range_begin(response.get("ContentRange", ""))
         try:
-            while at < self._position:  # The server does not support ranges.
-                skipped = body.read(min(_READ_BYTES, self._position - at))
+            while position < self._position:  # The server does not support ranges.
+                skipped = body.read(min(_READ_BYTES, self._position - position))
                 if not skipped:
-                    raise Unavailable("the object is shorter than it was", at=at)
-                at += len(skipped)
+                    raise Unavailable("the object is shorter than it was", at=position)
+                position += len(skipped)
         except GazetteError:
             body.close()
             raise
@@ -430,7 +428,7 @@ class _Source:
         """Do nothing: the opener of the source closes it."""
 
     def check(self) -> None:
-        """Raise the error that reading raised."""
+        """Raise the error of an earlier read, if there was one."""
         if isinstance(self._error, GazetteError):
             raise self._error
         if self._error is not None:
