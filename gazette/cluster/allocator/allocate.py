@@ -100,7 +100,7 @@ class _Leader:
 
         Leave out items that turn out to be stale, so that they do not block the others. The mirror may *stay*
         behind etcd for an item whose newest value does not decode. Raise ``Conflict`` if a transaction did
-        not apply. Earlier transactions of the round did.
+        not apply. The earlier transactions of the round have applied.
         """
         if self._state.network_hash != self._solved_hash:
             await self._solve()

@@ -108,12 +108,11 @@ def _run_end(assignments: Sequence[DecodedKV], begin: int) -> int:
 
 
 def _remove_dead(root: str, assignments: Sequence[DecodedKV]) -> ItemStep:
-    """Return the step that removes the assignments of a deleted item. They may stay if the item was created
-    again."""
-    dead: Assignment = assignments[0].decoded
-    item = item_key(root, dead.item_id)
+    """Return the step that removes the assignments of a deleted item, unless it was created again."""
+    assignment: Assignment = assignments[0].decoded
+    item = item_key(root, assignment.item_id)
     return ItemStep(
-        dead.item_id,
+        assignment.item_id,
         (Compare.create_revision(item, "=", 0), *map(_unchanged, assignments)),
         tuple(Op.delete(kv.key) for kv in assignments),
         removed=len(assignments),
@@ -219,30 +218,30 @@ class _ItemPlan:
     def _constrain_removes(
         self, keep: list[DecodedKV], unwanted: list[DecodedKV]
     ) -> tuple[list[DecodedKV], list[DecodedKV]]:
-        """Return (removes, rejoined): assignments to remove, and members whose assignment stays after all.
+        """Return (removes, rejoined): unwanted assignments to remove now, and those that stay for now.
 
-        At least R consistent assignments remain, or nothing is removed. The most loaded members lose theirs
-        first. The second assignment of a member holds nothing that the first one lacks, so it always goes. A
-        step that etcd applied late may have made it. While it exists, no replica could become consistent.
+        Remove one only if at least as many consistent ones remain as the item's replication. Begin with the
+        most loaded members. The second assignment of one member always goes: it holds nothing that the first
+        lacks. A step that etcd applied late may have made it, and it keeps replicas from being consistent.
         """
         members = {kv.decoded.member_id for kv in keep}
-        doubled = [kv for kv in unwanted if kv.decoded.member_id in members]
-        if doubled:
-            return doubled, [kv for kv in unwanted if kv not in doubled]
+        duplicates = [kv for kv in unwanted if kv.decoded.member_id in members]
+        if duplicates:
+            return duplicates, [kv for kv in unwanted if kv not in duplicates]
         replication = self.round.replication[self.item.decoded.id]
-        left = len(self.consistent)
-        order = sorted(
+        consistent_left = len(self.consistent)
+        by_load = sorted(
             unwanted, key=lambda kv: self.loads.total_ratio(kv.decoded.member_id), reverse=True
         )
-        for index, kv in enumerate(order):
+        for index, kv in enumerate(by_load):
             is_consistent = kv.key in self.consistent
-            if left < replication or (is_consistent and left == replication):
-                return order[:index], order[index:]
-            left -= is_consistent
-        return order, []
+            if consistent_left < replication or (is_consistent and consistent_left == replication):
+                return by_load[:index], by_load[index:]
+            consistent_left -= is_consistent
+        return by_load, []
 
     def _remove(self, removes: list[DecodedKV], keep: list[DecodedKV]) -> None:
-        """Remove assignments, unless others that make the removal safe are gone or changed by then."""
+        """Remove assignments, on condition that those that make the removal safe are unchanged in etcd."""
         if not removes:
             return
         self.compares.append(_unchanged(self.item))
@@ -274,10 +273,10 @@ class _ItemPlan:
         """
         if not keep or any(kv.decoded.slot == 0 for kv in keep):
             return None
-        best = [kv for kv in keep if kv.key in self.consistent]
-        if not best:
-            most = max(map(self.round.progress, keep))
-            best = [kv for kv in keep if self.round.progress(kv) == most]
+        candidates = [kv for kv in keep if kv.key in self.consistent]
+        if not candidates:
+            greatest = max(map(self.round.progress, keep))
+            candidates = [kv for kv in keep if self.round.progress(kv) == greatest]
 
         def preference(kv: DecodedKV) -> tuple[bool, float, int]:
             member = kv.decoded.member_id
@@ -287,7 +286,7 @@ class _ItemPlan:
                 kv.decoded.slot,
             )
 
-        return min(best, key=preference)
+        return min(candidates, key=preference)
 
     def _move(self, kv: DecodedKV, slot: int) -> None:
         """Move an assignment to another slot. Slots are part of the key: delete the key, and put its value

@@ -57,48 +57,48 @@ class Demand:
 
     def _relieve(self, leaving: Sequence[MemberId], assignments: Sequence[DecodedKV]) -> None:
         """Lower the limits of ``leaving`` members, the oldest first, to what they keep."""
-        held = self._held(leaving, assignments)
-        staying = [m for m, limit in self.limits.items() if limit > 0 and m not in held]
+        items_of = self._held(leaving, assignments)
+        staying = [m for m, limit in self.limits.items() if limit > 0 and m not in items_of]
         holders: dict[str, list[MemberId]] = {}
         for member in reversed(leaving):
-            self.limits[member] = min(self.limits[member], len(held[member]))
-            for item in held[member]:
+            self.limits[member] = min(self.limits[member], len(items_of[member]))
+            for item in items_of[member]:
                 holders.setdefault(item, []).append(member)
         self.needed = {
             member: frozenset(
                 item
-                for item in held[member]
+                for item in items_of[member]
                 if member in holders[item][: max(0, self.replication[item] - len(staying))]
             )
             for member in leaving
         }
-        # A replica that no member could hold needs no room.
+        # Hand over at most the slots in excess. A replica that no member could hold needs no slot.
         slots = sum(
             min(wanted, len(staying) + len(holders.get(item, ())))
             for item, wanted in self.replication.items()
         )
-        spread = sum(wanted > 0 for wanted in self.replication.values())
-        room = sum(min(self.limits[member], spread) for member in staying)
+        item_count = sum(wanted > 0 for wanted in self.replication.values())
+        room = sum(min(self.limits[member], item_count) for member in staying)
         excess = room + sum(self.limits[member] for member in leaving) - slots
         for member in leaving:
             spare = max(0, self.limits[member] - len(self.needed[member]))
-            granted = max(0, min(spare, excess))
-            excess -= granted
-            self.limits[member] -= granted
+            handed_over = max(0, min(spare, excess))
+            excess -= handed_over
+            self.limits[member] -= handed_over
             self.kept[member] = self.needed[member]
-            if granted < spare:
-                self.crowded[member] = spare - granted
-                self.kept[member] = held[member]
+            if handed_over < spare:
+                self.crowded[member] = spare - handed_over
+                self.kept[member] = items_of[member]
 
     def _held(
         self, leaving: Sequence[MemberId], assignments: Sequence[DecodedKV]
     ) -> Mapping[MemberId, set[str]]:
-        held: dict[MemberId, set[str]] = {member: set() for member in leaving}
+        items_of: dict[MemberId, set[str]] = {member: set() for member in leaving}
         for kv in assignments:
-            items = held.get(kv.decoded.member_id)
+            items = items_of.get(kv.decoded.member_id)
             if items is not None and self.replication.get(kv.decoded.item_id, 0) > 0:
                 items.add(kv.decoded.item_id)
-        return held
+        return items_of
 
     @cached_property
     def network_hash(self) -> int:
@@ -126,13 +126,13 @@ def _replication(members: Sequence[DecodedKV], items: Sequence[DecodedKV]) -> di
     if not any(kv.decoded.value.exiting() for kv in members):
         return desired
     least = {kv.decoded.id: max(0, kv.decoded.value.least_replication()) for kv in items}
-    staying = [
+    staying_limits = [
         limit
         for kv in members
         if not kv.decoded.value.exiting() and (limit := max(0, kv.decoded.value.item_limit()))
     ]
-    room = sum(staying)
-    for cap in range(len(staying), 0, -1):
+    room = sum(staying_limits)
+    for cap in range(len(staying_limits), 0, -1):
         reduced = {item: min(wanted, max(least[item], cap)) for item, wanted in desired.items()}
         if sum(reduced.values()) <= room:
             return reduced

@@ -37,11 +37,11 @@ class Announces(Protocol):
 class Drain:
     """Drain of one member, begun by ``run``. Loop-bound.
 
-    ``timeout_s`` bounds the drain from its start. ``alone_timeout_s`` bounds the time for which items wait
-    that no other member can take. A replacement can start in that time.
+    ``timeout_s`` bounds the drain from its start. ``alone_timeout_s`` bounds the wait for items that no other
+    member can take. A replacement of the member can start meanwhile.
 
-    Progress starts that time again. Progress is a change of the members that stay, or of an item that the
-    member held when it announced its leaving. Items that come later are no progress.
+    Each progress starts ``alone_timeout_s`` again. Progress is a change of the members that stay, or of an
+    item that the member held when it announced its leaving. Items that come later are no progress.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class Drain:
         try:
             async with TaskScope("drain") as scope:
                 scope.spawn(session.set_exiting(exiting), name="announce")
-                over = scope.spawn(self.await_timeout(), name="timeout")
-                ended = scope.spawn(first_of(*ends.values()), name="ended")
-                waits: set[asyncio.Task[Any]] = {allocating, over, ended}
+                timed_out = scope.spawn(self.await_timeout(), name="timeout")
+                asked_to_end = scope.spawn(first_of(*ends.values()), name="ended")
+                waits: set[asyncio.Task[Any]] = {allocating, timed_out, asked_to_end}
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                if over.done() and not over.cancelled():
-                    reason = over.result()
+                if timed_out.done() and not timed_out.cancelled():
+                    reason = timed_out.result()
                 else:
                     reason = next((why for why, event in ends.items() if event.is_set()), reason)
                 scope.cancel()
@@ -150,21 +150,21 @@ class Drain:
         return left_s
 
     def _look(self) -> None:
-        """Update the status if the state has changed."""
+        """Update the status, its metrics and the time of being stuck, if the state has changed."""
         state = self._state
-        seen = (state.items, state.members, state.assignments)
-        if self._seen is not None and all(map(operator.is_, seen, self._seen)):
+        snapshot = (state.items, state.members, state.assignments)
+        if self._seen is not None and all(map(operator.is_, snapshot, self._seen)):
             return
-        self._seen = seen
+        self._seen = snapshot
         # Before the announcement is in etcd, other members do not take over anything.
         self.status = drain_status(state) if self._is_announced() else DrainStatus()
         progress = (self._progress(), self.status.staying)
         self._stuck.look(self._clock.monotonic(), progress, is_stuck=self.status.is_stuck)
-        found = self.status
+        status = self.status
         for waits_for, count in (
-            ("members", len(found.needing_members)),
-            ("room", found.needing_room),
-            ("hand_over", len(found.moving) - found.needing_room),
+            ("members", len(status.needing_members)),
+            ("room", status.needing_room),
+            ("hand_over", len(status.moving) - status.needing_room),
         ):
             metrics.DRAINING_ITEMS.labels(waits_for).set(count)
 
@@ -174,22 +174,22 @@ class Drain:
         if self._held is None:
             if not self._is_announced():
                 return ()
-            self._held = frozenset(_life(one.item) for one in local_items)
+            self._held = frozenset(_life(local_item.item) for local_item in local_items)
         return [
             (kv.key, kv.raw.mod_revision)
-            for one in local_items
-            if _life(one.item) in self._held
-            for kv in one.assignments
+            for local_item in local_items
+            if _life(local_item.item) in self._held
+            for kv in local_item.assignments
         ]
 
     def _report(self, now: float, left_s: float) -> None:
         """Log the remaining items: at once if their kind has changed, else at intervals."""
-        found, before = self.status, self._reported
-        if not found.count:
+        status, reported = self.status, self._reported
+        if not status.count:
             return
-        is_news = before is None or (before.needing_members, before.needing_room > 0) != (
-            found.needing_members,
-            found.needing_room > 0,
+        is_news = reported is None or (reported.needing_members, reported.needing_room > 0) != (
+            status.needing_members,
+            status.needing_room > 0,
         )
         if (
             not is_news
@@ -197,24 +197,24 @@ class Drain:
             and now - self._reported_at < REPORT_INTERVAL_S
         ):
             return
-        self._reported_at, self._reported = now, found
+        self._reported_at, self._reported = now, status
         log.log(
-            logging.WARNING if found.is_stuck else logging.INFO,
+            logging.WARNING if status.is_stuck else logging.INFO,
             "%(member)s is draining: %(left)s. It leaves in %(seconds).0f s if that does not change, and "
             "on a second SIGTERM",
             {
                 "member": self._member,
-                "left": found.describe(self._names),
+                "left": status.describe(self._names),
                 "seconds": left_s,
-                "waits_for_members": len(found.needing_members),
-                "waits_for_room": found.needing_room,
+                "waits_for_members": len(status.needing_members),
+                "waits_for_room": status.needing_room,
             },
         )
 
     def _is_announced(self) -> bool:
         """Return True if the state has our announcement, or if our key is gone."""
-        ours = self._state.local_member
-        return ours is None or ours.decoded.value.exiting()
+        local_member = self._state.local_member
+        return local_member is None or local_member.decoded.value.exiting()
 
 
 class _StuckTime:

@@ -69,13 +69,13 @@ class DrainStatus:
 
     def _without_members(self, names: ItemNames) -> str:
         count = len(self.needing_members)
-        there = "none stays"
+        staying = "none stays"
         if self.staying:
             stays = "stays" if len(self.staying) == 1 else "stay"
-            there = f"{len(self.staying)} {stays} ({_some(self.staying)})"
+            staying = f"{len(self.staying)} {stays} ({_some(self.staying)})"
         return (
             f"{names.items(count)} {'waits' if count == 1 else 'wait'} for another {names.member} to "
-            f"start, as {self._replication(names)}, and {there}: {_some(self.needing_members)}"
+            f"start, as {self._replication(names)}, and {staying}: {_some(self.needing_members)}"
         )
 
     def _replication(self, names: ItemNames) -> str:
@@ -97,22 +97,22 @@ def drain_status(state: State) -> DrainStatus:
     ]
     local = state.local_member
     member: MemberId = ("", "") if local is None else local.decoded.id
-    # Before etcd has the announcement, or when this member serves nothing, count what others could hold.
-    needed = demand.needed.get(member)
-    needing: list[str] = []
+    # ``needed`` lacks this member before its announcement, or if it serves nothing. Then compare counts.
+    needed_items = demand.needed.get(member)
+    needing_members: list[str] = []
     moving: list[str] = []
     replicas: list[int] = []
-    for one in state.local_items:
-        item_id: str = one.item.decoded.id
+    for local_item in state.local_items:
+        item_id: str = local_item.item.decoded.id
         # An item that was created after the last observation is not assigned here yet.
         wanted = demand.replication.get(item_id, 0)
-        if item_id in needed if needed is not None else wanted > len(staying):
-            needing.append(item_id)
+        if item_id in needed_items if needed_items is not None else wanted > len(staying):
+            needing_members.append(item_id)
             replicas.append(wanted)
         else:
             moving.append(item_id)
     return DrainStatus(
-        tuple(needing),
+        tuple(needing_members),
         max(replicas, default=0),
         min(replicas, default=0),
         min(demand.crowded.get(member, 0), len(moving)),

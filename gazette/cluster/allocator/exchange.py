@@ -171,10 +171,10 @@ class Exchange:
             costs = self._drop_costs(np.full(len(items), source), items)
         else:
             costs = self._move_costs(np.full(len(items), source), items, targets)[0]
-        near = np.flatnonzero(costs <= costs.min(initial=_NEVER - self._ranks - 1) + self._ranks)
+        best = np.flatnonzero(costs <= costs.min(initial=_NEVER - self._ranks - 1) + self._ranks)
         if self._ranks:
-            near = near[np.argsort(costs[near], kind="stable")]
-        return _Moves(source, target, items[near], costs[near])
+            best = best[np.argsort(costs[best], kind="stable")]
+        return _Moves(source, target, items[best], costs[best])
 
     def _movable(self, source: int) -> Ints:
         """Return the items that an arc from ``source`` can move."""
@@ -248,15 +248,15 @@ class Exchange:
     def _negative_cycle(self) -> list[int]:
         """Return the nodes of a negative cycle in order, or nothing."""
         sink = self._sink
-        taken = np.minimum(self._cost[sink, :sink], self._shrink)
-        put = np.minimum(self._cost[:sink, sink], self._grow)
+        from_sink = np.minimum(self._cost[sink, :sink], self._shrink)
+        to_sink = np.minimum(self._cost[:sink, sink], self._grow)
         # Most cycles only assign one more item. To find these, a look at each member is enough.
-        cheapest = int(np.argmin(taken + put))
-        if taken[cheapest] + put[cheapest] < 0:
+        cheapest = int(np.argmin(from_sink + to_sink))
+        if from_sink[cheapest] + to_sink[cheapest] < 0:
             return [sink, cheapest]
         # Bellman-Ford, from all nodes at once.
         cost = self._cost.copy()
-        cost[sink, :sink], cost[:sink, sink] = taken, put
+        cost[sink, :sink], cost[:sink, sink] = from_sink, to_sink
         nodes = np.arange(sink + 1)
         distance, parent = np.zeros_like(nodes), np.full_like(nodes, -1)
         for _ in range(sink + 2):
@@ -299,16 +299,16 @@ class Exchange:
     def _disjoint(self, arcs: list[_Moves], units: int) -> list[_Moves]:
         """Return at most ``units`` items of each arc, no item twice. Return none if too few are distinct."""
         units = max(1, min(units, *(len(arc.items) // len(arcs) for arc in arcs)))
-        taken = np.zeros_like(self._served, dtype=np.bool_)
+        used = np.zeros_like(self._served, dtype=np.bool_)
         picked: list[_Moves] = []
         for arc in arcs:
-            free = np.flatnonzero(~taken[arc.items])
+            free = np.flatnonzero(~used[arc.items])
             if len(free) < units:
                 return [arc.pick(slice(0)) for arc in arcs]
             # Of equally good items, pick some from everywhere, so that two members do not share all items.
             picks = np.arange(units) if self._ranks else np.arange(units) * len(free) // units
             picked.append(arc.pick(free[picks]))
-            taken[picked[-1].items] = True
+            used[picked[-1].items] = True
         return picked
 
     def _carry_out(self, arcs: Sequence[_Moves], nodes: Sequence[int]) -> None:
@@ -333,9 +333,9 @@ class Exchange:
         """
         items = np.unique(np.concatenate([arc.items for arc in arcs])).tolist()
         nodes = {node for arc in arcs for node in (arc.source, arc.target)} - {self._sink}
-        before = self._total(items, nodes)
+        former_cost = self._total(items, nodes)
         self._flip(arcs)
-        if self._total(items, nodes) < before:
+        if self._total(items, nodes) < former_cost:
             self._update(np.array(items), sorted(nodes))
             return True
         self._flip([_Moves(arc.target, arc.source, arc.items, arc.deltas) for arc in arcs[::-1]])
@@ -376,15 +376,15 @@ def _cells(columns: Any) -> tuple[list[int], list[int]]:
 
 def _cycle(parent: list[int]) -> list[int]:
     """Return a cycle in a graph where each node has one parent or -1, from parent to child, or nothing."""
-    visit = [-1] * len(parent)
+    visited_from = [-1] * len(parent)
     for start in range(len(parent)):
         node = start
-        while node >= 0 and visit[node] < 0:
-            visit[node] = start
+        while node >= 0 and visited_from[node] < 0:
+            visited_from[node] = start
             node = parent[node]
-        if node >= 0 and visit[node] == start:
+        if node >= 0 and visited_from[node] == start:
             cycle = [node]
-            while (before := parent[cycle[-1]]) != node:
-                cycle.append(before)
+            while (previous := parent[cycle[-1]]) != node:
+                cycle.append(previous)
             return cycle[::-1]
     return []

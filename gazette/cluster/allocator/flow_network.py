@@ -17,9 +17,9 @@ express the wishes, and each cost outweighs all that follow:
 
 5. an even spread over zones.
 
-A member's limit is a capacity. *How much* must a cost be to outweigh the rest? Two flows differ by
-a set of simple cycles, which pass every item and member at most once. So a cost level must exceed
-the gain of one such cycle in all lower levels. That gain depends on the number of members, not of
+A member's limit is a capacity. *How much* must a cost be to outweigh all lower levels? Two flows
+differ by a set of simple cycles, which pass every item and member at most once. So a cost must
+exceed what one such cycle can gain in all lower levels. That depends on the number of members, not of
 items. Then the cheapest flow is the best one by each level in turn.
 """
 
@@ -72,9 +72,8 @@ class Weights:
     def of(members: int, replication_max: int, ranks: int) -> Weights:
         """Return the prices for a network. ``ranks`` is the number of steps in the order of items, or 0
         without order."""
-        visits = (
-            members + 1
-        )  # number of items of a simple cycle, which passes a member between two items
+        # Most items that a simple cycle passes: between two of them, it passes a member.
+        visits = members + 1
         below = visits * max(replication_max - 1, 1) + ranks
         move = below + 1
         below += 2 * members * move
@@ -93,12 +92,12 @@ def share_bounds(limit: int, demand: int, capacity: int) -> list[int]:
     They ascend, with one bound for each step of the price. The last one is ``limit``.
     """
     share = limit * demand
-    bounds = [-(-share * k // (capacity * _BELOW_SHARE)) for k in range(1, _BELOW_SHARE)]
+    bounds = [-(-share * part // (capacity * _BELOW_SHARE)) for part in range(1, _BELOW_SHARE)]
     bounds += [share // capacity, -(-share // capacity)]
     bounds += [-(-share * num // (capacity * den)) for num, den in _ABOVE_SHARE]
     bounds.append(limit)
     ascending: list[int] = []
     for bound in bounds:
-        low = ascending[-1] if ascending else 0
-        ascending.append(min(max(bound, low), limit))
+        least = ascending[-1] if ascending else 0
+        ascending.append(min(max(bound, least), limit))
     return ascending

@@ -171,13 +171,13 @@ def allocator_decoder(
         except UnicodeDecodeError as error:
             raise Invalid(f"key is not UTF-8 ({raw.key!r})") from error
         if (item_id := _tail(key, root, ITEMS)) is not None:
-            (part,) = _split(key, item_id, 1)
-            return Item(part, decode_item(part, raw.value))
-        if (rest := _tail(key, root, MEMBERS)) is not None:
-            zone, suffix = _split(key, rest, 2)
+            (name,) = _split(key, item_id, 1)
+            return Item(name, decode_item(name, raw.value))
+        if (ids := _tail(key, root, MEMBERS)) is not None:
+            zone, suffix = _split(key, ids, 2)
             return Member(zone, suffix, decode_member(zone, suffix, raw.value))
-        if (rest := _tail(key, root, ASSIGNMENTS)) is not None:
-            item_id, zone, suffix, slot_text = _split(key, rest, 4)
+        if (ids := _tail(key, root, ASSIGNMENTS)) is not None:
+            item_id, zone, suffix, slot_text = _split(key, ids, 4)
             slot = _parse_slot(key, slot_text)
             value = decode_assignment(item_id, zone, suffix, slot, raw.value)
             return Assignment(item_id, zone, suffix, slot, value)

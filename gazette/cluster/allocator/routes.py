@@ -26,8 +26,8 @@ def route_of(assignments: Sequence[DecodedKV]) -> Route:
 def with_endpoints(route: Route, state: State) -> Route:
     """Return the route with the endpoints that its members advertise; ``""`` for a member without a key."""
     endpoints: list[str] = []
-    for one in route.members:
-        member = state.member(one.zone, one.suffix)
+    for process_id in route.members:
+        member = state.member(process_id.zone, process_id.suffix)
         endpoints.append("" if member is None else member.decoded.value.spec.endpoint)
     return Route(route.members, route.primary, tuple(endpoints))
 

@@ -67,7 +67,7 @@ class MemberSession:
                 await ks.load(etcd, session._mod_revision)
                 scope.cancel()
         except (GazetteError, asyncio.CancelledError):
-            # The caller has no session yet. The next process of this id would wait for the key.
+            # The caller has no session to close. The key would block the next process of this id.
             await session.close()
             raise
         return session
@@ -120,7 +120,7 @@ class MemberSession:
 
     async def _announce(self, value: bytes) -> int:
         """Write the key under our lease, and return its revision."""
-        begun, warned = self._clock.monotonic(), -CONFLICT_RETRY_S
+        began_at, warned_s = self._clock.monotonic(), -CONFLICT_RETRY_S
         while True:
             try:
                 result = await self._etcd.txn(
@@ -141,12 +141,12 @@ class MemberSession:
             holder = _read(result)
             if holder is not None and holder.lease == self.lease.id:
                 return holder.mod_revision  # an earlier attempt succeeded, but its answer was lost
-            waited = self._clock.monotonic() - begun
-            if waited - warned >= CONFLICT_RETRY_S:
-                warned = waited
+            waited_s = self._clock.monotonic() - began_at
+            if waited_s - warned_s >= CONFLICT_RETRY_S:
+                warned_s = waited_s
                 self._warn_of(holder)
-            crashed = waited < 2 * self.lease.ttl_s
-            await self._clock.sleep(CONFLICT_RETRY_SOON_S if crashed else CONFLICT_RETRY_S)
+            may_have_crashed = waited_s < 2 * self.lease.ttl_s
+            await self._clock.sleep(CONFLICT_RETRY_SOON_S if may_have_crashed else CONFLICT_RETRY_S)
 
     def _warn_of(self, holder: KeyValue | None) -> None:
         log.warning(

@@ -56,15 +56,14 @@ def solve(problem: Problem, items_per_network: int = ITEMS_PER_NETWORK) -> Solut
 
 
 def _budgets(problem: Problem, end: int, used: Sequence[int]) -> list[list[int]]:
-    """Return the bounds of each member's share when the items before ``end`` are served,
-    less what is used."""
-    most = len(problem.members)
-    seen = sum(min(item.replication, most) for item in problem.items[:end])
+    """Return the bounds of each member's share once the items before ``end`` are served, less ``used``."""
+    member_count = len(problem.members)
+    demand = sum(min(item.replication, member_count) for item in problem.items[:end])
     capacity = sum(member.limit for member in problem.members)
     bounds = []
-    for member, given in zip(problem.members, used, strict=True):
-        shares = share_bounds(member.limit, min(seen, capacity), capacity)
-        bounds.append([max(0, bound - given) for bound in shares])
+    for member, load in zip(problem.members, used, strict=True):
+        shares = share_bounds(member.limit, min(demand, capacity), capacity)
+        bounds.append([max(0, bound - load) for bound in shares])
     return bounds
 
 

@@ -100,9 +100,9 @@ class State:
         self._find_local()
 
     def _find_local(self) -> None:
-        """Find our items. An unchanged item stays the same object, so that observers soon see the changes."""
+        """Find our items. An unchanged item stays the same object, so that observers find changes quickly."""
         zone, _, suffix = self.local_key.removeprefix(self.root + MEMBERS).partition("#")
-        before = {local.item.decoded.id: local for local in self.local_items}
+        former = {local.item.decoded.id: local for local in self.local_items}
         self.local_count, self.local_items = 0, []
         for item_id, siblings in self.assigned.items():
             for index, kv in enumerate(siblings):
@@ -110,7 +110,7 @@ class State:
                     self.local_count += 1
                     item = self._items.get(item_id)
                     if item is not None:
-                        local = before.get(item_id)
+                        local = former.get(item_id)
                         if local is None or (local.item, local.assignments) != (item, siblings):
                             local = LocalItem(item, siblings, index)
                         self.local_items.append(local)
@@ -120,9 +120,9 @@ class State:
     ) -> Iterator[tuple[str, tuple[DecodedKV, ...]]]:
         """Yield the assignments of each item. Unchanged ones are the same object as in ``before``."""
         for item_id, siblings in groupby(self.assignments, key=_ITEM_ID):
-            now = tuple(siblings)
-            was = before.get(item_id)
-            yield item_id, was if was == now else now
+            present = tuple(siblings)
+            former = before.get(item_id)
+            yield item_id, former if former == present else present
 
     def item(self, item_id: str) -> DecodedKV | None:
         return self._items.get(item_id)

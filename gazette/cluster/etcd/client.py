@@ -135,21 +135,21 @@ class Etcd:
     async def get_each(self, *keys: Key) -> tuple[KeyValue | None, ...]:
         """Return the values of ``keys`` in their order, all at one revision; None for keys that do not exist.
 
-        They are read one after the other: `txn` says why not in one transaction. After a compaction
-        meanwhile, all are read again.
+        Read the keys one after the other: `txn` says why one transaction must not. If etcd compacts the
+        revision meanwhile, read all of them again.
         """
         while True:
-            found: list[KeyValue | None] = []
+            values: list[KeyValue | None] = []
             revision = 0
             try:
                 for key in keys:
                     request = rpc_pb2.RangeRequest(key=key_bytes(key), revision=revision)
                     response = await self._range(request)
                     revision = revision or response.header.revision
-                    found.append(kv_from_pb(response.kvs[0]) if response.kvs else None)
+                    values.append(kv_from_pb(response.kvs[0]) if response.kvs else None)
             except Compacted:
                 continue
-            return tuple(found)
+            return tuple(values)
 
     async def range(
         self,
@@ -163,8 +163,8 @@ class Etcd:
         """Return all keys that begin with ``prefix``. With ``range_end``, return those in ``[prefix,
         range_end)``.
 
-        Read in pages, all at ``revision`` (0: that of the first page). ``header.revision`` holds it. Raise
-        ``Compacted`` if that revision is compacted before the last page, ``NotYet`` if it is still to come.
+        Read in pages, all at ``revision`` (0: that of the first page), and return it as ``header.revision``.
+        Raise ``Compacted`` if it is compacted before the last page, ``NotYet`` if it is still to come.
         """
         begin, end = prefix_range(prefix)
         if range_end is not None:
@@ -208,11 +208,11 @@ class Etcd:
         return put_from_pb(response)
 
     async def delete(self, key: Key) -> DeleteResult:
-        """Delete one key, if it exists. Cancellation: it may have been deleted."""
+        """Delete one key, if it exists. Cancellation: the key may have been deleted."""
         return await self._delete(Op.delete(key))
 
     async def delete_prefix(self, prefix: Key) -> DeleteResult:
-        """Delete all keys that begin with ``prefix``. Cancellation: they may have been deleted."""
+        """Delete all keys that begin with ``prefix``. Cancellation: the keys may have been deleted."""
         return await self._delete(Op.delete_prefix(prefix))
 
     async def txn(
@@ -223,13 +223,13 @@ class Etcd:
     ) -> TxnResult:
         """Run ``success`` if all ``compares`` hold, else ``failure``: atomically, at one revision.
 
-        Compares that do not hold are not an error: see ``succeeded``. etcd limits each of the three to 128
-        entries by default. It refuses a key twice in one branch (``Invalid``).
+        If a compare does not hold, that is no error: see ``succeeded`` of the result. By default, etcd limits
+        each of the three arguments to 128 entries. It refuses a key twice in one branch (``Invalid``).
 
         Raise ``Invalid`` if there are reads and no writes: use `get_each`. If a caller cancels such a
         transaction while it runs, etcd of before 2023 (tried: 3.5.1) ends with a panic.
 
-        Cancellation: it may have run.
+        Cancellation: the transaction may have run.
         """
         op = TxnOp(tuple(compares), tuple(success), tuple(failure))
         if only_reads((op,)) and has_reads((op,)):
@@ -260,7 +260,7 @@ class Etcd:
             sent_at = clock.monotonic()
             return await m.lease.LeaseGrant(request, metadata=metadata, timeout=timeout_s)
 
-        # It may be repeated: a lease without a user does no harm, and expires.
+        # A grant may be repeated: a lease without a user does no harm, and expires.
         response = await self._connection.call("LeaseGrant", attempt, repeatable=True)
         ttl_s = float(response.TTL)
         return Lease(self._connection, response.ID, ttl_s, sent_at + ttl_s)
@@ -270,11 +270,11 @@ class Etcd:
     ) -> AsyncGenerator[WatchResponse, None]:
         """Yield events of all keys that begin with ``prefix``, from ``start_revision`` on (0: from now).
 
-        The first response is ``created``. With ``progress``, etcd reports about every ten minutes up to which
-        revision nothing happened.
+        The first response is ``created``. With ``progress``, etcd sends its revision about every ten
+        minutes while no key changes.
 
-        This is one stream to one endpoint, and does not resume. Iterate under ``contextlib.aclosing``. After
-        ``Unavailable``, watch again from the last response's ``resume_revision``, which uses the next
+        The watch is one stream to one endpoint, and does not resume. Iterate under ``contextlib.aclosing``.
+        After ``Unavailable``, watch again from the last response's ``resume_revision``: that uses the next
         endpoint. ``Unavailable`` is also raised if the member has lost its leader.
 
         Raise ``Compacted`` if ``start_revision`` is gone, ``NotAllowed``, or ``Broken`` if etcd cancels the

@@ -34,8 +34,8 @@ _EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs do not know it
 _BACKOFF_MIN_S = 0.05
 _BACKOFF_MAX_S = 1.0
 
-# With this, a member without a leader refuses at once. Otherwise it would hold the request until a timeout,
-# although the next endpoint may be on the right side of a partition.
+# With this header, an etcd member without a leader refuses a request at once. Otherwise the member would hold
+# the request until a timeout, although the next endpoint may have a leader.
 _REQUIRE_LEADER: Metadata = (("hasleader", "true"),)
 
 
@@ -45,7 +45,7 @@ class EtcdSettings:
 
     ``endpoints`` are ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///path``. The first that answers
     is used until it fails. ``ca_file``, ``cert_file`` and ``key_file`` are PEM files for https, read for each
-    connection. A dead connection is noticed within twice ``keepalive_s``. That must exceed etcd's
+    connection. A dead connection is noticed within twice ``keepalive_s``, which must exceed etcd's
     ``--grpc-keepalive-min-time`` (5 s by default).
     """
 
@@ -172,15 +172,15 @@ class Connection:
         timeout_s = timeout_s if timeout_s is not None else self.settings.request_timeout_s
         deadline = self.clock.monotonic() + timeout_s
         if attempt_timeout_s is None:
-            # A write gets all the time: it may not be repeated after a timeout.
+            # The first attempt of a write gets all the time, because no other one may follow a timeout.
             attempt_timeout_s = timeout_s / len(self._members) if repeatable else timeout_s
         failures, stale = 0, None
         while True:
             token = await self.token(stale=stale) if authenticated else ""
             member = self.preferred
-            left = max(deadline - self.clock.monotonic(), 0.0)
+            remaining_s = max(deadline - self.clock.monotonic(), 0.0)
             result, failure = await self._try(
-                member, attempt, _metadata(token), min(attempt_timeout_s, left)
+                member, attempt, _metadata(token), min(attempt_timeout_s, remaining_s)
             )
             if failure is None:
                 return cast("R", result)

@@ -44,7 +44,7 @@ _TRANSIENT = frozenset(
     (
         Code.UNAVAILABLE,
         Code.DEADLINE_EXCEEDED,
-        # Answers of a member that stops, for running calls: it has cancelled its own context, or reset the
+        # A member that stops ends its running calls with these: it cancels its own context, or resets the
         # stream.
         Code.UNKNOWN,
         Code.CANCELLED,
@@ -69,7 +69,10 @@ class StreamEnded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error to raise. ``transient``: another member, or the same one later, may succeed."""
+    """An error to raise. ``transient``: another member, or the same member later, may succeed.
+
+    ``maybe_applied``: the write may have happened. ``stale_token``: a call with a new token may succeed.
+    """
 
     error: GazetteError
     transient: bool = False

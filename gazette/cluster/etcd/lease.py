@@ -26,8 +26,8 @@ class LeaseStatus:
 class Lease:
     """A lease that etcd granted to this client.
 
-    Invariant: etcd does not expire it before ``expires_at``, by the client's monotonic clock. That time is
-    counted from when the last successful keep-alive was *sent*.
+    Invariant: etcd does not expire the lease before ``expires_at``, by the client's monotonic clock. That is
+    ``ttl_s`` after the last successful keep-alive was *sent*, since etcd counts from later on.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class Lease:
     async def keep_alive(self) -> NoReturn:
         """Renew three times per TTL, for as long as this runs.
 
-        Outages of etcd are survived, over all endpoints, until the TTL has passed. Then raise ``LeaseLost``;
-        raise it at once if etcd does not know the lease. Raise ``Closed`` or ``NotAllowed`` if the client was
+        Survive outages of etcd, over all endpoints, until the TTL has passed. Then raise ``LeaseLost``. Raise
+        it at once if etcd does not know the lease. Raise ``Closed`` or ``NotAllowed`` if the client was
         closed or its user lost its rights.
 
         Cancellation: the lease stays until its TTL has passed; ``revoke`` ends it.

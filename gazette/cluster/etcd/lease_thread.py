@@ -56,23 +56,23 @@ class _Renewal:
         """Renew the lease over a connection of this thread, until that is not possible any more."""
         shared = self._lease
         connection = Connection(shared.connection.settings, self._clock)
-        kept = Lease(connection, shared.id, shared.ttl_s, shared.expires_at)
+        own_lease = Lease(connection, shared.id, shared.ttl_s, shared.expires_at)
         try:
             while True:
-                await kept.until_due()
-                while self._is_stalled(kept):
+                await own_lease.until_due()
+                while self._is_stalled(own_lease):
                     await self._clock.sleep(_LOOK_S)
-                await kept.renew()
-                shared.ttl_s, shared.expires_at = kept.ttl_s, kept.expires_at
+                await own_lease.renew()
+                shared.ttl_s, shared.expires_at = own_lease.ttl_s, own_lease.expires_at
         except LeaseLost:
-            # The loop may be busy. It must not acknowledge anything before it learns of this.
+            # The busy loop learns of the loss later. Until then, it must not acknowledge anything.
             shared.expires_at = min(shared.expires_at, self._clock.monotonic())
             raise
         finally:
             await connection.close()
 
     def _is_stalled(self, kept: Lease) -> bool:
-        """Ask the loop for a sign of life. Return True while the last one is too long ago.
+        """Ask the loop for a sign of life. Return True while the last sign is ``STALL_MAX_S`` old.
 
         Raise ``LeaseLost`` if the lease has expired meanwhile.
         """

@@ -72,7 +72,7 @@ class EtcdServer:
 
     All methods block, for milliseconds up to their timeout: call them through a ``BlockingPool`` if a loop
     must not wait. The child ignores the terminal's Ctrl-C: its parent decides when to stop it. The child ends
-    when its parent has ended, in any way, and so have all processes that inherited ``lifeline``.
+    once its parent and all processes that inherited ``lifeline`` have ended, in any way.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class EtcdServer:
 
     @property
     def lifeline(self) -> int:
-        """File descriptor for processes that need etcd until they end: etcd outlives all that inherit it.
+        """File descriptor for processes that need etcd: etcd runs until all that inherit it have ended.
 
         Valid while the process runs. It stays the same when etcd is started after a crash.
         """
@@ -204,7 +204,7 @@ class EtcdServer:
         self._signal(signal.SIGCONT)
 
     def log_tail(self, size: int = _LOG_TAIL_BYTES) -> str:
-        """Return the last lines of the log, about ``size`` bytes of them."""
+        """Return the last ``size`` bytes of the log, or all of a shorter log."""
         return _tail(self.log_path, 0, size)
 
     def __enter__(self) -> Self:
@@ -237,7 +237,7 @@ class EtcdServer:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    # etcd takes its flags from here, and none from the environment.
+                    # etcd would take flags from these variables, too.
                     env={k: v for k, v in os.environ.items() if not k.startswith("ETCD_")},
                     pass_fds=(lock,),
                     start_new_session=True,
@@ -369,7 +369,7 @@ class _Lifeline:
         self._reading, self.held = os.pipe()
 
     def end_with_it(self, pid: int) -> subprocess.Popen[bytes]:
-        """Start a process that ends another one once no process holds this lifeline."""
+        """Start a guard: a process that ends ``pid`` once no process holds this lifeline."""
         return subprocess.Popen(
             ["/bin/sh", "-c", self._SCRIPT, str(pid)],
             stdin=self._reading,
@@ -401,8 +401,8 @@ def _bracketed(host: str) -> str:
 
 
 def _supports(binary: str, flag: str) -> bool:
-    help_text = subprocess.run([binary, "--help"], capture_output=True, timeout=10, check=False)
-    return flag.encode() in help_text.stdout + help_text.stderr
+    completed = subprocess.run([binary, "--help"], capture_output=True, timeout=10, check=False)
+    return flag.encode() in completed.stdout + completed.stderr
 
 
 def _tail(path: Path, begin: int, size: int) -> str:

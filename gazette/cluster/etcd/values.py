@@ -50,7 +50,7 @@ def key_bytes(key: Key) -> bytes:
 def prefix_range(prefix: Key) -> tuple[bytes, bytes]:
     """Return ``(key, range_end)`` of all keys that begin with ``prefix``; of all keys if it is empty."""
     begin = key_bytes(prefix)
-    # The end is the least key above all of them: its last byte below 255 is one greater.
+    # The end is the least key above all of these: the last byte below 255 plus one, and no bytes after it.
     stem = begin.rstrip(b"\xff")
     end = stem[:-1] + bytes((stem[-1] + 1,)) if stem else _FROM_KEY
     return begin or _FROM_KEY, end
@@ -100,8 +100,7 @@ class DeleteResult(msgspec.Struct, frozen=True):
 
 
 class TxnResult(msgspec.Struct, frozen=True):
-    """The result of a transaction. ``results`` has one entry per operation of the branch
-    that ran, in order."""
+    """The result of a transaction. ``results`` has one entry for each operation that ran, in order."""
 
     header: ResponseHeader
     succeeded: bool
@@ -226,7 +225,7 @@ class Op:
 
 
 def only_reads(operations: tuple[Operation, ...]) -> bool:
-    """Return True if running ``operations`` a second time could change nothing."""
+    """Return True if ``operations`` only read, and so may be repeated."""
     return all(
         only_reads(op.success) and only_reads(op.failure)
         if isinstance(op, TxnOp)

@@ -27,7 +27,7 @@ async def watch(
             range_end=range_end,
             start_revision=start_revision,
             progress_notify=progress,
-            # Let etcd split large responses. If it could not send one, the watch would fail for ever.
+            # Let etcd split large responses: a response that is too large would fail each new watch, too.
             fragment=True,
         )
     )
@@ -99,8 +99,8 @@ class _Stream:
         return response
 
     def raise_if_canceled(self, response: rpc_pb2.WatchResponse) -> None:
-        """Raise the reason for which etcd cancelled the watch; ``StreamEnded`` if the next endpoint may serve
-        it."""
+        """Raise the reason for which etcd cancelled the watch, if it did. Raise ``StreamEnded`` if the next
+        endpoint may serve it."""
         if not response.canceled:
             return
         reason = response.cancel_reason

@@ -38,8 +38,8 @@ def load(
 ) -> Folded:
     """Decode all keys of a range, in its order.
 
-    Leave out a value that cannot be decoded. But if ``previous``, the former mirror, has the same incarnation
-    of the key, keep that entry, as ``fold`` does. Raise ``Bug`` if keys do not ascend.
+    Leave out a value that cannot be decoded. But if ``previous``, the former mirror, has an entry of the key
+    with the same CreateRevision, keep it, as ``fold`` does. Raise ``Bug`` if keys do not ascend.
     """
     folding = _Folding(decoder)
     loaded: list[DecodedKeyValue] = []
@@ -47,10 +47,10 @@ def load(
         text = _text(kv.key)
         if loaded and not loaded[-1].raw.key < kv.key:
             raise Bug("keys of a range are out of order", key=text, after=loaded[-1].key)
-        before = _at(previous, _index_of(previous, kv.key), kv.key)
-        if before is not None and before.raw.create_revision != kv.create_revision:
-            before = None
-        entry = folding.decode(text, kv, before)
+        former = _at(previous, _index_of(previous, kv.key), kv.key)
+        if former is not None and former.raw.create_revision != kv.create_revision:
+            former = None
+        entry = folding.decode(text, kv, former)
         if entry is not None:
             loaded.append(entry)
     return Folded(loaded, tuple(folding.anomalies))
@@ -64,8 +64,8 @@ def fold(
     """Apply the events of ``responses`` to ``current``. Neither is changed.
 
     ``current`` ascends, as ``load`` and ``fold`` return it. Each response has its events in order of
-    revision. They are merged by (key, ModRevision). One pass builds the result, and copies unchanged runs of
-    keys.
+    revision. Merge the events by (key, ModRevision). One pass over them builds the result, and copies
+    unchanged runs of keys.
     """
     folding = _Folding(decoder)
     folded: list[DecodedKeyValue] = []
@@ -127,17 +127,17 @@ class _Folding:
             if decoded is not None and (kv.version != 1 or kv.create_revision != kv.mod_revision):
                 self._note(key, kv, "first seen after its creation", applied=True)
             return decoded
-        before = entry.raw
-        if kv.mod_revision <= before.mod_revision:
-            self._note(key, kv, f"not newer than revision {before.mod_revision}", applied=False)
+        former = entry.raw
+        if kv.mod_revision <= former.mod_revision:
+            self._note(key, kv, f"not newer than revision {former.mod_revision}", applied=False)
             return entry
         decoded = self.decode(key, kv, entry)
         if decoded is entry:
             return entry
-        if kv.create_revision != before.create_revision:
+        if kv.create_revision != former.create_revision:
             self._note(key, kv, "created again without a deletion", applied=True)
-        elif kv.version != before.version + 1:
-            self._note(key, kv, f"version {kv.version} follows {before.version}", applied=True)
+        elif kv.version != former.version + 1:
+            self._note(key, kv, f"version {kv.version} follows {former.version}", applied=True)
         return decoded
 
     def decode(

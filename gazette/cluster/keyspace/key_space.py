@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 _APPLY_DELAY_S = 0.030
 _VISIT_SHARE = 0.2
-"""Most of the event loop's time for visits of all keys, as a fraction. Steps wait at most
+"""Greatest share of the event loop's time for visits of all keys. For this, a step waits at most
 `_APPLY_DELAY_MAX_S`."""
 _VISITS_PER_CHANGE = 100
-"""Keys that can be visited in the time of one change. For a change, observers may make a replica."""
+"""Keys that observers visit in the time of one change, for which they may make a replica."""
 _APPLY_DELAY_MAX_S = 1.0
 _PENDING_RESPONSES_MAX = 256
 _BACKOFFS_S = (0.0, 0.0, 0.005, 2.0, 3.0, 4.0)
@@ -58,8 +58,7 @@ class KeySpace:
     def __init__(
         self, root: str, decoder: Decoder, *, apply_delay_s: float = _APPLY_DELAY_S
     ) -> None:
-        """Make an empty mirror. Raise ``Invalid`` unless ``root`` is a clean path, such as
-        ``/gazette/cluster``."""
+        """Make an empty mirror. Raise ``Invalid`` unless ``root`` is a clean path (``/gazette/cluster``)."""
         if root in ("", ".") or root.startswith("//") or posixpath.normpath(root) != root:
             raise Invalid("not a clean path", path="root", root=root)
         self.root = root
@@ -206,6 +205,7 @@ class KeySpace:
                     await etcd.clock.sleep(max(self.apply_delay_s, delay_s))
                 begun = etcd.clock.monotonic()
                 changes = step()
+                # Only visits delay the next step: estimate their part of the time that this step took.
                 visits = len(self.key_values) + 1
                 share = visits / (visits + _VISITS_PER_CHANGE * changes)
                 visit_s = share * (etcd.clock.monotonic() - begun)
@@ -243,11 +243,11 @@ class KeySpace:
             raise self._went_back(header.revision, self.header.revision)
         # Peers wait for the revision that we report. So it must be that of a change under this root: after a
         # write elsewhere, this root may not change for hours.
-        last = max((kv.mod_revision for kv in loaded.kvs), default=0)
-        left = {kv.key.decode() for kv in loaded.kvs}
-        gone = any(kv.key not in left for kv in self.key_values)
-        # A key was deleted at an unknown revision, later than the last one that we have seen.
-        shown = replace(header, revision=max(last, self.header.revision + gone))
+        last_revision = max((kv.mod_revision for kv in loaded.kvs), default=0)
+        loaded_keys = {kv.key.decode() for kv in loaded.kvs}
+        is_any_gone = any(kv.key not in loaded_keys for kv in self.key_values)
+        # A key that is gone was deleted at an unknown revision, later than the last one that we have seen.
+        shown = replace(header, revision=max(last_revision, self.header.revision + is_any_gone))
         self._replace(loaded, header, shown)
 
     def _replace(self, loaded: RangeResult, at: ResponseHeader, shown: ResponseHeader) -> None:

@@ -41,6 +41,6 @@ def find(kvs: Sequence[DecodedKeyValue], key: str) -> DecodedKeyValue | None:
 
 def prefixed(kvs: Sequence[DecodedKeyValue], prefix: str) -> Sequence[DecodedKeyValue]:
     """Return the entries whose key begins with ``prefix``."""
-    first = index_of(kvs, prefix)
-    last = bisect.bisect_left(kvs, True, lo=first, key=lambda kv: not kv.key.startswith(prefix))
-    return kvs[first:last]
+    begin = index_of(kvs, prefix)
+    end = bisect.bisect_left(kvs, True, lo=begin, key=lambda kv: not kv.key.startswith(prefix))
+    return kvs[begin:end]

@@ -64,21 +64,21 @@ def run_member(
     log_setup.setup(log_flags.level, log_flags.format)
     log_warnings(loaded)
     supervisor.die_with_parent(environ)
-    files = raise_file_limit()
+    file_limit = raise_file_limit()
     workers = loaded.group(ProcessFlags).workers
     if workers < 1:
         raise Invalid(f"invalid workers ({workers}; expected >= 1)", path="--workers")
     if workers > 1:
         debug_port = loaded.group(DebugFlags).port
         return asyncio.run(_supervise(group, flags, debug_port, argv, environ, workers))
-    warn_of_few_files(files, limit, f"--{group}.limit")
+    warn_of_few_files(file_limit, limit, f"--{group}.limit")
     return asyncio.run(serve())
 
 
 def member_environment(
     loaded: Loaded, group: str, flags: MemberFlags, clock: Clock, rng: random.Random, what: str
 ) -> MemberEnvironment:
-    """Return what the settings give a member, with its ports taken. Call it on the event loop.
+    """Bind the ports of a member, and return its surroundings. Call this on the event loop.
 
     ``flags`` are those of ``group``. Log a warning if a server without keys lets other machines do ``what``.
     Raise ``Invalid`` or ``Unavailable`` (a port is in use).
@@ -90,8 +90,8 @@ def member_environment(
         server.bind()
     if auth.keyless:
         warn_of_open_server(server.settings, group, what)
-    private = loaded.group(DebugFlags).private
-    return MemberEnvironment(clock, rng, server, etcd, auth, flags.peer_tls(), private)
+    is_private = loaded.group(DebugFlags).private
+    return MemberEnvironment(clock, rng, server, etcd, auth, flags.peer_tls(), is_private)
 
 
 async def _supervise(
@@ -172,8 +172,8 @@ def freeze_heap() -> None:
     and the key space of a broker are some hundred thousand objects, which took 40 ms each time. All appends
     in flight waited for that. A frozen object is still freed when its last reference goes.
 
-    Journals that come later are also hundreds of thousands of objects. Whenever they have grown by a quarter,
-    Python would visit all of them. That took a quarter of the processor while 2,000 journals were created
+    Journals that come later are also hundreds of thousands of objects. At each growth by a quarter, Python
+    would visit all of them. That took a quarter of the processor while 2,000 journals were created
     (`benchmarks/bench_many_journals.py`). So the oldest generation is visited a tenth as often.
     """
     gc.collect()

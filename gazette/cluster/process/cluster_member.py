@@ -2,7 +2,7 @@
 
 docs/architecture.md has the phases, and what ends each of them. Each stage of the stop runs even if an
 earlier one failed or took too long. The loss of the lease, or of the member's key, is a failure like that
-of any daemon. `failure` has the first one, and `stop` raises it at the end.
+of any daemon. `failure` has the member's first error, and `stop` raises it at the end.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class MemberScopes:
     @classmethod
     def of(cls, role: MemberRole, on_failure: Callable[[BaseException], None]) -> Self:
         names = ("daemons", role.replicas, "servers")
-        return cls(*(TaskScope(f"{role.program}-{one}", on_failure=on_failure) for one in names))
+        return cls(*(TaskScope(f"{role.program}-{name}", on_failure=on_failure) for name in names))
 
 
 class ClusterMember(ABC, Generic[SettingsT]):
@@ -215,12 +215,12 @@ class ClusterMember(ABC, Generic[SettingsT]):
             "releasing its lease": self._release,
             "cancelling": self._cancel,
         }
-        first = await leave(self.process_id, stages, self._enter)
+        first_error = await leave(self.process_id, stages, self._enter)
         self.phase = "stopped"
         if self.failure is not None:
             raise self.failure
-        if first is not None:
-            raise first
+        if first_error is not None:
+            raise first_error
 
     async def crash(self) -> None:
         """End as if the process was killed, for tests: hand over and finish nothing, keep the lease."""
@@ -274,7 +274,7 @@ async def leave(
     time. Raise any error that is not a ``GazetteError``: after such a defect nothing is known. Cancellation
     cancels the present stage.
     """
-    first: GazetteError | None = None
+    first_error: GazetteError | None = None
     for name, stage in stages.items():
         entering(name)
         log.info("%(member)s is %(phase)s", {"member": member, "phase": name})
@@ -285,18 +285,18 @@ async def leave(
                 "%(member)s, while %(phase)s: %(error)s",
                 {"member": member, "phase": name, "error": error},
             )
-            first = first or error
-    return first
+            first_error = first_error or error
+    return first_error
 
 
 async def end_all(*endings: Awaitable[None]) -> None:
     """Await all in order, even if one fails with a ``GazetteError``. Raise the first such error. Each limits
     its own time."""
-    first: GazetteError | None = None
+    first_error: GazetteError | None = None
     for ending in endings:
         try:
             await ending
         except GazetteError as error:
-            first = first or error
-    if first is not None:
-        raise first
+            first_error = first_error or error
+    if first_error is not None:
+        raise first_error

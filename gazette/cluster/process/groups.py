@@ -40,7 +40,7 @@ class EtcdFlags:
     def settings(self) -> EtcdSettings:
         from gazette.cluster.etcd.client import EtcdSettings
 
-        endpoints = tuple(one.strip() for one in self.address.split(",") if one.strip())
+        endpoints = tuple(part.strip() for part in self.address.split(",") if part.strip())
         try:
             return EtcdSettings(
                 endpoints=endpoints,
@@ -81,14 +81,14 @@ def member_id(group: str, zone: str, name: str) -> ProcessId:
     """
     from gazette.protocol.ids import ProcessId, validate_token
 
-    for flag, value, least, most in (("zone", zone, 1, 32), ("id", name, 4, 128)):
+    for flag, value, length_min, length_max in (("zone", zone, 1, 32), ("id", name, 4, 128)):
         try:
-            validate_token(value, least, most)
+            validate_token(value, length_min, length_max)
         except Invalid as error:
             raise Invalid(
                 error.message,
                 path=f"--{group}.{flag}",
-                hint=f"Use {least} to {most} letters, digits, and - _ + / . as in "
+                hint=f"Use {length_min} to {length_max} letters, digits, and - _ + / . as in "
                 f"--{group}.{flag}={'eu-west-1a' if flag == 'zone' else 'member-1'}",
             ) from error
     return ProcessId(zone, name)
