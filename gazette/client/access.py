@@ -34,10 +34,10 @@ class RouteCache:
 
     def get(self, name: str, now: float) -> Route | None:
         """Return the route of ``name`` if it is known and not too old; ``now`` is monotonic seconds."""
-        found = self._routes.get(name)
-        if found is None:
+        entry = self._routes.get(name)
+        if entry is None:
             return None
-        expires, route = found
+        expires, route = entry
         if now >= expires:
             del self._routes[name]
             return None
@@ -57,7 +57,7 @@ class RouteCache:
             self._routes.popitem(last=False)
 
     def forget(self, name: str) -> None:
-        """Drop the route of ``name``: a call by it failed."""
+        """Drop the route of ``name``: a call to one of its members failed."""
         self._routes.pop(name, None)
 
 
@@ -108,12 +108,12 @@ class ClusterAccess:
 
     @property
     def address(self) -> str:
-        """The endpoint to call without a route: of the given ones, one that is not known to fail."""
+        """The endpoint to call without a route: one of the given endpoints that is not known to fail."""
         return self.addresses.pick()
 
 
 class BrokerAccess(ClusterAccess):
-    """Access that readers, appenders and lists share. `Client` adds their functions to it."""
+    """Access that readers, appenders and lists share. `Client` adds their functions to this class."""
 
     def __init__(
         self,
@@ -156,8 +156,8 @@ class BrokerAccess(ClusterAccess):
     def endpoint_of(self, journal: str, *, primary: bool = False) -> str:
         """Return the endpoint to call next about a journal."""
         route = self._routes.get(split_journal_meta(journal)[0], self.clock.monotonic())
-        picked = None if route is None else self.channels.pick(route, primary=primary)
-        return self.address if picked is None else picked
+        endpoint = None if route is None else self.channels.pick(route, primary=primary)
+        return self.address if endpoint is None else endpoint
 
     def byte_path(self, journal: str, *, primary: bool = False) -> tuple[str, BytePath]:
         """Return the endpoint at which to append to or read a journal, and the calls there."""

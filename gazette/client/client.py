@@ -26,8 +26,8 @@ class Client(BrokerAccess):
 
     ``address`` is the endpoint of any broker, or of a balancer before them (``http://host:port``,
     ``https://…``, ``unix://…``). It may be several endpoints separated by commas, of which one that answers
-    is used. The broker that is reached forwards calls to those that serve a journal. With a route cache, the
-    client calls those directly, and prefers those in ``zone``. Set ``route_cache_size`` to zero if this
+    is used. That broker forwards calls to the brokers that serve a journal. With a route cache, the client
+    calls these brokers directly, and prefers those in ``zone``. Set ``route_cache_size`` to zero if this
     process cannot dial the endpoints that brokers advertise.
 
     ``signer`` makes tokens where the cluster needs them. ``fragments`` says which stored fragments can be

@@ -103,7 +103,7 @@ class JournalChange:
 class FragmentsParams:
     """The fragments to list. Times are Unix seconds, bounds inclusive, zero for none.
 
-    With an end, fragments that are not stored yet are left out. URLs are signed for ``signature_ttl_s``.
+    With ``end_mod_time``, unstored fragments are left out. URLs are signed for ``signature_ttl_s``.
     """
 
     journal: str
@@ -216,11 +216,11 @@ async def _pages(
     client: BrokerAccess, request: broker_pb2.ListRequest, selector: LabelSelector
 ) -> AsyncIterator[broker_pb2.ListResponse]:
     metadata = client.credentials.metadata(list_claims(selector), LONG_LIFETIME_S)
-    wait, started = client.addresses.wait_for_ready, False
-    for others in reversed(range(client.addresses.attempts)):
+    wait_for_ready, started = client.addresses.wait_for_ready, False
+    for attempts_left in reversed(range(client.addresses.attempts)):
         with map_errors("List", client.channels, endpoint=client.address):
             stub, endpoint = await client.connected()
-            call: Any = stub.List(request, metadata=metadata, wait_for_ready=wait)
+            call: Any = stub.List(request, metadata=metadata, wait_for_ready=wait_for_ready)
         try:
             while True:
                 with map_errors("List", client.channels, endpoint=endpoint):
@@ -230,7 +230,7 @@ async def _pages(
                 started = True
                 yield page
         except Unavailable:
-            if started or not others:
+            if started or not attempts_left:
                 raise
         finally:
             call.cancel()
@@ -249,11 +249,11 @@ def _journals(page: broker_pb2.ListResponse, header: Header) -> tuple[ListedJour
         for index, journal in enumerate(page.journals):
             with within(f"Journals[{index}]"):
                 validate_list_response_journal(journal)
-    listed = []
+    journals = []
     for journal in page.journals:
         spec = _understood(journal.spec)
         if spec is not None:
-            listed.append(
+            journals.append(
                 ListedJournal(
                     spec,
                     journal.mod_revision,
@@ -262,7 +262,7 @@ def _journals(page: broker_pb2.ListResponse, header: Header) -> tuple[ListedJour
                     header.etcd.cluster_id,
                 )
             )
-    return tuple(listed)
+    return tuple(journals)
 
 
 def _understood(pb: broker_pb2.JournalSpec) -> JournalSpec | None:
@@ -345,10 +345,10 @@ async def list_fragments(
     page = params.begin_offset
     while True:
         response, conflicts = await _fragments_page(client, params, page)
-        for one in response.fragments:
-            fragment = Fragment.from_pb(one.spec)
-            hidden = tuple(conflicts.get(fragment.content_name(), ()))
-            fragments.append(StoredFragment(fragment, one.signed_url, hidden))
+        for entry in response.fragments:
+            fragment = Fragment.from_pb(entry.spec)
+            hidden_names = tuple(conflicts.get(fragment.content_name(), ()))
+            fragments.append(StoredFragment(fragment, entry.signed_url, hidden_names))
         if response.next_page_token == 0:
             return tuple(fragments)
         if response.next_page_token <= page:
@@ -381,8 +381,8 @@ async def _fragments_page(
     conflicts: dict[str, list[str]] = {}
     for key, value in trailing:
         if key == CONFLICT_KEY:
-            kept, _, hidden = str(value).partition(" ")
-            conflicts.setdefault(kept, []).append(hidden)
+            kept_name, _, hidden_name = str(value).partition(" ")
+            conflicts.setdefault(kept_name, []).append(hidden_name)
     return response, conflicts
 
 
@@ -403,8 +403,8 @@ async def broker_count(client: BrokerAccess) -> int | None:
     """
     _, endpoint = await client.connected()
     trailing = await _asked(client, endpoint, LabelSelector.of(name=_NO_JOURNAL))
-    found = [str(value) for key, value in trailing if key == BROKERS_KEY]
-    return int(found[0]) if found and is_digits(found[0]) else None
+    counts = [str(value) for key, value in trailing if key == BROKERS_KEY]
+    return int(counts[0]) if counts and is_digits(counts[0]) else None
 
 
 async def _asked(client: BrokerAccess, endpoint: str, selector: LabelSelector) -> Any:

@@ -64,8 +64,8 @@ class ShardList:
 class ShardChange:
     """Put ``upsert`` (with ``primary_hints``, if given), or ``delete`` the shard of that id.
 
-    Happens only if its modification revision is ``expect_mod_revision``: zero for a shard that must
-    not exist, -1 for any revision.
+    The change is made only if the shard's modification revision is ``expect_mod_revision``: zero for a
+    shard that must not exist, -1 for any revision.
     """
 
     upsert: ShardSpec | None = None
@@ -147,7 +147,7 @@ class ShardClient(ClusterAccess):
         ``Unavailable`` or ``Broken``."""
         request = consumer_pb2.ListRequest(selector=selector.to_pb(), extension=extension)
         validate_shard_list_request(request)
-        for others in reversed(range(self.addresses.attempts)):
+        for attempts_left in reversed(range(self.addresses.attempts)):
             try:
                 with map_errors("List", self.channels, endpoint=self.address):
                     stub = await self._connected_stub()
@@ -158,7 +158,7 @@ class ShardClient(ClusterAccess):
                     )
                 break
             except Unavailable:
-                if not others:
+                if not attempts_left:
                     raise
         with answered("List"):
             validate_shard_list_response(response)
@@ -263,8 +263,8 @@ class ShardClient(ClusterAccess):
 
     def _endpoint_of(self, shard_id: ShardId) -> str:
         route = self._routes.get(shard_id, self.clock.monotonic())
-        picked = None if route is None else self.channels.pick(route, primary=True)
-        return self.address if picked is None else picked
+        endpoint = None if route is None else self.channels.pick(route, primary=True)
+        return self.address if endpoint is None else endpoint
 
     def _metadata(self, claims: Claims) -> Metadata:
         return self.channels.credentials.metadata(claims, SHORT_LIFETIME_S)

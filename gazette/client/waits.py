@@ -28,8 +28,8 @@ class Waits:
 
     def reason(self, journal: str) -> str:
         """Return the last answer to a repeated call about ``journal``; empty if none waits."""
-        waiting = [reason for name, reason in self._reasons.values() if name == journal]
-        return waiting[-1] if waiting else ""
+        reasons = [reason for name, reason in self._reasons.values() if name == journal]
+        return reasons[-1] if reasons else ""
 
 
 class RepeatedCall:

@@ -102,7 +102,7 @@ class AppendParams:
             self.union_registers,
             self.subtract_registers,
         )
-        # Drop the metadata segment: a Go broker that has to proxy such a name crashes.
+        # Drop the metadata segment: a broker of the original crashes if it has to proxy such a name.
         return broker_pb2.AppendRequest(
             journal=split_journal_meta(self.journal)[0],
             offset=self.offset,
@@ -292,7 +292,7 @@ def _joined(content: Content) -> bytes | None:
         content = (content,)
     if not isinstance(content, tuple | list):
         return None
-    length = sum(memoryview(one).nbytes for one in content)
+    length = sum(memoryview(piece).nbytes for piece in content)
     return b"".join(content) if length <= WHOLE_BYTES else None
 
 
@@ -311,9 +311,9 @@ async def append_once(
     try:
         if failpoints.armed_points:
             await failpoints.reach("append.begin", journal, clock)
-        whole = content if isinstance(content, bytes) else _joined(content)
-        if whole is not None and len(whole) <= WHOLE_BYTES:
-            result = await _append_whole(client, journal, opening, whole, session)
+        joined = content if isinstance(content, bytes) else _joined(content)
+        if joined is not None and len(joined) <= WHOLE_BYTES:
+            result = await _append_whole(client, journal, opening, joined, session)
             if failpoints.armed_points:
                 await failpoints.reach("append.applied", journal, clock)
             return result
@@ -345,21 +345,21 @@ async def append(
 
     An iterator can be read only once, so it is not retried; pass a function that returns a new one. An
     attempt may have an unknown outcome: after a retry the content may be in the journal twice. Suspended
-    journals and unhealthy stores are not retried. If the content came too slowly for the broker, only bytes
-    are retried: for them this process was slow, not a source. Cancellation: it may have been appended.
+    journals and unhealthy stores are not retried. If the content came too slowly for the broker, only
+    bytes are retried: then this process was slow, not a source. Cancellation: it may have been appended.
     """
     attempt, call = 0, RepeatedCall()
-    once = isinstance(content, AsyncIterator | Iterator)
+    is_iterator = isinstance(content, AsyncIterator | Iterator)
     try:
         while True:
             try:
-                once_more = content() if callable(content) else content
-                return await append_once(client, params, once_more)
+                attempt_content = content() if callable(content) else content
+                return await append_once(client, params, attempt_content)
             except GazetteError as error:
-                held_up = was_too_slow(error) and isinstance(
+                was_held_up = was_too_slow(error) and isinstance(
                     content, bytes | bytearray | memoryview
                 )
-                if once or not (held_up or _is_retried(error)):
+                if is_iterator or not (was_held_up or _is_retried(error)):
                     raise
                 attempt += 1
                 client.waits.note(call, params.journal, error)

@@ -1,7 +1,7 @@
 """Stage 1 of the byte path: the bounded backlog of appends that were released and not yet sent.
 
 Threads put content in, the event loop takes batches out. They share only the mutex of this module. It is
-held for microseconds, and never during a wait. `JournalAppends` is the short way in, to one journal.
+held for microseconds, and never during a wait. `JournalAppends` enqueues to one journal, at the least cost.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Backlog:
                     self._on_work(queue)
             filled = None
             if segments:
-                # This segment is not full, but nothing joins it any more: it may go to the file, too.
+                # Nothing joins the buffer any more: it becomes a segment before these, though it is not full.
                 filled = queue.cut(batch) if batch.buffer else None
                 self.bytes += queue.put_segments(batch, segments)
             length = len(content)
@@ -349,8 +349,8 @@ class Backlog:
 class JournalAppends:
     """Enqueues appends to one journal. Any thread may use it; `enqueue` never waits.
 
-    If the order of content matters, make and enqueue it under one lock of the caller. To wait for slow
-    brokers is a step of its own, `await_room`, without that lock.
+    If the order of content matters, make and enqueue it under one lock of the caller. Release that lock
+    before `await_room`, which waits for slow brokers.
     """
 
     __slots__ = ("_backlog", "_backlog_max", "_batch", "_filled", "_params", "_queue", "must_wait")
@@ -385,8 +385,8 @@ class JournalAppends:
                 size = len(buffer) + length
                 if size < SEGMENT_BYTES and batch.segments_bytes + size <= BATCH_BYTES_MAX:
                     buffer += content
-                    backlog.bytes = waiting = backlog.bytes + length
-                    if waiting > self._backlog_max:
+                    backlog.bytes = backlog_bytes = backlog.bytes + length
+                    if backlog_bytes > self._backlog_max:
                         self.must_wait = True
                     return batch.future
         finally:
@@ -445,8 +445,8 @@ class JournalAppends:
                 self.must_wait = True
                 # Before the next item, check again if the batch takes more.
                 self._batch = None
-            backlog.bytes = waiting = backlog.bytes + length
-            if waiting > self._backlog_max:
+            backlog.bytes = backlog_bytes = backlog.bytes + length
+            if backlog_bytes > self._backlog_max:
                 self.must_wait = True
             return batch.future
         finally:

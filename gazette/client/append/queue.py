@@ -28,7 +28,7 @@ SEGMENT_BYTES: Final = CHUNK_BYTES
 SPILL_FILE_BYTES: Final = 64 << 20
 """Bytes after which a spill file takes no more content. It is deleted when all its content was appended."""
 BATCH_BYTES_MAX: Final = 64 << 20
-"""Bytes after which no append joins a batch any more. One made in place may exceed them by a segment."""
+"""Bytes after which no append joins a batch any more. `in_place` may exceed this by one segment."""
 
 
 class MemoryBudget:
@@ -279,7 +279,7 @@ class JournalQueue:
         self.hold(-sum(segment.drop() for segment in segments))
 
     def hold(self, length: int) -> None:
-        """Account for segments that are in memory now, or (negative) no longer are."""
+        """Account for bytes that have come into memory, or (negative) have left it."""
         self.memory += length
         self._budget.add(length)
 
@@ -310,7 +310,7 @@ class JournalQueue:
     def spill_file(self, directory: Path | None) -> SpillFile:
         """Return the file to move segments to; a new one when the last is full. Raise ``OSError``."""
         if self.spill is None or self.spill.full:
-            fresh = SpillFile(directory)
+            file = SpillFile(directory)
             self.close_spill()
-            self.spill = fresh
+            self.spill = file
         return self.spill

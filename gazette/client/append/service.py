@@ -1,24 +1,24 @@
 """Stage 1 of the byte path: takes content from publishers and recorders, gives
 batches to `client/append/appender`.
 
-Appends to one journal are released in some order, share RPCs where they may, and reach the broker in that
-order. The transaction machinery builds on these rules:
+Callers release appends to one journal in some order. Appends may share an RPC, and reach the broker in that
+order. Transactions of shards rely on these rules:
 
 - **Order.** Within a journal, content arrives in the order of ``release``. One RPC runs at a time, and the
-  next begins when it has succeeded. ``release`` has enqueued the append when it returns. An append that is
-  released later, by any caller, is after it, or after it in the same RPC.
+  next begins when the former has succeeded. When ``release`` returns, the append is enqueued. Any append that
+  is released later comes after it: in a later RPC, or later in the same RPC.
 - **Dependencies.** An RPC begins only after all dependencies of each append in it have succeeded. An append
   joins a waiting batch only if its own dependencies are among the batch's: so no earlier append waits for
-  more. An append *without* dependencies after one that waits, waits too. So a barrier (an empty append with
-  dependencies) holds back all later appends to the journal.
-- **No circles.** A batch's dependencies exist before it does. Journals may depend on each other back and
-  forth, as long as a dependency is a future that ``release`` has returned.
+  more. An append *without* dependencies also waits for the appends before it. So a barrier (an empty append
+  with dependencies) holds back all later appends to the journal.
+- **No circles.** A dependency is a future that ``release`` has returned. So it is older than each batch that
+  depends on it, and journals may depend on each other in both directions.
 - **Failure is for good.** An append or a dependency may fail for a reason that time does not cure. The
   journal then accepts nothing more from this service. All waiting and later appends fail with it.
   ``pending_except`` still contains that failure. So a failed publish stops the commit that depends on it.
 - **At least once.** A batch with an unknown outcome is retried *whole*. So a journal may hold it twice, in
   one piece each time and before all later appends. Readers drop the copy by the clocks of its messages. For
-  that, the order within the batch must be kept. The journal's primary refuses a late copy, after a later
+  that, the order within the batch must be kept. The journal's primary refuses a copy that comes after a later
   append: see ``protocol/append_session``.
 
 A thread that is ahead of the brokers must wait; the event loop never waits.
@@ -403,8 +403,8 @@ class AppendService:
     async def _await_dependencies(self, queue: JournalQueue, batch: Batch) -> None:
         for dependency in batch.dependencies:
             if not dependency.done():
-                # The dependency may itself depend on the thread that fills this queue: do not make
-                # that thread wait.
+                # The thread that fills this queue may have to complete the dependency: do not make that
+                # thread wait for room.
                 queue.flowing = False
                 await _done(dependency)
             if dependency.cancelled():
@@ -432,8 +432,8 @@ class AppendService:
                 if is_terminal(error, checked=checked, lasted_s=clock.monotonic() - begun):
                     raise
                 queue.flowing = False
-                # If a new primary only asked for the session's introduction, retry at once: its answer has
-                # all that the next attempt needs.
+                # A new primary refuses a session that names another ledger than its own. Its answer names its
+                # ledger, so retry at once.
                 introduced = _is_introduced(queue, error)
                 queue.trouble = "" if introduced else reason_of(error)
                 delay_s = backoff_s(attempt - 1 if introduced else attempt)

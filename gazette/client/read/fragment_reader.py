@@ -48,8 +48,8 @@ class FragmentAccess:
     """The fragment URLs that this process can open, and how.
 
     ``file_root`` is the directory at which ``file://`` stores are mounted: their URLs are relative to it.
-    Without it those fragments are read through brokers. With ``http=False``, so are fragments with signed
-    ``http(s)`` URLs. ``timeout_s`` bounds every single wait for a store, in seconds. Loop-bound.
+    Without it, fragments of these stores are read through brokers. With ``http=False``, so are fragments with
+    signed ``http(s)`` URLs. ``timeout_s`` bounds every single wait for a store, in seconds. Loop-bound.
     """
 
     def __init__(
@@ -200,8 +200,8 @@ class FragmentStream:
             room -= len(block)
         if self._file.offset == self.fragment.end:
             # All content is read. One more read checks the end of the file for its remaining faults.
-            rest = self._file.read(1)
-            assert not rest
+            surplus = self._file.read(1)
+            assert not surplus
         return blocks
 
 

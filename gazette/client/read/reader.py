@@ -201,18 +201,18 @@ class Reader:
         raises, and ``OffsetJump`` once where bytes are missing. After a cancellation the reader has ended at
         ``offset``; create a new one from there.
         """
-        held = self._held
-        if not held:
+        unread = self._held
+        if not unread:
             self._client.channels.require_loop()
             chunk = await self._next()
             if not max_bytes or len(chunk) <= max_bytes:
                 self._advance(len(chunk))
                 return chunk
-            held = memoryview(chunk)
-        taken = held[: max_bytes or len(held)]
-        self._held = held[len(taken) :]
-        self._advance(len(taken))
-        return bytes(taken)
+            unread = memoryview(chunk)
+        part = unread[: max_bytes or len(unread)]
+        self._held = unread[len(part) :]
+        self._advance(len(part))
+        return bytes(part)
 
     def close(self) -> None:
         """Cancel the call. A ``read`` that waits raises ``Closed``. May be repeated."""
@@ -317,7 +317,7 @@ class Reader:
             self.header = Header.from_pb(message.header)
             self._client.observe_route(params.journal, self.header.route)
             self._note_life(JournalLife(self.header.etcd.cluster_id, message.created))
-            self.lost = tuple((one.begin, one.end) for one in message.lost)
+            self.lost = tuple((span.begin, span.end) for span in message.lost)
         self.write_head = message.write_head
         if message.status:  # 0 is OK.
             status = Status.from_pb(message.status)
@@ -344,10 +344,10 @@ class Reader:
         """Raise ``Corrupt`` for another life of the journal. Brokers of the original report no life."""
         if not life.created:
             return
-        known = self.params.life
-        if known is not None and life.is_other(known):
+        expected = self.params.life
+        if expected is not None and life.is_other(expected):
             raise created_again(
-                self.params.journal, known.created, life.created, offset=self.offset
+                self.params.journal, expected.created, life.created, offset=self.offset
             )
         self.life = life
 

@@ -100,7 +100,7 @@ class RetryReader:
         return self.params.block
 
     def set_block(self, block: bool) -> None:
-        """Wait at the head, or raise ``NotYet`` there. Also changes a ``read`` that waits already."""
+        """Have ``read`` wait at the head, or raise ``NotYet`` there: also one that waits already."""
         self.params = replace(self.params, block=block)
         if not block and self._reader is not None and self._reader.params.block:
             self._drop()
@@ -171,12 +171,12 @@ class RetryReader:
 
     def _current(self) -> Reader:
         if self._reader is None:
-            following, self._next = self._next, None
-            if following is not None and following.params.offset == self.offset:
-                self._reader = following
+            next_reader, self._next = self._next, None
+            if next_reader is not None and next_reader.params.offset == self.offset:
+                self._reader = next_reader
             else:
-                if following is not None:
-                    following.close()
+                if next_reader is not None:
+                    next_reader.close()
                 self._reader = self._new_reader(self.offset)
         return self._reader
 

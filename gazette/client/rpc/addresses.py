@@ -21,7 +21,7 @@ class Addresses:
 
     def __init__(self, text: str, channels: Channels) -> None:
         """Parse the endpoints. Raise ``Invalid`` for a malformed one."""
-        self._endpoints = tuple(one.strip() for one in text.split(",") if one.strip())
+        self._endpoints = tuple(part.strip() for part in text.split(",") if part.strip())
         if not self._endpoints:
             raise Invalid("an address is needed", path="address")
         for endpoint in self._endpoints:
@@ -34,8 +34,8 @@ class Addresses:
     def wait_for_ready(self) -> bool:
         """True if a call is to wait for its endpoint's connection, because there is only one endpoint.
 
-        Of several, ``connected`` returns a connected one. If its process ends just then, a call that waited
-        would wait for ever, while other endpoints answer.
+        If there are several, ``connected`` returns one that is connected. If its process ends just then, a
+        call that waited for this endpoint would wait for ever, while other endpoints answer.
         """
         return len(self._endpoints) == 1
 
@@ -49,13 +49,13 @@ class Addresses:
 
         Of several, return a connected one. Wait while none can be reached. Cancellation has no effect.
         """
-        tried = 0
+        attempts = 0
         while len(self._endpoints) > 1:
             endpoint = self.pick()
             if await self._channels.connect(endpoint):
                 return endpoint
-            tried += 1
-            if tried % len(self._endpoints) == 0:
+            attempts += 1
+            if attempts % len(self._endpoints) == 0:
                 await self._channels.clock.sleep(_PAUSE_S)
         return self._endpoints[0]
 

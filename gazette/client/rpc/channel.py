@@ -51,7 +51,7 @@ class TlsSettings:
     @classmethod
     def of(cls, ca_file: str, cert_file: str, key_file: str) -> TlsSettings | None:
         """Return the settings for these paths, of which an empty one means no file; None without any path."""
-        files = [Path(one) if one else None for one in (ca_file, cert_file, key_file)]
+        files = [Path(path) if path else None for path in (ca_file, cert_file, key_file)]
         return cls(*files) if any(files) else None
 
     def credentials(self) -> grpc.ChannelCredentials:
@@ -74,7 +74,7 @@ class TlsSettings:
             if self.cert_file is not None:
                 context.load_cert_chain(self.cert_file, self.key_file)
         except OSError as error:  # Also of TLS itself.
-            names = ", ".join(str(one) for one in (self.ca_file, self.cert_file) if one is not None)
+            names = ", ".join(str(pem) for pem in (self.ca_file, self.cert_file) if pem is not None)
             raise Invalid(f"cannot use {names} for TLS: {error}", path="cert-file") from error
         context.set_alpn_protocols(["h2"])
         return context
@@ -116,7 +116,7 @@ class ChannelSettings:
             ("grpc.max_send_message_length", -1),
             ("grpc.keepalive_time_ms", int(self.keepalive_s * 1e3)),
             ("grpc.keepalive_timeout_ms", int(self.keepalive_timeout_s * 1e3)),
-            # Without this option gRPC waits a minute for the answer to a ping, in spite of the one above.
+            # Without this option gRPC waits a minute for the answer to a ping, in spite of the option above.
             ("grpc.http2.ping_timeout_ms", int(self.keepalive_timeout_s * 1e3)),
             ("grpc.keepalive_permit_without_calls", 0),
             ("grpc.http2.max_pings_without_data", 0),
@@ -125,7 +125,7 @@ class ChannelSettings:
             ("grpc.max_reconnect_backoff_ms", int(self.backoff_max_s * 1e3)),
             # We retry ourselves: retries of gRPC would keep a copy of what is streamed.
             ("grpc.enable_retries", 0),
-            # Without this option, objects share connections, and closing one object would not close its own.
+            # Without this option, `Channels` share connections: closing one would not close its connections.
             ("grpc.use_local_subchannel_pool", 1),
         ]
 
@@ -135,7 +135,7 @@ class Channels:
 
     They speak our own HTTP/2, unless ``transport`` is given.
 
-    Stubs count the calls made through them, so no channel is closed during a call. Do not keep a stub of
+    Stubs count their calls, so no channel with a call in flight is closed as unused. Do not keep a stub of
     ``journal`` or ``shard``: get it again for every use.
     """
 
@@ -170,7 +170,7 @@ class Channels:
 
     @property
     def closed(self) -> bool:
-        """True if they were closed, or belong to the process from which this one was forked."""
+        """True if the channels were closed, or belong to the process from which this one was forked."""
         return self._closed or self._bound.is_left
 
     def __len__(self) -> int:
@@ -233,9 +233,9 @@ class Channels:
         A process whose key is gone, or was created again, has lost its lease: calls to it end with
         ``Closed`` at once. The next call connects without the back-off of the old connection.
         """
-        before, self._members = self._members, dict(members)
-        for endpoint, created in before.items():
-            if members.get(endpoint) == created:
+        former, self._members = self._members, dict(members)
+        for endpoint, revision in former.items():
+            if members.get(endpoint) == revision:
                 continue
             channel = self._channels.pop(endpoint, None)
             if channel is not None and not self.closed:
@@ -279,11 +279,11 @@ class Channels:
 
     async def _ask_silent(self) -> bool:
         """Probe peers if no call to them has ended for long. Return False if no calls run."""
-        busy = [one for one in self._channels.items() if one[1].calls]
-        since = self.clock.monotonic() - self._settings.silence_s
+        busy = [entry for entry in self._channels.items() if entry[1].calls]
+        silent_since = self.clock.monotonic() - self._settings.silence_s
         async with TaskScope("silent peers") as scope:
             for endpoint, channel in busy:
-                if channel.heard_at <= since:
+                if channel.heard_at <= silent_since:
                     scope.spawn(self._ask(endpoint, channel), name=f"ask {endpoint}")
         return bool(busy)
 
@@ -316,7 +316,7 @@ class Channels:
             self._bound.require()
         self._closed = True
         if self._bound.is_left:
-            # In a forked child the connections are the parent's: send nothing on them.
+            # In a forked child the connections belong to the parent: send nothing on them.
             self._channels.clear()
             return
         while self._channels:
@@ -325,7 +325,7 @@ class Channels:
         await self._scope.stop(_GRACE_S)
 
     def __del__(self) -> None:
-        # The loop owns their transports, and would keep them open for good.
+        # The loop owns the transports of the channels, and would keep them open for good.
         channels = getattr(self, "_channels", None)
         if channels:
             scope = self._scope
@@ -343,7 +343,7 @@ class _SilenceWatch:
         self._is_on = not silence_s
 
     def begin(self) -> None:
-        """Begin to probe, because a call began. Do nothing if that has begun."""
+        """Begin to probe, because a call began. Do nothing if probes are under way already."""
         if not self._is_on:
             self._is_on = True
             self._scope.spawn(self._run(), name="watch for silence")
@@ -362,8 +362,8 @@ class _SilenceWatch:
 
 
 def _abort(channels: Iterable[CountedChannel], scope: TaskScope) -> None:
-    for one in channels:
-        one.abort()
+    for channel in channels:
+        channel.abort()
     scope.cancel()
 
 
@@ -372,8 +372,8 @@ def _weakly(method: Callable[[float], None], argument: float) -> Callable[[], No
     reference = weakref.WeakMethod(method)
 
     def call() -> None:
-        if (living := reference()) is not None:
-            living(argument)
+        if (bound_method := reference()) is not None:
+            bound_method(argument)
 
     return call
 
@@ -413,16 +413,16 @@ def pick(
         if endpoint is None or health(endpoint) is Health.FAILING:
             return None
         return endpoint
-    best: tuple[bool, Health] | None = None
-    picked: str | None = None
+    best_rank: tuple[bool, Health] | None = None
+    best_endpoint: str | None = None
     for index, member in enumerate(route.members):
         endpoint = _endpoint(route, index)
         if endpoint is None or (state := health(endpoint)) is Health.FAILING:
             continue
         rank = (member.zone == zone, state)
-        if best is None or rank > best:
-            best, picked = rank, endpoint
-    return picked
+        if best_rank is None or rank > best_rank:
+            best_rank, best_endpoint = rank, endpoint
+    return best_endpoint
 
 
 def _index(route: Route, process_id: ProcessId) -> int | None:

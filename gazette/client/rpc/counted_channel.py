@@ -33,7 +33,7 @@ _TOO_MANY_PINGS: Final = "too many pings"
 
 
 class BytePath:
-    """The calls that carry journal bytes. Each is made once per channel, not per call.
+    """The calls that carry journal bytes. Their stubs are made once per channel, not per call.
 
     ``append`` takes requests one by one: messages, or their encoding. ``append_whole`` takes a tuple of all
     of them, and sends them at once. ``replicate`` takes encoded requests. ``read`` returns `wire.Content`
@@ -121,8 +121,8 @@ class CountedChannel:
 
     async def connect(self) -> bool:
         """Return True if there is a connection, after an attempt to make one."""
-        waiting = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
-        while (state := self._grpc.get_state(try_to_connect=True)) in waiting:
+        unsettled = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
+        while (state := self._grpc.get_state(try_to_connect=True)) in unsettled:
             await self._grpc.wait_for_state_change(state)
         return self.health() is Health.READY
 
@@ -150,15 +150,15 @@ class CountedChannel:
             if tracing.active():
                 span, context = tracing.calling(path)
                 kwargs["metadata"] = (*(kwargs.get("metadata") or ()), *context)
-            started = method(*args, **kwargs)
+            rpc = method(*args, **kwargs)
             began = self._clock.monotonic()
             if not self.calls:
                 self.heard_at = began
                 self._on_start()
             self.calls += 1
-            started.add_done_callback(partial(self._ended, metrics, began, span))
+            rpc.add_done_callback(partial(self._ended, metrics, began, span))
             metrics.started.inc()
-            return started
+            return rpc
 
         return call
 
@@ -209,7 +209,7 @@ def call_metrics(kind: str, path: str) -> CallMetrics:
 
 
 class CallMetrics:
-    """Metrics of the method ``path``. The other argument is the label ``grpc_type``, such as ``unary``."""
+    """Metrics of the method ``path``. ``kind`` is the label ``grpc_type``, such as ``unary``."""
 
     def __init__(self, kind: str, path: str) -> None:
         service, _, method = path.lstrip("/").partition("/")
@@ -224,10 +224,10 @@ class CallMetrics:
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
         """Return the request serializer and response deserializer of a stub, which also count messages."""
-        given = dict(zip(("request_serializer", "response_deserializer"), args, strict=False))
-        given |= kwargs
-        serialize = given.get("request_serializer")
-        deserialize = given.get("response_deserializer")
+        named_args = dict(zip(("request_serializer", "response_deserializer"), args, strict=False))
+        named_args |= kwargs
+        serialize = named_args.get("request_serializer")
+        deserialize = named_args.get("response_deserializer")
         sent, received = self._sent.inc, self._received.inc
 
         def request(message: Any) -> Any:

@@ -38,10 +38,10 @@ class Credentials:
             claims = replace(claims, expires_at=None)
         key = (claims, lifetime_s)
         now = self._clock.now()
-        found = self._tokens.get(key)
-        if found is not None and abs(now - found[0]) < lifetime_s / 2:
+        cached = self._tokens.get(key)
+        if cached is not None and abs(now - cached[0]) < lifetime_s / 2:
             self._tokens.move_to_end(key)
-            return found[1]
+            return cached[1]
         metadata = bearer(self._signer.sign(claims, lifetime_s))
         self._tokens[key] = (now, metadata)
         self._tokens.move_to_end(key)
@@ -52,7 +52,7 @@ class Credentials:
 
 @lru_cache(maxsize=1024)
 def journal_claims(capability: int, journal: str) -> Claims:
-    """Return claims to one journal. They lack its metadata segment, which no label can hold."""
+    """Return claims to one journal, without the metadata segment of its name: no label can hold that."""
     return Claims.of_journal(capability, split_journal_meta(journal)[0])
 
 

@@ -97,16 +97,16 @@ class _Caller(Protocol):
 
 def status_error(status: Status, detail: str = "", **facts: Any) -> GazetteError:
     """Return the error of a status other than OK. Its name is in ``facts["status"]``."""
-    kind, message, hint = _BY_STATUS[status]
+    error_type, message, hint = _BY_STATUS[status]
     if detail:
         message = f"{message}: {detail}"
-    return kind(message, hint=hint, status=status.name, **facts)
+    return error_type(message, hint=hint, status=status.name, **facts)
 
 
 def shard_status_error(status: ShardStatus, **facts: Any) -> GazetteError:
     """Return the error of a consumer's status other than OK. Its name is in ``facts["status"]``."""
-    kind, message = _BY_SHARD_STATUS[status]
-    return kind(message, status=status.name, **facts)
+    error_type, message = _BY_SHARD_STATUS[status]
+    return error_type(message, status=status.name, **facts)
 
 
 def status_of(error: BaseException | None) -> str:
@@ -135,20 +135,20 @@ def rpc_error(error: grpc.aio.AioRpcError, method: str, **facts: Any) -> Gazette
     without a meaning for the caller.
     """
     code = error.code()
-    kind = error_of(code)
+    error_type = error_of(code)
     detail = printable(error.details() or code.name, one_line=True)
     if code is grpc.StatusCode.ABORTED and (ledger := ledger_of(error.trailing_metadata())):
         facts["ledger"] = ledger
         facts["created"] = created_of(error.trailing_metadata())
-    return kind(f"{method}: {detail}", code=code.name, **facts)
+    return error_type(f"{method}: {detail}", code=code.name, **facts)
 
 
 @contextmanager
 def map_errors(method: str, caller: _Caller, **facts: Any) -> Iterator[None]:
     """Wrap the awaits of one call. Turn errors of gRPC into errors of ours.
 
-    If the channel of the call was closed, raise ``Closed`` if ``caller`` was closed, such as the channels of
-    a client. Otherwise the peer fell silent or lost its lease: raise ``Unavailable``.
+    If ``caller`` was closed, such as the channels of a client, raise ``Closed``. If only the channel of the
+    call was closed, the peer fell silent or lost its lease: raise ``Unavailable``.
     """
     try:
         yield
@@ -168,9 +168,9 @@ def map_errors(method: str, caller: _Caller, **facts: Any) -> Iterator[None]:
 def open_channel(method: str, **facts: Any) -> Iterator[None]:
     """Wrap the awaits of one call. Raise ``Closed`` if the channel of the call is closed meanwhile.
 
-    A channel is closed with its client, or when the process behind it loses its lease or falls silent. gRPC
-    cancels its calls then. Awaiting such a call raises ``CancelledError``, although this task was not
-    cancelled. If that error went on from here, the caller of this task would get no answer.
+    A channel is closed with its client, or when the process behind it loses its lease or falls silent. Then
+    gRPC cancels the calls of the channel. Awaiting such a call raises ``CancelledError``, although this task
+    was not cancelled. If that error left this block, the caller of this task would get no answer.
     """
     try:
         yield

@@ -47,8 +47,8 @@ async def require_reachable(
             return
     if wait_s and await _comes_back(client, wait_s):
         return
-    listed = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
-    raise Unavailable(f"cannot reach the {what} at {listed}", hint=hint)
+    failures = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
+    raise Unavailable(f"cannot reach the {what} at {failures}", hint=hint)
 
 
 async def require_kind(

@@ -15,7 +15,7 @@ BROKERS_KEY: Final = "gazette-brokers"
 PROBLEMS_ASKED: Final = (("gazette-problems", "1"),)
 """Metadata of a List call that asks for problems, and not for the list."""
 _PROBLEM_KEY: Final = "gazette-journal-problem"
-"""Trailing metadata of its answer: a name and its problem, percent-encoded."""
+"""Trailing metadata of the answer to such a call: a name and its problem, percent-encoded."""
 _PROBLEMS_MAX: Final = 16
 """Most problems in one answer: peers bound the size of metadata."""
 _TEXT_MAX: Final = 400
@@ -24,24 +24,24 @@ _PLAIN: Final = " !\"#$&'()*+,-./:;<=>?@[]^_`{|}~"
 
 def asks_for_problems(call: Any) -> bool:
     """Return True if a List call asks for problems, and not for the list."""
-    given = [(key, value) for key, value in call.invocation_metadata() or ()]
-    return PROBLEMS_ASKED[0] in given
+    metadata = [(key, value) for key, value in call.invocation_metadata() or ()]
+    return PROBLEMS_ASKED[0] in metadata
 
 
 def problems_metadata(problems: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     """Return trailing metadata with problems, by the names of journals or shards."""
-    shown = sorted(problems)[:_PROBLEMS_MAX]
+    reported = sorted(problems)[:_PROBLEMS_MAX]
     return tuple(
         (_PROBLEM_KEY, quote(f"{name} {problem[:_TEXT_MAX]}", safe=_PLAIN))
-        for name, problem in shown
+        for name, problem in reported
     )
 
 
 def problems_in(trailing: Iterable[tuple[str, Any]]) -> dict[str, str]:
     """Return the problems that trailing metadata has, by name."""
-    found = {}
+    problems = {}
     for key, value in trailing:
         if key == _PROBLEM_KEY:
             name, _, problem = unquote(str(value)).partition(" ")
-            found[name] = problem
-    return found
+            problems[name] = problem
+    return problems

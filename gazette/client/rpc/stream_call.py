@@ -12,7 +12,7 @@ from typing import Any, Final
 import grpc.aio
 
 _ENDED: Final = (asyncio.InvalidStateError, grpc.aio.AioRpcError)
-"""Errors that a call raises when it has ended and a request is sent."""
+"""Errors of a request that is sent when its call has ended already."""
 
 
 class StreamCall:
@@ -31,7 +31,7 @@ class StreamCall:
         return await self._sent(self._call.write(request))
 
     def send_now(self, *requests: Any) -> bool:
-        """Send requests if that needs no wait. Return False if ``write`` must send them: none was sent.
+        """Send all requests, and return True, if that needs no wait. Else send none: call ``write``.
 
         No ``write`` may be under way.
         """
