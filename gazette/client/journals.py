@@ -52,8 +52,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ListedJournal:
-    """A journal as a broker listed it. ``route`` is its route at that time: a watch does not report later
-    ones."""
+    """A journal as a broker listed it. ``route`` is its route at that time: watches report no later route."""
 
     spec: JournalSpec
     mod_revision: Revision
@@ -300,7 +299,7 @@ async def apply_journals(
     """Change specifications: all of them, or none.
 
     A ``batch_size`` above zero splits them into transactions of that many. If one fails, the earlier
-    ones stay. etcd accepts 128 in one by default. Return the header with the revision of the last
+    ones stay. By default etcd accepts 128 in one. Return the header with the revision of the last
     transaction. Raise ``Conflict`` if a journal is not at the expected revision, ``Invalid``,
     ``NotAllowed``, ``Unavailable`` or ``Broken``. A cancelled call may have been applied.
 

@@ -77,6 +77,7 @@ _TERMINAL: Final = frozenset(
         Status.WRONG_APPEND_OFFSET.name,
     }
 )
+"""Statuses that end appends without ``check_registers``."""
 _TERMINAL_WHEN_CHECKED: Final = frozenset(
     {Status.JOURNAL_NOT_FOUND.name, Status.REGISTER_MISMATCH.name}
 )
@@ -304,7 +305,7 @@ class AppendService:
 
     def waiting(self) -> dict[str, str]:
         """Return the journals whose released appends are not all made, each with the error of its last
-        attempt (empty if it did not fail). On the loop."""
+        attempt (empty if it did not fail). Call this on the loop."""
         return {
             name: queue.trouble for name, queue in self._backlog.queues.items() if queue.batches
         }

@@ -278,7 +278,7 @@ class Channels:
             )
 
     async def _ask_silent(self) -> bool:
-        """Probe peers if no call to them has ended for long. Return False if no calls run."""
+        """Probe peers to which no call has ended for ``silence_s`` seconds. Return False if no calls run."""
         busy = [entry for entry in self._channels.items() if entry[1].calls]
         silent_since = self.clock.monotonic() - self._settings.silence_s
         async with TaskScope("silent peers") as scope:

@@ -36,8 +36,8 @@ class BytePath:
     """The calls that carry journal bytes. Their stubs are made once per channel, not per call.
 
     ``append`` takes requests one by one: messages, or their encoding. ``append_whole`` takes a tuple of all
-    of them, and sends them at once. ``replicate`` takes encoded requests. ``read`` returns `wire.Content`
-    where possible.
+    of them, and sends them at once. ``replicate`` takes encoded requests. ``read`` returns `Content` where
+    possible, else a ``ReadResponse``.
     """
 
     __slots__ = ("append", "append_whole", "read", "replicate")
@@ -197,7 +197,7 @@ class CountedChannel:
         await self._grpc.close(grace_s)
 
     def abort(self) -> None:
-        """Cut off its connections, on the loop, because its owner was dropped. In a simulation do nothing."""
+        """Cut off the connections, on the loop, after the owner was dropped. In a simulation do nothing."""
         if isinstance(self._grpc, Http2Channel):
             self._grpc.abort()
 

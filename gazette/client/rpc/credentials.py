@@ -17,7 +17,7 @@ Metadata = tuple[tuple[str, str], ...]
 LONG_LIFETIME_S: Final = 3600.0
 """Lifetime of tokens for reads, appends and lists, in seconds. A stream ends when its token does."""
 FRESH_S: Final = LONG_LIFETIME_S / 2
-"""Seconds for which a call is sure to keep a valid token of `LONG_LIFETIME_S`."""
+"""Seconds after the begin of a call for which its token of `LONG_LIFETIME_S` is surely valid."""
 SHORT_LIFETIME_S: Final = 60.0
 """Lifetime of tokens for an immediate change (Apply), and for all calls to consumers, in seconds."""
 

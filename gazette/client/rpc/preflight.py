@@ -56,8 +56,8 @@ async def require_kind(
 ) -> None:
     """Require that the reachable server is a ``what``: a broker, or a consumer.
 
-    Raise ``Invalid`` for ``--WHAT.address`` if it is another server. ``origin`` says where the address
-    comes from, after the hint.
+    Raise ``Invalid`` for ``--WHAT.address`` if it is another server. The hint ends with ``origin``, which
+    says where the address comes from.
     """
     if await _is_served(client, what, timeout_s):
         return

@@ -239,7 +239,7 @@ class _Batch:
 
 
 def _holds(compare: Compare, read: RangeResult) -> bool:
-    """Return True if a condition of a step holds for what was read. Steps have two kinds of conditions."""
+    """Return True if a condition of a step holds for what was read. Steps compare only revisions of keys."""
     is_create = compare.target is Target.CREATE_REVISION
     revisions = [kv.create_revision if is_create else kv.mod_revision for kv in read.kvs]
     revision = max(revisions, default=0)

@@ -220,8 +220,8 @@ class _ItemPlan:
     ) -> tuple[list[DecodedKV], list[DecodedKV]]:
         """Return (removes, rejoined): unwanted assignments to remove now, and those that stay for now.
 
-        Remove one only if at least as many consistent ones remain as the item's replication. Begin with the
-        most loaded members. The second assignment of one member always goes: it holds nothing that the first
+        At least as many consistent assignments remain as the item's replication, or none is removed. Begin
+        with the most loaded members. The second assignment of one member always goes: it holds nothing that the first
         lacks. A step that etcd applied late may have made it, and it keeps replicas from being consistent.
         """
         members = {kv.decoded.member_id for kv in keep}
@@ -241,7 +241,7 @@ class _ItemPlan:
         return by_load, []
 
     def _remove(self, removes: list[DecodedKV], keep: list[DecodedKV]) -> None:
-        """Remove assignments, on condition that those that make the removal safe are unchanged in etcd."""
+        """Remove assignments, on condition that others, which make this safe, are unchanged in etcd."""
         if not removes:
             return
         self.compares.append(_unchanged(self.item))

@@ -80,8 +80,8 @@ class Drain:
         """Announce ``exiting``, and return when the drain is over.
 
         It is over when ``allocating`` has ended, because all items are handed over. It is also over when it
-        is useless to wait longer, or when one of the events in ``ends`` is set. Their keys are the reasons.
-        Log the reason.
+        is useless to wait longer, or when one of the events in ``ends`` is set. Log the reason:
+        for an event, that is its key.
 
         Raise what ``set_exiting`` raises. Cancellation may leave the announcement written.
         """

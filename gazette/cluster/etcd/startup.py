@@ -22,7 +22,7 @@ async def connect_with_retry(
 ) -> Etcd:
     """Connect to etcd. Until etcd answers, try again without end, and log that every few seconds.
 
-    If both are started together, etcd may well be later. Raise ``Invalid`` and ``NotAllowed`` at once:
+    If both are started together, etcd may be ready later. Raise ``Invalid`` and ``NotAllowed`` at once:
     waiting does not cure these. Cancellation: nothing is left.
     """
     probe = replace(settings, request_timeout_s=min(_ATTEMPT_S, settings.request_timeout_s))

@@ -102,7 +102,7 @@ async def _supervise(
     environ: Mapping[str, str],
     count: int,
 ) -> int:
-    """Run ``count`` members as separate processes. Their ids and ports are derived from the given ones."""
+    """Run ``count`` members as separate processes. Their ids and ports follow from these flags."""
     first_id = flags.id or two_words(random.SystemRandom())
     workers: list[supervisor.Worker] = []
     for index in range(count):

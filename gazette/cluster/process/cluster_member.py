@@ -271,8 +271,8 @@ async def leave(
     """Run the stages in order. Return the first error of a stage, or None.
 
     Keys of ``stages`` are phrases for the log. Call ``entering`` with each key. Each stage limits its own
-    time. Raise any error that is not a ``GazetteError``: after such a defect nothing is known. Cancellation
-    cancels the present stage.
+    time. Raise any error that is not a ``GazetteError``: after such a defect, the state is unknown.
+    Cancellation cancels the present stage.
     """
     first_error: GazetteError | None = None
     for name, stage in stages.items():

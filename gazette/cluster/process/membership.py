@@ -55,9 +55,9 @@ class MemberRole:
     """The role of a member: broker, or member of an application. It names what the cluster assigns."""
 
     program: str
-    """Program that the process runs, as ``broker``."""
+    """Program that the process runs, such as ``broker``."""
     replicas: str
-    """Name of what the member holds of its items, as ``replicas``."""
+    """Name of what the member holds of its items, such as ``replicas``."""
     names: ItemNames
     spec: BrokerSpec | ConsumerSpec
     decoder: Decoder
