@@ -1,4 +1,4 @@
-"""Messages of each producer, cut into segments of one kind: the unit of work of both passes. Pure."""
+"""Cuts the messages of each producer into segments of one kind: both passes work on these. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from gazette.protocol.ids import Offset
 
 Clocks = npt.NDArray[np.uint64]
 
-
 WHOLE_TXNS: Final = -1
-"""Kind of a segment of whole transactions, from after one acknowledgement to another one.
+"""Kind of a segment of whole transactions: it begins after an acknowledgement, and ends with another one.
 
 Its clocks ascend, and each of its acknowledgements commits.
 """
@@ -44,15 +43,15 @@ class BatchSplit(NamedTuple):
     """Some consecutive messages of a run, cut into segments."""
 
     segments: tuple[Segment, ...]
-    """Segments of the messages that count, producer by producer: the run may have earlier messages too."""
+    """Segments of the messages that count, producer by producer. See `split_batch` for the others."""
     unclocked: Array64
-    """Rows without a clock: always committed, and never deduplicated."""
+    """Rows of messages without a clock. They are always committed, and never duplicates."""
 
 
 def split_batch(columns: Columns, run: Run) -> BatchSplit:
     """Cut the next messages of a run.
 
-    Leave out messages before ``run.begin``, except those of the producers of ``run.since``.
+    Leave out messages before ``run.begin``, but not those of producers in ``run.since`` from there on.
     """
     counts = columns.begins >= run.begin
     clocked = columns.uuids.clocks != 0
@@ -72,8 +71,8 @@ def _segments(columns: Columns, rows: Array64) -> Iterator[Segment]:
     """Yield the segments of ``rows``: those of each producer in order, producer by producer."""
     if not len(rows):
         return
-    every = len(rows) == len(columns)
-    producers = columns.uuids.producers if every else columns.uuids.producers[rows]
+    is_whole_batch = len(rows) == len(columns)
+    producers = columns.uuids.producers if is_whole_batch else columns.uuids.producers[rows]
     if bool((producers == producers[0]).all()):
         yield from _of_producer(columns, int(producers[0]), rows)
         return
@@ -88,9 +87,9 @@ def _of_producer(columns: Columns, producer: int, rows: Array64) -> Iterator[Seg
     flags = columns.uuids.flags[rows]
     clocks = columns.uuids.clocks[rows]
     acknowledges = flags == ACK_TXN
-    places = np.flatnonzero(acknowledges)
-    # Whole transactions together are one segment, not two segments each.
-    first, last = (int(places[0]) + 1, int(places[-1]) + 1) if len(places) else (0, 0)
+    acks = np.flatnonzero(acknowledges)
+    # Whole transactions together, behind the first acknowledgement, are one segment: this saves time.
+    first, last = (int(acks[0]) + 1, int(acks[-1]) + 1) if len(acks) else (0, 0)
     if last - first < _WHOLE_MIN or not _are_whole(flags[first:last], clocks[first - 1 : last]):
         first = last
     kinds = np.where(flags == CONTINUE_TXN, CONTINUE_TXN, OUTSIDE_TXN)
@@ -109,20 +108,20 @@ def _of_producer(columns: Columns, producer: int, rows: Array64) -> Iterator[Seg
 
 
 def _are_whole(flags: Clocks, clocks: Clocks) -> bool:
-    """Return True for whole transactions with ascending clocks. The first clock is that before them."""
+    """Return True for whole transactions with ascending clocks. ``clocks`` has the clock before them, too."""
     return bool(((flags == CONTINUE_TXN) | (flags == ACK_TXN)).all()) and bool(
         (clocks[1:] > clocks[:-1]).all()
     )
 
 
 def records(clocks: Clocks, newest: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of clocks that exceed ``newest`` and all clocks before. The others are duplicates."""
+    """Return a mask of the clocks that exceed ``newest`` and all clocks before. The others are duplicates."""
     bound = np.uint64(newest)
     if len(clocks) == 1:
         return clocks > bound
     if clocks[0] > bound and bool((clocks[1:] > clocks[:-1]).all()):
         return np.ones(len(clocks), np.bool_)
-    before = np.empty_like(clocks)
-    before[0] = bound
-    np.maximum(np.maximum.accumulate(clocks[:-1]), bound, out=before[1:])
-    return clocks > before
+    greatest_before = np.empty_like(clocks)
+    greatest_before[0] = bound
+    np.maximum(np.maximum.accumulate(clocks[:-1]), bound, out=greatest_before[1:])
+    return clocks > greatest_before

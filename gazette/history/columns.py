@@ -1,8 +1,8 @@
-"""Messages of a journal as columns: their offsets, and the parts of their UUIDs. Pure.
+"""Decodes messages of a journal to columns: their offsets, and the parts of their UUIDs. Pure.
 
 Reading is fast if no message becomes an object. A `ColumnDecoder` finds frames and UUIDs in whole buffers.
-For a buffer that it does not understand, it uses the `Framing`, which is the specification and gives the
-same result.
+For a buffer that it does not understand, it uses the `Framing`, which is the specification. The result is
+the same.
 """
 
 from __future__ import annotations
@@ -55,12 +55,11 @@ Malformed = Literal["fail", "skip", "null"]
 class MessageFormat:
     """Encoding of the messages of a journal, and the field that holds their UUID.
 
-    ``uuid_field`` is the place of the UUID, with dots for nested fields (``_meta.uuid``). In a request it
-    may be empty: then it is the place that the label of a journal says, or else ``uuid``.
-    ``message`` names the class of protobuf messages as ``module:Class``. Without a class, the
-    messages are read as if they had no UUIDs. ``malformed`` is the treatment of malformed frames,
-    and of messages that do not fit their columns. With ``null``, a malformed frame is a message with the
-    UUID that it shows, if any.
+    ``uuid_field`` is the place of the UUID, with dots for nested fields (``_meta.uuid``). In a request it may
+    be empty: then the label of a journal says the place, or else it is ``uuid``. ``message`` names the class
+    of protobuf messages as ``module:Class``. Without a class, the messages are read as if they had no UUIDs.
+    ``malformed`` is the treatment of malformed frames, and of messages that do not fit their columns. With
+    ``null``, a malformed frame is a message with the UUID that the frame shows, if any.
     """
 
     content_type: str = CONTENT_JSON_LINES
@@ -77,9 +76,9 @@ class MessageFormat:
         """Import the class of ``message``. Raise `Invalid` if it cannot be imported."""
         module, colon, name = self.message.partition(":")
         try:
-            found: Any = importlib.import_module(module)
-            for part in name.split("."):
-                found = getattr(found, part)
+            value: Any = importlib.import_module(module)
+            for attribute in name.split("."):
+                value = getattr(value, attribute)
         except (ImportError, AttributeError, ValueError) as error:
             raise Invalid(
                 f"cannot import the message class {self.message!r}: {error}",
@@ -87,11 +86,11 @@ class MessageFormat:
                 hint="Give module:Class of a generated protobuf class that every worker can import"
                 + ("." if colon else "; the colon is missing."),
             ) from error
-        return found
+        return value
 
 
 def require_uuids(journal: JournalName, shape: MessageFormat) -> None:
-    """Raise `Invalid` if messages of that shape cannot be read committed: their UUIDs are unknown."""
+    """Raise `Invalid` if messages of that format cannot be read committed: their UUIDs are unknown."""
     if shape.content_type == CONTENT_PROTO_FIXED and not shape.message:
         raise Invalid(
             f"the UUIDs of protobuf messages cannot be read without their class ({journal})",
@@ -129,10 +128,10 @@ class Columns:
 
 
 class Decoded(NamedTuple):
-    """Complete frames of a buffer. ``consumed``: the bytes of these frames and of skipped ones.
+    """Complete frames of a buffer. ``consumed`` is the length of these frames and of skipped frames.
 
-    ``fields`` has the fields that the decoder looked for, if it found them in this pass. Otherwise the caller
-    parses them.
+    ``fields`` has the wanted fields, if the decoder has found them in the same pass. Otherwise the caller
+    parses the fields.
     """
 
     columns: Columns
@@ -143,7 +142,7 @@ class Decoded(NamedTuple):
 class MalformedArray(MalformedMessage):
     """A line is a JSON array. Spark would make a row of each item.
 
-    It is an error even if malformed messages become null.
+    The array is an error even if malformed messages become null.
     """
 
     default_hint = (
@@ -187,22 +186,22 @@ class ColumnDecoder:
 
         Raise `MalformedMessage` at a malformed frame, if ``shape.malformed`` is ``fail``.
         """
-        found = self._decode(buffer, base)
-        if FOREIGN_UUID in found.columns.uuids.flags:
+        decoded = self._decode(buffer, base)
+        if FOREIGN_UUID in decoded.columns.uuids.flags:
             warn_of_foreign_uuids(self.journal)
-        return found
+        return decoded
 
     def _decode(self, buffer: bytes, base: Offset) -> Decoded:
         if self._framing is None:
             return _whole(buffer, base)
         if self._scanner is not None:
-            found = self._scan(self._scanner, self._framing, buffer, base)
-            if found is not None:
-                return found
+            decoded = self._scan(self._scanner, self._framing, buffer, base)
+            if decoded is not None:
+                return decoded
         return self._decode_framed(self._framing, buffer, base)
 
     def finish(self, rest: bytes, offset: Offset) -> None:
-        """Check the remaining bytes at the end. Raise `TruncatedFrame` if they are a part of a message."""
+        """Raise `TruncatedFrame` if ``rest``, the bytes after the last frame, is a part of a message."""
         if self._framing is not None:
             self._framing.finish(rest, offset)
 
@@ -216,12 +215,13 @@ class ColumnDecoder:
         begins = scanned.begins + base
         columns = Columns(begins, np.append(begins[1:], base + stop), scanned.uuids)
         fields, kept = scanned.fields, np.ones(len(columns), np.bool_)
+        # Decode each declined line by the specification: it has one message, or is skipped.
         for row in fields.declined.tolist():
             begin, end = int(columns.begins[row]), int(columns.ends[row])
             line = self._decode_framed(framing, buffer[begin - base : end - base], begin).columns
             kept[row] = len(line) == 1
-            for into, found in zip(columns.uuids, line.uuids, strict=True):
-                into[row] = found[0] if kept[row] else 0
+            for array, values in zip(columns.uuids, line.uuids, strict=True):
+                array[row] = values[0] if kept[row] else 0
         if not kept.all():
             columns, fields = columns.at(kept), fields._replace(kept=kept)
         return Decoded(columns, stop, fields)
@@ -230,11 +230,11 @@ class ColumnDecoder:
         begins: list[int] = []
         ends: list[int] = []
         uuids: list[bytes] = []
-        at = 0
-        while at < len(buffer):
-            rest = buffer[at:] if at else buffer
+        position = 0
+        while position < len(buffer):
+            rest = buffer[position:] if position else buffer
             try:
-                frames = framing.decode(rest, base + at)
+                frames = framing.decode(rest, base + position)
             except MalformedMessage as error:
                 uuid = self._uuid_of_malformed(framing, error)
                 self.clean = False
@@ -242,9 +242,9 @@ class ColumnDecoder:
                     begins.append(error.begin)
                     ends.append(error.end)
                     uuids.append(uuid)
-                at = error.end - base
+                position = error.end - base
                 continue
-            at += frames.consumed
+            position += frames.consumed
             if None in frames.messages:
                 frames = _without_blanks(frames)
             begins += frames.begins
@@ -252,12 +252,12 @@ class ColumnDecoder:
             uuids.append(frames.uuids or NIL_UUID * len(frames))
             if not frames.stopped:
                 break
-        return Decoded(_columns(begins, ends, b"".join(uuids)), at)
+        return Decoded(_columns(begins, ends, b"".join(uuids)), position)
 
     def _uuid_of_malformed(self, framing: Framing[Any], error: MalformedMessage) -> bytes:
         """Return the UUID that a malformed frame shows; the nil UUID without one, or if it is skipped.
 
-        Raise ``error`` if malformed frames fail. Raise `MalformedArray` for an array, unless it is skipped.
+        Raise ``error`` if malformed frames fail. Raise `MalformedArray` for an array that is not skipped.
         """
         if self.shape.malformed == "skip":
             return NIL_UUID
@@ -266,22 +266,22 @@ class ColumnDecoder:
             raise MalformedArray(self.journal, error) from error.__cause__
         if self.shape.malformed == "fail":
             raise error.of(self.journal) from error.__cause__
-        # Keep a value that is no UUID in the place of the UUID, for the column of that name.
+        # If the value in the place of the UUID is no UUID, a foreign UUID keeps it for the column ``uuid``.
         about_uuid = hint_of(error.__cause__) is not None
-        found = _ANY_FOREIGN if about_uuid else visible_uuid(codec, error.raw)
-        # A malformed frame acknowledges nothing: no reader commits a transaction by it.
-        return NIL_UUID if parse_uuid(found).flags == ACK_TXN else found
+        uuid = _ANY_FOREIGN if about_uuid else visible_uuid(codec, error.raw)
+        # A malformed frame acknowledges nothing: readers do not commit transactions by such a frame.
+        return NIL_UUID if parse_uuid(uuid).flags == ACK_TXN else uuid
 
 
 def _without_blanks(frames: Frames[Any]) -> Frames[Any]:
-    """Return the frames that are messages: blank lines are not."""
-    kept = [at for at, message in enumerate(frames.messages) if message is not None]
-    uuids = [frames.uuids[at * UUID_BYTES : (at + 1) * UUID_BYTES] for at in kept]
+    """Return the frames without those of blank lines, which are no messages."""
+    kept = [position for position, message in enumerate(frames.messages) if message is not None]
+    uuids = [frames.uuids[position * UUID_BYTES : (position + 1) * UUID_BYTES] for position in kept]
     return replace(
         frames,
-        begins=[frames.begins[at] for at in kept],
-        ends=[frames.ends[at] for at in kept],
-        messages=[frames.messages[at] for at in kept],
+        begins=[frames.begins[position] for position in kept],
+        ends=[frames.ends[position] for position in kept],
+        messages=[frames.messages[position] for position in kept],
         uuids=b"".join(uuids),
     )
 
@@ -295,6 +295,7 @@ def _columns(begins: list[int], ends: list[int], uuids: bytes) -> Columns:
 
 
 def _whole(buffer: bytes, base: Offset) -> Decoded:
+    """Return a buffer of raw bytes as one message without a UUID."""
     if not buffer:
         return Decoded(_columns([], [], b""), 0)
     return Decoded(_columns([base], [base + len(buffer)], bytes(UUID_BYTES)), len(buffer))
@@ -340,7 +341,7 @@ def _bytes_text(uuid: bytes) -> str:
 def uuid_bytes(uuids: UuidArrays) -> bytes:
     """Return the bytes of UUIDs, concatenated: the inverse of `parse_arrays`.
 
-    For nil and foreign UUIDs, the bytes differ from the original ones, but have the same parts.
+    For nil and foreign UUIDs, the result differs from the original bytes, but has the same parts.
     """
     u64 = np.uint64
     clocks = uuids.clocks

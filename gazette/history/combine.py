@@ -12,11 +12,11 @@ from gazette.errors import Invalid
 Combine = Callable[[pa.Table], pa.Table]
 """Function that returns fewer, equivalent rows with the same columns, such as a sum for its summands.
 
-Its input is any rows of one journal, including its own results. It may be called any number of times.
+Its input is any rows of one journal, its own results among them. It may be called any number of times.
 """
 
 _ROWS: Final = 1 << 17
-"""Rows that are combined at once."""
+"""Number of rows after which they are combined."""
 
 
 class Combiner:
@@ -29,7 +29,7 @@ class Combiner:
         self._rows = 0
 
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Add the next rows. Yield rows that are not held back.
+        """Add the next rows. Yield the rows that are not held back.
 
         Raise ``Invalid``, and what the function raises.
         """
@@ -39,10 +39,10 @@ class Combiner:
         self._held.append(batch)
         self._rows += batch.num_rows
         if self._rows >= _ROWS:
-            together = self._together()
+            combined = self._together()
             if self._rows > _ROWS // 2:
-                # The function removes few rows. Do not hold them: each call would process them again.
-                yield from together
+                # The function removes few rows. Do not hold rows back: each call would process them again.
+                yield from combined
                 self._held, self._rows = [], 0
 
     def finish(self) -> Iterator[pa.RecordBatch]:
@@ -53,15 +53,15 @@ class Combiner:
 
     def _together(self) -> list[pa.RecordBatch]:
         assert self._combine is not None
-        made: Any = self._combine(pa.Table.from_batches(self._held, self._schema))
-        if not isinstance(made, pa.Table) or not made.schema.equals(self._schema):
-            found = _columns(made.schema) if isinstance(made, pa.Table) else type(made).__name__
+        rows: Any = self._combine(pa.Table.from_batches(self._held, self._schema))
+        if not isinstance(rows, pa.Table) or not rows.schema.equals(self._schema):
+            actual = _columns(rows.schema) if isinstance(rows, pa.Table) else type(rows).__name__
             raise Invalid(
-                f"combine() must return a table with the columns of its input, and not {found}",
+                f"combine() must return a table with the columns of its input, and not {actual}",
                 hint=f"Return a pyarrow.Table with {_columns(self._schema)}, in this order.",
             )
-        self._held = made.combine_chunks().to_batches()
-        self._rows = made.num_rows
+        self._held = rows.combine_chunks().to_batches()
+        self._rows = rows.num_rows
         return self._held
 
 

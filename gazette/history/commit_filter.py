@@ -1,8 +1,8 @@
-"""Filter of the committed messages of a run: `CommitFilter`, the second pass. Pure.
+"""Filters the committed messages of a run: `CommitFilter`, the second pass. Pure.
 
-It is the sequencer for columns. It takes the messages of a run in order, in batches, and returns a batch
-once each of its messages has committed or was rolled back. Pending messages wait for their acknowledgement,
-so at worst the filter holds the whole run.
+The filter is the sequencer for columns. It takes the messages of a run in order, in batches. It returns a
+batch once each message of the batch has committed or was rolled back. Pending messages wait for their
+acknowledgement, so at worst the filter holds the whole run.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class _Batch(Generic[T]):
     payload: T
     committed: Mask
     pending: int = 0
+    """Number of messages that are pending."""
 
 
 @dataclass(slots=True)
@@ -43,6 +44,7 @@ class _Producer(Generic[T]):
     acked: int
     newest: int
     pending: list[tuple[_Batch[T], Array64, Clocks]] = field(default_factory=list)
+    """Pending messages: the batch, their rows there, and their clocks."""
 
     def settle(self, clock: int | None) -> None:
         """Commit pending messages up to a clock; with None, roll them back."""
@@ -54,7 +56,7 @@ class _Producer(Generic[T]):
 
 
 class PendingProducer(NamedTuple):
-    """A producer with pending messages, and the least and the greatest clock of these."""
+    """A producer with pending messages: ``first`` is their least clock, ``newest`` their greatest."""
 
     producer: int
     first: int
@@ -79,11 +81,11 @@ class CommitFilter(Generic[T]):
         """Add the next messages of the run. ``split`` is the result of `split_batch`, if it is known."""
         batch = _Batch(payload, np.zeros(len(columns), np.bool_))
         self._batches.append(batch)
-        found, unclocked = split_batch(columns, self._run.run) if split is None else split
+        segments, unclocked = split_batch(columns, self._run.run) if split is None else split
         batch.committed[unclocked] = True
         if not self._acks and len(unclocked):
             batch.committed[unclocked[columns.uuids.flags[unclocked] == ACK_TXN]] = False
-        for segment in found:
+        for segment in segments:
             producer = self._producers.get(segment.producer)
             if producer is None:
                 clock = int(segment.clocks[0]) - 1
@@ -98,9 +100,9 @@ class CommitFilter(Generic[T]):
             batch.committed[rows] = self._acks or columns.uuids.flags[rows] != ACK_TXN
             producer.acked = producer.newest = int(clocks[-1])
         elif segment.kind == CONTINUE_TXN:
-            new = records(clocks, producer.newest)
-            if not new.all():
-                rows, clocks = rows[new], clocks[new]
+            is_new = records(clocks, producer.newest)
+            if not is_new.all():
+                rows, clocks = rows[is_new], clocks[is_new]
             if len(rows):
                 producer.pending.append((batch, rows, clocks))
                 producer.newest = int(clocks[-1])
@@ -112,15 +114,15 @@ class CommitFilter(Generic[T]):
             producer.acked = producer.newest = clock
             batch.committed[rows] = commits and self._acks
         else:
-            new = records(clocks, producer.acked)
-            batch.committed[rows] = new
-            if new.any():
+            is_new = records(clocks, producer.acked)
+            batch.committed[rows] = is_new
+            if is_new.any():
                 producer.settle(None)
                 producer.acked = producer.newest = int(clocks.max())
 
     def pending(self) -> dict[PendingProducer, list[tuple[T, Mask]]]:
-        """Return the messages that are pending so far: by producer, payloads of batches with their masks."""
-        found: dict[PendingProducer, list[tuple[T, Mask]]] = {}
+        """Return the messages that are pending so far: by producer, the payloads of batches with masks."""
+        masks_of: dict[PendingProducer, list[tuple[T, Mask]]] = {}
         for number, producer in self._producers.items():
             masks: list[tuple[T, Mask]] = []
             for batch, rows, _ in producer.pending:
@@ -129,8 +131,8 @@ class CommitFilter(Generic[T]):
                 masks.append((batch.payload, mask))
             if masks:
                 first = int(producer.pending[0][2][0])
-                found[PendingProducer(number, first, producer.newest)] = masks
-        return found
+                masks_of[PendingProducer(number, first, producer.newest)] = masks
+        return masks_of
 
     def finish(self) -> None:
         """End the run. Commit or roll back pending messages by their fates, which the fold has computed."""

@@ -1,4 +1,4 @@
-"""Columns in the form of ``CREATE TABLE``, as an Arrow schema. Spark parses them only in its JVM. Pure."""
+"""Parses columns as in ``CREATE TABLE``, to an Arrow schema. Spark itself does this only in its JVM. Pure."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class _Parser:
         self._at = 0
 
     def fields(self, *, colon: bool) -> list[pa.Field]:
-        found = [self._field(colon)]
+        fields = [self._field(colon)]
         while self.peek() == ",":
             self._take(",")
-            found.append(self._field(colon))
-        names = [field.name for field in found]
+            fields.append(self._field(colon))
+        names = [field.name for field in fields]
         for name in names:
             if names.count(name) > 1:
                 self.fail(f"there are two columns {name}")
-        return found
+        return fields
 
     def _field(self, colon: bool) -> pa.Field:
         name = self._name("the name of a column")
@@ -89,12 +89,12 @@ class _Parser:
 
     def _within(self, opening: str, closing: str, count: int) -> list[pa.DataType]:
         self._take(opening)
-        found = [self._type()]
+        types = [self._type()]
         for _ in range(count - 1):
             self._take(",")
-            found.append(self._type())
+            types.append(self._type())
         self._take(closing)
-        return found
+        return types
 
     def _decimal(self) -> pa.DataType:
         if self.peek() != "(":

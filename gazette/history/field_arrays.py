@@ -1,7 +1,7 @@
-"""Arrow arrays of the fields of messages that a `LineScanner` has found. Needs pyarrow.
+"""Makes Arrow arrays of the fields that a `LineScanner` has found in messages. Needs pyarrow.
 
-The scanner converts most values. It cuts out others as text, which Arrow casts. If neither converts a
-value of a message, `JsonRow`, the specification, reads the whole message.
+The scanner converts most values. It cuts out the others as text, which Arrow casts. If neither the scanner
+nor Arrow converts a value, `JsonRow`, the specification, reads the whole message.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from gazette.history.json_lines import (
 from gazette.history.json_values import EncodeVariant, JsonRow, is_variant
 
 _AddUnfit = Callable[[Any], None]
-"""Function that gets the positions of values that do not fit."""
+"""Function that is called with the positions of values that do not fit."""
 _NAME: Final = "value"
 _KERNEL_BITS: Final = 64
 _UNIT_WORDS: Final = 2
-"""Number of integers of 64 bits in a decimal of Arrow. The lowest comes first."""
+"""Number of integers of 64 bits in a decimal of Arrow, the lowest first."""
 
 
 class ArrowColumns(NamedTuple):
-    """The columns of messages. ``rest``: the messages whose fields are not parsed yet, if any.
+    """The columns of messages. ``rest`` is a mask of the messages whose fields are not parsed yet, if any.
 
-    The columns have a meaningless row for each of these.
+    The columns have a meaningless row for each message of ``rest``.
     """
 
     columns: list[pa.Array]
@@ -49,7 +49,7 @@ class ArrowColumns(NamedTuple):
 
 
 def scannable(schema: pa.Schema) -> tuple[Field, ...]:
-    """Return the columns of a schema as fields of a scanner; an empty tuple if there are too many."""
+    """Return the columns of a schema as fields for a scanner; an empty tuple if there are too many fields."""
     fields = tuple(_field(column.name, column.type) for column in schema)
     return fields if sum(field.size for field in fields) <= FIELDS_MAX else ()
 
@@ -58,13 +58,13 @@ def _field(name: str, kind: pa.DataType) -> Field:
     if pa.types.is_decimal128(kind):
         return Field(name, "decimal", kind.scale, kind.precision)
     children: tuple[Field, ...] = ()
-    found: FieldKind = "value"
+    kind_name: FieldKind = "value"
     if pa.types.is_list(kind):
-        found, children = "list", (_field("", kind.value_type),)
+        kind_name, children = "list", (_field("", kind.value_type),)
     elif pa.types.is_struct(kind) and not is_variant(kind):
-        found = "struct"
+        kind_name = "struct"
         children = tuple(_field(child.name, child.type) for child in kind)
-    nested = Field(name, found, children=children)
+    nested = Field(name, kind_name, children=children)
     if nested.depth > DEPTH_MAX or len({child.name for child in children}) < len(children):
         return Field(name, "value")
     return nested if children else Field(name, _kind_of(kind))
@@ -73,7 +73,7 @@ def _field(name: str, kind: pa.DataType) -> Field:
 def _kind_of(kind: pa.DataType) -> FieldKind:
     if pa.types.is_timestamp(kind) and kind.unit == "us":
         return "instant" if kind.tz else "local"
-    return next((found for matches, found in _KINDS if matches(kind)), "value")
+    return next((kind_name for matches, kind_name in _KINDS if matches(kind)), "value")
 
 
 _KINDS: Final[tuple[tuple[Any, FieldKind], ...]] = (
@@ -97,24 +97,24 @@ class FieldsBuilder:
         self._encode_variant = encode_variant
 
     def arrays(self, found: FoundFields) -> ArrowColumns:
-        """Return the columns of the schema."""
-        rest = [found.declined]
+        """Return the columns of the schema, and a mask of the messages with a value that does not fit."""
+        unfit = [found.declined]
         columns = [
-            self._array(column, field.type, rest.append)
+            self._array(column, field.type, unfit.append)
             for column, field in zip(found.columns, self._schema, strict=True)
         ]
         mask: Mask | None = None
-        if any(map(len, rest)):
+        if any(map(len, unfit)):
             mask = np.zeros(len(columns[0]), np.bool_)
-            mask[np.concatenate(rest)] = True
+            mask[np.concatenate(unfit)] = True
         if found.kept is not None:
-            kept = pa.array(found.kept)
-            columns = [column.filter(kept) for column in columns]
+            kept_rows = pa.array(found.kept)
+            columns = [column.filter(kept_rows) for column in columns]
             mask = None if mask is None else mask[found.kept]
         return ArrowColumns(columns, mask)
 
     def _array(self, found: FieldColumn, kind: pa.DataType, rest: _AddUnfit) -> pa.Array:
-        """Return a column. Call ``rest`` with the slots of values that do not fit it."""
+        """Return a column. Call ``rest`` with the slots (positions) of values that do not fit the column."""
         values: Any = found.values
         if isinstance(values, Texts):
             if pa.types.is_string(kind):
@@ -134,6 +134,7 @@ class FieldsBuilder:
             bounds = values
 
             def add(slots: Any) -> None:
+                # A misfit item makes its list a misfit: find the list by its bounds.
                 rest(np.searchsorted(bounds, slots, side="right") - 1)
 
             items = self._array(found.children[0], kind.value_type, add)
@@ -149,11 +150,11 @@ class FieldsBuilder:
                 rest(np.flatnonzero(unfit))
                 present = present & ~unfit
         array = pa.array(values, mask=None if present.all() else ~present)
-        # Arrow's days have 32 bits.
+        # Arrow casts only integers of 32 bits to days.
         return array.cast(pa.int32()).cast(kind) if pa.types.is_date(kind) else array.cast(kind)
 
     def _read(self, found: FieldColumn, kind: pa.DataType, rest: _AddUnfit) -> pa.Array:
-        """Convert the texts of values by the specification."""
+        """Convert the texts of values by the specification. Call ``rest`` as `_array` does."""
         read = JsonRow(pa.schema([(_NAME, kind)]), self._encode_variant).read
         data, bounds = found.values.data.tobytes(), found.values.bounds.tolist()
         values: list[Any] = []

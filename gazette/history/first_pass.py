@@ -1,4 +1,4 @@
-"""The first pass over runs: their summaries, from kept ones or from their bytes."""
+"""The first pass over runs: it makes their summaries, from kept summaries or from the bytes of the runs."""
 
 from __future__ import annotations
 
@@ -39,22 +39,21 @@ _THREADS: Final = min(8, os.cpu_count() or 1)
 def summarise_run(access: OpenAccess, run: Run) -> Summary:
     """Return the summary of a run. Use kept summaries of its pieces, and read the other pieces.
 
-    Raise what `RunReader.batches` raises, and `Invalid` if UUIDs are unknown. If ``run.sure`` is
-    false, a malformed message may be the end of one that began before the run: then return a torn
-    summary.
+    Raise what `RunReader.batches` raises, and `Invalid` if UUIDs are unknown. If ``run.sure`` is false, a
+    malformed message may be the end of a message that began before the run: then return a torn summary.
     """
     require_uuids(run.journal, run.shape)
     return summarise_messages(access, run)
 
 
 def summarise_messages(access: OpenAccess, run: Run) -> Summary:
-    """Do as `summarise_run`, also where UUIDs are unknown: then only the offsets are right."""
+    """Do as `summarise_run`, but accept unknown UUIDs: then only the offsets of the summary are right."""
     kept = access.summaries(run.pieces)
     try:
         if kept is not None and not run.beyond:
-            found = _of_pieces(access, run, kept)
-            if found is not None:
-                return found
+            summary = _of_pieces(access, run, kept)
+            if summary is not None:
+                return summary
         return _scanned(access, run)
     except MalformedMessage:
         if run.sure:
@@ -65,37 +64,37 @@ def summarise_messages(access: OpenAccess, run: Run) -> Summary:
 def read_and_summarise(
     access: OpenAccess, run: Run, fields: Sequence[Field]
 ) -> Generator[tuple[Batch, BatchSplit], None, Summary | None]:
-    """Yield all messages of a run without replays, and their split. Return and keep the summary.
+    """Yield all messages of a run without replays, and their split. Keep the summary, and return it.
 
     Return None if a message continues from one piece to the next. Raise what `RunReader.batches`
     raises, and `Invalid` if UUIDs are unknown.
     """
     require_uuids(run.journal, run.shape)
     kept = access.summaries(run.pieces)
-    found = []
+    summaries = []
     for piece in run.pieces:
         summary = yield from _read(access, run, kept, piece, fields)
-        found.append((piece, summary))
+        summaries.append((piece, summary))
         if summary.reached != piece.end:
             break
-    return _combined(access, run, kept, found)
+    return _combined(access, run, kept, summaries)
 
 
 def keep_summaries(access: OpenAccess, run: Run, portion_bytes: int | None = None) -> None:
     """Keep the summaries of the pieces of a run, for a later first pass.
 
-    With ``portion_bytes``, keep the summaries of portions of a larger piece. A portion begins after
-    the last message of the one before. It has ``portion_bytes``, or as many as one message has. Raise
-    what `summarise_run` raises.
+    With ``portion_bytes``, cut a larger piece into portions, and keep the summary of each portion. A portion
+    begins after the last message of the portion before. It has ``portion_bytes``, or twice as many, and so
+    on, until a message ends in it. Raise what `summarise_run` raises.
     """
-    whole: list[Piece] = []
+    small_pieces: list[Piece] = []
     for piece in run.pieces:
         if portion_bytes is None or piece.end - piece.begin <= portion_bytes:
-            whole.append(piece)
+            small_pieces.append(piece)
         else:
             _keep_portions(access, run, piece, portion_bytes)
-    if whole:
-        summarise_run(access, replace(run, pieces=tuple(whole)))
+    if small_pieces:
+        summarise_run(access, replace(run, pieces=tuple(small_pieces)))
 
 
 def find_message(
@@ -103,27 +102,27 @@ def find_message(
 ) -> tuple[int, Offset]:
     """Return ``position``, and the offset of the message at that position of a piece.
 
-    If the piece has fewer messages, return their number and the end of the piece. Read no further
-    than necessary: nothing if a kept summary shows that the piece has fewer messages.
+    If the piece has fewer messages, return their number and the end of the piece. Stop reading at the
+    message. Read nothing if a kept summary shows that the piece has fewer messages.
     """
     kept = access.summaries([piece])
     summary = None if kept is None else kept.get(journal.journal, journal.shape, [piece])
     if summary is not None and summary.rows <= position:
         return summary.rows, piece.end
     run = Run(journal.journal, journal.shape, 0, (piece,), piece.begin, sure=False)
-    seen = 0
+    count = 0
     try:
         for batch in RunReader(access, run).batches():
-            if seen + len(batch.columns) > position:
-                return position, int(batch.columns.begins[position - seen])
-            seen += len(batch.columns)
+            if count + len(batch.columns) > position:
+                return position, int(batch.columns.begins[position - count])
+            count += len(batch.columns)
     except MalformedMessage:
-        pass  # The first pass reads the piece too, and raises this if it is an error.
-    return seen, piece.end
+        pass  # The first pass reads the piece too, and raises the error if messages must be well-formed.
+    return count, piece.end
 
 
 def resolver(access: OpenAccess) -> Callable[[Run, int, int], Offset]:
-    """Return the function ``resolve`` for `fold`, which reads a run again in rare cases."""
+    """Return the argument ``resolve`` of `fold`: a function that reads a run again, in rare cases."""
     return partial(_first_beyond, access)
 
 
@@ -158,8 +157,8 @@ def _scanned(access: OpenAccess, run: Run) -> Summary:
 
 def _of_pieces(access: OpenAccess, run: Run, kept: SummaryStore) -> Summary | None:
     """Return the summary of a run by `_combined`. Read the pieces without a kept summary."""
-    if _counts_all(run) and (found := kept.get(run.journal, run.shape, run.pieces)) is not None:
-        return found
+    if _counts_all(run) and (summary := kept.get(run.journal, run.shape, run.pieces)) is not None:
+        return summary
     return _combined(access, run, kept, _parts(access, run, kept))
 
 
@@ -184,7 +183,7 @@ def _combined(
         )
     assert total is not None
     if kept is not None and _counts_all(run) and len(run.pieces) > 1 and not run.last:
-        # Do not keep the last run's: the next fragment makes it another run.
+        # Do not keep the summary of the last run: the next fragment of the journal makes it another run.
         kept.put(run.journal, run.shape, run.pieces, total)
     return total
 
@@ -194,7 +193,7 @@ def _counts_all(run: Run) -> bool:
 
 
 def _parts(access: OpenAccess, run: Run, kept: SummaryStore) -> Iterator[tuple[Piece, Summary]]:
-    """Yield the pieces of a run, with the summaries of the messages that count."""
+    """Yield the pieces of a run, cut at ``run.begin``, with the summaries of their messages that count."""
     since = since_of(run)
     for piece in run.pieces:
         if piece.begin < run.begin:
@@ -210,51 +209,51 @@ def _before(
     access: OpenAccess, run: Run, kept: SummaryStore, piece: Piece, since: dict[int, Offset]
 ) -> Iterator[tuple[Piece, Summary]]:
     """Yield the summaries of a piece before ``run.begin``, only of producers that are replayed there."""
-    whole = _pending_in(kept, run, piece, since)
-    if whole is not None:
-        yield piece, whole
+    pending = _pending_in(kept, run, piece, since)
+    if pending is not None:
+        yield piece, pending
         return
-    inside = {at for at in since.values() if piece.begin < at < piece.end}
-    for begin, end in pairwise([piece.begin, *sorted(inside), piece.end]):
+    cuts = {offset for offset in since.values() if piece.begin < offset < piece.end}
+    for begin, end in pairwise([piece.begin, *sorted(cuts), piece.end]):
         part = Piece(begin, end, piece.fragment)
         summary = _summary(access, run, kept, part)
-        own = {p: s for p, s in summary.producers.items() if p in since and since[p] <= begin}
-        yield part, replace(summary, producers=own)
+        replayed = {p: s for p, s in summary.producers.items() if p in since and since[p] <= begin}
+        yield part, replace(summary, producers=replayed)
 
 
 def _pending_in(
     kept: SummaryStore, run: Run, piece: Piece, since: dict[int, Offset]
 ) -> Summary | None:
-    """Return the summary of a piece before ``run.begin``, made from the kept one of its fragment.
+    """Return the summary of a piece before ``run.begin``, made from the kept summary of its fragment.
 
-    Return None if the latter does not say enough.
+    It has only the producers that are replayed. Return None if the kept summary does not say enough.
     """
     fragment = piece.fragment
     if fragment is None:
         return None
     whole = Piece(fragment.begin, fragment.end, fragment)
-    found = kept.get(run.journal, run.shape, [whole]) if piece.end == fragment.end else None
-    if found is None or not found.clean:
-        # If it is not clean, the fragment may begin within a message.
+    stored = kept.get(run.journal, run.shape, [whole]) if piece.end == fragment.end else None
+    if stored is None or not stored.clean:
+        # If the summary is not clean, the fragment may begin within a message.
         return None
-    own = {}
-    for producer, at in since.items():
-        summary = found.producers.get(producer)
-        if piece.begin == fragment.begin and at <= piece.begin:
+    replayed = {}
+    for producer, offset in since.items():
+        summary = stored.producers.get(producer)
+        if piece.begin == fragment.begin and offset <= piece.begin:
             if summary is not None:
-                own[producer] = summary
-        elif at < piece.end:
-            pending = None if summary is None else _pending_from(summary, at)
-            if pending is None or at < piece.begin:
+                replayed[producer] = summary
+        elif offset < piece.end:
+            pending = None if summary is None else _pending_from(summary, offset)
+            if pending is None or offset < piece.begin:
                 return None
-            own[producer] = pending
-    return replace(found, producers=own)
+            replayed[producer] = pending
+    return replace(stored, producers=replayed)
 
 
 def _pending_from(summary: ProducerSummary, at: Offset) -> ProducerSummary | None:
-    """Return the part of a summary from the message at ``at`` on, if that is its first pending one.
+    """Return the part of a summary from offset ``at`` on, if its first pending message is there; else None.
 
-    All later messages of the producer are pending, or repeat committed ones. So their greatest clock
+    All later messages of the producer are pending, or repeat committed messages. So their greatest clock
     says everything about them.
     """
     states = (
@@ -275,17 +274,17 @@ def _pending_from(summary: ProducerSummary, at: Offset) -> ProducerSummary | Non
 
 
 def _summary(access: OpenAccess, run: Run, kept: SummaryStore, piece: Piece) -> Summary:
-    """Return the summary of a piece. All its messages count."""
-    found = kept.get(run.journal, run.shape, [piece])
-    if found is not None:
-        return found
+    """Return the summary of a piece, all of whose messages count: the kept one, or read the piece."""
+    kept_summary = kept.get(run.journal, run.shape, [piece])
+    if kept_summary is not None:
+        return kept_summary
     reading = _read(access, run, kept, piece)
     while True:
         try:
             next(reading)
         except StopIteration as end:
-            made: Summary = end.value
-            return made
+            summary: Summary = end.value
+            return summary
 
 
 def _read(
@@ -295,21 +294,21 @@ def _read(
     piece: Piece,
     fields: Sequence[Field] = (),
 ) -> Generator[tuple[Batch, BatchSplit], None, Summary]:
-    """Yield the messages of a piece, all of which count, and their split. Keep and return its summary."""
+    """Yield the messages of a piece, all of which count, and their split. Keep its summary, and return it."""
     part = _part(run, piece)
     digest = _digest(access, piece)
     reader = RunReader(access, part, fields, digest=digest)
     summariser = Summariser(part)
     for batch in reader.batches():
         yield batch, summariser.add(batch.columns)
-    made = summariser.summary(reader.reached, clean=reader.clean)
+    summary = summariser.summary(reader.reached, clean=reader.clean)
     if kept is not None and _is_compared(piece, digest):
-        kept.put(run.journal, run.shape, [piece], made)
-    return made
+        kept.put(run.journal, run.shape, [piece], summary)
+    return summary
 
 
 def _digest(access: OpenAccess, piece: Piece) -> Any:
-    """Return a digest for bytes from a broker. Other bytes are compared as they are decoded."""
+    """Return a hash for bytes from a broker; None for other bytes: `OpenAccess.chunks` checks their SHA-1."""
     return None if access.is_direct(piece) else hashlib.sha1(usedforsecurity=False)
 
 
@@ -327,7 +326,7 @@ def _keep_portions(access: OpenAccess, run: Run, piece: Piece, portion_bytes: in
         return
     digest = _digest(access, piece)
     reader = RunReader(access, _part(run, piece), digest=digest)
-    found: list[tuple[Piece, Summary]] = []
+    portions: list[tuple[Piece, Summary]] = []
     begin = end = piece.begin
     cut, rows = begin + portion_bytes, 0
     summariser = Summariser(_part(run, piece))
@@ -341,21 +340,21 @@ def _keep_portions(access: OpenAccess, run: Run, piece: Piece, portion_bytes: in
                     end, rows = int(columns.ends[count - 1]), rows + count
                     columns = columns.part(count, len(columns))
                 elif not rows:
-                    # A message, or a malformed frame, is longer: double the size, as streams do.
+                    # A message, or a malformed frame, is longer: double the portion, as streams do.
                     cut = begin + 2 * (cut - begin)
                 else:
                     portion = Piece(begin, cut, piece.fragment)
                     reached = min(int(columns.begins[0]), cut)
-                    found.append((portion, summariser.summary(reached, clean=reader.clean)))
+                    portions.append((portion, summariser.summary(reached, clean=reader.clean)))
                     begin, cut, rows = end, end + portion_bytes, 0
                     summariser = Summariser(_part(run, replace(piece, begin=begin)))
     except MalformedMessage:
-        return  # The first pass raises it later, if it is an error.
+        return  # The first pass raises the error later, if messages must be well-formed.
     cut = min(cut, piece.end)
-    made = summariser.summary(min(reader.reached, cut), clean=reader.clean)
-    found.append((Piece(begin, cut, piece.fragment), made))
+    last_summary = summariser.summary(min(reader.reached, cut), clean=reader.clean)
+    portions.append((Piece(begin, cut, piece.fragment), last_summary))
     if _is_compared(piece, digest):
-        for portion, summary in found:
+        for portion, summary in portions:
             kept.put(run.journal, run.shape, [portion], summary)
 
 

@@ -1,4 +1,4 @@
-"""The gaps of a journal in a snapshot."""
+"""The gaps in the bytes of a journal's snapshot, and whether their bytes may still come."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Gap:
     recent: bool
     """True if the fragment after the gap is so new that the bytes may still come."""
     confirmed: bool
-    """True if an operator has confirmed that they are lost."""
+    """True if an operator has confirmed that the bytes are lost."""
 
     @property
     def is_final(self) -> bool:
@@ -52,7 +52,7 @@ class ConfirmedLosses:
         return any(low <= begin and end <= high for low, high in self.ranges)
 
     def outside(self, begin: Offset, end: Offset) -> Iterator[Piece]:
-        """Yield pieces, to read through brokers, for the offsets of [begin, end) outside of these ranges."""
+        """Yield pieces, to read through brokers, for the offsets of [begin, end) that are in no range."""
         for low, high in sorted(self.ranges):
             if begin < min(low, end):
                 yield Piece(begin, min(low, end))
@@ -65,34 +65,33 @@ def find_gaps(
     journal: JournalSnapshot, pieces: Sequence[Piece], losses: ConfirmedLosses, now: float
 ) -> Iterator[Gap]:
     """Yield the gaps of a journal's snapshot, in order. ``pieces`` are all pieces of the journal."""
-    at = journal.pieces_begin
-    behind = [piece for piece in pieces if piece.begin >= journal.end]
-    # The first piece behind the end tells how new the fragment after the last gap is.
-    for piece in [*journal.pieces, *behind[:1]]:
-        if piece.begin > at:
+    offset = journal.pieces_begin
+    pieces_behind = [piece for piece in pieces if piece.begin >= journal.end]
+    # The last gap may reach to the end: the first piece behind the end shows how old the next fragment is.
+    for piece in [*journal.pieces, *pieces_behind[:1]]:
+        if piece.begin > offset:
             fragment = piece.fragment
             end = min(piece.begin, journal.end)
             yield Gap(
-                at,
+                offset,
                 end,
                 pruned=piece.begin <= pieces[0].begin,
                 settled=fragment is not None and fragment.mod_time < now - JUMP_AGE_S,
                 recent=fragment is not None and fragment.mod_time > now - SETTLED_S,
-                confirmed=losses.cover(at, end),
+                confirmed=losses.cover(offset, end),
             )
-        at = piece.end
-        if at >= journal.end:
+        offset = piece.end
+        if offset >= journal.end:
             return
-    if at < journal.end and losses.cover(at, journal.end):
-        # The head is after the lost bytes, and no byte was appended there yet.
-        yield Gap(at, journal.end, pruned=False, settled=False, recent=False, confirmed=True)
+    if offset < journal.end and losses.cover(offset, journal.end):
+        # The head was set behind the lost bytes, and no byte was appended there yet.
+        yield Gap(offset, journal.end, pruned=False, settled=False, recent=False, confirmed=True)
 
 
 def require_final(gaps: Iterable[Gap], journal: JournalSnapshot, *, fails: bool, hint: str) -> None:
     """Raise ``NotYet`` with ``hint`` for the first gap whose bytes may still come.
 
-    If ``fails``, raise ``Corrupt`` for a gap of lost bytes. A gap that an operator has confirmed is no
-    error.
+    If ``fails``, raise ``Corrupt`` for a gap of lost bytes. A gap that an operator has confirmed is no error.
     """
     for gap in gaps:
         if gap.confirmed:
@@ -116,8 +115,8 @@ def require_final(gaps: Iterable[Gap], journal: JournalSnapshot, *, fails: bool,
 
 
 def _is_harmless(gap: Gap, journal: JournalSnapshot) -> bool:
-    """Return True for pruned bytes before the snapshot's begin, or if that is 0.
+    """Return True for pruned bytes before the snapshot's begin, or if the begin is 0.
 
-    If pending messages of the begin were pruned, the fold raises an error if they commit.
+    If pruned bytes have pending messages of the begin, the fold raises an error once these commit.
     """
     return gap.pruned and (not journal.begin < gap.end or not journal.begin)

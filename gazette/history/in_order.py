@@ -2,8 +2,8 @@
 
 Tasks of a cluster read runs, and a run ends where a fragment ends. A fragment may be larger than memory,
 and an open transaction holds back all later messages of its run. Here one thread reads a whole journal
-twice, in parts. A part ends where a message ends, not where a fragment does: so at most a part is held back.
-The passes and the fold are those of runs.
+twice, in parts. A part may end at any message, also inside a fragment. So at most one part is held back.
+The fold and the two passes treat a part as a run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def fold_in_order(
 def _summaries(
     access: OpenAccess, journal: JournalSnapshot, part_bytes: int
 ) -> Iterator[tuple[Run, Summary]]:
-    """Yield the parts of a journal. Each ends where a message does; the last one ends with the journal."""
+    """Yield the parts of a journal. Each part ends where a message ends, the last one with the journal."""
     if not journal.pieces:
         return
     run = _whole(journal)
@@ -79,12 +79,12 @@ def rows_in_order(
 ) -> Iterator[pa.RecordBatch]:
     """Do the second pass over all parts of a journal. Yield committed rows, by offset.
 
-    Do not read parts at the begin and the end without a wanted message. Raise what `read_rows` raises.
+    Do not read parts without a wanted message at the begin and at the end. Raise what `read_rows` raises.
     """
-    selected = [at for at, part in enumerate(parts) if format.selects(part)]
-    if not selected:
+    positions = [position for position, part in enumerate(parts) if format.selects(part)]
+    if not positions:
         return
-    parts = parts[selected[0] : selected[-1] + 1]
+    parts = parts[positions[0] : positions[-1] + 1]
     # Join the pieces of parts again, so that each fragment is decompressed only once.
     pieces = cover(journal.pieces, parts[0].run.pieces[0].begin, parts[-1].run.end)
     run = replace(_whole(journal), pieces=pieces, last=parts[-1].run.last)
@@ -105,8 +105,8 @@ def _whole(journal: JournalSnapshot) -> Run:
 
 
 def _part(run: Run, begin: Offset, end: Offset) -> Run:
-    """Return a part of a journal, with only its own pieces: a journal has many."""
+    """Return the part ``[begin, end)`` of a journal as a run. Search its pieces by bisection: it has many."""
     first = bisect_right(run.pieces, begin, key=lambda piece: piece.end)
-    until = bisect_left(run.pieces, end, key=lambda piece: piece.begin)
-    held = cover(run.pieces[first:until], begin, end)
-    return replace(run, pieces=held, last=end == run.end)
+    last = bisect_left(run.pieces, end, key=lambda piece: piece.begin)
+    pieces = cover(run.pieces[first:last], begin, end)
+    return replace(run, pieces=pieces, last=end == run.end)

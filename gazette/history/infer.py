@@ -1,4 +1,4 @@
-"""The columns of messages in JSON, inferred as by ``spark.read.json`` from the same lines."""
+"""Infers the columns of messages in JSON, as ``spark.read.json`` does from the same lines."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ class _List:
 
 
 _Kind: TypeAlias = "pa.DataType | _Object | _List | None"
-"""Kind of the values so far. None: all were null."""
+"""Kind of the values so far. None: all of them were null."""
 
 
 def infer_json(lines: Iterable[bytes]) -> pa.Schema:
     """Return the fields of some lines, by their first appearance. Skip lines that are not objects.
 
-    A field with values of several kinds is a double if they are numbers, otherwise a string. A field that
-    is always null is a string. Leave out a field that is always an empty object, and one without a name.
+    A field with values of several kinds is a decimal or a double if all are numbers, else a string. A field
+    that is always null is a string. Leave out fields that are always empty objects, or that have no name.
     """
-    seen: _Kind = _Object()
+    kind: _Kind = _Object()
     for line in lines:
         try:
-            found = json.loads(lenient_json.strict(line, kinds_only=True))
+            value = json.loads(lenient_json.strict(line, kinds_only=True))
         except ValueError:
             continue
-        if isinstance(found, dict):
-            seen = _widest(seen, _kind_of(found))
-    struct = _arrow(seen)
+        if isinstance(value, dict):
+            kind = _widest(kind, _kind_of(value))
+    struct = _arrow(kind)
     return pa.schema(list(struct) if struct is not None else [])
 
 
@@ -64,18 +64,19 @@ def _kind_of(value: Any) -> _Kind:
         case str():
             return pa.string()
         case dict():
-            return _Object({name: _kind_of(one) for name, one in value.items() if name})
+            return _Object({name: _kind_of(member) for name, member in value.items() if name})
     item: _Kind = None
-    for one in value:
-        item = _widest(item, _kind_of(one))
+    for element in value:
+        item = _widest(item, _kind_of(element))
     return _List(item)
 
 
 def _widest(one: _Kind, other: _Kind) -> _Kind:
+    """Return the narrowest kind that holds the values of both kinds."""
     if one is None:
         return other
     if other is None or one == other:
-        return one  # Its fields are in the order of their first appearance.
+        return one  # `one` came first, so its fields are in the order of their first appearance.
     if isinstance(one, _Object) and isinstance(other, _Object):
         fields = dict(one.fields)
         for name, kind in other.fields.items():
@@ -97,7 +98,7 @@ def _is_numeric(kind: _Kind) -> bool:
 
 
 def _digits(kind: Any) -> int:
-    """Return the number of digits of a decimal that holds all values of a kind."""
+    """Return the number of digits of a decimal that holds all integers of a kind."""
     return _LONG_DIGITS + 2 if pa.types.is_int64(kind) else int(kind.precision)
 
 
@@ -107,9 +108,9 @@ def _arrow(kind: _Kind) -> pa.DataType | None:
         case None:
             return pa.string()
         case _Object(fields):
-            columns = [(name, _arrow(one)) for name, one in fields.items()]
-            held = [pa.field(name, one) for name, one in columns if one is not None]
-            return pa.struct(held) if held else None
+            columns = [(name, _arrow(field_kind)) for name, field_kind in fields.items()]
+            present = [pa.field(name, type_) for name, type_ in columns if type_ is not None]
+            return pa.struct(present) if present else None
         case _List(item):
             inner = _arrow(item)
             return None if inner is None else pa.list_(inner)

@@ -1,17 +1,15 @@
 """One compiled pass over lines of JSON: finds messages, their UUIDs, and some of their fields.
 
 `scan` takes a buffer of whole lines and fills arrays. It accepts what publishers write: JSON objects with a
-canonical UUID, and values that fit their fields. It cuts out values that it does not convert as text, for
-Arrow to cast. It declines other lines, for example a UUID in braces, a duplicate key, a value of another
-type, or invalid JSON. The caller reads the fields of a declined line by the specification, which is `Framing`
-and `JsonRow`. So `scan` may decline any line, but a line that it accepts reads as by the specification. It
+canonical UUID, and values that fit their fields. It cuts out values that it does not convert as text, which
+Arrow casts. It declines other lines, for example a UUID in braces, a duplicate key, a value of another
+type, or invalid JSON. The caller reads a declined line by the specification: `Framing` and `JsonRow`. So
+`scan` may decline any line. But for a line that it accepts, its result equals that of the specification. It
 accepts numbers that JSON does not have, such as NaN, since some columns of floats have many of them.
 
-
 Numba compiles the code at its first call, which takes half a minute. It caches the machine code, per
-processor, beside this file or in the user's cache directory. If neither is writable, each process
-compiles the code. ``python -m gazette.history.json_kernel`` compiles ahead, for images and before
-tests.
+processor, beside this file or in the user's cache directory. If neither is writable, each process compiles
+the code. ``python -m gazette.history.json_kernel`` compiles ahead, for images and before tests.
 
 Keep the code in one file: Numba recompiles a cached function when its own file changes, but not when the
 file of a callee changes.
@@ -56,12 +54,13 @@ _NUMBERED: Final = (INTEGER, BOOLEAN, DECIMAL, INSTANT, LOCAL, DATE)
 _TEXTUAL: Final = (TEXT, NUMBER, VALUE)
 
 _ABSENT: Final = -1
-"""Number of an unwanted key, and of the node of a key without a field."""
+"""Number of a key that is not wanted, and of the node of a key without a field."""
 KEYS_MAX: Final = 256
 """Most keys of a line that are remembered for the next line."""
 DEPTH_MAX: Final = 32
 """Greatest depth of a tree of nodes."""
 _DEPTH_MAX: Final = 60
+"""Greatest depth of a value without nodes: `_nested_end` has one bit for each level."""
 _TEXT_CHARS: Final = 36
 _FOREIGN_UUID: Final = np.uint64(FOREIGN_UUID)
 _ACK_TXN: Final = np.uint64(ACK_TXN)
@@ -82,7 +81,7 @@ _TIME_CHARS: Final = 19
 _NO_VALUE: Final = np.int64(-(1 << 63))
 """Result for a text that is no time of RFC 3339, or for a number that does not fit as units."""
 _LINES_BETWEEN: Final = 8
-"""A buffer is declined if more than one of this many lines is declined."""
+"""A buffer is declined if more than one in this many of its lines is declined."""
 _DECLINED_FREE: Final = 16
 """Declined lines that a buffer may have before their share counts."""
 
@@ -113,7 +112,7 @@ class Wanted(NamedTuple):
     bounds: Any
     """The positions at which ``names`` is cut into keys."""
     key_nodes: Any
-    """By key: its node, or `_ABSENT` for the key of the UUID if that is no field."""
+    """By key: its node, or `_ABSENT` for the key of the UUID if that key is no field."""
     key_bounds: Any
     """Bounds of the keys of each node. Only objects have keys."""
     kinds: Any
@@ -128,7 +127,7 @@ class Wanted(NamedTuple):
     null_bounds: Any
     """By node: the bounds of its part of ``nulls``."""
     nulls: Any
-    """For each node, the nodes that have a slot for each of its slots, including itself."""
+    """By node: the node itself, and all nodes below it that have one slot for each slot of the node."""
     uuid: Any
     """Number of the key of the UUID, or of the first key that leads to it."""
 
@@ -136,7 +135,7 @@ class Wanted(NamedTuple):
 class Arrays(NamedTuple):
     """The output of `scan`: one element for each line, and for each node a row of slots.
 
-    A field of a line has a slot for each line. The node of a list's items has a slot for each item.
+    A field of a line has a slot, with one value, for each line. A node of list items has one for each item.
     """
 
     begins: Any
@@ -147,9 +146,9 @@ class Arrays(NamedTuple):
     declined: Any
     """By line: 1 if the line is declined."""
     counts: Any
-    """By node: the number of its slots."""
+    """By node: the number of its slots that are filled."""
     present: Any
-    """By node and slot: 1; zero if the value is absent or null."""
+    """By node and slot: 1 for a value, zero for a value that is absent or null."""
     numbers: Any
     """By row of ``Wanted.rows`` and slot: the value, if it has no text."""
     offsets: Any
@@ -178,8 +177,8 @@ def _plain_table() -> Any:
 def _escaped_table() -> Any:
     """Return a table from the byte after a backslash to its meaning; zero for an invalid escape."""
     table = np.zeros(256, np.uint8)
-    for letter, meant in zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True):
-        table[letter] = meant
+    for letter, meaning in zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True):
+        table[letter] = meaning
     return table
 
 
@@ -201,10 +200,10 @@ def _compiled(inline: str = "never") -> Callable[[F], F]:
 
     def compile_(function: F) -> F:
         try:
-            made: F = _NJIT(cache=True, **options)(function)
+            compiled: F = _NJIT(cache=True, **options)(function)
         except RuntimeError:  # Numba found no writable directory for the machine code.
-            made = _NJIT(**options)(function)
-        return made
+            compiled = _NJIT(**options)(function)
+        return compiled
 
     return compile_
 
@@ -220,7 +219,7 @@ def _byte(buffer: Any, at: int) -> int:
 
 @_compiled()
 def _blanks(buffer: Any, at: int) -> int:
-    """Return the end of the blanks at ``at``. A newline is no blank."""
+    """Return the end of the blanks at position ``at``. A newline is no blank."""
     while _byte(buffer, at) <= _SPACE and _byte(buffer, at) != _NEWLINE:
         if _byte(buffer, at) != _SPACE and _byte(buffer, at) != 0x09 and _byte(buffer, at) != 0x0D:
             return at
@@ -233,8 +232,8 @@ def _digits(buffer: Any, at: int, count: int) -> Any:
     """Return ``count`` hexadecimal digits as a number; more than 48 bits if a digit is invalid."""
     value = np.uint64(0)
     bad = np.uint8(0)
-    for place in range(at, at + count):
-        digit = _HEX[_byte(buffer, place)]
+    for index in range(at, at + count):
+        digit = _HEX[_byte(buffer, index)]
         bad |= digit
         value = (value << np.uint64(4)) | np.uint64(digit)
     if bad > 15:
@@ -263,8 +262,8 @@ def _character_end(buffer: Any, at: int) -> int:
     if not fits:
         return -1
     end = at + 2 + (first >= 0xE0) + (first >= 0xF0)
-    for place in range(at + 2, end):
-        if not 0x80 <= _byte(buffer, place) <= 0xBF:
+    for index in range(at + 2, end):
+        if not 0x80 <= _byte(buffer, index) <= 0xBF:
             return -1
     return end
 
@@ -287,8 +286,8 @@ def _escape_end(buffer: Any, at: int) -> int:
 def _escaped_code(buffer: Any, at: int) -> int:
     """Return four hexadecimal digits as a number, or -1. Stop at an invalid digit: the buffer may end."""
     code = 0
-    for place in range(at, at + 4):
-        digit = _HEX[_byte(buffer, place)]
+    for index in range(at, at + 4):
+        digit = _HEX[_byte(buffer, index)]
         if digit == _NO_DIGIT:
             return -1
         code = code * 16 + digit
@@ -301,12 +300,12 @@ def _text_end(buffer: Any, at: int) -> int:
     while True:
         while _PLAIN[_byte(buffer, at)]:
             at += 1
-        found = _byte(buffer, at)
-        if found == _QUOTE:
+        byte = _byte(buffer, at)
+        if byte == _QUOTE:
             return at + 1
-        if found == _BACKSLASH:
+        if byte == _BACKSLASH:
             at = _escape_end(buffer, at)
-        elif found >= 0x80:
+        elif byte >= 0x80:
             at = _character_end(buffer, at)
         else:
             return -1
@@ -374,8 +373,8 @@ def _word_end(buffer: Any, at: int) -> int:
 @_compiled()
 def _text_of_end(buffer: Any, at: int, text: Any) -> int:
     """Return the end of ``text`` at ``at``, or -1 if another text is there."""
-    for place in range(len(text)):
-        if _byte(buffer, at + place) != text[place]:
+    for index in range(len(text)):
+        if _byte(buffer, at + index) != text[index]:
             return -1
     return at + len(text)
 
@@ -404,7 +403,7 @@ def _plain_end(buffer: Any, at: int) -> int:
 
 @_compiled()
 def _nested_end(buffer: Any, at: int, lenient: bool) -> int:
-    """Return the end of the object or list at ``at``, or -1. If ``lenient``, it may have NaN and so on.
+    """Return the end of the object or list at ``at``, or -1. If ``lenient``, it may contain NaN.
 
     ``objects`` has a bit for each level, the lowest for the innermost. The bit is set for an object.
     """
@@ -432,7 +431,7 @@ def _nested_end(buffer: Any, at: int, lenient: bool) -> int:
             if end < 0:
                 return -1
             at = _blanks(buffer, end)
-        # A value has ended, or the object or list that just began is empty.
+        # A value has ended, or an object or list has begun that is empty.
         while True:
             is_object = objects & 1 == 1
             if _byte(buffer, at) == _COMMA:
@@ -465,7 +464,7 @@ def _value_end(buffer: Any, at: int) -> int:
 
 @_compiled()
 def _any_end(buffer: Any, at: int) -> int:
-    """Do the same as `_value_end`, without inlining: this compiles faster."""
+    """Do the same as `_value_end`, without inlining: callers compile faster."""
     return _value_end(buffer, at)
 
 
@@ -473,7 +472,7 @@ def _any_end(buffer: Any, at: int) -> int:
 def _lenient_end(buffer: Any, at: int) -> int:
     """Return the end of a value that may have numbers which JSON does not have, or -1.
 
-    Call it only after `_value_end` has declined the value: so other values take no more time.
+    Call it only after `_value_end` has declined the value: so strict values cost no time here.
     """
     if _byte(buffer, at) == _OPEN or _byte(buffer, at) == _OPEN_LIST:
         return _nested_end(buffer, at, True)
@@ -546,13 +545,13 @@ def _unescaped(buffer: Any, begin: int, end: int, target: Any, to: int) -> int:
 
 @_compiled()
 def _integer(buffer: Any, begin: int, end: int) -> Any:
-    """Return at most `_DIGITS_MAX` digits as a number. The result for anything else exceeds all of these."""
+    """Return at most `_DIGITS_MAX` digits as a number. Any other text gives a greater number."""
     too_large = ~np.uint64(0)
     if end - begin > _DIGITS_MAX:
         return too_large
     value = np.uint64(0)
-    for place in range(begin, end):
-        digit = np.uint64(_byte(buffer, place)) - np.uint64(_ZERO)
+    for index in range(begin, end):
+        digit = np.uint64(_byte(buffer, index)) - np.uint64(_ZERO)
         if digit > np.uint64(9):
             return too_large
         value = value * np.uint64(10) + digit
@@ -565,18 +564,18 @@ def _units(buffer: Any, begin: int, end: int, scale: int, precision: int) -> Any
     at: Any = begin + (_byte(buffer, begin) == _MINUS)
     value = np.int64(0)
     digits = 0
-    behind = -1
-    up = False
+    decimals = -1
+    rounds_up = False
     while at < end:
         byte = _byte(buffer, at)
         at += 1
         if byte == _DOT:
-            behind = 0
+            decimals = 0
             continue
         if not _ZERO <= byte <= _NINE:
             return _NO_VALUE
-        if behind == scale:
-            up = byte >= _ZERO + 5
+        if decimals == scale:
+            rounds_up = byte >= _ZERO + 5
             # Later digits do not change the rounding. Only check that no exponent follows.
             while at < end:
                 if not _ZERO <= _byte(buffer, at) <= _NINE:
@@ -585,13 +584,13 @@ def _units(buffer: Any, begin: int, end: int, scale: int, precision: int) -> Any
             break
         value = value * 10 + (np.int64(byte) - _ZERO)
         digits += value != 0
-        behind += behind >= 0
+        decimals += decimals >= 0
         if digits > _UNITS_DIGITS_MAX:
             return _NO_VALUE
-    missing = scale - max(behind, 0)
-    if digits + missing > _UNITS_DIGITS_MAX:
+    missing_decimals = scale - max(decimals, 0)
+    if digits + missing_decimals > _UNITS_DIGITS_MAX:
         return _NO_VALUE
-    value = value * _UNITS[missing] + np.int64(up)
+    value = value * _UNITS[missing_decimals] + np.int64(rounds_up)
     if precision <= _UNITS_DIGITS_MAX and value >= _UNITS[precision]:
         return _NO_VALUE
     return -value if _byte(buffer, begin) == _MINUS else value
@@ -619,7 +618,7 @@ def _days(buffer: Any, at: int) -> Any:
     year = high * 100 + low
     if month == 2 and day == 29 and (year % 4 or (year % 100 == 0 and year % 400)):
         return _NO_VALUE
-    # Let years begin in March, so that a leap day is the last day of its year. Eras have 400 years.
+    # Let years begin in March: so a leap day is the last day of its year. An era is 400 years.
     year -= month < 3
     era = year // 400
     of_era = year - era * 400
@@ -629,9 +628,9 @@ def _days(buffer: Any, at: int) -> Any:
 
 @_compiled()
 def _micros(buffer: Any, begin: int, end: int, zoned: bool) -> Any:
-    """Return the microseconds since 1970 of the string between two quotes, or `_NO_VALUE`.
+    """Return the microseconds since 1970 of the time between two quotes, or `_NO_VALUE`.
 
-    Cut off further digits. A time without an offset is in UTC.
+    Ignore digits beyond microseconds. A time without an offset is in UTC.
     """
     if end - begin < _DATE_CHARS:
         return _NO_VALUE
@@ -663,7 +662,7 @@ def _micros(buffer: Any, begin: int, end: int, zoned: bool) -> Any:
                 digits += 1
             at += 1
         fraction *= _UNITS[_MICROS_DIGITS - digits]
-    shift = np.int64(0)
+    offset = np.int64(0)
     if at < end:
         if not zoned:
             return _NO_VALUE
@@ -679,23 +678,23 @@ def _micros(buffer: Any, begin: int, end: int, zoned: bool) -> Any:
                 or _two_digits(buffer, at + 4) > 59
             ):
                 return _NO_VALUE
-            shift = np.int64(_two_digits(buffer, at + 1) * 60 + _two_digits(buffer, at + 4))
-            if shift > _OFFSET_MAX_MINUTES:
+            offset = np.int64(_two_digits(buffer, at + 1) * 60 + _two_digits(buffer, at + 4))
+            if offset > _OFFSET_MAX_MINUTES:
                 return _NO_VALUE
             if sign == _MINUS:
-                shift = -shift
-    seconds = np.int64(hour * 3600 + minute * 60 + second) - shift * 60
+                offset = -offset
+    seconds = np.int64(hour * 3600 + minute * 60 + second) - offset * 60
     return days * _DAY_MICROS + seconds * _MICROS + fraction
 
 
 @_compiled()
 def _is_key(buffer: Any, begin: int, end: int, names: Any, bounds: Any, number: int) -> bool:
-    """Return True if these bytes are the key with that number."""
+    """Return True if the bytes from ``begin`` to ``end`` are the key ``number`` of ``names``."""
     first = bounds[number]
     if bounds[number + 1] - first != end - begin:
         return False
-    for place in range(end - begin):  # noqa: SIM110 - Numba has no generators.
-        if _byte(buffer, begin + place) != names[first + place]:
+    for index in range(end - begin):  # noqa: SIM110 - Numba has no generators.
+        if _byte(buffer, begin + index) != names[first + index]:
             return False
     return True
 
@@ -704,7 +703,7 @@ def _is_key(buffer: Any, begin: int, end: int, names: Any, bounds: Any, number: 
 def _key_number(
     buffer: Any, begin: int, end: int, names: Any, bounds: Any, lowest: int, highest: int
 ) -> int:
-    """Return the number of the key between two quotes, from ``lowest`` to ``highest``, or `_ABSENT`."""
+    """Return the number of the key between two quotes, in ``[lowest, highest)``, or `_ABSENT`."""
     for number in range(lowest, highest):
         if _is_key(buffer, begin, end, names, bounds, number):
             return number
@@ -725,13 +724,13 @@ def _escaped_key_number(
 def _nested(buffer: Any, at: int, names: Any, bounds: Any, first: int) -> int:
     """Follow the keys from number ``first`` on into the object at ``at``. Return the begin of the value.
 
-    Return 0 if it is absent, or -1 if the line is declined.
+    Return 0 if the value is absent, or -1 if the line is declined.
     """
     for number in range(first, len(bounds) - 1):
         if _byte(buffer, at) != _OPEN:
             return -1
         at = _blanks(buffer, at + 1)
-        found = 0
+        value_begin = 0
         while _byte(buffer, at) != _CLOSE:
             begin = at + 1
             end = begin
@@ -746,9 +745,9 @@ def _nested(buffer: Any, at: int, names: Any, bounds: Any, first: int) -> int:
                 return -1
             at = _blanks(buffer, at + 1)
             if _is_key(buffer, begin, end, names, bounds, number):
-                if found:
+                if value_begin:
                     return -1
-                found = at
+                value_begin = at
             at = _any_end(buffer, at)
             if at < 0:
                 return -1
@@ -760,21 +759,21 @@ def _nested(buffer: Any, at: int, names: Any, bounds: Any, first: int) -> int:
             at = _blanks(buffer, at + 1)
             if _byte(buffer, at) != _QUOTE:
                 return -1
-        if not found:
+        if not value_begin:
             return 0
-        at = found
+        at = value_begin
     return at
 
 
 @_compiled()
 def _append_null(node: int, tree: Any, into: Any, counts: Any, written: Any) -> None:
-    """Append a null to a node, and to all nodes with a slot for each of its slots."""
-    for at in range(tree.null_bounds[node], tree.null_bounds[node + 1]):
-        other = tree.nulls[at]
-        slot = counts[other]
-        into.present[other, slot] = 0
-        into.offsets[other, slot + 1] = written[other]
-        counts[other] = slot + 1
+    """Append a null to a node, and to all nodes below it that have one slot for each slot of the node."""
+    for index in range(tree.null_bounds[node], tree.null_bounds[node + 1]):
+        null_node = tree.nulls[index]
+        slot = counts[null_node]
+        into.present[null_node, slot] = 0
+        into.offsets[null_node, slot + 1] = written[null_node]
+        counts[null_node] = slot + 1
 
 
 @_compiled()
@@ -791,15 +790,15 @@ def scan(buffer: Any, stop: int, wanted: Any, into: Any) -> int:
     for node in range(nodes):
         counts[node] = offsets[node, 0] = 0
     at = 0
-    failed = 0
+    declined_lines = 0
     while True:
         if _scan_lines(buffer, at, stop, wanted, into, memory, counts, written):
             return int(counts[0])
         row = counts[0]
-        failed += 1
-        if failed > _DECLINED_FREE and failed * _LINES_BETWEEN > row:
+        declined_lines += 1
+        if declined_lines > _DECLINED_FREE and declined_lines * _LINES_BETWEEN > row:
             return -1
-        # Parents come before their children.
+        # Remove what the declined line has appended to nodes. Parents come before their children.
         for node in range(1, nodes):
             parent = wanted.parents[node]
             count = counts[parent]
@@ -828,11 +827,11 @@ def _scan_lines(
 ) -> bool:
     """Read lines from ``at`` on. Return False at a line that is declined.
 
-    ``counts``: by node, the number of slots so far. Node 0 is the line. ``written``: by node, the bytes
-    of its texts, or the slots of its items. ``memory`` has the keys of the previous line. This is one
-    function because parts of it, even inlined by Numba, made it 7 to 18 % slower.
+    ``counts``: by node, the number of slots so far. Node 0 is the line. ``written``: by node, the number of
+    bytes of its texts, or of slots of its items. ``memory`` has the keys of the previous line. This is one
+    function: when parts of it were functions, even inlined by Numba, it was 7 to 18 % slower.
     """
-    # Unpack the tuples once: each access of a field costs a count of references to its array.
+    # Unpack the tuples once: each access to an element counts references to its array, which costs time.
     names, bounds, kinds, scales, rows = tree.names, tree.bounds, tree.kinds, tree.scales, tree.rows
     key_bounds, key_nodes, items, uuid = tree.key_bounds, tree.key_nodes, tree.items, tree.uuid
     begins, declined = into.begins, into.declined
@@ -840,7 +839,7 @@ def _scan_lines(
     present, numbers, offsets, texts = into.present, into.numbers, into.offsets, into.texts
     # Keys of the previous line: positions, number, object. The next line usually has the same keys.
     key_begins, key_ends, key_numbers, key_objects = memory[0], memory[1], memory[2], memory[3]
-    known = 0
+    remembered = 0
     is_deep = len(bounds) - 1 > len(key_nodes)
     stack = np.empty(DEPTH_MAX, np.int64)
     first_ordinals = np.empty(DEPTH_MAX, np.int64)
@@ -859,7 +858,7 @@ def _scan_lines(
         in_list = False
         ends = _byte(buffer, at) == _CLOSE
         while True:
-            # The next value of the object or list, or its end.
+            # Here the object or list has its next value, or ends.
             if not ends:
                 if in_list:
                     ordinal = first_ordinals[depth]
@@ -868,18 +867,18 @@ def _scan_lines(
                     if _byte(buffer, at) != _QUOTE:
                         return False
                     at += 1
-                    same = False
-                    if ordinal < known and key_objects[ordinal] == container:
+                    same_key = False
+                    if ordinal < remembered and key_objects[ordinal] == container:
                         first = key_begins[ordinal]
                         size = key_ends[ordinal] - first
                         # The size includes the closing quote.
-                        same = at + size < stop
-                        if same:
+                        same_key = at + size < stop
+                        if same_key:
                             for index in range(size + 1):
                                 if _byte(buffer, at + index) != _byte(buffer, first + index):
-                                    same = False
+                                    same_key = False
                                     break
-                    if same:
+                    if same_key:
                         end = at + size
                     else:
                         end = at
@@ -903,7 +902,7 @@ def _scan_lines(
                         key_ends[ordinal] = end
                         key_numbers[ordinal] = key
                         key_objects[ordinal] = container
-                        known = max(known, ordinal + 1)
+                        remembered = max(remembered, ordinal + 1)
                     key = key_numbers[ordinal]
                     # All keys beyond the memory share its last place.
                     ordinal += ordinal < KEYS_MAX - 1
@@ -912,39 +911,39 @@ def _scan_lines(
                         return False
                     at = _blanks(buffer, at + 1)
                     node = np.int64(_ABSENT)
-                    place: Any = np.int64(0)
+                    uuid_at: Any = np.int64(0)
                     if key != _ABSENT:
                         node = key_nodes[key]
                         if key == uuid:
                             if has_uuid:
                                 return False
                             has_uuid = True
-                            place = at
+                            uuid_at = at
                             if is_deep:
-                                place = _nested(buffer, at, names, bounds, len(key_nodes))
-                                if place < 0:
+                                uuid_at = _nested(buffer, at, names, bounds, len(key_nodes))
+                                if uuid_at < 0:
                                     return False
-                            if place and _byte(buffer, place) == 0x6E:
-                                place = 0
+                            if uuid_at and _byte(buffer, uuid_at) == 0x6E:
+                                uuid_at = 0
                         if node != _ABSENT and counts[node] != counts[container]:
                             return False
-                    if place:
-                        if _byte(buffer, place) != _QUOTE or place + _TEXT_CHARS + 2 > stop:
+                    if uuid_at:
+                        if _byte(buffer, uuid_at) != _QUOTE or uuid_at + _TEXT_CHARS + 2 > stop:
                             return False
-                        place += 1
+                        uuid_at += 1
                         if (
-                            _byte(buffer, place + 8) != _MINUS
-                            or _byte(buffer, place + 13) != _MINUS
-                            or _byte(buffer, place + 18) != _MINUS
-                            or _byte(buffer, place + 23) != _MINUS
-                            or _byte(buffer, place + _TEXT_CHARS) != _QUOTE
+                            _byte(buffer, uuid_at + 8) != _MINUS
+                            or _byte(buffer, uuid_at + 13) != _MINUS
+                            or _byte(buffer, uuid_at + 18) != _MINUS
+                            or _byte(buffer, uuid_at + 23) != _MINUS
+                            or _byte(buffer, uuid_at + _TEXT_CHARS) != _QUOTE
                         ):
                             return False
-                        low = _digits(buffer, place, 8)
-                        middle = _digits(buffer, place + 9, 4)
-                        high = _digits(buffer, place + 14, 4)
-                        sequence = _digits(buffer, place + 19, 4)
-                        last = _digits(buffer, place + 24, 12)
+                        low = _digits(buffer, uuid_at, 8)
+                        middle = _digits(buffer, uuid_at + 9, 4)
+                        high = _digits(buffer, uuid_at + 14, 4)
+                        sequence = _digits(buffer, uuid_at + 19, 4)
+                        last = _digits(buffer, uuid_at + 24, 12)
                         if (low | middle | high | sequence | last) >> np.uint64(63):
                             return False
                         if (high >> np.uint64(12)) == 1 and (sequence >> np.uint64(14)) == 2:
@@ -959,7 +958,7 @@ def _scan_lines(
                         elif low | middle | high | sequence | last:
                             flags[row] = _FOREIGN_UUID
                     if node == _ABSENT:
-                        if place == at + 1:
+                        if uuid_at == at + 1:
                             at += _TEXT_CHARS + 2
                         else:
                             skipped = at
@@ -975,7 +974,7 @@ def _scan_lines(
                     begin = at
                     slot = counts[node]
                     number_row, text_row = rows[node, 0], rows[node, 1]
-                    mark = 1
+                    is_present = 1
                     copied = quoted = False
                     if first_byte == 0x6E and kind != VALUE:
                         at = _word_end(buffer, at)
@@ -984,7 +983,7 @@ def _scan_lines(
                         if kind >= STRUCT:
                             _append_null(node, tree, into, counts, written)
                             kind = _ABSENT
-                        mark = 0
+                        is_present = 0
                     elif kind >= STRUCT:
                         if first_byte != (_OPEN if kind == STRUCT else _OPEN_LIST):
                             return False
@@ -1025,7 +1024,7 @@ def _scan_lines(
                         if at < 0:
                             return False
                         if kind != DATE:
-                            found = _micros(buffer, begin + 1, at - 1, kind == INSTANT)
+                            time_value = _micros(buffer, begin + 1, at - 1, kind == INSTANT)
                         elif at - begin - 2 == _DATE_CHARS or (
                             at - begin - 2 > _DATE_CHARS
                             and (
@@ -1033,12 +1032,12 @@ def _scan_lines(
                                 or _byte(buffer, begin + 1 + _DATE_CHARS) == _SPACE
                             )
                         ):
-                            found = _days(buffer, begin + 1)
+                            time_value = _days(buffer, begin + 1)
                         else:
-                            found = _NO_VALUE
-                        if found == _NO_VALUE:
+                            time_value = _NO_VALUE
+                        if time_value == _NO_VALUE:
                             return False
-                        numbers[number_row, slot] = found
+                        numbers[number_row, slot] = time_value
                     elif kind in (LOCAL, DATE):
                         return False
                     else:
@@ -1082,7 +1081,7 @@ def _scan_lines(
                         written[node] = to
                     at += quoted
                     if kind != _ABSENT:
-                        present[node, slot] = mark
+                        present[node, slot] = is_present
                         offsets[node, slot + 1] = written[node]
                         counts[node] = slot + 1
                 at = _blanks(buffer, at)
@@ -1125,7 +1124,7 @@ def _scan_lines(
 
 
 def arrays(tree: Wanted, size: int) -> Arrays:
-    """Allocate arrays for ``size`` bytes, without initial values."""
+    """Allocate arrays for lines of ``size`` bytes, without initial values."""
     # The shortest object with its newline has three bytes, the shortest item of a list two.
     lines = size // 3 + 2
     slots = size // 2 + 2 if (tree.kinds == LIST).any() else lines
@@ -1161,12 +1160,12 @@ def wanted(fields: Sequence[Node], uuid: Sequence[bytes]) -> Wanted:
     """Return the input of `scan` for these fields. ``uuid`` is the path of keys to the UUID."""
     nodes = [Node(b"", STRUCT, children=tuple(fields))]
     parents, children = [0], []
-    at = 0
-    while at < len(nodes):  # Breadth first, so that the keys of an object are neighbours.
-        children.append(range(len(nodes), len(nodes) + len(nodes[at].children)))
-        parents += [at] * len(nodes[at].children)
-        nodes += nodes[at].children
-        at += 1
+    parent = 0
+    while parent < len(nodes):  # Breadth first: so the keys of an object are neighbours.
+        children.append(range(len(nodes), len(nodes) + len(nodes[parent].children)))
+        parents += [parent] * len(nodes[parent].children)
+        nodes += nodes[parent].children
+        parent += 1
     keys: list[bytes] = []
     key_nodes: list[int] = []
     key_bounds, uuid_key = [0], _ABSENT
@@ -1196,9 +1195,9 @@ def wanted(fields: Sequence[Node], uuid: Sequence[bytes]) -> Wanted:
         np.array([(node.scale, node.precision) for node in nodes], np.int64),
         np.where(uses, np.cumsum(uses, axis=0) - 1, _ABSENT),
         np.array(parents, np.int64),
-        np.array([found[0] if found else _ABSENT for found in children], np.int64),
+        np.array([numbers[0] if numbers else _ABSENT for numbers in children], np.int64),
         _bounds(map(len, nulls)),
-        np.array([number for found in nulls for number in found], np.int64),
+        np.array([number for of_node in nulls for number in of_node], np.int64),
         np.int64(uuid_key),
     )
 
@@ -1214,7 +1213,7 @@ def compile_ahead() -> None:
 
 
 if __name__ == "__main__":
-    # Numba's cache uses the types of arguments: classes of `__main__` would be other types.
+    # The keys of Numba's cache are types of arguments: the classes of `__main__` would be other types.
     from gazette.history import json_kernel
 
     json_kernel.compile_ahead()

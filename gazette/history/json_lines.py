@@ -1,7 +1,7 @@
-"""Lines of JSON as columns, by one compiled pass over their bytes: `LineScanner`.
+"""Converts lines of JSON to columns, by one compiled pass over their bytes: `LineScanner`.
 
-It finds messages, their UUIDs, and the wanted fields. It declines lines that it does not understand, and
-buffers with many such lines. The caller then uses the specification, which is slower.
+The scanner finds messages, their UUIDs, and the wanted fields. It declines lines that it does not understand,
+and buffers with many such lines. The caller then uses the specification, which is slower.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TEXTS: Final = frozenset({"text", "number", "value"})
 DEPTH_MAX: Final = 30
 """Greatest number of levels of fields."""
 FIELDS_MAX: Final = 256
-"""Greatest number of fields, including nested ones: it bounds memory."""
+"""Greatest number of fields, with nested fields: it bounds memory."""
 _ROOM_BYTES: Final = 1 << 20
 """Unit of the sizes of arrays, in bytes."""
 _DECLINED_MAX: Final = 4
@@ -65,7 +65,7 @@ class Field(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of fields, nested ones included."""
+        """Number of fields: this one, and all nested in it."""
         return 1 + sum(child.size for child in self.children)
 
     @property
@@ -99,25 +99,25 @@ class FoundFields(NamedTuple):
 
     columns: tuple[FieldColumn, ...]
     declined: npt.NDArray[np.int64]
-    """Declined lines: they have no fields here."""
+    """Positions of declined lines, which have no fields here."""
     kept: npt.NDArray[np.bool_] | None = None
     """The lines that are messages, if some are skipped as malformed."""
 
 
 class Scanned(NamedTuple):
-    """Lines of a buffer: their positions in it, their UUIDs, and their fields."""
+    """Lines of a buffer: their positions in the buffer, their UUIDs, and their fields."""
 
     begins: npt.NDArray[np.int64]
     uuids: UuidArrays
     fields: FoundFields
-    """The fields. Declined lines have no UUID here either."""
+    """The fields. Declined lines have neither fields nor a UUID here."""
 
 
 @functools.cache
 def kernel() -> ModuleType | None:
     """Return the compiled pass. Return None if Numba is not installed, or cannot compile it.
 
-    Without it, reading is slower, with the same result. The first call on a machine waits for the
+    Without the pass, reading is slower, with the same result. The first call on a machine waits for the
     compilation, and the log says so.
     """
     try:
@@ -148,8 +148,8 @@ def compile_aloud(kernel: Any, after_s: float = _SAID_AFTER_S) -> None:
 
 def _say_that_it_compiles(scan: Any, ended: threading.Event, after_s: float) -> None:
     while not ended.wait(after_s):
-        if scan.stats.cache_misses:  # Otherwise the cached code loads slowly.
-            # Log a warning: programs without a log set-up show no lower level.
+        if scan.stats.cache_misses:  # Without a miss, Numba only loads cached code, slowly.
+            # Log a warning: a program that configures no log shows no lower level.
             LOGGER.warning(
                 "Numba compiles the pass over JSON, which takes a minute of a processor. "
                 "The code is kept in %(directory)s. To compile ahead: %(command)s",
@@ -195,8 +195,8 @@ class LineScanner:
             return None
         if stop > self._room:
             self._make_room(stop)
-        found = self._arrays
-        rows = self._kernel.scan(np.frombuffer(buffer, np.uint8, stop), stop, self._wanted, found)
+        lines = self._arrays
+        rows = self._kernel.scan(np.frombuffer(buffer, np.uint8, stop), stop, self._wanted, lines)
         if rows < 0:
             self._declined += 1
             return None
@@ -207,36 +207,36 @@ class LineScanner:
             nested = tuple(columns[child] for child in children)
             columns[number] = self._column(number, field.kind, nested)
         return Scanned(
-            found.begins[:rows].copy(),
+            lines.begins[:rows].copy(),
             UuidArrays(
-                found.producers[:rows].copy(), found.clocks[:rows].copy(), found.flags[:rows].copy()
+                lines.producers[:rows].copy(), lines.clocks[:rows].copy(), lines.flags[:rows].copy()
             ),
             FoundFields(
                 tuple(columns[number] for number in range(1, len(self._fields) + 1)),
-                np.flatnonzero(found.declined[:rows]),
+                np.flatnonzero(lines.declined[:rows]),
             ),
         )
 
     def _column(
         self, number: int, kind: FieldKind, children: tuple[FieldColumn, ...]
     ) -> FieldColumn:
-        found = self._arrays
-        rows = int(found.counts[number])
-        present = found.present[number, :rows] != 0
+        arrays = self._arrays
+        rows = int(arrays.counts[number])
+        present = arrays.present[number, :rows] != 0
         number_row, text_row = self._wanted.rows[number]
         if kind == "struct":
             return FieldColumn(present, None, children)
         if kind == "list" or kind in _TEXTS:
-            bounds = found.offsets[number, : rows + 1].copy()
+            bounds = arrays.offsets[number, : rows + 1].copy()
             if kind == "list":
                 return FieldColumn(present, bounds, children)
-            return FieldColumn(present, Texts(bounds, found.texts[text_row, : bounds[-1]].copy()))
-        values = found.numbers[number_row, :rows].copy()
+            return FieldColumn(present, Texts(bounds, arrays.texts[text_row, : bounds[-1]].copy()))
+        values = arrays.numbers[number_row, :rows].copy()
         return FieldColumn(present, values != 0 if kind == "boolean" else values)
 
     def _make_room(self, size: int) -> None:
-        """Allocate arrays for buffers of that size. Most of the memory takes no pages: it is not written."""
-        # Round up: the next buffers have about the same size, and need no new allocation.
+        """Allocate arrays for buffers of that size. The parts that are never written take no memory."""
+        # Round up: the next buffers have about the same size, and then need no new allocation.
         size += _ROOM_BYTES - size % _ROOM_BYTES
         self._room = size
         self._arrays = self._kernel.arrays(self._wanted, size)
@@ -244,10 +244,10 @@ class LineScanner:
 
 def _numbered(fields: Sequence[Field]) -> list[tuple[int, Field, range]]:
     """Return the fields, with their numbers in the kernel and the numbers of their children."""
-    found: list[tuple[int, Field, range]] = []
+    numbered: list[tuple[int, Field, range]] = []
     nodes = list(fields)
     for field in nodes:  # The list grows in the loop: breadth first.
         first = len(nodes) + 1
         nodes += field.children
-        found.append((len(found) + 1, field, range(first, len(nodes) + 1)))
-    return found
+        numbered.append((len(numbered) + 1, field, range(first, len(nodes) + 1)))
+    return numbered

@@ -1,9 +1,9 @@
-"""Values of JSON as values of columns, as by ``spark.read.json``: `JsonRow`. Needs pyarrow.
+"""Converts values of JSON to values of columns, as ``spark.read.json`` does: `JsonRow`. Needs pyarrow.
 
-This is the specification for JSON. The compiled scanner is faster and declines some values; the others
-read the same. `tests/spark/test_json_types.py` compares both with Spark, type by type and value by value.
+This module is the specification for JSON. The compiled scanner is faster. It declines some values, and
+converts the others to the same result. `tests/spark/test_json_types.py` compares both with Spark by type.
 
-A value that does not fit its column is null, never another number. So three values differ from Spark,
+A value that does not fit its column is null, never another number. Three values therefore differ from Spark,
 which wraps or guesses: a byte beyond 127, seconds beyond the range of timestamps, and a time without a date.
 """
 
@@ -27,7 +27,7 @@ from gazette.history.lenient_json import NO_JSON, NOT_FINITE
 Convert = Callable[[bytes, list[str]], Any]
 """Function that converts the text of a value. Raises ``ValueError`` if the value does not fit.
 
-A nested value that does not fit becomes null, and the function appends its description to the list.
+A nested value that does not fit becomes null. The function appends a description of it to the list.
 """
 
 EncodeVariant = Callable[[str], dict[str, bytes]]
@@ -93,17 +93,17 @@ class JsonRow:
         ]
 
     def read(self, line: bytes) -> tuple[list[Any], list[str]]:
-        """Return the values of a line, in the order of the schema, and descriptions of those that do not fit.
+        """Return the values of a line, in the order of the schema, and descriptions of misfits.
 
-        A value that does not fit is None. A line that is not a JSON object has no values.
+        A misfit, which does not fit its column, is None. If a line is no JSON object, all values are None.
         """
         misfits: list[str] = []
         try:
-            found = _line(line)
+            members = _line(line)
         except ValueError as error:
             return [None] * len(self._fields), [str(error)]
         return [
-            _member(found.get(name), convert, misfits, name) for name, convert in self._fields
+            _member(members.get(name), convert, misfits, name) for name, convert in self._fields
         ], misfits
 
 
@@ -158,7 +158,7 @@ def _convert(path: str, kind: pa.DataType, encode_variant: EncodeVariant | None)
 
 def _convert_present(path: str, kind: pa.DataType, encode_variant: EncodeVariant | None) -> Convert:
     if pa.types.is_struct(kind):
-        fields = [kind.field(at) for at in range(kind.num_fields)]
+        fields = [kind.field(position) for position in range(kind.num_fields)]
         return _struct(
             [
                 (field.name, _convert(f"{path}.{field.name}", field.type, encode_variant))
@@ -186,10 +186,10 @@ def _convert_present(path: str, kind: pa.DataType, encode_variant: EncodeVariant
 
 
 def is_variant(kind: pa.DataType) -> bool:
-    """Return True if a struct is Spark's VARIANT: the metadata of a field say so."""
+    """Return True if a type is Spark's VARIANT: a struct of two fields, and the metadata of one say so."""
     if not pa.types.is_struct(kind) or kind.num_fields != 2:
         return False
-    return any((kind.field(at).metadata or {}).get(b"variant") == b"true" for at in range(2))
+    return any((kind.field(index).metadata or {}).get(b"variant") == b"true" for index in range(2))
 
 
 def _shown(raw: bytes) -> str:
@@ -217,7 +217,7 @@ def _boolean(raw: bytes, _: list[str]) -> bool:
 
 def _integer(bits: int) -> Convert:
     fit = range(-(1 << (bits - 1)), 1 << (bits - 1))
-    # No integer with more digits fits. To convert a million digits would take long.
+    # No longer text fits. Do not convert it: a conversion of a million digits takes long.
     digits_max = len(str(fit.start))
 
     def convert(raw: bytes, _: list[str]) -> int:
@@ -252,8 +252,8 @@ def _decimal(precision: int, scale: int) -> Convert:
 
     def convert(raw: bytes, _: list[str]) -> decimal.Decimal:
         text = _text(raw).replace(",", "") if _is_text(raw) else raw.decode()
-        found = _DECIMAL.fullmatch(text)
-        if found is None or int(found[1] or 0) not in _INT32:
+        match = _DECIMAL.fullmatch(text)
+        if match is None or int(match[1] or 0) not in _INT32:
             raise _misfit(raw, "a number")
         value = _DECIMALS.create_decimal(text)
         exponent = value.adjusted()
@@ -286,19 +286,19 @@ def _binary(raw: bytes, _: list[str]) -> bytes:
 
 
 def _days(year: int, month: int, day: int) -> int:
-    """Return the days since 1970 in the proleptic Gregorian calendar. Raise ``ValueError``."""
-    # The calendar repeats after 400 years. Python supports only the years 1 to 9999.
+    """Return the days since 1970 in the proleptic Gregorian calendar. Raise ``ValueError`` for no date."""
+    # Python supports only the years 1 to 9999. The calendar repeats after 400 years, so move the year.
     eras = (year - 2000) // _ERA_YEARS
-    within = year - eras * _ERA_YEARS
-    return datetime.date(within, month, day).toordinal() - _EPOCH + eras * _ERA_DAYS
+    year_in_calendar = year - eras * _ERA_YEARS
+    return datetime.date(year_in_calendar, month, day).toordinal() - _EPOCH + eras * _ERA_DAYS
 
 
 def _date(raw: bytes, _: list[str]) -> int:
     if not _is_text(raw):
         raise _misfit(raw, "a date")
     text = _text(raw)
-    if found := _DAY.fullmatch(text.strip()):
-        year, month, day = (int(part or 1) for part in found.groups())
+    if match := _DAY.fullmatch(text.strip()):
+        year, month, day = (int(part or 1) for part in match.groups())
         try:
             days = _days(year, month, day)
         except ValueError as error:
@@ -330,22 +330,22 @@ def _local(raw: bytes, _: list[str]) -> int:
 
 
 def _micros(raw: bytes, *, zoned: bool) -> int:
-    found = _TIME.fullmatch(_text(raw).strip())
+    match = _TIME.fullmatch(_text(raw).strip())
     wanted = "a timestamp" if zoned else "a timestamp without a zone"
-    if found is None:
+    if match is None:
         raise _misfit(raw, wanted)
     year, month, day, hour, minute, second = (
         int(part) if part else default
-        for part, default in zip(found.groups()[:6], (1, 1, 1, 0, 0, 0), strict=True)
+        for part, default in zip(match.groups()[:6], (1, 1, 1, 0, 0, 0), strict=True)
     )
-    fraction, zone = found.group(7) or "", (found.group(8) or "").strip()
+    fraction, zone = match.group(7) or "", (match.group(8) or "").strip()
     if hour > 23 or minute > 59 or second > 59 or (zone and not zoned):
         raise _misfit(raw, wanted)
     try:
         seconds = _days(year, month, day) * _DAY_S + hour * 3600 + minute * 60 + second
         seconds -= _offset_s(zone, seconds) if zone else 0
     except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError) as error:
-        # OSError: zones are files, and the name may be that of a directory, or too long.
+        # OSError: zones are files. The name may be the name of a directory, or too long.
         raise _misfit(raw, wanted) from error
     # Truncate digits beyond microseconds, as Spark does.
     micros = seconds * _MICROS + int(f"{fraction:0<6}"[:6])
@@ -362,27 +362,27 @@ def _offset_s(zone: str, local_s: int) -> int:
     if zone in _ZERO_OFFSETS:
         return 0
     zone = _SHORT_ZONES.get(zone, zone)
-    if found := _OFFSET.fullmatch(zone):
-        hours, minutes, seconds = (int(part or 0) for part in found.groups()[1:])
-        offset = hours * 3600 + minutes * 60 + seconds
-        if minutes > 59 or seconds > 59 or offset > _OFFSET_MAX_S:
+    if match := _OFFSET.fullmatch(zone):
+        hours, minutes, seconds = (int(part or 0) for part in match.groups()[1:])
+        offset_s = hours * 3600 + minutes * 60 + seconds
+        if minutes > 59 or seconds > 59 or offset_s > _OFFSET_MAX_S:
             raise ValueError(zone)
-        return offset if found.group(1) == "+" else -offset
+        return offset_s if match.group(1) == "+" else -offset_s
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9~/._+-]+", zone):
         raise ValueError(zone)
-    info = zoneinfo.ZoneInfo(zone)
+    time_zone = zoneinfo.ZoneInfo(zone)
     # Of an ambiguous local time, take the first one. Move a skipped local time forward by the gap.
-    local = datetime.datetime(1970, 1, 1) + datetime.timedelta(seconds=local_s)  # noqa: DTZ001
-    offset_of = local.replace(tzinfo=info).utcoffset()
-    return 0 if offset_of is None else round(offset_of.total_seconds())
+    local_time = datetime.datetime(1970, 1, 1) + datetime.timedelta(seconds=local_s)  # noqa: DTZ001
+    utc_offset = local_time.replace(tzinfo=time_zone).utcoffset()
+    return 0 if utc_offset is None else round(utc_offset.total_seconds())
 
 
 def _struct(fields: Sequence[tuple[str, Convert]]) -> Convert:
     def convert(raw: bytes, misfits: list[str]) -> dict[str, Any]:
         if raw[0] != 0x7B:
             raise _misfit(raw, "an object")
-        found = _object(raw)
-        return {name: _member(found.get(name), convert, misfits, name) for name, convert in fields}
+        raws = _object(raw)
+        return {name: _member(raws.get(name), convert, misfits, name) for name, convert in fields}
 
     return convert
 
@@ -391,7 +391,7 @@ def _array(item: Convert) -> Convert:
     def convert(raw: bytes, misfits: list[str]) -> list[Any]:
         if raw[0] != 0x5B:
             raise _misfit(raw, "an array")
-        return [item(bytes(one), misfits) for one in _list(raw)]
+        return [item(bytes(element), misfits) for element in _list(raw)]
 
     return convert
 
@@ -400,7 +400,7 @@ def _map(item: Convert) -> Convert:
     def convert(raw: bytes, misfits: list[str]) -> list[tuple[str, Any]]:
         if raw[0] != 0x7B:
             raise _misfit(raw, "an object")
-        return [(key, item(bytes(one), misfits)) for key, one in _object(raw).items()]
+        return [(key, item(bytes(value), misfits)) for key, value in _object(raw).items()]
 
     return convert
 

@@ -1,8 +1,8 @@
-"""Lines that are not strict JSON, but that ``spark.read.json`` reads. Pure.
+"""Parses lines that are not strict JSON, but that ``spark.read.json`` reads. Pure.
 
-They may have strings in single quotes, NaN and infinities, a byte order mark, halves of surrogate pairs,
-and text after the object. Values are cut out unchanged, so that this module can read them again. It is slow:
-use it only for lines that the fast parsers refuse. It reads all other lines as they do.
+Such lines may have strings in single quotes, NaN and infinities, a byte order mark, halves of surrogate
+pairs, and text after the object. Values are cut out unchanged, so that this module can read them again. It is
+slow: use it only for lines that the fast parsers refuse. It reads all other lines as these parsers do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOT_FINITE: Final = {
     b"-Infinity": "-inf",
     b"-INF": "-inf",
 }
-"""Numbers that JSON does not have: Spark's spelling, and Python's."""
+"""Numbers that JSON does not have, in Spark's spelling, and their spelling in Python."""
 
 NO_JSON: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Errors of the fast parsers for text that is not strict JSON."""
@@ -34,7 +34,7 @@ _BLANKS: Final = b" \t\r\n"
 _DEPTH_MAX: Final = 1000
 _CLOSING: Final = {"{": "}", "[": "]"}
 _ESCAPE = rb"\\(?:[\"'\\/bfnrt]|u[0-9a-fA-F]{4})"
-# Not possessive, since an escape may have to backtrack: see `json_values`.
+# The groups are not possessive, since they may have to backtrack in an escape: see `json_values`.
 _STRING = rb'"(?:[^"\\\x00-\x1f]++|%b)*"|\'(?:[^\'\\\x00-\x1f]++|%b)*\'' % (_ESCAPE, _ESCAPE)
 _NUMBER = rb"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?(?![0-9.])"
 _WORD = rb"true|false|null|NaN|[+-]?Infinity|[+-]INF"
@@ -62,9 +62,9 @@ def is_blank(line: bytes) -> bool:
 
 def is_array(line: bytes) -> bool:
     """Return True if a line is exactly one array."""
-    at = _begin(line)
+    begin = _begin(line)
     try:
-        return _token(line, at).sign == "[" and is_blank(line[_value_end(line, at) :])
+        return _token(line, begin).sign == "[" and is_blank(line[_value_end(line, begin) :])
     except ValueError:
         return False
 
@@ -77,19 +77,19 @@ def members(text: bytes) -> dict[str, bytes]:
     token = _token(text, _begin(text))
     if token.sign != "{":
         raise ValueError("not an object")
-    found: dict[str, bytes] = {}
-    at = token.end
-    token = _token(text, at)
+    values: dict[str, bytes] = {}
+    position = token.end
+    token = _token(text, position)
     while token.sign != "}":
-        name, at = _key(text, at)
-        begin, end = _token(text, at).begin, _value_end(text, at)
-        found[name] = text[begin:end]
+        name, position = _key(text, position)
+        begin, end = _token(text, position).begin, _value_end(text, position)
+        values[name] = text[begin:end]
         token = _token(text, end)
-        at = token.end
+        position = token.end
         if token.sign not in ",}":
             raise _unexpected(text, token.begin)
     text[: token.end].decode()
-    return found
+    return values
 
 
 def items(text: bytes) -> list[bytes]:
@@ -97,17 +97,17 @@ def items(text: bytes) -> list[bytes]:
     token = _token(text, 0)
     if token.sign != "[":
         raise ValueError("not an array")
-    found: list[bytes] = []
-    at = token.end
-    token = _token(text, at)
+    values: list[bytes] = []
+    position = token.end
+    token = _token(text, position)
     while token.sign != "]":
-        begin, end = _token(text, at).begin, _value_end(text, at)
-        found.append(text[begin:end])
+        begin, end = _token(text, position).begin, _value_end(text, position)
+        values.append(text[begin:end])
         token = _token(text, end)
-        at = token.end
+        position = token.end
         if token.sign not in ",]":
             raise _unexpected(text, token.begin)
-    return found
+    return values
 
 
 def string(text: bytes) -> str:
@@ -138,15 +138,15 @@ def _repaired(text: bytes, kinds_only: bool) -> bytes:
 
 
 def find_string(line: bytes, path: Sequence[str]) -> str | None:
-    """Return the string at a path of names in a line, which need not be JSON; None without one.
+    """Return the string at a path of names in a line; None without one.
 
-    Read the line as far as possible.
+    The line need not be JSON: read it as far as possible.
     """
     raw: bytes | None = None
-    wanted = list(path)
+    wanted_path = list(path)
     names: list[str | None] = []
     """The last name in each open object and list, the outermost first."""
-    named = False
+    is_value_next = False
     for match in _LOOSE_TOKEN.finditer(line):
         if match["blanks"]:
             continue
@@ -155,7 +155,7 @@ def find_string(line: bytes, path: Sequence[str]) -> str | None:
         token, sign = match[0], match[0][:1]
         if sign in (b"{", b"["):
             names.append(None)
-            named = False
+            is_value_next = False
         elif sign in (b"}", b"]"):
             if len(names) <= 1:
                 break
@@ -163,11 +163,11 @@ def find_string(line: bytes, path: Sequence[str]) -> str | None:
         elif not names:
             continue  # Text before the object.
         elif sign == b":":
-            named = True
-        elif named:
-            if sign in (b'"', b"'") and names == wanted:
+            is_value_next = True
+        elif is_value_next:
+            if sign in (b'"', b"'") and names == wanted_path:
                 raw = token
-            named = False
+            is_value_next = False
         elif sign in (b'"', b"'"):
             names[-1] = token[1:-1].decode("utf-8", "replace")
     return None if raw is None else raw[1:-1].decode("utf-8", "replace")
@@ -236,19 +236,20 @@ def _unescaped(text: bytes) -> str:
     """Return the characters of a string in quotes, including halves of surrogate pairs."""
 
     def meant(match: re.Match[str]) -> str:
-        escaped = match[1]
-        return chr(int(escaped[1:], 16)) if len(escaped) > 1 else _MEANT.get(escaped, escaped)
+        code = match[1]
+        return chr(int(code[1:], 16)) if len(code) > 1 else _MEANT.get(code, code)
 
-    found = _ESCAPED.sub(meant, text[1:-1].decode())
+    characters = _ESCAPED.sub(meant, text[1:-1].decode())
     # Two escapes that are a surrogate pair become one character.
-    return found.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+    return characters.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
 def _strict_token(token: bytes, kinds_only: bool) -> bytes:
+    """Return a token as strict JSON. With ``kinds_only``, a number that JSON does not have becomes 0.5."""
     if token in NOT_FINITE:
         return b"0.5" if kinds_only else _SPELT[NOT_FINITE[token]]
     if token[:1] not in b"\"'":
         return token
-    found = string(token) if kinds_only else _unescaped(token)
-    found.encode()  # Raise for halves of surrogate pairs.
-    return msgspec.json.encode(found)
+    characters = string(token) if kinds_only else _unescaped(token)
+    characters.encode()  # Raise for halves of surrogate pairs.
+    return msgspec.json.encode(characters)

@@ -12,13 +12,13 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 def warn_of_loss(snapshot: Snapshot, warned: set[tuple[JournalName, Offset]] | None = None) -> None:
-    """Log a warning for each range of lost bytes whose end is not in ``warned``. Add its end there."""
+    """Log a warning for each range of lost bytes whose end is not in ``warned``. Add the end there."""
     known = set() if warned is None else warned
     for journal in snapshot.journals:
-        for one in journal.missed:
-            if (journal.journal, one.end) not in known:
-                known.add((journal.journal, one.end))
-                _warn(journal.journal, one)
+        for lost in journal.missed:
+            if (journal.journal, lost.end) not in known:
+                known.add((journal.journal, lost.end))
+                _warn(journal.journal, lost)
 
 
 def _warn(journal: JournalName, lost: LostBytes) -> None:

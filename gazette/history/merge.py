@@ -1,7 +1,7 @@
 """Folds the summaries of runs, in the order of each journal. Pure and fast.
 
-The fold passes the states of producers on from run to run. In reverse, it gives each run the fates of the
-messages that were pending at its end.
+The fold carries the states of producers from each run to the next. When a run decides the fate of pending
+messages, the fold notes it in the earlier runs that have them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gazette.protocol.ids import JournalName, Offset
 
 Resolve = Callable[[Run, int, int], Offset]
 """Function from a run, a producer and a clock to the offset of the producer's first pending message
-above the clock. It reads the run again: see `summary.first_beyond`."""
+above the clock. The function reads the run again: see `summary.first_beyond`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class CommittedRun:
 
     run: Run
     known: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By producer in earlier runs: its clocks ``acked`` and ``newest`` before this run."""
+    """By producer of this run that is known before it: the clocks ``acked`` and ``newest`` before it."""
     fates: dict[int, int] = field(default_factory=dict)
-    """By producer with pending messages at its end: the clock up to which they committed later."""
+    """By producer with messages that are pending at the end: the clock up to which they committed later."""
     clock_min: int = 0
     """Least clock of the run's messages; zero if some messages have no clock."""
     clock_max: int = 0
@@ -62,11 +62,11 @@ class FoldedSnapshot:
     @property
     def open(self) -> dict[JournalName, tuple[ProducerId, ...]]:
         """By journal: the producers with pending messages at its end."""
-        found = {
+        pending = {
             journal: tuple(p for p, state in source.producers.items() if state.begin is not None)
             for journal, source in self.sources.items()
         }
-        return {journal: producers for journal, producers in found.items() if producers}
+        return {journal: producers for journal, producers in pending.items() if producers}
 
     def checkpoint(self, prune_horizon_ns: int = 0) -> Checkpoint:
         """Return the sources as a checkpoint, without ACK intents.
@@ -74,12 +74,12 @@ class FoldedSnapshot:
         Leave out producers that were silent for ``prune_horizon_ns`` (0: keep all). As in
         `Sequencer.checkpoint`, their age is relative to the newest acknowledgement of their journal.
         """
-        span = clock_span(prune_horizon_ns)
+        horizon = clock_span(prune_horizon_ns)
         sources = dict(self.sources)
-        for journal, source in self.sources.items() if span else ():
+        for journal, source in self.sources.items() if horizon else ():
             if not source.producers:
                 continue
-            bound = max(state.last_ack for state in source.producers.values()) - span
+            bound = max(state.last_ack for state in source.producers.values()) - horizon
             newest = self.newest[journal]
             kept = {p: state for p, state in source.producers.items() if newest[p] >= bound}
             sources[journal] = SourceCheckpoint(source.read_through, kept)
@@ -87,7 +87,7 @@ class FoldedSnapshot:
 
 
 _Part = tuple[CommittedRun, Summary]
-"""A run and its summary. The fold fills in the run's clocks and fates."""
+"""A run and its summary. The fold fills in ``known`` and ``fates`` of the run."""
 
 
 def fold(
@@ -106,14 +106,14 @@ def fold(
         committed = CommittedRun(run, {}, {}, *clocks, empty=not summary.rows)
         parts[run.journal].append((committed, summary))
     folds = [_JournalFold(journal, resolve) for journal in snapshot.journals]
-    sources = {one.journal: one.fold(parts[one.journal]) for one in folds}
+    sources = {fold_.journal: fold_.fold(parts[fold_.journal]) for fold_ in folds}
     return FoldedSnapshot(
         snapshot,
-        tuple(committed for found in parts.values() for committed, _ in found),
+        tuple(committed for of_journal in parts.values() for committed, _ in of_journal),
         sources,
-        {one.journal: one.newest for one in folds},
+        {fold_.journal: fold_.newest for fold_ in folds},
         sum(summary.rows for summary in summaries),
-        {one.journal: frozenset(one.replays) for one in folds if one.replays},
+        {fold_.journal: frozenset(fold_.replays) for fold_ in folds if fold_.replays},
     )
 
 
@@ -122,7 +122,7 @@ def fold_snapshot(
 ) -> FoldedSnapshot:
     """Do the whole first pass. Raise what ``summarise``, `whole_runs` and `fold` raise.
 
-    Summarise some runs twice if messages of before the snapshot commit in it, or if a message
+    Summarise some runs twice if messages from before the snapshot commit in it, or if a message
     continues from one run to the next.
     """
     while True:
@@ -147,26 +147,26 @@ class _JournalFold:
         self._waiting: dict[int, list[CommittedRun]] = {}
         """By producer: the runs with its pending messages."""
         self._lost: dict[int, Offset] = {}
-        """By producer: the offset of its messages that are pending at the begin, until they are seen."""
+        """By replayed producer: the offset of its first message pending at the begin, until it is seen."""
         self._unread: set[int] = set()
-        """Producers with messages that are pending at the begin and are not replayed."""
+        """Producers with messages that are pending at the begin, are not replayed, and have no fate yet."""
         pending = journal.pending
         for producer, state in journal.producers.items():
             number = int.from_bytes(producer, "big")
             self._states[number] = State(state.last_ack, state.last_ack, state.begin)
             if producer in journal.replays:
-                at = pending[producer]
-                # If lost bytes are skipped, the rest of the transaction counts.
-                if not any(one.begin <= at < one.end for one in journal.lost):
-                    self._lost[number] = at
+                offset = pending[producer]
+                # If lost bytes with that message are skipped, the rest of the transaction counts.
+                if not any(lost.begin <= offset < lost.end for lost in journal.lost):
+                    self._lost[number] = offset
             elif producer in pending:
                 self._unread.add(number)
 
     def fold(self, parts: Sequence[_Part]) -> SourceCheckpoint:
         end = self._begin
-        for run, whole in parts:
-            end = max(end, whole.end)
-            for producer, summary in whole.producers.items():
+        for run, run_summary in parts:
+            end = max(end, run_summary.end)
+            for producer, summary in run_summary.producers.items():
                 self._step(run, producer, summary)
         return SourceCheckpoint(
             end,
@@ -184,6 +184,7 @@ class _JournalFold:
         }
 
     def _step(self, run: CommittedRun, producer: int, summary: ProducerSummary) -> None:
+        """Move the state of a producer over one run, and note the fate of its earlier pending messages."""
         before = self._states.get(producer)
         if before is None:
             clock = summary.first_clock - 1

@@ -1,4 +1,4 @@
-"""Metadata of messages as columns: journal, offset and UUID. Needs pyarrow. Pure."""
+"""Columns of the metadata of messages: journal, offset and UUID. Needs pyarrow. Pure."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ META: Final[dict[str, pa.DataType]] = {
 
 _HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
 _TEXT_CHARS: Final = 36
-_DIGITS: Final = np.array([at for at in range(_TEXT_CHARS) if at not in (8, 13, 18, 23)])
+_DIGITS: Final = np.array([index for index in range(_TEXT_CHARS) if index not in (8, 13, 18, 23)])
 _UNIX_EPOCH: Final = clock_at(0)
 
 
 def meta_array(key: str, journal: JournalName, columns: Columns, rows: Any) -> pa.Array:
-    """Return a column of `META` for some rows of a journal's messages. Raise `Invalid` for another key."""
+    """Return a column of `META` for some rows of a journal's messages. Raise `Invalid` for an unknown key."""
     count = len(rows)
     match key:
         case "journal":

@@ -1,9 +1,9 @@
-"""Both passes over a run in one reading, for rows that are combined. Needs pyarrow.
+"""Does both passes over a run in one reading, for rows that are combined. Needs pyarrow.
 
 Which messages of a run have committed depends on other runs. But a run seldom repeats messages of an
-earlier one. So `read_once` assumes that it repeats none, and keeps rows that are pending at its end apart.
-When all summaries are folded, `select_parts` returns which rows count, and which runs must be read again.
-Combined rows are few, so they can be kept until then.
+earlier run. So `read_once` assumes that it repeats none. Rows that are pending at the end of the run are kept
+apart. When all summaries are folded, `select_parts` returns which rows count, and which runs must be read
+again. Combined rows are few, so they can be kept until then.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gazette.message.framing.frames import MalformedMessage
 LOGGER: Final = logging.getLogger(__name__)
 
 COMMITTED: Final = -1
-"""Number of the part with the rows that committed within the run. Other parts have a producer's number."""
+"""Number of the part with the rows that committed within the run. The others have a producer's number."""
 _PENDING_MAX: Final = 64
 """Most producers whose pending rows are kept apart. With more, the run is read again."""
 
@@ -55,14 +55,14 @@ def read_once(
 ) -> Generator[Part, None, OnePass]:
     """Yield the rows of a run, as if it repeated no messages of earlier runs. Return its summary.
 
-    If the result says that the run must be read again, ignore the rows. This is so too if a message is
-    malformed or does not fit, or if ``combine`` raises: the message may continue one of the run before,
-    or never commit. The second reading decides that. Raise what `summarise_run` raises.
+    If the result says that the run must be read again, ignore the rows. It says so, too, if a message is
+    malformed or does not fit, or if ``combine`` raises. Such a message may never commit, or may be the end of
+    a message of the run before: the second reading shows this. Raise what `summarise_run` raises.
     """
-    found = None
+    result = None
     if run.pieces[0].begin >= run.begin:
         try:
-            found = yield from _read(access, run, format, partial(_guarded, combine))
+            result = yield from _read(access, run, format, partial(_guarded, combine))
         except (MalformedMessage, Unfit):
             pass  # The second reading raises it again if the message commits.
         except _NotCombined as error:
@@ -71,7 +71,7 @@ def read_once(
                 "offset %(begin)s on are read again",
                 {"error": error.__cause__, "journal": run.journal, "begin": run.pieces[0].begin},
             )
-    return OnePass(summarise_run(access, run), None) if found is None else found
+    return OnePass(summarise_run(access, run), None) if result is None else result
 
 
 def select_parts(
@@ -81,19 +81,19 @@ def select_parts(
 
     Also return the folded runs that must be read again.
     """
-    places = {run.number: at for at, (run, _) in enumerate(read)}
+    positions = {run.number: position for position, (run, _) in enumerate(read)}
     wanted: list[tuple[int, int]] = []
     again: list[CommittedRun] = []
     for committed in runs:
         parts = None
-        at = places.get(committed.run.number)
-        # If the fold has moved the run's begin or end, its rows are not those of `read`.
-        if at is not None and read[at][0] == committed.run:
-            parts = _parts_that_count(committed, read[at][1])
-        if at is None or parts is None:
+        position = positions.get(committed.run.number)
+        # The fold may have moved the begin or the end of the run: then the rows of `read` are others.
+        if position is not None and read[position][0] == committed.run:
+            parts = _parts_that_count(committed, read[position][1])
+        if position is None or parts is None:
             again.append(committed)
         else:
-            wanted += [(at, part) for part in parts]
+            wanted += [(position, part) for part in parts]
     return wanted, again
 
 
@@ -102,22 +102,22 @@ def _parts_that_count(run: CommittedRun, found: OnePass) -> set[int] | None:
     if found.pending is None:
         return None
     for producer, (_, newest) in run.known.items():
-        own = found.summary.producers.get(producer)
-        if own is None:
+        summary = found.summary.producers.get(producer)
+        if summary is None:
             continue
-        if own.first_clock <= newest:
-            return None
-        if own.outside is not None and own.pending == own.first_clock:
-            # A message outside of transactions may be new, although its clock is below the first one.
+        if summary.first_clock <= newest:
+            return None  # The run may repeat messages of earlier runs.
+        if summary.outside is not None and summary.pending == summary.first_clock:
+            # A message outside of transactions may be new, although its clock is below the first clock.
             return None
     parts = {COMMITTED}
-    for one in found.pending:
-        fate = run.fates.get(one.producer)
-        if fate is None or fate < one.first:
+    for pending in found.pending:
+        fate = run.fates.get(pending.producer)
+        if fate is None or fate < pending.first:
             continue
-        if fate < one.newest:
-            return None
-        parts.add(one.producer)
+        if fate < pending.newest:
+            return None  # Only some of the pending rows have committed.
+        parts.add(pending.producer)
     return parts
 
 
@@ -125,7 +125,7 @@ def _read(
     access: OpenAccess, run: Run, format: RowFormat, combine: Combine
 ) -> Generator[Part, None, OnePass | None]:
     rows = _Rows(run, format, combine)
-    assumed: CommitFilter[Batch] = CommitFilter(CommittedRun(run), acks=format.acks)
+    commit_filter: CommitFilter[Batch] = CommitFilter(CommittedRun(run), acks=format.acks)
     reading = read_and_summarise(access, run, rows.maker.scanned)
     while True:
         try:
@@ -133,15 +133,15 @@ def _read(
         except StopIteration as end:
             summary: Summary | None = end.value
             break
-        assumed.add(batch.columns, rows.maker.with_arrays(batch), split)
-        yield from rows.add(COMMITTED, assumed.ready())
-    pending = assumed.pending()
+        commit_filter.add(batch.columns, rows.maker.with_arrays(batch), split)
+        yield from rows.add(COMMITTED, commit_filter.ready())
+    pending = commit_filter.pending()
     if summary is None or len(pending) > _PENDING_MAX:
         return None
-    for one, masks in pending.items():
-        yield from rows.add(one.producer, iter(masks))
-    assumed.finish()
-    yield from rows.add(COMMITTED, assumed.ready())
+    for producer, masks in pending.items():
+        yield from rows.add(producer.producer, iter(masks))
+    commit_filter.finish()
+    yield from rows.add(COMMITTED, commit_filter.ready())
     yield from rows.finish()
     return OnePass(summary, tuple(pending))
 
@@ -172,8 +172,8 @@ class _Rows:
             combiner = self._combiners[part] = Combiner(self._combine, self._format.schema)
         for batch, mask in found:
             for rows in self.maker.rows(batch, mask) if mask.any() else ():
-                yield from (Part(part, made) for made in combiner.add(rows))
+                yield from (Part(part, combined) for combined in combiner.add(rows))
 
     def finish(self) -> Iterator[Part]:
         for part, combiner in self._combiners.items():
-            yield from (Part(part, made) for made in combiner.finish())
+            yield from (Part(part, combined) for combined in combiner.finish())

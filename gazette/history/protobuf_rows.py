@@ -1,4 +1,4 @@
-"""Protobuf messages as rows: the Arrow type of a class, and the values of its messages."""
+"""Converts protobuf messages to rows: the Arrow type of a class, and the values of its messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Value = Callable[[Any], Any]
 
 
 def protobuf_schema(message_type: Any) -> pa.Schema:
-    """Return the columns of a generated class. Raise `Invalid` for a class that contains itself."""
+    """Return the fields of a generated class as columns. Raise `Invalid` for a class that contains itself."""
     return pa.schema(_struct(message_type.DESCRIPTOR, 0))
 
 
@@ -69,9 +69,9 @@ def _row(descriptor: Descriptor, columns: Sequence[pa.Field]) -> Callable[[Any],
     for column in columns:
         field = descriptor.fields_by_name.get(column.name)
         if field is None:
-            known = ", ".join(one.name for one in descriptor.fields)
+            names = ", ".join(known_field.name for known_field in descriptor.fields)
             raise Invalid(
-                f"{descriptor.full_name} has no such field (its fields are {known})",
+                f"{descriptor.full_name} has no such field (its fields are {names})",
                 path=column.name,
             )
         values.append((column.name, _value(field, column.type)))
@@ -81,24 +81,24 @@ def _row(descriptor: Descriptor, columns: Sequence[pa.Field]) -> Callable[[Any],
 def _value(field: FieldDescriptor, kind: pa.DataType) -> Value:
     name = field.name
     if _is_map(field) and pa.types.is_map(kind):
-        one = _one(_message(field).fields_by_name["value"], kind.item_type)
-        return lambda message: [(key, one(value)) for key, value in getattr(message, name).items()]
+        read = _one(_message(field).fields_by_name["value"], kind.item_type)
+        return lambda message: [(key, read(value)) for key, value in getattr(message, name).items()]
     if field.is_repeated and pa.types.is_list(kind):
-        one = _one(field, kind.value_type)
-        return lambda message: [one(item) for item in getattr(message, name)]
+        read = _one(field, kind.value_type)
+        return lambda message: [read(item) for item in getattr(message, name)]
     if field.is_repeated:
         raise Invalid(f"the field is repeated and cannot be read as {kind}", path=name)
-    one = _one(field, kind)
+    read = _one(field, kind)
     if field.has_presence:
-        return lambda message: one(getattr(message, name)) if message.HasField(name) else None
-    return lambda message: one(getattr(message, name))
+        return lambda message: read(getattr(message, name)) if message.HasField(name) else None
+    return lambda message: read(getattr(message, name))
 
 
 def _one(field: FieldDescriptor, kind: pa.DataType) -> Value:
     if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
         if not pa.types.is_struct(kind):
             raise Invalid(f"the field is a message and cannot be read as {kind}", path=field.name)
-        return _row(_message(field), [kind.field(at) for at in range(kind.num_fields)])
+        return _row(_message(field), [kind.field(position) for position in range(kind.num_fields)])
     if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM and pa.types.is_string(kind):
         enum: Any = field.enum_type
         names = {number: value.name for number, value in enum.values_by_number.items()}
@@ -107,9 +107,9 @@ def _one(field: FieldDescriptor, kind: pa.DataType) -> Value:
 
 
 def _message(field: FieldDescriptor) -> Descriptor:
-    found = field.message_type
-    assert found is not None, "the caller checks for a message type first"
-    return found
+    descriptor = field.message_type
+    assert descriptor is not None, "the caller checks for a message type first"
+    return descriptor
 
 
 def _is_map(field: FieldDescriptor) -> bool:

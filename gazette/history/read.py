@@ -1,4 +1,4 @@
-"""Readers of runs: their messages as columns, and committed messages as envelopes."""
+"""Reads runs: all messages as columns, and committed messages as envelopes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Batch(NamedTuple):
     """Empty if ``arrays`` has all fields of all messages."""
     base: Offset
     fields: FoundFields | None = None
-    """The wanted fields, if the pass that read the messages found them."""
+    """The wanted fields, if the pass over the messages has found them."""
     arrays: ArrowColumns | None = None
     """The wanted fields as arrays, instead of ``fields``."""
 
@@ -77,10 +77,10 @@ class RunReader:
         return self._decoder.clean
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the messages that begin in the run. Leave out an incomplete one at its end.
+        """Yield the messages that begin in the run. Leave out an incomplete message at its end.
 
         Raise what `OpenAccess.chunks` raises, and `MalformedMessage`. Raise ``Corrupt`` if ``run.sure``
-        says that it begins with a message, and the bytes before show that it does not.
+        says that the run begins with a message, and the bytes before show that it does not.
         """
         run = self._run
         yield from self._decoded(self._placed_chunks())
@@ -97,21 +97,22 @@ class RunReader:
         self.rest = b""
 
     def _placed_chunks(self) -> Iterator[tuple[Offset, bytes]]:
-        """Yield the bytes of the run, after a check that a message begins there."""
+        """Yield the bytes of the run, after a check that a message begins with the first byte."""
         run, first = self._run, self._run.pieces[0]
         pieces = run.pieces
-        checked = run.sure and first.start is not None
-        if checked and run.shape.content_type in _LINES:
+        must_check = run.sure and first.start is not None
+        if must_check and run.shape.content_type in _LINES:
+            # The byte before must be a newline.
             pieces = (replace(first, begin=first.begin - 1), *pieces[1:])
         chunks = self._access.chunks(run.journal, pieces)
         for offset, data in chunks:
             if offset < first.begin:
-                checked, inside = False, data[:1] != b"\n"
+                must_check, is_inside = False, data[:1] != b"\n"
                 offset, data = offset + 1, data[1:]
             else:
-                inside = checked and self._is_inside_frame(first, data)
-                checked = False
-            if inside:
+                is_inside = must_check and self._is_inside_frame(first, data)
+                must_check = False
+            if is_inside:
                 raise Corrupt(
                     "no message begins at the offset where reading begins: it is inside another one",
                     hint=PLACE_HINT,
@@ -122,10 +123,10 @@ class RunReader:
 
     def _is_inside_frame(self, piece: Piece, data: bytes) -> bool:
         """Return True if the bytes before a piece of fixed frames end inside a frame."""
-        fixed = self._run.shape.content_type == CONTENT_PROTO_FIXED
-        if not fixed or data.startswith(FIXED_MAGIC[: len(data)]) or piece.start is None:
+        has_fixed_frames = self._run.shape.content_type == CONTENT_PROTO_FIXED
+        if not has_fixed_frames or data.startswith(FIXED_MAGIC[: len(data)]) or piece.start is None:
             return False
-        # A malformed message may begin exactly here: then a frame ends before it.
+        # The bytes here may be a malformed message. So read the frames before: does one end exactly here?
         before = Piece(piece.start, piece.begin, piece.fragment)
         shape = replace(self._run.shape, malformed="skip")
         run = replace(self._run, shape=shape, pieces=(before,), sure=False, beyond=())
@@ -137,37 +138,37 @@ class RunReader:
     def _decoded(
         self, chunks: Iterator[tuple[Offset, bytes]], past: Offset | None = None
     ) -> Iterator[Batch]:
-        """Yield the messages of the rest so far and of chunks. End once ``past`` is decoded.
+        """Yield the messages of ``self.rest`` and of chunks. End once offset ``past`` is decoded.
 
-        Decode an incomplete frame again only when twice as many of its bytes are there. Otherwise
+        Decode an incomplete frame again only when twice as many bytes of the frame are there. Otherwise
         the time for a long frame would grow with the square of its length.
         """
-        held, size = [self.rest], len(self.rest)
-        enough = 2 * size
+        blocks, size = [self.rest], len(self.rest)
+        decode_at = 2 * size
         for offset, data in chunks:
             if offset != self.reached + size:
-                yield from self._decode(held)
+                yield from self._decode(blocks)
                 self._cut(offset)
-                held, size, enough = [], 0, 0
+                blocks, size, decode_at = [], 0, 0
             if self._digest is not None:
                 self._digest.update(data)
-            held.append(data)
+            blocks.append(data)
             size += len(data)
-            if size >= enough:
-                yield from self._decode(held)
+            if size >= decode_at:
+                yield from self._decode(blocks)
                 if past is not None and self.reached >= past:
                     return
-                held, size = [self.rest], len(self.rest)
-                enough = min(2 * size, FRAME_BYTES_MAX)
-        if len(held) > 1:
-            yield from self._decode(held)
+                blocks, size = [self.rest], len(self.rest)
+                decode_at = min(2 * size, FRAME_BYTES_MAX)
+        if len(blocks) > 1:
+            yield from self._decode(blocks)
 
     def _decode(self, held: Sequence[bytes]) -> Iterator[Batch]:
         buffer, base = b"".join(held), self.reached
-        columns, consumed, found = self._decoder.decode(buffer, base)
+        columns, consumed, fields = self._decoder.decode(buffer, base)
         self.rest, self.reached = buffer[consumed:], base + consumed
         if len(columns):
-            yield Batch(columns, buffer, base, found if self._fields else None)
+            yield Batch(columns, buffer, base, fields if self._fields else None)
         if len(self.rest) > FRAME_BYTES_MAX:
             raise self._malformed("message is too long", self.rest[:1024])
 
@@ -221,33 +222,32 @@ def read_columns(access: OpenAccess, run: Run, fields: Sequence[Field] = ()) -> 
 def committed(
     runs: Sequence[CommittedRun], batches: Iterable[Batch], *, acks: bool = False
 ) -> Iterator[tuple[Batch, Mask]]:
-    """Yield a mask of the committed messages of each batch. Leave out batches without one.
+    """Yield each batch with a mask of its committed messages. Leave out batches without such a message.
 
-    ``batches`` have the messages of ``runs``: each run begins where the one before ends. Split a batch
-    there.
+    ``batches`` have the messages of ``runs``. Each run begins where the run before ends. Split a batch there.
     """
-    ahead = deque(runs)
-    passes: CommitFilter[Batch] = CommitFilter(ahead[0], acks=acks)
+    runs_ahead = deque(runs)
+    commit_filter: CommitFilter[Batch] = CommitFilter(runs_ahead[0], acks=acks)
     for batch in batches:
-        while len(ahead) > 1 and batch.columns.begins[-1] >= ahead[0].run.end:
-            count = int(np.searchsorted(batch.columns.begins, ahead[0].run.end))
+        while len(runs_ahead) > 1 and batch.columns.begins[-1] >= runs_ahead[0].run.end:
+            count = int(np.searchsorted(batch.columns.begins, runs_ahead[0].run.end))
             if count:
                 before = batch.part(0, count)
-                passes.add(before.columns, before)
+                commit_filter.add(before.columns, before)
                 batch = batch.part(count, len(batch.columns))
             # The fold has computed the fates of all messages that are pending here.
-            passes.finish()
-            yield from _with_any(passes)
-            ahead.popleft()
-            passes = CommitFilter(ahead[0], acks=acks)
-        passes.add(batch.columns, batch)
-        yield from _with_any(passes)
-    passes.finish()
-    yield from _with_any(passes)
+            commit_filter.finish()
+            yield from _with_any(commit_filter)
+            runs_ahead.popleft()
+            commit_filter = CommitFilter(runs_ahead[0], acks=acks)
+        commit_filter.add(batch.columns, batch)
+        yield from _with_any(commit_filter)
+    commit_filter.finish()
+    yield from _with_any(commit_filter)
 
 
 def _with_any(passes: CommitFilter[Batch]) -> Iterator[tuple[Batch, Mask]]:
-    return (found for found in passes.ready() if found[1].any())
+    return (batch_and_mask for batch_and_mask in passes.ready() if batch_and_mask[1].any())
 
 
 def read_envelopes(
@@ -262,8 +262,8 @@ def read_envelopes(
     # The UUIDs are known already, and the type may have no field for them.
     framing = framing_of(run.run.shape.content_type, message_type, place=None)
     journal, skips = run.run.journal, run.run.shape.malformed == "skip"
-    for batch, passed in committed((run,), read_columns(access, run.run)):
-        rows = np.flatnonzero(passed)
+    for batch, mask in committed((run,), read_columns(access, run.run)):
+        rows = np.flatnonzero(mask)
         messages = _decoded(framing, batch, rows)
         if messages is None:
             rows, messages = _decoded_each(framing, batch, rows, journal, skips=skips)
@@ -280,7 +280,7 @@ def read_envelopes(
 
 
 def _usable(envelopes: list[Envelope[Any]], *, skips: bool) -> Iterator[Envelope[Any]]:
-    """Yield the messages that have their declared time. Raise `UnusableTime` for others, or skip them."""
+    """Yield the messages that have their declared time. Raise `UnusableTime` for others, or skip these."""
     for envelope in envelopes:
         error = envelope.unusable if isinstance(envelope, TimedEnvelope) else None
         if error is None:
@@ -290,9 +290,10 @@ def _usable(envelopes: list[Envelope[Any]], *, skips: bool) -> Iterator[Envelope
 
 
 def _decoded(framing: Framing[Any], batch: Batch, rows: Array64) -> list[Any] | None:
-    """Decode the messages of some rows together. Return None if one is malformed: the caller finds it."""
+    """Decode the messages of some rows together. Return None if one of them is malformed."""
     begins = batch.columns.begins[rows] - batch.base
     ends = batch.columns.ends[rows] - batch.base
+    # Join the bytes of adjacent messages: there are fewer spans than messages to copy.
     cuts = np.flatnonzero(begins[1:] != ends[:-1]) + 1
     firsts = begins[np.concatenate(([0], cuts))].tolist()
     lasts = ends[np.concatenate((cuts - 1, [len(rows) - 1]))].tolist()
@@ -302,8 +303,8 @@ def _decoded(framing: Framing[Any], batch: Batch, rows: Array64) -> list[Any] | 
         frames = framing.decode(content, 0)
     except MalformedMessage:
         return None
-    whole = frames.consumed == len(content) and len(frames) == len(rows)
-    return frames.messages if whole else None
+    is_complete = frames.consumed == len(content) and len(frames) == len(rows)
+    return frames.messages if is_complete else None
 
 
 def _decoded_each(

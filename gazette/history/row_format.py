@@ -1,4 +1,4 @@
-"""The columns and bounds of rows made from messages: `RowFormat`. Needs pyarrow. Pure."""
+"""The columns of rows that are made from messages, and their bounds: `RowFormat`. Needs pyarrow. Pure."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Value = Literal["json", "csv", "protobuf", "text", "binary"]
 class RowFormat:
     """Columns and bounds of rows.
 
-    ``schema`` has all columns in order. ``meta`` maps some of them to keys of `META`. The others
-    are fields of the message; for ``text`` and ``binary``, one column has the whole message.
-    The messages have clocks from ``clock_begin`` up to, but without, ``clock_end``.
+    ``schema`` has all columns in order. ``meta`` maps columns of metadata to keys of `META`. The others are
+    fields of the message; for ``text`` and ``binary``, one column has the whole message.
+    Messages with clocks in ``[clock_begin, clock_end)`` become rows.
     """
 
     value: Value
@@ -42,14 +42,14 @@ class RowFormat:
 
     @classmethod
     def of(cls, value: str, schema: pa.Schema, prefix: str, **more: Any) -> RowFormat:
-        """Return a format. ``prefix`` is that of metadata columns; ``more`` are further fields."""
+        """Return a format. ``prefix`` is the prefix of metadata columns; ``more`` are further fields."""
         meta = tuple((f"{prefix}{key}", key) for key in META if f"{prefix}{key}" in schema.names)
         return cls(cast(Value, value), schema, meta, **more)
 
     @property
     def fields(self) -> pa.Schema:
         """Columns that are fields of messages."""
-        # `corrupt` is empty without such a column. Do not confuse this with a field without a name.
+        # Without such a column, `corrupt` is empty. Do not leave out a field whose name is empty.
         names = {*dict(self.meta), *([self.corrupt] if self.corrupt else [])}
         return pa.schema([field for field in self.schema if field.name not in names])
 
@@ -74,7 +74,7 @@ class RowFormat:
                 raise Invalid(f"value={self.value} needs exactly one column of type {want}")
 
     def selects(self, run: CommittedRun | Run) -> bool:
-        """Return True if a run may have rows within the bounds."""
+        """Return True if a run may have rows within the bounds. Only a `CommittedRun` shows its clocks."""
         if isinstance(run, Run):
             return True
         if run.empty or (self.clock_begin and run.clock_max < self.clock_begin):

@@ -1,4 +1,4 @@
-"""Messages of runs as rows: Arrow record batches of fields and metadata. Needs pyarrow.
+"""Makes rows of the messages of runs: Arrow record batches of fields and metadata. Needs pyarrow.
 
 For JSON, one pass finds fields together with the UUIDs (`field_arrays`). Messages that this pass declines
 are read one by one by the specification (`json_values`).
@@ -46,7 +46,7 @@ class Unfit(Corrupt):
 def read_rows(
     access: OpenAccess, run: CommittedRun | Run, format: RowFormat
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a run, by offset: committed ones of a `CommittedRun`, all rows of a `Run`.
+    """Yield the rows of a run, by offset: the committed rows of a `CommittedRun`, all rows of a `Run`.
 
     Raise what `read_columns` raises, including `MalformedMessage`, and `Unfit`.
     """
@@ -54,11 +54,11 @@ def read_rows(
         yield from read_parts(access, run.run, (run,), format)
         return
     maker = RowMaker(run, format)
-    for found in maker.batches(access):
-        every = found.columns.begins >= run.begin
+    for batch in maker.batches(access):
+        wanted = batch.columns.begins >= run.begin
         if not format.acks:
-            every &= found.columns.uuids.flags != ACK_TXN
-        yield from maker.rows(found, every)
+            wanted &= batch.columns.uuids.flags != ACK_TXN
+        yield from maker.rows(batch, wanted)
 
 
 def read_parts(
@@ -66,12 +66,12 @@ def read_parts(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the committed rows of a run that was folded in parts, by offset. Raise as `read_rows` does."""
     maker = RowMaker(run, format)
-    for found, mask in committed(parts, maker.batches(access), acks=format.acks):
-        yield from maker.rows(found, mask)
+    for batch, mask in committed(parts, maker.batches(access), acks=format.acks):
+        yield from maker.rows(batch, mask)
 
 
 class _Parsed(NamedTuple):
-    """Messages as arrays: their rows in the batch, their fields, and the texts of those that do not fit."""
+    """Messages as arrays: their rows in the batch, their fields, and the whole texts of misfits."""
 
     rows: Any
     fields: list[pa.Array]
@@ -87,7 +87,7 @@ _ROW_ERRORS: Final = (
     DecodeError,
     pa.ArrowException,
 )
-"""Errors of reading a message that does not fit its columns."""
+"""Errors that a message raises if it does not fit its columns."""
 
 
 class RowMaker:
@@ -116,7 +116,7 @@ class RowMaker:
         if batch.fields is None:
             return batch
         arrays = self._builder.arrays(batch.fields)
-        # Batches wait for acknowledgements: keep their bytes only if something is not parsed yet.
+        # A batch may wait long for an acknowledgement: keep its bytes only if they are still to be parsed.
         is_parsed = arrays.rest is None and not self._has_foreign_uuids(batch.columns)
         buffer = b"" if is_parsed else batch.buffer
         return batch._replace(buffer=buffer, fields=None, arrays=arrays)
@@ -151,8 +151,8 @@ class RowMaker:
         fields, rest = found.arrays
         mask = wanted if rest is None else wanted & ~rest
         if not mask.all():
-            selected = pa.array(mask)
-            fields = [array.filter(selected) for array in fields]
+            arrow_mask = pa.array(mask)
+            fields = [array.filter(arrow_mask) for array in fields]
         parsed = _Parsed(np.flatnonzero(mask), fields)
         if rest is None or not (wanted & rest).any():
             return parsed
@@ -171,7 +171,7 @@ class RowMaker:
         return "uuid" in self._meta.values() and FOREIGN_UUID in columns.uuids.flags
 
     def _with_foreign_uuids(self, array: pa.Array, found: Batch, rows: Any) -> pa.Array:
-        """Return the column of UUIDs. UUIDs of other software have the text of the message."""
+        """Return the column of UUIDs. For UUIDs of other software, take the text in the message."""
         foreign = found.columns.uuids.flags[rows] == FOREIGN_UUID
         if not foreign.any():
             return array
@@ -227,10 +227,10 @@ class RowMaker:
         """Read messages one by one by the specification."""
         types = [field.type for field in self.fields]
         kept = self._kept(batch, wanted, self._read_json)
-        places, values, corrupt = zip(*kept, strict=True) if kept else ((), (), ())
+        rows, values, corrupt = zip(*kept, strict=True) if kept else ((), (), ())
         columns = zip(*values, strict=True) if values else [()] * len(types)
         arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
-        return _Parsed(np.array(places, np.int64), arrays, pa.array(corrupt, pa.string()))
+        return _Parsed(np.array(rows, np.int64), arrays, pa.array(corrupt, pa.string()))
 
     def _kept(
         self, batch: Batch, wanted: Mask, read: Callable[[bytes], tuple[T, list[str]]]
@@ -272,13 +272,13 @@ class RowMaker:
     ) -> _Parsed:
         rows = np.flatnonzero(wanted).tolist()
         try:
-            found = [decode(self._frame(batch, row)) for row in rows]
+            dicts = [decode(self._frame(batch, row)) for row in rows]
             arrays = [
-                convert([one.get(field.name) for one in found], field.type) for field in self.fields
+                convert([row.get(field.name) for row in dicts], field.type) for field in self.fields
             ]
             return _Parsed(np.array(rows), arrays)
         except _ROW_ERRORS:
-            pass  # One message does not fit. The code below finds it.
+            pass  # At least one message does not fit: below, read each message separately.
 
         def read(frame: bytes) -> tuple[list[pa.Array], list[str]]:
             try:
@@ -298,9 +298,9 @@ class RowMaker:
         kept = self._kept(batch, wanted, read)
         if not kept:
             return _Parsed(np.array([], np.int64), [])
-        places, parts, corrupt = zip(*kept, strict=True)
+        kept_rows, parts, corrupt = zip(*kept, strict=True)
         arrays = [pa.concat_arrays(column) for column in zip(*parts, strict=True)]
-        return _Parsed(np.array(places, np.int64), arrays, pa.array(corrupt, pa.string()))
+        return _Parsed(np.array(kept_rows, np.int64), arrays, pa.array(corrupt, pa.string()))
 
 
 def _message(kind: Any, frame: bytes) -> Any:
@@ -319,7 +319,7 @@ def _batch(arrays: Sequence[pa.Array], schema: pa.Schema, count: int) -> pa.Reco
 
 
 def _merged(one: _Parsed, other: _Parsed) -> _Parsed:
-    """Return the messages of both, in their order."""
+    """Return the messages of both, in the order of their rows."""
     if not len(other.rows):
         return one
     rows = np.concatenate((one.rows, other.rows))
@@ -339,7 +339,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _strict(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return values of protobuf as an array. Convert texts to times, dates and numbers where needed."""
+    """Return values of protobuf as an array. Convert texts to times, dates and decimals where needed."""
     if _needs_cast(kind) and any(isinstance(value, str) for value in values):
         return pa.array(values, pa.string()).cast(kind)
     if pa.types.is_string(kind):

@@ -15,7 +15,7 @@ from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.journal_life import JournalLife
 
 RUN_BYTES: Final = 64 << 20
-"""Bytes of a journal that one task reads. A task holds at most about as much in memory."""
+"""Bytes of a journal that one task reads. A task holds at most about as many bytes in memory."""
 
 GAP_HINT: Final = "Read again later, end before the gap, or skip lost bytes."
 STORE_GAP_HINT: Final = (
@@ -49,7 +49,7 @@ class Piece:
 
 
 class Awaited(NamedTuple):
-    """Bytes of a journal that are not stored yet, although later ones are."""
+    """Bytes of a journal that are not stored yet, although later bytes are."""
 
     begin: Offset
     end: Offset
@@ -72,7 +72,7 @@ class JournalSnapshot:
 
     ``producers`` are the states of its producers at ``begin``, from a checkpoint with that offset;
     empty without a checkpoint. Messages that were pending at ``begin`` are read again only for the
-    producers of ``replays``: most messages that are pending for long never commit.
+    producers in ``replays``: most messages that are pending for long never commit.
     """
 
     journal: JournalName
@@ -80,7 +80,7 @@ class JournalSnapshot:
     begin: Offset
     end: Offset
     pieces: tuple[Piece, ...]
-    """Pieces in ascending order without overlap, from the first pending message on. A gap is lost bytes."""
+    """Pieces in ascending order without overlap, from the first pending message on. A gap has lost bytes."""
     producers: Mapping[ProducerId, ProducerState] = field(default_factory=dict)
     replays: frozenset[ProducerId] = frozenset()
     lost: tuple[LostBytes, ...] = ()
@@ -129,38 +129,38 @@ class JournalSnapshot:
         """``lost`` bytes from ``begin`` on. A snapshot that begins at offset 0 does not miss pruned bytes."""
         first = self.pieces[0].begin if self.pieces else self.end
         return tuple(
-            one._replace(begin=max(one.begin, self.begin))
-            for one in self.lost
-            if one.end > self.begin and (self.begin or one.is_confirmed or one.end > first)
+            lost._replace(begin=max(lost.begin, self.begin))
+            for lost in self.lost
+            if lost.end > self.begin and (self.begin or lost.is_confirmed or lost.end > first)
         )
 
     def runs(self, run_bytes: int, number: int) -> list[Run]:
         """Return runs of about ``run_bytes`` each. The first run has the number ``number``.
 
-        A run has the pieces that begin between two multiples of ``run_bytes``. So a run stays the same
-        if the journal is pruned before it, and its summary can be used again.
+        A run has the pieces that begin between two multiples of ``run_bytes``. So a run stays the same if
+        earlier bytes are pruned, and its summary can be used again.
         """
         since = self.since
         groups: list[list[Piece]] = []
-        window = -1
+        last_window = -1
         for piece in cover(self.pieces, min([self.begin, *since.values()]), self.end):
-            at = piece.begin // run_bytes
-            if at != window or len(groups[-1]) == RUN_PIECES:
+            window = piece.begin // run_bytes
+            if window != last_window or len(groups[-1]) == RUN_PIECES:
                 groups.append([])
-                window = at
+                last_window = window
             groups[-1].append(piece)
         return [
             Run(
                 journal=self.journal,
                 shape=self.shape,
-                number=number + at,
+                number=number + index,
                 pieces=tuple(group),
                 begin=self.begin,
                 since=since if group[0].begin < self.begin else {},
-                last=at == len(groups) - 1,
-                sure=at == 0 or groups[at - 1][-1].end < group[0].begin,
+                last=index == len(groups) - 1,
+                sure=index == 0 or groups[index - 1][-1].end < group[0].begin,
             )
-            for at, group in enumerate(groups)
+            for index, group in enumerate(groups)
         ]
 
 
@@ -176,13 +176,13 @@ class Run:
     begin: Offset
     """Offset from which messages count. The pieces may begin earlier."""
     since: Mapping[ProducerId, Offset] = field(default_factory=dict)
-    """By producer whose messages count from an earlier offset: that offset."""
+    """By producer whose messages count from an earlier offset on: that offset."""
     last: bool = True
-    """True for the last run of its journal. An incomplete message at its end is left out."""
+    """True for the last run of its journal. An incomplete message at the end of such a run is left out."""
     sure: bool = True
-    """True if its first byte begins a message. Otherwise it may continue one of the run before."""
+    """True if the first byte begins a message. Otherwise it may continue a message of the run before."""
     beyond: tuple[Piece, ...] = ()
-    """Pieces after the run, in which its last message ends: read it to its end."""
+    """Pieces after the run, if its last message ends there: read the message to its end."""
 
     @property
     def end(self) -> Offset:
@@ -228,16 +228,16 @@ class Snapshot:
 
 
 def cover(fragments: Iterable[Piece], begin: Offset, end: Offset) -> tuple[Piece, ...]:
-    """Cut pieces, sorted by begin and end, to the bytes that each adds to those before it.
+    """Cut pieces, sorted by begin and end, so that none overlaps the pieces before it.
 
     Leave out bytes before ``begin`` and after ``end``.
     """
     pieces: list[Piece] = []
-    at = begin
+    end_before = begin
     for piece in fragments:
-        low, high = max(at, piece.begin), min(end, piece.end)
+        low, high = max(end_before, piece.begin), min(end, piece.end)
         if low < high:
             start = piece.begin if piece.start is None and low > piece.begin else piece.start
             pieces.append(Piece(low, high, piece.fragment, start))
-            at = high
+            end_before = high
     return tuple(pieces)

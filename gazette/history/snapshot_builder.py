@@ -48,19 +48,18 @@ TIME_SLACK_S: Final = 60
 
 _LISTS_AT_ONCE: Final = 16
 _EARLIER: Final = 16
-"""Fragments before the wanted one from which a listing begins. Some may be stored late, joined, or
-in doubt."""
+"""A listing begins this many fragments early: some may be stored late, joined, or in doubt."""
 _WHOLE_S: Final = 600.0
 """Seconds after which a journal is listed from its begin again. New fragments in other directories
-(a path postfix) may sort before the known ones."""
+(a path postfix) may sort before the fragments that were listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Selected journals, and the bounds of each.
 
-    Journals are named, or match ``selector``, which needs brokers. Without brokers, ``stores`` are
-    searched for fragments. ``content_type`` takes precedence over the label of a journal.
+    ``journals`` names the journals. Or they match ``selector``, which needs brokers. Without brokers,
+    ``stores`` are searched for fragments. ``content_type`` takes precedence over the label of a journal.
     """
 
     journals: tuple[JournalName, ...] = ()
@@ -79,18 +78,18 @@ class Selection:
     sources: Mapping[JournalName, SourceCheckpoint] = field(default_factory=dict)
     """Checkpoint to resume from. It takes precedence over ``begin``."""
     lives: Mapping[JournalName, JournalLife] = field(default_factory=dict)
-    """Lives of journals to which the offsets belong. Another life raises ``Corrupt``."""
+    """Lives of journals to which the offsets belong. If a journal has another life, raise ``Corrupt``."""
     begin_time_s: float = 0
     """Unix time in seconds. Fragments stored earlier are left out: their messages are older."""
     lost: Lost = "settled"
     """Treatment of lost bytes. Skipped ranges are in `JournalSnapshot.lost`.
 
-    - ``settled`` skips bytes that will not come, as readers do, and raises ``NotYet`` if they may come.
-    - ``fail`` raises ``Corrupt``.
-    - ``skip`` skips them, even if they may come.
-    - ``wait`` skips bytes that will not come, and otherwise ends the snapshot before them.
+    - ``settled`` skips bytes that will not come, as readers do. It raises ``NotYet`` for others.
+    - ``fail`` raises ``Corrupt`` for bytes that will not come, and ``NotYet`` for others.
+    - ``skip`` skips missing bytes, even if they may still come.
+    - ``wait`` skips bytes that will not come, and ends the snapshot before others.
 
-    All of them skip bytes that an operator has confirmed as lost.
+    Each treatment skips bytes that an operator has confirmed as lost.
     """
 
     def validate(self) -> None:
@@ -111,9 +110,9 @@ class Selection:
 
 
 class FragmentPlaces:
-    """Begins of fragments in former listings: the next listings begin there. Not thread-safe.
+    """Begins of fragments in former listings: later listings begin near them. Not thread-safe.
 
-    Only a caller that lists repeatedly needs it.
+    Only a caller that takes snapshots repeatedly needs the places.
     """
 
     def __init__(self) -> None:
@@ -124,25 +123,25 @@ class FragmentPlaces:
     def begin_for(self, journal: JournalName, wanted: Offset, now_s: float) -> Offset:
         """Return the offset from which to list fragments, to find the bytes from ``wanted`` on.
 
-        Return zero if it is unknown, or if it is time for a whole listing, which finds fragments that
-        sort elsewhere.
+        Return zero if the offset is unknown. Return zero also if it is time to list the whole journal: this
+        finds fragments whose names sort elsewhere.
         """
         begins = self._begins.get(journal, [])
-        at = bisect_right(begins, wanted) - _EARLIER
-        if at <= 0 or now_s - self._listed_at[journal] > _WHOLE_S:
+        position = bisect_right(begins, wanted) - _EARLIER
+        if position <= 0 or now_s - self._listed_at[journal] > _WHOLE_S:
             return 0
-        return begins[at]
+        return begins[position]
 
     def add(
         self, journal: JournalName, begin: Offset, pieces: Sequence[Piece], now_s: float
     ) -> None:
         """Remember a listing that began at ``begin``."""
-        known = self._begins.get(journal, []) if begin else []
+        begins = self._begins.get(journal, []) if begin else []
         if not begin:
             self._listed_at[journal] = now_s
-        del known[bisect_left(known, begin) :]
-        known += [piece.begin for piece in pieces]
-        self._begins[journal] = known
+        del begins[bisect_left(begins, begin) :]
+        begins += [piece.begin for piece in pieces]
+        self._begins[journal] = begins
 
 
 def take_snapshot(
@@ -150,14 +149,14 @@ def take_snapshot(
 ) -> Snapshot:
     """Return a snapshot of the journals as of now. Blocks.
 
-    It ends at the last fragment or, with brokers, at the head: brokers serve bytes that are not stored
-    yet. With ``places``, a listing begins at the wanted offsets, if former listings have shown where
-    they are. If it then has a gap, list the whole journal.
+    The snapshot of a journal ends at the last fragment or, with brokers, at the head: brokers serve bytes
+    that are not stored yet. With ``places``, a listing begins near the wanted offset, if former listings
+    have shown its fragment. If the listing then has a gap, list the whole journal.
 
     ``selection.lost`` is the treatment of lost bytes. Bytes before the first fragment were pruned. Bytes
-    before a fragment that was stored more than six hours ago are lost too. Other missing bytes may be
-    in a fragment that its broker has not uploaded yet, unless an operator has confirmed their loss to
-    brokers. A snapshot that begins at offset 0 does not miss pruned bytes.
+    before a fragment that was stored more than six hours ago are lost too, and so are bytes whose loss an
+    operator has confirmed to brokers. Other missing bytes may be in a fragment that its broker has not
+    uploaded yet. A snapshot that begins at offset 0 does not miss pruned bytes.
 
     Raise `Invalid`. Raise ``NotFound`` for a missing journal. Raise ``NotYet`` for bytes that may still
     come. Raise ``Corrupt`` for lost bytes, for a journal that was created again, or if stores alone do
@@ -173,18 +172,18 @@ def require_stored(
     """Raise ``NotFound`` for a journal without any fragment in the listed stores.
 
     Its name may be mistyped: a store does not know journals, and lists nothing for a wrong name.
-    Journals of ``known`` existed before: all their fragments may have been pruned.
+    The journals of ``known`` had fragments before: all of these may have been pruned.
     """
-    for one in snapshot.journals if selection.stores else ():
-        until = selection.end.get(one.journal, selection.end_all)
-        is_known = one.awaited is not None or one.journal in known
-        if not one.end and until is None and not is_known:
+    for journal in snapshot.journals if selection.stores else ():
+        end = selection.end.get(journal.journal, selection.end_all)
+        is_known = journal.awaited is not None or journal.journal in known
+        if not journal.end and end is None and not is_known:
             raise NotFound(
                 "the stores have no fragment of the journal",
                 hint="Check the name of the journal and its stores (`gazctl journals list "
                 "--format yaml`). If nothing has been stored yet, read through a broker: it has "
                 "the rest.",
-                journal=one.journal,
+                journal=journal.journal,
                 stores=", ".join(selection.stores),
             )
 
@@ -215,8 +214,8 @@ async def _take(access: OpenAccess, selection: Selection, places: FragmentPlaces
                 begin = 0
                 continue
             pieces = [
-                Piece(one.begin, one.end, one if one.backing_store and one.mod_time else None)
-                for one in cover_set
+                Piece(part.begin, part.end, part if part.backing_store and part.mod_time else None)
+                for part in cover_set
             ]
             places.add(name, begin, pieces, now_s)
             async with limit:
@@ -227,11 +226,11 @@ async def _take(access: OpenAccess, selection: Selection, places: FragmentPlaces
 
     if client is None:
         specs = [_spec_of(name, selection) for name in selection.journals]
-        listed = [await one(spec) for spec in specs]
+        journals = [await one(spec) for spec in specs]
     else:
         specs = await journal_specs(access, selection.journals, selection.selector)
-        listed = list(await asyncio.gather(*map(one, specs)))
-    return Snapshot(tuple(sorted(listed, key=lambda journal: journal.journal)))
+        journals = list(await asyncio.gather(*map(one, specs)))
+    return Snapshot(tuple(sorted(journals, key=lambda journal: journal.journal)))
 
 
 def _wanted(selection: Selection, journal: JournalName) -> Offset:
@@ -239,12 +238,12 @@ def _wanted(selection: Selection, journal: JournalName) -> Offset:
     source = selection.sources.get(journal)
     if source is None:
         return selection.begin.get(journal, selection.begin_all)
-    pending = [one.begin for one in source.producers.values() if one.begin is not None]
+    pending = [state.begin for state in source.producers.values() if state.begin is not None]
     return min([source.read_through, *pending])
 
 
 def _reaches(fragments: CoverSet[Fragment], wanted: Offset, until: Offset) -> bool:
-    """Return True if there is no gap from ``wanted`` to the end, and the end is at ``until`` or later."""
+    """Return True if fragments have no gap from ``wanted`` to their end, and end at ``until`` or later."""
     if not len(fragments) or fragments.begin > wanted or fragments.end < until:
         return False
     return fragments.covers(wanted, fragments.end)
@@ -265,19 +264,19 @@ async def journal_specs(
 ) -> list[JournalSpec]:
     """Return the specifications of named journals, or of those that match. Call this on the loop.
 
-    Raise ``NotFound`` for a journal that does not exist, and if none matches.
+    Raise ``NotFound`` for a journal that does not exist, and if no journal matches.
     """
     client = await access.client()
     if selector is not None:
         async with access.answering():
-            found = await client.list_journals(selector)
-        if not found.journals:
+            listing = await client.list_journals(selector)
+        if not listing.journals:
             raise NotFound(
                 "no journal matches the selector",
                 hint="See `gazctl journals list`. A label's value must be equal, or a prefix of the name.",
                 selector=str(selector),
             )
-        return [listed.spec for listed in found.journals]
+        return [journal.spec for journal in listing.journals]
     specs = []
     for name in journals:
         async with access.answering():
@@ -288,7 +287,7 @@ async def journal_specs(
 async def _stored(stores: BlobStores, spec: JournalSpec, begin: Offset) -> list[Fragment]:
     """Return the fragments that stores list, from ``begin`` on.
 
-    Raise ``Corrupt`` for a fragment of which only brokers know if it is right.
+    Raise ``Corrupt`` if the stores have two versions of some bytes: only brokers know which one is right.
     """
     cover = await list_fragments(stores, spec, begin=begin)
     doubted = cover.doubted([aside.fragment for aside in cover.set_aside])
@@ -306,11 +305,11 @@ async def _stored(stores: BlobStores, spec: JournalSpec, begin: Offset) -> list[
 
 
 def _require_explained(cover: FragmentCover, spec: JournalSpec, begin: Offset) -> None:
-    """Raise ``Invalid`` if fragments of unknown names have offsets from ``begin`` on that others lack."""
+    """Raise ``Invalid`` if files with unknown names have offsets from ``begin`` on that no fragment has."""
     unexplained = [
-        one
-        for one in Unexplained.of(cover.unexplained).cover
-        if not cover.covers(max(one.begin, begin), one.end)
+        fragment
+        for fragment in Unexplained.of(cover.unexplained).cover
+        if not cover.covers(max(fragment.begin, begin), fragment.end)
     ]
     if unexplained:
         raise Invalid(
@@ -328,7 +327,7 @@ async def _brokered(
     """Return the fragments that brokers know, from ``begin`` on."""
     async with access.answering():
         stored = await client.list_fragments(FragmentsParams(spec.name, begin_offset=begin))
-    return [one.fragment for one in stored]
+    return [listed.fragment for listed in stored]
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,9 +351,9 @@ async def _head(access: OpenAccess, client: Client, journal: JournalName) -> _He
 
 
 def _require_life(selection: Selection, journal: JournalName, life: JournalLife | None) -> None:
-    known = selection.lives.get(journal)
-    if known is not None and life is not None and life.is_other(known):
-        raise created_again(journal, known.created, life.created)
+    expected = selection.lives.get(journal)
+    if expected is not None and life is not None and life.is_other(expected):
+        raise created_again(journal, expected.created, life.created)
 
 
 def _journal(
@@ -371,17 +370,17 @@ def _journal(
     if source is not None:
         begin, producers = source.read_through, source.producers
     losses = ConfirmedLosses() if head is None else head.losses
-    listed = pieces[-1].end if pieces else 0
-    known = max(listed, 0 if head is None else head.offset)
-    # These bytes were appended after the fragments were listed.
-    pieces.extend(losses.outside(listed, known))
+    listed_end = pieces[-1].end if pieces else 0
+    known_end = max(listed_end, 0 if head is None else head.offset)
+    # Bytes behind the listed fragments were appended after the listing.
+    pieces.extend(losses.outside(listed_end, known_end))
     end = selection.end.get(journal, selection.end_all)
     if end is None:
-        # Do not skip lost bytes just before the head until later bytes exist.
-        end = max(pieces[-1].end if pieces else 0, min(begin, known))
-    if end > known:
+        # If lost bytes reach to the head, end before them: skip them only when later bytes exist.
+        end = max(pieces[-1].end if pieces else 0, min(begin, known_end))
+    if end > known_end:
         raise Invalid(
-            f"the end of {journal} is beyond its known bytes ({end}; expected at most {known})",
+            f"the end of {journal} is beyond its known bytes ({end}; expected at most {known_end})",
             path="end",
             hint=None
             if head is not None
@@ -389,7 +388,7 @@ def _journal(
         )
     if source is None and selection.begin_time_s:
         begin = max(begin, _at_time(pieces, selection.begin_time_s))
-    begin, end = min(begin, known) if source is None else begin, max(end, begin)
+    begin, end = min(begin, known_end) if source is None else begin, max(end, begin)
     shape = replace(
         selection.shape,
         content_type=selection.content_type
@@ -414,17 +413,17 @@ def _journal(
 def _until_awaited(journal: JournalSnapshot, gaps: Sequence[Gap]) -> JournalSnapshot:
     """Return the snapshot up to the first gap whose bytes may still come."""
     lost = tuple(gap.lost for gap in gaps)
-    for at, gap in enumerate(gaps):
+    for position, gap in enumerate(gaps):
         if not gap.is_final:
             end = max(gap.begin, journal.begin)
             pieces = cover(journal.pieces, journal.pieces_begin, end)
             awaited = Awaited(end, gap.end, journal.end)
-            return replace(journal, end=end, pieces=pieces, lost=lost[:at], awaited=awaited)
+            return replace(journal, end=end, pieces=pieces, lost=lost[:position], awaited=awaited)
     return replace(journal, lost=lost)
 
 
 def _at_time(pieces: Sequence[Piece], begin_time_s: float) -> Offset:
-    """Return the begin of the first piece that may have a message of that time or later."""
+    """Return the begin of the first piece that may have a message of ``begin_time_s`` or later."""
     for piece in pieces:
         fragment = piece.fragment
         if fragment is None or fragment.mod_time >= begin_time_s - TIME_SLACK_S:

@@ -1,7 +1,7 @@
 """Access of a task to the bytes of a run: in blob stores, or through brokers.
 
-`Access` is a value that is sent to the tasks of a cluster. Each task opens it. All calls block: call
-them from threads, never on an event loop.
+`Access` is a value that is sent to the tasks of a cluster. Each task opens it. All calls but
+coroutines block: call them from threads, never on an event loop.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from gazette.runtime.timeouts import timeout
 T = TypeVar("T")
 
 BLOCK_BYTES: Final = 1 << 20
-"""Most bytes of a chunk of `OpenAccess.chunks`. A processor's cache of 2 MB holds it while it is
+"""Most bytes of a chunk of `OpenAccess.chunks`. So a processor's cache of 2 MB holds the chunk while it is
 decompressed, summed and scanned."""
 NO_SUMMARIES: Final = "none"
 _LISTING_THREADS: Final = 8
 _CONNECT_S: Final = 10.0
 _WAIT_S: Final = 10.0
-"""Seconds to wait for a first answer: longer than a broker's restart, so that tasks survive one."""
+"""Seconds to wait for a first answer. A broker restarts in less time, so tasks survive a restart."""
 
 
 def store_url(text: str) -> str:
@@ -72,7 +72,7 @@ class Access:
     """URL of the store of summaries. Empty: the store of the fragments, with ``direct``. `NO_SUMMARIES`:
     summaries are neither kept nor read."""
     answer_s: float | None = None
-    """Seconds to wait for an answer of brokers. None: wait until they are back."""
+    """Seconds to wait for an answer of brokers. None: wait without a limit."""
 
     @classmethod
     def of(
@@ -135,7 +135,7 @@ class OpenAccess:
         self.stores = self._blob_stores(settings.file_root)
         """The blob stores, only for the event loop of `run`. Other threads call `store`."""
         self._summary_stores = self._blob_stores(settings.file_root or Path("/"))
-        """Stores for `settings.summaries`. Without a ``file_root``, it may be anywhere in the file system."""
+        """Stores for `settings.summaries`. Without a ``file_root``, any path is permitted."""
         self._summaries: dict[str, SummaryStore] = {}
 
     def _blob_stores(self, file_root: Path | None) -> BlobStores:
@@ -187,7 +187,7 @@ class OpenAccess:
                     path="broker",
                     hint="Give the address of a broker.",
                 )
-            # Store the client now: so `close` closes it even after a cancellation.
+            # Store the client before the first call: so `close` closes it even if the call is cancelled.
             client = self._client = brokers.client("", self.clock)
             limit_s = math.inf if self.settings.answer_s is None else self.settings.answer_s
             try:
@@ -225,9 +225,9 @@ class OpenAccess:
             return self.stores.get(url).store
 
     def summaries(self, pieces: Sequence[Piece]) -> SummaryStore | None:
-        """Return the store of summaries for some pieces; None without one.
+        """Return the store of summaries for some pieces; None if summaries are not kept.
 
-        Raise `Invalid` or `NotAllowed` if it cannot be made.
+        Raise `Invalid` or `NotAllowed` if the store cannot be made.
         """
         url = self.settings.summaries
         if not url and self.is_direct(pieces[0]):
@@ -237,18 +237,18 @@ class OpenAccess:
         if not url or url == NO_SUMMARIES:
             return None
         with self._lock:
-            found = self._summaries.get(url)
-            if found is None:
+            store = self._summaries.get(url)
+            if store is None:
                 stores = self._summary_stores if self.settings.summaries else self.stores
-                found = self._summaries[url] = SummaryStore(stores.get(url).store, url)
-        return found
+                store = self._summaries[url] = SummaryStore(stores.get(url).store, url)
+        return store
 
     def chunks(
         self, journal: JournalName, pieces: Iterable[Piece]
     ) -> Iterator[tuple[Offset, bytes]]:
         """Yield the bytes of pieces of a journal with their offsets, in order.
 
-        Check the SHA-1 of a fragment that is read to its end, before yielding its last bytes. Never
+        Of a fragment that is read to its end, check the SHA-1 before the last bytes are yielded. Never
         decode a fragment beyond its length. Raise ``NotFound`` if a fragment was pruned. Raise
         ``Corrupt`` if a fragment does not match its name, or if the journal has lost bytes of the
         snapshot since. Raise ``NotAllowed``, ``Unavailable`` or ``Broken`` as stores and brokers do.
@@ -279,18 +279,18 @@ class OpenAccess:
             ) from error
         with DecodedFile(source, FragmentDecoder(fragment)) as file:
             file.skip_to(piece.begin)
-            held: list[bytes] = []
+            blocks: list[bytes] = []
             size, begin = 0, piece.begin
             while block := file.read(min(BLOCK_BYTES, piece.end - file.offset) or 1):
-                held.append(block)
+                blocks.append(block)
                 size += len(block)
                 if file.offset == piece.end and piece.end < fragment.end:
                     break
                 if size >= BLOCK_BYTES // 2 and file.offset < piece.end:
-                    yield begin, b"".join(held)
-                    held, begin, size = [], file.offset, 0
-            if held:
-                yield begin, b"".join(held)
+                    yield begin, b"".join(blocks)
+                    blocks, begin, size = [], file.offset, 0
+            if blocks:
+                yield begin, b"".join(blocks)
 
     def _through_brokers(
         self, journal: JournalName, piece: Piece
@@ -306,20 +306,20 @@ class OpenAccess:
             reader.close()
 
         async def gathered() -> bytes:
-            held: list[bytes] = []
+            blocks: list[bytes] = []
             size = 0
             async with self.answering():
                 while size < BLOCK_BYTES and (block := await reader.read(BLOCK_BYTES)):
-                    held.append(block)
+                    blocks.append(block)
                     size += len(block)
-            return b"".join(held)
+            return b"".join(blocks)
 
         try:
-            at = piece.begin
-            while at < piece.end:
+            offset = piece.begin
+            while offset < piece.end:
                 data = self.run(gathered())
-                yield at, data
-                at += len(data)
+                yield offset, data
+                offset += len(data)
         except OffsetJump as jump:
             raise Corrupt(
                 "the journal has lost bytes of the snapshot since it was taken",

@@ -1,15 +1,14 @@
-"""Summary of the changes that a run makes to the states of its producers: `Summariser`. Pure.
+"""Summarises the changes that a run makes to the states of its producers: `Summariser`. Pure.
 
 A summary is valid for any states before the run. The state of a producer in a journal is what the sequencer
-knows of it: the clock up to which messages have committed (``acked``), the greatest clock that was seen
-(``newest``), and the offset of the first pending message, if any. A few numbers describe the change,
-because:
+knows of the producer: the clock up to which messages have committed (``acked``), the greatest clock so far
+(``newest``), and the offset of the first pending message, if any. A few numbers describe the change, because:
 
 - After an acknowledgement, the state does not depend on what was before it. So all changes after the first
   acknowledgement of a run are known.
-- Before it, a message outside of transactions is new if its clock is above ``acked``. If any message is
-  new, the one with the greatest clock is the last new one. All changes after it are known.
-- Without a new message, the pending messages of the run join those that were pending before.
+- Before that acknowledgement, a message outside of transactions is new if its clock is above ``acked``. If
+  any message is new, the one with the greatest clock is the last new one. All changes after it are known.
+- Without a new message, the pending messages of the run join the messages that were pending before.
 
 So the summaries of consecutive parts of a journal combine to the summary of both (`combine`).
 """
@@ -54,12 +53,12 @@ class Undecided(Enum):
 
 
 Fate = int | Undecided
-"""Fate of pending messages: committed up to a clock, rolled back, or still pending."""
+"""Fate of pending messages: committed up to a clock (the number), rolled back, or still pending."""
 
 FirstBeyond = Callable[[int], Offset]
 """Function from a clock to the offset of the first pending message of a run above that clock."""
 FindBeyond = Callable[[int, int], Offset]
-"""The same function for any producer: its number is the first argument."""
+"""The same function for any producer, whose number is the first argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class ProducerSummary:
     first_begin: Offset
     """Offset of the first message that counts."""
     outside: int | None = None
-    """Greatest clock of messages outside of transactions, before."""
+    """Greatest clock of messages outside of transactions, before; None without such messages."""
     after_outside: State | None = None
     """State before the first acknowledgement, if the message with the clock ``outside`` is new."""
     pending: int = 0
@@ -87,8 +86,8 @@ class ProducerSummary:
     def apply(self, before: State, first_beyond: FirstBeyond) -> tuple[State, Fate]:
         """Return the state at the end of the run, and the fate of messages that were pending at its begin.
 
-        Call ``first_beyond`` in one rare case: a part of the run's pending messages was committed
-        before the run, because the producer repeated messages that it had acknowledged.
+        Call ``first_beyond`` in one rare case: a part of the run's pending messages had committed before
+        the run, because the producer has repeated messages that it had acknowledged.
         """
         if self.outside is not None and self.outside > before.acked:
             assert self.after_outside is not None
@@ -102,8 +101,8 @@ class ProducerSummary:
         if self.pending_newest > newest:
             newest = self.pending_newest
             if begin is None:
-                new = self.pending > before.acked
-                begin = self.pending_begin if new else first_beyond(before.acked)
+                is_new = self.pending > before.acked
+                begin = self.pending_begin if is_new else first_beyond(before.acked)
         return State(before.acked, newest, begin), Undecided.PENDING
 
 
@@ -113,18 +112,18 @@ class Summary:
 
     producers: dict[int, ProducerSummary]
     end: Offset
-    """End offset of the last complete message. Without a message, the begin of the run."""
+    """End offset of the last complete message; the begin of the run without one."""
     reached: Offset
     """End of the complete messages, including skipped malformed ones. A later message does not end here."""
     rows: int
-    """Number of messages, including acknowledgements and messages that do not count."""
+    """Number of all messages, also acknowledgements and messages that do not count."""
     clock_min: int
     """Least clock of all messages; zero if some have no clock, and without messages."""
     clock_max: int
     clean: bool = True
     """True if no message was malformed. Then the summary does not depend on their treatment."""
     torn: bool = False
-    """True if the first bytes seem to continue a message. Then nothing else is known."""
+    """True if the first bytes seem to continue an earlier message. Then nothing else is known."""
 
     @classmethod
     def of_torn(cls, begin: Offset) -> Self:
@@ -164,17 +163,17 @@ def _joined(
     if second.outside is not None and (outside is None or second.outside > outside):
         outside, after_outside = second.outside, second.after_outside
     elif after_outside is not None:
-        # Only messages of the second part before its first acknowledgement change this state.
-        before = replace(second, outside=None, acknowledged=None, after=None)
-        after_outside, _ = before.apply(after_outside, first_beyond)
-    starts = first if first.pending else second
+        # Only the messages before the first acknowledgement of the second part change this state.
+        before_ack = replace(second, outside=None, acknowledged=None, after=None)
+        after_outside, _ = before_ack.apply(after_outside, first_beyond)
+    first_pending = first if first.pending else second
     return ProducerSummary(
         first.first_clock,
         first.first_begin,
         outside,
         after_outside,
-        starts.pending,
-        starts.pending_begin,
+        first_pending.pending,
+        first_pending.pending_begin,
         max(first.pending_newest, second.pending_newest),
         second.acknowledged,
         second.after,
@@ -201,8 +200,8 @@ def _of_segment(segment: Segment, columns: Columns) -> ProducerSummary:
 
 def _first_above(segment: Segment, columns: Columns, clock: int) -> Offset:
     """Return the offset of the first message of a segment whose clock is above ``clock``."""
-    place = int(np.argmax(segment.clocks > np.uint64(clock)))
-    return int(columns.begins[segment.rows[place]])
+    position = int(np.argmax(segment.clocks > np.uint64(clock)))
+    return int(columns.begins[segment.rows[position]])
 
 
 @dataclass(slots=True)
@@ -212,7 +211,7 @@ class Summariser:
     run: Run
     _producers: dict[int, ProducerSummary] = field(default_factory=dict)
     _after: dict[int, State] = field(default_factory=dict)
-    """States of producers after an acknowledgement: the rest of their summaries does not change then."""
+    """States of producers after an acknowledgement. Then only this part of their summaries changes."""
     _end: Offset = -1
     _rows: int = 0
     _clock_min: int | None = None
@@ -229,16 +228,16 @@ class Summariser:
         self._clock_min = least if self._clock_min is None else min(self._clock_min, least)
         self._clock_max = max(self._clock_max, int(columns.uuids.clocks.max()))
         for segment in split.segments:
-            number, found = segment.producer, _of_segment(segment, columns)
+            number, producer_summary = segment.producer, _of_segment(segment, columns)
             beyond = partial(_first_above, segment, columns)
             if (after := self._after.get(number)) is not None:
-                self._after[number], _ = found.apply(after, beyond)
+                self._after[number], _ = producer_summary.apply(after, beyond)
                 continue
             if (earlier := self._producers.get(number)) is not None:
-                found = _joined(earlier, found, beyond)
-            self._producers[number] = found
-            if found.after is not None:
-                self._after[number] = found.after
+                producer_summary = _joined(earlier, producer_summary, beyond)
+            self._producers[number] = producer_summary
+            if producer_summary.after is not None:
+                self._after[number] = producer_summary.after
         return split
 
     def summary(self, reached: Offset | None = None, *, clean: bool = True) -> Summary:
@@ -246,8 +245,8 @@ class Summariser:
         end = self.run.pieces[0].begin if self._end < 0 else self._end
         return Summary(
             {
-                number: replace(found, after=self._after.get(number))
-                for number, found in self._producers.items()
+                number: replace(producer_summary, after=self._after.get(number))
+                for number, producer_summary in self._producers.items()
             },
             end,
             end if reached is None else reached,
@@ -263,11 +262,11 @@ def first_beyond(run: Run, columns: Iterable[Columns], producer: int, clock: int
 
     Raise `Bug` if there is no such message.
     """
-    for some in columns:
-        for segment in split_batch(some, run).segments:
+    for batch_columns in columns:
+        for segment in split_batch(batch_columns, run).segments:
             # The wanted message comes before any acknowledgement.
             if segment.producer == producer and segment.kind == CONTINUE_TXN:
-                found = records(segment.clocks, clock)
-                if found.any():
-                    return int(some.begins[segment.rows[int(np.argmax(found))]])
+                above = records(segment.clocks, clock)
+                if above.any():
+                    return int(batch_columns.begins[segment.rows[int(np.argmax(above))]])
     raise Bug("a run differs from its first read", journal=run.journal, number=run.number)

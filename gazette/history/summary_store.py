@@ -1,13 +1,13 @@
-"""Summaries that earlier first passes have made, kept as objects of a blob store: `SummaryStore`.
+"""Keeps summaries of fragments as objects of a blob store, for later first passes: `SummaryStore`.
 
-A fragment never changes, and so its summary does not either. The first reader of a fragment keeps its
-summary for later readers. A kept summary may be removed at any time: a reader without it reads the fragment.
+A fragment never changes, and so its summary never changes. The first reader of a fragment keeps the summary
+for later readers. A kept summary may be removed at any time: then a reader reads the fragment.
 
-The name of an object is a digest of everything that its summary depends on: the bytes (journal, offsets,
-SHA-1 of each fragment), the offsets at which the first message begins and reading ends, the decoding of
-messages, and the version of the format. So writers of the same name write the same bytes, and no object is
-ever stale. The object has a checksum, and repeats these facts. An object that is damaged, cut, or of another
-version is not used, and is written again.
+The name of an object is a digest of all that its summary depends on: the bytes (journal, offsets, and SHA-1
+of each fragment), the offset where the first message begins, the offset where reading ends, the decoding of
+messages, and the version of the format. So all writers of one name write the same bytes, and no object is
+ever stale. The object has a checksum, and repeats the digest. A damaged object is not used, and is written
+again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SUM_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Content of an object. ``malformed`` is empty if the summary does not depend on that treatment."""
+    """Content of an object. ``malformed`` is empty if the treatment of malformed frames changes nothing."""
 
     identity: bytes
     malformed: str
@@ -56,7 +56,7 @@ class _Kept:
 class SummaryStore:
     """Summaries of one store. Thread-safe.
 
-    After a refusal or a failure, the store is not used any more, and one warning is logged.
+    A write that fails ends all writes. A read that fails ends all use. Each time, one warning is logged.
     """
 
     def __init__(self, store: BlobStore, url: str) -> None:
@@ -66,13 +66,13 @@ class SummaryStore:
         self._lock = threading.Lock()
 
     def keeps(self, journal: JournalName, shape: MessageFormat, pieces: Sequence[Piece]) -> bool:
-        """Return True if `put` would keep a summary of these pieces, as far as is known."""
+        """Return True if `put` would try to keep a summary of these pieces."""
         return self.writable and _identity(journal, shape, pieces) is not None
 
     def get(
         self, journal: JournalName, shape: MessageFormat, pieces: Sequence[Piece]
     ) -> Summary | None:
-        """Return the kept summary of some pieces; None without one. Their first byte begins a message."""
+        """Return the kept summary of some pieces, whose first byte begins a message; None without one."""
         identity = _identity(journal, shape, pieces) if self._readable else None
         if identity is None:
             return None
@@ -85,14 +85,14 @@ class SummaryStore:
         except (NotAllowed, Unavailable) as error:
             self._give_up(error, "read")
             return None
-        found = _decode(content, identity)
-        if found is None or not _fits(found.summary, pieces):
+        kept = _decode(content, identity)
+        if kept is None or not _fits(kept.summary, pieces):
             LOGGER.warning(
                 "a kept summary is not what was written, and is made again",
                 extra={"store": self._url, "file": path},
             )
             return None
-        return found.summary if found.malformed in ("", shape.malformed) else None
+        return kept.summary if kept.malformed in ("", shape.malformed) else None
 
     def put(
         self, journal: JournalName, shape: MessageFormat, pieces: Sequence[Piece], summary: Summary
@@ -113,11 +113,11 @@ class SummaryStore:
 
     def _give_up(self, error: Exception, what: str) -> None:
         with self._lock:
-            known = not (self._readable if what == "read" else self.writable)
+            is_logged = not (self._readable if what == "read" else self.writable)
             self.writable = False
             if what == "read":
                 self._readable = False
-        if not known:
+        if not is_logged:
             LOGGER.warning(
                 "summaries cannot be %(what)s in %(store)s, so later reads will read fragments "
                 "again: %(error)s. Permit it, or name another place by the option summaries.",
@@ -126,14 +126,14 @@ class SummaryStore:
 
 
 def _identity(journal: JournalName, shape: MessageFormat, pieces: Sequence[Piece]) -> bytes | None:
-    """Return the digest of everything that a summary depends on; None if that is not known."""
+    """Return the digest of everything that a summary depends on; None if one of these facts is unknown."""
     spans = []
     for piece in pieces:
         fragment = piece.fragment
         if fragment is None or fragment.sum == ZERO_SUM:
             return None
-        cut = () if piece.end == fragment.end else (piece.end,)
-        spans.append((fragment.begin, fragment.end, fragment.sum, piece.begin, *cut))
+        cut_end = () if piece.end == fragment.end else (piece.end,)
+        spans.append((fragment.begin, fragment.end, fragment.sum, piece.begin, *cut_end))
     decoding = _decoding(shape)
     if decoding is None:
         return None
@@ -145,12 +145,12 @@ def _decoding(shape: MessageFormat) -> tuple[str, ...] | None:
     """Return the facts that determine how UUIDs are found; None if the code of a class determines it."""
     if shape.content_type != CONTENT_PROTO_FIXED or not shape.message:
         return (shape.content_type, shape.uuid_field)
-    kind: Any = shape.message_type()
-    if hasattr(kind, "gazette_codec") or not hasattr(kind, "DESCRIPTOR"):
+    message_class: Any = shape.message_type()
+    if hasattr(message_class, "gazette_codec") or not hasattr(message_class, "DESCRIPTOR"):
         return None
-    described = hashlib.sha256(kind.DESCRIPTOR.file.serialized_pb).hexdigest()
+    schema_sum = hashlib.sha256(message_class.DESCRIPTOR.file.serialized_pb).hexdigest()
     place = (shape.place,) if shape.place else ()
-    return (shape.content_type, str(kind.DESCRIPTOR.full_name), described, *place)
+    return (shape.content_type, str(message_class.DESCRIPTOR.full_name), schema_sum, *place)
 
 
 def _path(journal: JournalName, pieces: Sequence[Piece], identity: bytes) -> str:
@@ -159,9 +159,9 @@ def _path(journal: JournalName, pieces: Sequence[Piece], identity: bytes) -> str
 
 
 def _decode(content: bytes, identity: bytes) -> _Kept | None:
-    head = len(_MARK) + _SUM_BYTES
-    body = content[head:]
-    if content[:head] != _MARK + hashlib.sha256(body).digest():
+    header_bytes = len(_MARK) + _SUM_BYTES
+    body = content[header_bytes:]
+    if content[:header_bytes] != _MARK + hashlib.sha256(body).digest():
         return None
     try:
         kept = msgspec.msgpack.decode(body, type=_Kept)

@@ -1,4 +1,4 @@
-"""Journals as a table, `TableColumns`: metadata, and fields that are given or inferred. Needs pyarrow."""
+"""The columns of journals as a table: metadata, and fields that are given or inferred. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ INFER_BYTES: Final = 1 << 20
 _INFER_JOURNALS: Final = 16
 """Most journals whose messages are read to infer columns."""
 _INFER_PLACES: Final = 4
-"""Places in each journal from which messages are read, beside its first fragment."""
+"""Number of fragments of each journal from which messages are read, beside its first fragment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class TableColumns:
     access: Access
     selection: Selection
     value: str
-    """Form of a message. Empty: that of the journals' content type."""
+    """Form of a message. Empty: the form of the journals' content type."""
     fields: pa.Schema | None
-    """Fields of messages. None: those of their class, or inferred from a sample of messages."""
+    """Fields of messages. None: the fields of their class, or fields inferred from a sample of messages."""
     columns: tuple[str, ...]
     """Names of the columns to return. Empty: all."""
     meta_prefix: str
@@ -77,23 +77,23 @@ class TableColumns:
         self, access: OpenAccess, snapshot: Snapshot, value: str
     ) -> tuple[pa.Schema, bool]:
         """Return the fields of messages, and True if they are inferred. Raise as `infer_fields` does."""
-        if (known := self.known_fields(value)) is not None:
-            return known, False
+        if (fields := self.known_fields(value)) is not None:
+            return fields, False
         return infer_fields(access, self.selection, snapshot, value, INFER_BYTES), True
 
     def needs_labels(self, fields: pa.Schema) -> bool:
         """Return True if only labels of journals show whether a field is the UUID or the user's."""
-        given = self.selection.shape.uuid_field
-        return not given and not self.meta_prefix and DEFAULT_PLACE in fields.names
+        uuid_field = self.selection.shape.uuid_field
+        return not uuid_field and not self.meta_prefix and DEFAULT_PLACE in fields.names
 
     def schema(self, fields: pa.Schema, shapes: Iterable[MessageFormat] = ()) -> pa.Schema:
-        """Return the columns of the table: metadata and ``fields``, or those of ``columns``.
+        """Return the columns of the table: metadata and ``fields``, or those that ``self.columns`` names.
 
-        ``shapes`` are those of the journals, if known. Raise `Invalid` for a column that does not exist,
-        and for two columns of the same name.
+        ``shapes`` are the formats of the journals' messages, if known. Raise `Invalid` for a column that does
+        not exist, and for two columns of the same name.
         """
         meta = [pa.field(f"{self.meta_prefix}{name}", kind) for name, kind in META.items()]
-        # Leave out a field that is the UUID: the metadata have it. If the UUID is elsewhere, keep the field.
+        # Leave out a field that is the UUID: the metadata have it. Keep it if journals have UUIDs elsewhere.
         places = {shape.uuid_field for shape in shapes}
         places = places or {self.selection.shape.uuid_field or DEFAULT_PLACE}
         names = {field.name for field in meta} & places if len(places) == 1 else set()
@@ -105,10 +105,10 @@ class TableColumns:
                 path="meta_prefix",
                 hint='Set meta_prefix to "_", so that these columns are _journal, _offset and so on.',
             )
-        every = [*meta, *fields]
+        columns = [*meta, *fields]
         if not self.columns:
-            return pa.schema(every)
-        by_name = {field.name: field for field in every}
+            return pa.schema(columns)
+        by_name = {field.name: field for field in columns}
         if unknown := [name for name in self.columns if name not in by_name]:
             raise Invalid(
                 f"there are no such columns: {one_of(unknown)} (there are {one_of(by_name)})",
@@ -117,13 +117,13 @@ class TableColumns:
         return pa.schema([by_name[name] for name in self.columns])
 
     def require_leading(self, columns: Sequence[str]) -> None:
-        """Raise `Invalid` unless ``columns`` are the first fields of CSV: these have only positions."""
-        places = {f"{self.meta_prefix}{key}" for key in META}
-        chosen = [name for name in columns if name not in places]
+        """Raise `Invalid` unless ``columns`` are the first fields of CSV: its fields have only positions."""
+        meta_names = {f"{self.meta_prefix}{key}" for key in META}
+        chosen = [name for name in columns if name not in meta_names]
         # Without given fields, the names are c1, c2 and so on.
-        numbered = [f"c{at + 1}" for at in range(len(chosen))]
-        every = numbered if self.fields is None else self.fields.names
-        if self.columns and chosen != every[: len(chosen)]:
+        numbered = [f"c{position + 1}" for position in range(len(chosen))]
+        names = numbered if self.fields is None else self.fields.names
+        if self.columns and chosen != names[: len(chosen)]:
             raise Invalid(
                 f"CSV fields are positional: name a prefix of the columns, not {', '.join(chosen)}",
                 path="columns",
@@ -132,7 +132,7 @@ class TableColumns:
 
 
 def value_of_all(value: str, shapes: Iterable[MessageFormat]) -> str:
-    """Return the form of all journals' messages: ``value`` if given. Raise `Invalid` if forms differ."""
+    """Return the form of all journals' messages: ``value`` if given. Raise `Invalid` if the forms differ."""
     values = {value or _value_of(shape.content_type) for shape in shapes}
     if len(values) > 1:
         raise Invalid(
@@ -152,8 +152,8 @@ def infer_fields(
 ) -> pa.Schema:
     """Find the fields of messages of JSON or CSV in a sample of about ``bytes_max`` bytes.
 
-    If no message is within the bounds of the selection, such as a time in the future, sample the whole
-    journals. Raise `Invalid` if there are no messages. Raise as reading does.
+    If the selection has no bytes, for example if it begins in the future, sample the whole journals. Raise
+    `Invalid` if there are no messages. Raise what `read_columns` and `take_snapshot` raise.
     """
     if not any(journal.pieces for journal in snapshot.journals):
         unbounded = replace(selection, begin={}, end={}, begin_all=0, end_all=None, begin_time_s=0)
@@ -164,7 +164,7 @@ def infer_fields(
     if value == "csv" and lines:
         record = parse_record(lines[0], 0)
         width = 0 if record is None else len(record.fields)
-        return pa.schema([(f"c{at}", pa.string()) for at in range(1, width)])
+        return pa.schema([(f"c{number}", pa.string()) for number in range(1, width)])
     fields = infer_json(lines)
     if not fields.names:
         raise Invalid(
@@ -178,34 +178,34 @@ def infer_fields(
 def _sample(access: OpenAccess, journal: JournalSnapshot, bytes_max: int) -> list[bytes]:
     """Return messages of the first and the last fragment, and some between, of about ``bytes_max`` bytes."""
     pieces = journal.pieces
-    places = sorted(
-        {round(at * (len(pieces) - 1) / _INFER_PLACES) for at in range(_INFER_PLACES + 1)}
+    positions = sorted(
+        {round(step * (len(pieces) - 1) / _INFER_PLACES) for step in range(_INFER_PLACES + 1)}
     )
     lines: list[bytes] = []
-    for place in places if pieces else ():
+    for position in positions if pieces else ():
         # A fragment may begin within a message. For JSON, keep malformed lines: a line that is no object
         # is skipped later, and a line with a malformed UUID has fields.
         is_json = journal.shape.content_type == CONTENT_JSON_LINES
         shape = replace(journal.shape, malformed="null" if is_json else "skip")
-        run = Run(journal.journal, shape, 0, pieces[place : place + 1], 0, sure=False)
-        lines += _first_messages(access, run, bytes_max // len(places) + 1)
+        run = Run(journal.journal, shape, 0, pieces[position : position + 1], 0, sure=False)
+        lines += _first_messages(access, run, bytes_max // len(positions) + 1)
     return lines
 
 
 def _first_messages(access: OpenAccess, run: Run, bytes_max: int) -> list[bytes]:
     """Return frames that are not acknowledgements, of about ``bytes_max`` bytes."""
-    found: list[bytes] = []
+    frames: list[bytes] = []
     size = 0
     for batch in read_columns(access, run):
         columns, buffer, base = batch.columns, batch.buffer, batch.base
         wanted = columns.uuids.flags != ACK_TXN
         begins, ends = columns.begins[wanted].tolist(), columns.ends[wanted].tolist()
         for begin, end in zip(begins, ends, strict=True):
-            found.append(buffer[begin - base : end - base])
+            frames.append(buffer[begin - base : end - base])
             size += end - begin
             if size >= bytes_max:
-                return found
-    return found
+                return frames
+    return frames
 
 
 def one_of(names: Iterable[str]) -> str:

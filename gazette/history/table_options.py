@@ -1,4 +1,4 @@
-"""Options for reading journals as tables: `TableOptions`."""
+"""The options for reading journals as tables: `TableOptions`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class TableOptions(TypedDict, total=False):
     """Selector of the journals to read, instead of names: ``prefix=words/``. Needs brokers."""
     broker: str
     """Addresses of brokers, separated by commas. The default is ``BROKER_ADDRESS`` of the environment,
-    with the credentials there, as for ``gazctl``; otherwise http://localhost:8080."""
+    with the credentials there, as for ``gazctl``, or else http://localhost:8080."""
     store: str | Sequence[str]
-    """URL of a blob store to read without brokers, or several. Bytes that are not stored yet are not read."""
+    """URL of a blob store to read without brokers, or several. Bytes that are not stored yet are left out."""
     access: Access
     """Addresses and credentials in full, instead of ``broker``."""
     fields: str | pa.Schema
     """Fields of messages and their types, as in CREATE TABLE (``word string, n long``), or as a schema of
-    Arrow. The default is those of ``message``, or else they are inferred from some messages."""
+    Arrow. The default is the fields of ``message``. Without it, fields are inferred from messages."""
     columns: Sequence[str]
     """Names of the columns to return. The default is all: metadata, then fields."""
     message: type[Any]
@@ -44,16 +44,16 @@ class TableOptions(TypedDict, total=False):
     """Place of the UUID in messages, such as ``_meta.uuid``. The default is the journals' label
     ``app.gazette.dev/message-uuid``, or else ``uuid``. Stores do not know labels."""
     meta_prefix: str
-    """Prefix of the columns of metadata, if messages have fields of the same names."""
+    """Prefix for the names of metadata columns, if messages have fields of the same names."""
     path_postfix: str
     """Template ``path_postfix_template`` of the journals, with ``store``."""
     begin: int | Mapping[str, int]
-    """Offset at which to begin, for all journals or by journal. For a transaction that began before it,
-    only the messages after it are returned."""
+    """Offset at which to begin, for all journals or by journal. Of a transaction that began before it, only
+    the messages from the offset on are returned."""
     end: int | Mapping[str, int]
     """Offset at which to end. The default is the head, as of the call."""
     begin_time: Time
-    """Time of the first messages, by their clocks. Fragments that are older are not opened."""
+    """Time of the first messages, by their clocks. Older fragments are not opened."""
     end_time: Time
     """Time before which messages are read, by their clocks. Messages without a UUID have no time."""
     isolation: Literal["read_committed", "read_uncommitted"]
@@ -65,7 +65,7 @@ class TableOptions(TypedDict, total=False):
     lost: Literal["settled", "fail", "skip"]
     """Treatment of lost bytes of a journal. ``settled``, the default, skips them as consumers do, but
     fails if a broker may still store them. ``fail`` always fails, ``skip`` never. Bytes that an operator
-    has confirmed as lost are no error: brokers know this, stores alone do not."""
+    has confirmed as lost are no error: brokers know such bytes, stores do not."""
     part_bytes: int
     """Bytes of a journal that an open transaction may hold back in memory. Default: 16 MiB."""
     answer_s: float

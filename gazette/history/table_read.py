@@ -1,4 +1,4 @@
-"""One reading of journals as a table: its options, columns and batches. Needs pyarrow."""
+"""Reads journals as a table: checks the options, and makes columns and batches. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ class TableRead(TableColumns):
             for journal in snapshot.journals:
                 try:
                     if self.committed:
-                        own = parts.get(journal.journal, [])
-                        yield from rows_in_order(opened, journal, own, format)
+                        of_journal = parts.get(journal.journal, [])
+                        yield from rows_in_order(opened, journal, of_journal, format)
                     else:
                         yield from every_row_in_order(opened, journal, format)
                 except Unfit as error:
@@ -157,14 +157,14 @@ class TableRead(TableColumns):
 
 
 def _require_readable(format: RowFormat, shape: MessageFormat) -> None:
-    """Raise `Invalid` for a type to which no value of a message converts."""
+    """Raise `Invalid` for a column of a type that no value of a message fits, or that may not be null."""
     for field in format.fields:
         for path, kind in _parts(field.name, field.type):
-            if other := _nearest(kind):
+            if nearest := _nearest(kind):
                 raise Invalid(
                     f"messages are not read as {kind}",
                     path=path,
-                    hint=f"Read it as {other}, and cast that.",
+                    hint=f"Read it as {nearest}, and cast that.",
                 )
         if not field.nullable:
             raise Invalid("columns of journals may be null", path=field.name)
@@ -175,18 +175,18 @@ def _require_readable(format: RowFormat, shape: MessageFormat) -> None:
 
 
 def _parts(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
-    """Yield a type and those within it, with their paths."""
+    """Yield a type and all types within it, with their paths."""
     yield path, kind
     if pa.types.is_map(kind):
         yield from (*_parts(path, kind.key_type), *_parts(path, kind.item_type))
         return
-    for at in range(kind.num_fields):
-        part = kind.field(at)
-        yield from _parts(f"{path}.{part.name}" if pa.types.is_struct(kind) else path, part.type)
+    for position in range(kind.num_fields):
+        child = kind.field(position)
+        yield from _parts(f"{path}.{child.name}" if pa.types.is_struct(kind) else path, child.type)
 
 
 def _nearest(kind: pa.DataType) -> str:
-    """Return the type to use instead of one that would change values; empty if it would not."""
+    """Return the type to use instead of a type that would change values; empty if it changes none."""
     if pa.types.is_unsigned_integer(kind) or pa.types.is_float16(kind):
         return "int64, double or decimal"
     if pa.types.is_timestamp(kind) and kind.unit != "us":
@@ -197,12 +197,12 @@ def _nearest(kind: pa.DataType) -> str:
 def _require_known(options: TableOptions) -> None:
     for name in options:
         if name not in TableOptions.__annotations__:
-            known = list(TableOptions.__annotations__)
-            near = near_name(name, known)
+            names = list(TableOptions.__annotations__)
+            near = near_name(name, names)
             raise Invalid(
                 "there is no such option",
                 path=name,
-                hint=f"Did you mean {near}?" if near else f"Known: {', '.join(known)}.",
+                hint=f"Did you mean {near}?" if near else f"Known: {', '.join(names)}.",
             )
 
 
@@ -259,7 +259,7 @@ def _access(options: TableOptions, *, direct: bool) -> Access:
 
 
 def _shape(options: TableOptions) -> tuple[MessageFormat, str]:
-    """Return the encoding of messages, and their form; empty for that of their content type."""
+    """Return the encoding of messages, and their form. An empty form: that of their content type."""
     value = _choice("value", options, ("", *get_args(Value)), "")
     message = options.get("message")
     if message is not None and value not in ("", "protobuf", "binary"):
@@ -267,12 +267,12 @@ def _shape(options: TableOptions) -> tuple[MessageFormat, str]:
     if value == "protobuf" and message is None:
         raise Invalid('must be given for value="protobuf"', path="message")
     value = value or ("protobuf" if message else "")
-    kind = "protobuf" if message is not None else value
+    form = "protobuf" if message is not None else value
     if place := options.get("uuid_field", ""):
         with within("uuid_field"):
             names_of(place)
     shape = MessageFormat(
-        CONTENT_TYPE_OF.get(kind, CONTENT_JSON_LINES),
+        CONTENT_TYPE_OF.get(form, CONTENT_JSON_LINES),
         place,
         "" if message is None else _importable(message),
         _choice("misfits", options, _MALFORMED, "fail"),  # type: ignore[arg-type]
@@ -338,8 +338,8 @@ def _time(name: str, options: TableOptions) -> int | None:
 def _choice(name: str, options: TableOptions, choices: Sequence[str], default: str) -> str:
     value: Any = options.get(name, default)
     if value not in choices:
-        known = ", ".join(choice for choice in choices if choice)
-        raise Invalid(f"must be one of {known}, not {value!r}", path=name)
+        names = ", ".join(choice for choice in choices if choice)
+        raise Invalid(f"must be one of {names}, not {value!r}", path=name)
     return str(value)
 
 

@@ -1,4 +1,4 @@
-"""Committed messages of journals as tables of Arrow: `read_table` and `read_batches`.
+"""Reads committed messages of journals as tables of Arrow: `read_table` and `read_batches`.
 
 The first call imports the packages of the extra ``tables``.
 """
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def read_table(journals: str | Sequence[str] = (), **options: Unpack[TableOptions]) -> pa.Table:
     """Return the committed messages of journals as a table of Arrow, in memory.
 
-    ``journals`` is one name, or several; or give a ``selector``. The table has the messages that a
-    consumer would get, once each, up to the heads as of the call. Rows are in order of journal and
-    offset. See `read_batches` for errors, and for journals that do not fit into memory.
+    ``journals`` is one name, or several names. Instead, a ``selector`` may be given. The table has the
+    messages that a consumer would get, once each, up to the heads at the time of the call. Rows are in
+    order of journal and offset. See `read_batches` for errors, and for journals larger than memory.
     """
     return read_batches(journals, **options).read_all()
 
@@ -30,13 +30,11 @@ def read_batches(
 ) -> pa.RecordBatchReader:
     """Return the committed messages of journals as a stream of record batches, in bounded memory.
 
-    This call reads the journals once, to find which messages have committed. The reader reads them
-    again as its batches are taken. It holds some megabytes, and at most ``part_bytes`` behind an
-    open transaction. Use it for one pass, in one thread at a time.
+    This call reads the journals once, to find which messages have committed. The reader reads the journals
+    again while its batches are taken. It holds some megabytes, and at most ``part_bytes`` behind an
+    open transaction. A reader yields its batches once. Use it in one thread at a time.
 
-    Blocks, also on a running event loop: there, call it by ``asyncio.to_thread``.
-    ``KeyboardInterrupt`` ends it at once.
-
+    Blocks: on an event loop, call it by ``asyncio.to_thread``. ``KeyboardInterrupt`` ends it at once.
 
     Raise ``Invalid`` for wrong options, or without the extra ``tables``. Raise ``NotFound`` for a journal
     that does not exist. Raise ``Unavailable`` if brokers cannot be reached, or do not answer. Raise

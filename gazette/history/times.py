@@ -1,4 +1,4 @@
-"""Times as bounds of messages: `unix_ns`. Pure."""
+"""Parses times that bound the messages to read: `unix_ns`. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gazette.errors import Invalid
 from gazette.runtime.numbers import parse_number
 
 _MILLISECONDS: Final = 1e11
-"""Least number that counts as milliseconds, as in Kafka's source. In seconds it is in the year 5138."""
+"""Least number that is taken for milliseconds, as in Kafka's source. As seconds, it is in the year 5138."""
 _UNIX_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -23,12 +23,12 @@ def unix_ns(time: str | float | datetime.datetime) -> int:
         time = repr(time)
     if isinstance(time, str):
         try:
-            # Do not use floats: for times of today, they are exact only to a quarter of a microsecond.
+            # Do not use floats: for times of today, a float is exact only to a quarter of a microsecond.
             if parse_number(time) >= _MILLISECONDS:
                 raise Invalid("must be Unix seconds: these seem to be milliseconds")
             return int(decimal.Decimal(time) * 10**9)
         except (ArithmeticError, ValueError):
-            # Texts that are not numbers, and infinity.
+            # The text is not a number, or is infinity: it may be ISO 8601.
             pass
         try:
             time = datetime.datetime.fromisoformat(time)

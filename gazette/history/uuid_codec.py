@@ -43,17 +43,18 @@ class UuidCodec(MessageCodec[Any]):
             return None if lenient_json.is_blank(payload) else self._decode_lenient(payload)
 
     def _decode_lenient(self, payload: bytes) -> Any:
-        found = b"null"
-        text = payload
+        """Decode a line that only Spark accepts: reduce it to the path to the UUID, as strict JSON."""
+        reduced = b"null"
+        value = payload
         for name in self.names:
-            text = lenient_json.members(text).get(name, b"null")
-            if text == b"null":
+            value = lenient_json.members(value).get(name, b"null")
+            if value == b"null":
                 break
         else:
-            found = lenient_json.strict(text)
+            reduced = lenient_json.strict(value)
         for name in reversed(self.names):
-            found = b"{%b:%b}" % (msgspec.json.encode(name), found)
-        message = self._decoder.decode(found)
+            reduced = b"{%b:%b}" % (msgspec.json.encode(name), reduced)
+        message = self._decoder.decode(reduced)
         if self.acknowledges(message):
             raise Invalid("an acknowledgement is JSON by its standard")
         return message
@@ -66,7 +67,7 @@ class UuidCodec(MessageCodec[Any]):
         return self.form.join(list(map(self.value_of, messages)))
 
     def value_of(self, message: Any) -> Any:
-        """Return the value in the place of the UUID of a decoded message, or None."""
+        """Return the value that a decoded message has in the place of the UUID, or None."""
         for _ in self.names:
             if message is None:
                 return None

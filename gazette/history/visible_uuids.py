@@ -1,4 +1,4 @@
-"""The UUIDs that malformed frames show: `visible_uuid`. Pure."""
+"""Finds the UUID in a malformed frame: `visible_uuid`. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gazette.message.uuid_place import names_of
 _VARINT: Final = 0
 _LENGTH: Final = 2
 _FIXED_BYTES: Final = {1: 8, 5: 4}
-"""Lengths of values in bytes, by their kind."""
+"""Lengths of values in bytes, by the kind of a field: its wire type in protobuf."""
 _GROUP_STEPS: Final = {3: 1, 4: -1}
-"""Begin and end of a group by their kind."""
+"""Change of the number of open groups, by the kinds for the begin and the end of a group."""
 _KINDS: Final = frozenset({_VARINT, _LENGTH, *_FIXED_BYTES, *_GROUP_STEPS})
 _VARINT_BYTES_MAX: Final = 10
 
@@ -29,7 +29,7 @@ _VARINT_BYTES_MAX: Final = 10
 def visible_uuid(codec: MessageCodec[Any], raw: bytes) -> bytes:
     """Return the UUID that a malformed frame shows, or the nil UUID.
 
-    By its UUID the frame stays in its transaction, even if the rest is malformed.
+    Its UUID keeps the frame in its transaction, even if the rest is malformed.
     """
     text: str | None = None
     if isinstance(codec, UuidCodec):
@@ -49,8 +49,8 @@ def _of_protobuf(codec: ProtobufCodec[Any], raw: bytes) -> bytes:
     if codec.place is None or payload is None:
         return NIL_UUID
     numbers = _numbers(codec.message_type.DESCRIPTOR, names_of(codec.place.text))
-    found = find_bytes(payload, numbers)
-    return NIL_UUID if found is None or len(found) != UUID_BYTES else found
+    uuid = find_bytes(payload, numbers)
+    return NIL_UUID if uuid is None or len(uuid) != UUID_BYTES else uuid
 
 
 def _numbers(descriptor: Descriptor, names: Sequence[str]) -> list[int]:
@@ -63,46 +63,46 @@ def _numbers(descriptor: Descriptor, names: Sequence[str]) -> list[int]:
 
 
 def find_bytes(payload: bytes, numbers: Sequence[int]) -> bytes | None:
-    """Return the bytes in a nested field of a protobuf message, which may be malformed; None without them.
+    """Return the bytes in a nested field of a protobuf message; None without the field.
 
-    ``numbers`` is the path of field numbers. Of equal fields, the last one counts. Read the message as far
-    as possible.
+    ``numbers`` is the path of field numbers. If a field occurs twice, the last one counts. The message may
+    be malformed: read it as far as possible.
     """
-    found: bytes | None = None
+    wanted: bytes | None = None
     for number, value in _texts(payload):
         if number == numbers[0]:
             inner = value if len(numbers) == 1 else find_bytes(value, numbers[1:])
-            found = found if inner is None else inner
-    return found
+            wanted = wanted if inner is None else inner
+    return wanted
 
 
 def _texts(payload: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield number and value of fields that have a length, outside of groups, up to a malformed part.
+    """Yield number and value of each field with a length that is in no group. End at a malformed part.
 
     The last value may be incomplete.
     """
     at = groups = 0
     while (tag := _varint(payload, at)) is not None:
         (key, at), kind = tag, tag[0] & 7
-        number = _varint(payload, at) if kind in (_VARINT, _LENGTH) else (0, at)
-        if number is None or kind not in _KINDS:
+        varint = _varint(payload, at) if kind in (_VARINT, _LENGTH) else (0, at)
+        if varint is None or kind not in _KINDS:
             return
-        at = number[1] + _FIXED_BYTES.get(kind, 0)
+        at = varint[1] + _FIXED_BYTES.get(kind, 0)
         groups += _GROUP_STEPS.get(kind, 0)
         if kind == _LENGTH:
-            begin, at = at, at + number[0]
+            begin, at = at, at + varint[0]
             if not groups:
                 yield key >> 3, payload[begin:at]
 
 
 def _varint(payload: bytes, at: int) -> tuple[int, int] | None:
-    """Return the number at ``at``, and its end; None if the bytes end within it."""
+    """Return the number at ``at``, and its end; None if the bytes end within it, or it is too long."""
     value = 0
-    for place in range(_VARINT_BYTES_MAX):
-        if at + place >= len(payload):
+    for index in range(_VARINT_BYTES_MAX):
+        if at + index >= len(payload):
             return None
-        byte = payload[at + place]
-        value |= (byte & 0x7F) << (7 * place)
+        byte = payload[at + index]
+        value |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
-            return value, at + place + 1
+            return value, at + index + 1
     return None

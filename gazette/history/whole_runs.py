@@ -1,9 +1,8 @@
-"""Runs that begin and end where messages do: `whole_runs`. Pure.
+"""Moves the bounds of runs to bounds of messages: `whole_runs`. Pure.
 
 A run ends where a fragment ends, and nearly always a message ends there too. But a publisher may append a
-message in parts. Then the run in which the message begins also reads the next fragments, and the next run
-begins where the message ends. Only a run's summary shows this offset, and only if the run begins with a
-message.
+message in parts. Then the run in which the message begins also reads the next fragments. The next run begins
+where the message ends. Only a summary shows this offset, and only if its run begins with a message.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ Summarise = Callable[[Sequence[Run]], Sequence[Summary]]
 
 @dataclass(slots=True)
 class _Link:
-    """A run of a journal, and its summary if known."""
+    """A run of a journal, and its summary. None: the run must be summarised."""
 
     run: Run
     summary: Summary | None = None
 
 
 def whole_runs(runs: Sequence[Run], summarise: Summarise) -> tuple[tuple[Run, ...], list[Summary]]:
-    """Change the runs so that each message is in one run. Return them, and their summaries.
+    """Change the runs, so that each message is in one run. Return the runs, and their summaries.
 
-    Raise what ``summarise`` raises. Raise `MalformedMessage` for a message without its end.
+    Raise what ``summarise`` raises. Raise `MalformedMessage` for a message whose end is missing.
     """
     chains: dict[JournalName, list[_Link]] = {}
     for run in runs:
         chains.setdefault(run.journal, []).append(_Link(run))
     while unknown := [link for chain in chains.values() for link in chain if link.summary is None]:
-        made = summarise([link.run for link in unknown])
-        for link, summary in zip(unknown, made, strict=True):
+        summaries = summarise([link.run for link in unknown])
+        for link, summary in zip(unknown, summaries, strict=True):
             link.summary = summary
         for chain in chains.values():
             _mend(chain)
@@ -47,36 +46,37 @@ def whole_runs(runs: Sequence[Run], summarise: Summarise) -> tuple[tuple[Run, ..
 
 
 def _mend(chain: list[_Link]) -> None:
-    """Change the first run that does not begin and end with messages, and drop its summary."""
-    for at, link in enumerate(chain):
+    """Change the first run that does not begin and end where messages do, and drop its summary."""
+    for position, link in enumerate(chain):
         run, summary = link.run, link.summary
         if summary is None:
-            return  # The run before has changed this run's begin.
+            return  # The begin of this run was moved. Its new summary must come first.
         if summary.torn:
-            # The runs before it end with messages, so this message is malformed: the next attempt raises it.
-            chain[at] = _Link(replace(run, sure=True))
+            # The run before ends with a message, so this one is malformed: the next summary raises the error.
+            chain[position] = _Link(replace(run, sure=True))
             return
-        if at == len(chain) - 1 or summary.reached == run.end:
+        if position == len(chain) - 1 or summary.reached == run.end:
             continue
-        behind = chain[at + 1].run.pieces[0].begin
+        next_begin = chain[position + 1].run.pieces[0].begin
         if summary.reached > run.end:
-            _begin_at(chain, at + 1, summary.reached)
-        elif behind > run.end:
-            _cut_off(run, summary, behind)
-            chain[at] = _Link(replace(run, last=True), summary)
+            _begin_at(chain, position + 1, summary.reached)
+        elif next_begin > run.end:
+            # Lost bytes follow: the last message of the run has no end.
+            _cut_off(run, summary, next_begin)
+            chain[position] = _Link(replace(run, last=True), summary)
         elif not run.beyond:
-            chain[at] = _Link(replace(run, beyond=_beyond(chain[at + 1 :], run.end)))
+            chain[position] = _Link(replace(run, beyond=_beyond(chain[position + 1 :], run.end)))
             return
         else:
             # The message ends neither in the snapshot nor before lost bytes.
-            _begin_at(chain, at + 1, run.beyond[-1].end)
-            if at < len(chain) - 1:
-                _cut_off(run, summary, chain[at + 1].run.pieces[0].begin)
-            chain[at] = _Link(replace(run, last=True, beyond=()), summary)
+            _begin_at(chain, position + 1, run.beyond[-1].end)
+            if position < len(chain) - 1:
+                _cut_off(run, summary, chain[position + 1].run.pieces[0].begin)
+            chain[position] = _Link(replace(run, last=True, beyond=()), summary)
 
 
 def _begin_at(chain: list[_Link], at: int, begin: Offset) -> None:
-    """Cut the runs from ``at`` on, so that they begin at the offset ``begin``."""
+    """Cut the runs from position ``at`` on, so that they begin at the offset ``begin``. Drop empty runs."""
     while at < len(chain) and chain[at].run.end <= begin:
         del chain[at]
     if at < len(chain) and chain[at].run.pieces[0].begin < begin:
@@ -85,7 +85,7 @@ def _begin_at(chain: list[_Link], at: int, begin: Offset) -> None:
 
 
 def _beyond(links: Sequence[_Link], begin: Offset) -> tuple[Piece, ...]:
-    """Return the consecutive pieces from ``begin`` on, up to the greatest length of a message."""
+    """Return the consecutive pieces from offset ``begin`` on, up to the greatest length of a message."""
     pieces: list[Piece] = []
     for link in links:
         for piece in link.run.pieces:

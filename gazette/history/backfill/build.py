@@ -1,8 +1,8 @@
 """One task of a backfill: build the state of one shard, and stage it.
 
 A task is a value that any runner can run: a thread, a process, an executor of a Spark cluster. Any number of
-its attempts may run, also at the same time, and end at any time. Each attempt has its own objects, and the
-manifest chooses one attempt.
+attempts of a task may run, also at the same time, and end at any time. Each attempt has its own objects, and
+the manifest chooses one attempt.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FRAGMENT_LENGTH: Final = 1 << 20
 _MERGED_MESSAGES: Final = 256
 
 OnRead = Callable[[int], None]
-"""Function that gets the number of bytes of the history that were read since its last call."""
+"""Function that is called with the number of bytes of the history that were read since its last call."""
 
 
 def _ignore(_bytes: int) -> None:
@@ -52,7 +52,7 @@ def _ignore(_bytes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """The input for building one shard. ``backfill`` is a name, or an object that can be pickled."""
+    """The input for the state of one shard. ``backfill`` is a name, or an object that can be pickled."""
 
     backfill: str | Backfill
     spec: ShardSpec
@@ -100,8 +100,8 @@ def read_messages(
 ) -> Batches:
     """Return the committed messages of a task's shard, in order per journal. Raise what reads raise.
 
-    If the application has timers, merge journals by the clocks of publishers: a live shard got their
-    messages in about that order. Windows and watermarks follow declared times in any order.
+    If the application has timers, merge journals by the clocks of publishers: a live shard gets messages in
+    about that order. Windows and watermarks follow declared times, in any order of messages.
     """
     application = backfill.new_application()
     if not defines_timers(application):
@@ -136,41 +136,41 @@ def _read_runs(
     access: OpenAccess,
     on_read: OnRead,
 ) -> Batches:
-    keep = _filter(task, backfill)
-    minimum = {split_journal_meta(one.journal)[0]: one.min_offset for one in task.spec.sources}
+    belongs = _filter(task, backfill)
+    min_offsets = {split_journal_meta(s.journal)[0]: s.min_offset for s in task.spec.sources}
     for run in runs:
         journal = run.run.journal
         spec = journal_spec(journal, run.run.shape.content_type)
-        kind = backfill.message_type_of(application, spec)
+        message_type = backfill.message_type_of(application, spec)
         time = backfill.message_time_of(application, spec)
-        first = minimum.get(journal, 0)
-        at = run.run.pieces[0].begin
-        for batch in read_envelopes(access, run, kind, time):
-            on_read(max(0, batch[-1].end - at))
-            at = max(at, batch[-1].end)
-            kept: Sequence[Envelope[Any]] = batch
-            if batch[0].begin < first:
-                kept = [one for one in batch if one.begin >= first]
-            if keep is not None:
-                kept = [one for one in kept if keep(one)]
-            if kept:
-                yield kept
-        on_read(max(0, run.run.end - at))
+        min_offset = min_offsets.get(journal, 0)
+        offset = run.run.pieces[0].begin
+        for batch in read_envelopes(access, run, message_type, time):
+            on_read(max(0, batch[-1].end - offset))
+            offset = max(offset, batch[-1].end)
+            own: Sequence[Envelope[Any]] = batch
+            if batch[0].begin < min_offset:
+                own = [envelope for envelope in batch if envelope.begin >= min_offset]
+            if belongs is not None:
+                own = [envelope for envelope in own if belongs(envelope)]
+            if own:
+                yield own
+        on_read(max(0, run.run.end - offset))
 
 
 def _filter(task: ShardTask, backfill: Backfill) -> Callable[[Envelope[Any]], bool] | None:
-    """Return the test if a message belongs to the shard; None if all messages do."""
+    """Return a test whether a message belongs to the shard; None if all messages belong to it."""
     if not backfill.history:
         return None
     mapping = shard_mapping(backfill, task.partitions)
-    ours = {split_journal_meta(one.journal)[0] for one in task.spec.sources}
-    return lambda envelope: mapping(envelope.message).journal in ours
+    source_journals = {split_journal_meta(source.journal)[0] for source in task.spec.sources}
+    return lambda envelope: mapping(envelope.message).journal in source_journals
 
 
 def shard_mapping(backfill: Backfill, partitions: Sequence[Partition]) -> Mapping[Any]:
-    """Return the publisher's mapping, over the sources of all selected shards. Raise ``Invalid``."""
-    all_of_them = Partitions(sorted(partitions))
-    mapping = backfill.mapping(lambda: all_of_them)
+    """Return the publisher's mapping over ``partitions``. Raise ``Invalid`` if the backfill has none."""
+    all_partitions = Partitions(sorted(partitions))
+    mapping = backfill.mapping(lambda: all_partitions)
     if mapping is None:
         raise Invalid(
             f"{type(backfill).__name__} has its own history, but no mapping() to shards",
@@ -187,9 +187,9 @@ def observed(shard: OfflineShard, batches: Batches) -> Batches:
 
 
 def consumed(backfill: Backfill, batches: Batches) -> Batches:
-    """Yield the messages that shards consume, without those that they have republished elsewhere.
+    """Yield the messages that shards consume, without messages that shards have republished elsewhere.
 
-    Raise `Misplaced` if a shard would fail. `replay` has the same check.
+    Raise `Misplaced` if a shard would fail. The default ``build`` needs no such check: `replay` has it.
     """
     if type(backfill).build is Backfill.build:
         return batches
@@ -214,7 +214,7 @@ def run_task(task: ShardTask, on_read: OnRead = _ignore) -> Attempt:
             messages = counted(read_messages(task, backfill, access, on_read))
             messages = consumed(backfill, observed(builder.shard, messages))
             backfill.build(builder.shard, builder.store, messages)
-            for _ in messages:  # Read the rest too: it is a part of the history, and of the count.
+            for _ in messages:  # Read the rest too: the watermark must follow it, and it counts.
                 pass
         return count
 
@@ -224,7 +224,7 @@ def run_task(task: ShardTask, on_read: OnRead = _ignore) -> Attempt:
 def build_state(
     task: ShardTask, backfill: Backfill, fill: Callable[[StateBuilder], int]
 ) -> Attempt:
-    """Build a state by ``fill``, which returns the number of its messages, and stage it. Blocks.
+    """Build a state by ``fill``, which returns the number of its messages, and stage the state. Blocks.
 
     Raise ``NotAllowed`` when the shard's database has a state already. Raise ``Fenced`` when an
     owner has opened that state since the run began. Raise what ``fill``, the store and the staging
@@ -264,7 +264,7 @@ def _build(
         count = _fill_verified(task, backfill, fill, builder) if task.verify else fill(builder)
         return builder.finish(task.checkpoint, messages=count, facts=facts)
     except Fenced:
-        # Another attempt was faster, or the shard is live.
+        # Another attempt was faster, which is fine. Or the shard is live.
         if not builder.is_done:
             raise
         return builder.in_place(task.checkpoint, facts)
@@ -281,9 +281,9 @@ def has_state(shard: str) -> NotAllowed:
 def _fill_verified(
     task: ShardTask, backfill: Backfill, fill: Callable[[StateBuilder], int], builder: StateBuilder
 ) -> int:
-    """Fill a database, and compare it with a replay. Raise ``Corrupt`` before the commit.
+    """Fill a database, and compare the result with a replay. Raise ``Corrupt`` before the commit.
 
-    Both run in the transaction of the build: a savepoint undoes the replay.
+    Replay and build run in the same transaction: the replay comes first, and a savepoint undoes it.
     """
     store, shard = builder.store, builder.shard
     if not store.has_savepoints:
@@ -292,20 +292,20 @@ def _fill_verified(
             hint="Leave --verify out.",
             shard=shard.id,
         )
-    readable = in_transaction(store)
-    before = store.savepoint()
+    uncommitted = in_transaction(store)
+    savepoint = store.savepoint()
     with Spooled(task.scratch) as replayed:
         with task.access.open() as access:
             messages = read_messages(task, backfill, access)
             replay(backfill.new_application(), shard, store, messages, discard=True)
-        replayed.write(backfill.content(shard, readable))
+        replayed.write(backfill.content(shard, uncommitted))
         shard.waits.clear()
-        before.roll_back()
+        savepoint.roll_back()
         shard.open_timers(store)
         count = fill(builder)
-        differs = first_difference(backfill.content(shard, readable), replayed.read())
-    if differs is not None:
-        raise differs_from_replay(shard.id, str(differs))
+        difference = first_difference(backfill.content(shard, uncommitted), replayed.read())
+    if difference is not None:
+        raise differs_from_replay(shard.id, str(difference))
     return count
 
 
@@ -323,7 +323,7 @@ def _stage(
     name = state_name(task.run_id, task.spec.id, attempt)
     if built.log:
         staging.put(name, builder.path)
-    # Write the description last: only a complete state has one.
+    # Write the description last: only a complete state has a description.
     staging.create(f"{name}.json", built.to_json())
     hit("backfill.staged", task.spec.id)
     return Attempt(task.spec.id, attempt, built)

@@ -1,4 +1,4 @@
-"""Reads of states in databases, before a run builds new ones. This module writes nothing.
+"""Reads the states in databases, before a run builds new states. This module writes nothing.
 
 `look` blocks; all other functions are pure. `gazette.stores.claims` says why a run must look first.
 """
@@ -24,7 +24,7 @@ def look(
     """Return, by shard without a recovery log, the state that its database holds.
 
     Raise ``Invalid`` for stores that cannot be claimed, and if the consumers' prefix is unknown. Raise
-    ``Unavailable``.
+    ``Unavailable`` if the database cannot be reached.
     """
     held: dict[str, HeldState] = {}
     for spec in specs:
@@ -41,26 +41,26 @@ def look(
 
 
 def require_claimable(held: Mapping[str, HeldState], token: str, *, overwrite: bool) -> None:
-    """Check that a run with this token may write states, or has written them.
+    """Check that a run with this token may write the states of shards, or has written them.
 
-    Raise ``NotAllowed`` for states that it would overwrite. Raise ``Fenced`` for states of the run that
+    Raise ``NotAllowed`` for states that the run would overwrite. Raise ``Fenced`` for states of the run that
     an owner has opened since.
     """
-    for shard, one in held.items():
-        if one.is_followed(token):
+    for shard, state in held.items():
+        if state.is_followed(token):
             raise Fenced(
                 "the shard has run since this run gave it its state, so the state stays",
                 hint="To build it again all the same, give a new --run-id.",
                 shard=shard,
             )
-        if one.checkpoint != Checkpoint() and not one.is_of(token) and not overwrite:
+        if state.checkpoint != Checkpoint() and not state.is_of(token) and not overwrite:
             raise has_state(shard)
 
 
 def require_in_force(held: Mapping[str, HeldState], token: str) -> None:
-    """Raise ``Fenced`` unless databases still hold what a run with a manifest has committed."""
-    for shard, one in held.items():
-        if not one.is_of(token):
+    """Raise ``Fenced`` unless databases still hold the states that a run with a manifest has committed."""
+    for shard, state in held.items():
+        if not state.is_of(token):
             raise Fenced(
                 "another backfill has replaced the state that this run has built",
                 hint="Run it again with a new --run-id, if this state is the one that shall count.",
@@ -71,7 +71,7 @@ def require_in_force(held: Mapping[str, HeldState], token: str) -> None:
 def require_comparable(backfill: Backfill, shards: Collection[str]) -> None:
     """Raise ``Invalid`` if ``--verify`` cannot compare these shards' states in a database with a replay.
 
-    The backfill then lacks `Backfill.content`.
+    It cannot if the backfill lacks `Backfill.content`.
     """
     if shards and type(backfill).content is Backfill.content:
         raise Invalid(
@@ -83,7 +83,7 @@ def require_comparable(backfill: Backfill, shards: Collection[str]) -> None:
 
 def claims_of(held: Mapping[str, HeldState], token: str) -> dict[str, BackfillClaim]:
     """Return, by shard, the claims of the run's attempts."""
-    return {shard: BackfillClaim(one.fence, token) for shard, one in held.items()}
+    return {shard: BackfillClaim(state.fence, token) for shard, state in held.items()}
 
 
 def _no_commit() -> Any:

@@ -1,4 +1,4 @@
-"""The content of stores, in a fixed order, so that two stores can be compared row by row."""
+"""Yields the content of stores in a fixed order, and compares the content of two stores row by row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OURS: Final = "gazette_checkpoint"
 
 
 def content_of(store: Any) -> Iterator[Any]:
-    """Yield the rows of all tables, the entries of all column families, or the document's entries.
+    """Yield the rows of all tables, the pairs of all column families, or the entries of the JSON document.
 
     Leave out the checkpoint. Raise ``Invalid`` for an unknown store.
     """
@@ -68,7 +68,7 @@ def _entries(store: JSONFileStore[Any]) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first two rows that differ. None: that content has ended."""
+    """The first two rows that differ. None instead of a row: that content has ended."""
 
     place: int
     first: Any
@@ -88,16 +88,16 @@ def _shown(value: Any) -> str:
 
 def first_difference(first: Iterable[Any], second: Iterable[Any]) -> Difference | None:
     """Return the first difference of two contents; None without one."""
-    for place, (one, other) in enumerate(itertools.zip_longest(first, second, fillvalue=_END)):
-        if one is _END or other is _END or one != other:
-            return Difference(place, None if one is _END else one, None if other is _END else other)
+    for place, (row, other) in enumerate(itertools.zip_longest(first, second, fillvalue=_END)):
+        if row is _END or other is _END or row != other:
+            return Difference(place, None if row is _END else row, None if other is _END else other)
     return None
 
 
 class Spooled:
     """Rows in a file, kept for a comparison.
 
-    They are pickled, since ``content`` of a `Backfill` may return any values. The file has no name: no
+    The rows are pickled, since ``content`` of a `Backfill` may yield any values. The file has no name: no
     other process can write to it.
     """
 
@@ -132,12 +132,12 @@ class Spooled:
 
 
 def _plain(row: Any) -> Any:
-    """Return a row of SQLAlchemy as a tuple: the row is not valid after its statement."""
+    """Return a row of SQLAlchemy as a tuple: the row itself is not valid after its statement."""
     return tuple(row) if isinstance(row, tuple) else row
 
 
 def in_transaction(store: Any) -> Any:
-    """Return the store of a database for `Backfill.content`, before the commit."""
+    """Return a database's store, without ``query``, for `Backfill.content` before the commit."""
     return _InTransaction(store)
 
 

@@ -3,8 +3,8 @@
     note ──► fence ──► play the former state ──► acknowledge what it owes ──► append ──► note
                                                                                  all shards: publish
 
-If the driver dies before it publishes, the former state stays in force, with its hints. Acknowledgements that
-this state owes may be appended already; the next owner then appends them again.
+If the driver dies before it publishes, the former state stays in force, with its hints. The acknowledgements
+that this state owes may be appended already: then the next owner appends them again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from gazette.stores.claims import HeldState
 log = logging.getLogger(__name__)
 
 _READS_MAX: Final = 4
-"""Recovery logs that are played back at once. Each needs the space of its state on the local disk."""
+"""Most recovery logs that are played back at once. Each needs the space of its state on the local disk."""
 
 
 class Cutover:
@@ -82,30 +82,30 @@ class Cutover:
         self._rng = rng
         self._previous: dict[str, PreviousState] = {}
         self._forgotten: set[str] = set()
-        """Shards whose former state is unreadable, which the user has accepted."""
+        """Shards whose former state is unreadable: the user has accepted to lose its acknowledgements."""
         self._ends: Mapping[JournalName, Offset] = {}
 
     async def look(self, listed: Sequence[ListedShard], held: Mapping[str, HeldState]) -> None:
-        """Read the former states of shards. Those in databases are in ``held``.
+        """Read the former states of shards. The states in databases are in ``held``.
 
         Play several recovery logs back at once, each to the local disk. `run` reads a state again only if
-        it was written to meanwhile. Raise ``NotAllowed`` for a state of another application. Raise it too
-        for an unreadable state, unless the user has accepted that. Cancellation leaves no file.
+        its log has grown meanwhile. Raise ``NotAllowed`` for a state of another application. Raise it for
+        an unreadable state, too, unless the user has accepted its loss. Cancellation leaves no file.
         """
-        self._previous |= {id: PreviousState(one.checkpoint) for id, one in held.items()}
-        logs = [one.spec for one in listed if one.spec.recovery_log and one.spec.id not in held]
-        self._progress.begin("reading former states", len(logs), "shards")
-        room = asyncio.Semaphore(_READS_MAX)
+        self._previous |= {id: PreviousState(state.checkpoint) for id, state in held.items()}
+        specs = [one.spec for one in listed if one.spec.recovery_log and one.spec.id not in held]
+        self._progress.begin("reading former states", len(specs), "shards")
+        limit = asyncio.Semaphore(_READS_MAX)
 
         async def read(spec: ShardSpec) -> None:
-            async with room:
+            async with limit:
                 await self.publication.check_log(spec.recovery_log)
                 if (previous := await self._read(spec)) is not None:
                     self._previous[spec.id] = previous
             self._progress.add(1)
 
         async with TaskScope("former states") as scope:
-            for spec in logs:
+            for spec in specs:
                 scope.spawn(read(spec), name=spec.id)
         require_own(self._previous, self._application)
 
@@ -117,7 +117,7 @@ class Cutover:
         Do not raise if the user has accepted such losses.
         """
         self._ends = ends
-        self._require_published({one.spec.id: one.spec for one in listed}, self._previous)
+        self._require_published({shard.spec.id: shard.spec for shard in listed}, self._previous)
 
     def require_whole(self, checkpoints: Mapping[str, Checkpoint]) -> None:
         """Raise ``NotAllowed`` if states that continue at these checkpoints split a published transaction."""
@@ -148,9 +148,9 @@ class Cutover:
 
         Raise ``Conflict`` or ``Fenced`` when a shard was changed meanwhile. Raise ``NotAllowed`` when a shard
         is live or its former state cannot be read. After an error or a cancellation, nothing was published
-        (see `Publication.publish`), and a resumed run continues from here.
+        (see `Publication.publish`), and a resumed run continues with this step.
         """
-        self._progress.begin("appending", sum(one.built.size for one in attempts))
+        self._progress.begin("appending", sum(attempt.built.size for attempt in attempts))
         targets: list[Target] = []
         for shard, attempt in zip(listed, attempts, strict=True):
             base = await self._append(shard, attempt, directory) if attempt.built.log else 0
@@ -163,7 +163,7 @@ class Cutover:
             await self._records.remove(attempt)
 
     async def _unpublished(self, targets: list[Target]) -> list[Target]:
-        """Return the targets that no interrupted driver has published."""
+        """Return the targets that were not published yet: an interrupted driver may have published some."""
         pending = []
         for target in targets:
             stored = None
@@ -181,7 +181,7 @@ class Cutover:
             try:
                 await self.publication.require_ours(built)
             except Fenced:
-                pass  # The state is in the log, but another author has fenced it since: append it again.
+                pass  # The state is in the log, but another author has fenced the log since: append again.
             else:
                 # The owed acknowledgements of the former state were appended before.
                 self._progress.add(built.size)
@@ -191,7 +191,7 @@ class Cutover:
         before = self.publication.appended_bytes
 
         async def note(head: int) -> None:
-            """Note that the log gets our bytes. If the driver dies now, this note is their only record."""
+            """Note that the log gets the state. If the driver dies now, the note is the only record of it."""
             await self._require_idle([shard])
             await records.note_appending(attempt, head, f"{self._rng.getrandbits(32):08x}")
 
@@ -205,7 +205,7 @@ class Cutover:
         return base
 
     async def _settle(self, spec: ShardSpec, end: Offset) -> None:
-        """Append the owed acknowledgements of a log's state at ``end``: no owner can commit to it now."""
+        """Append the acknowledgements that a log's state at ``end`` owes: no owner can commit to it now."""
         if spec.id in self._forgotten:
             return
         previous = self._previous.get(spec.id)

@@ -1,4 +1,4 @@
-"""The application's description of its backfill: `Backfill`, and the default replay of messages.
+"""What an application defines for its backfill: `Backfill`, and the default replay of messages.
 
 A backfill folds the history of a shard's sources away from the shard. The application defines a class for it
 beside its `Application`:
@@ -13,8 +13,8 @@ beside its `Application`:
                     counts[envelope.message.word] += 1
             store.executemany("INSERT INTO counts VALUES (?, ?)", sorted(counts.items()))
 
-Without ``build``, the application consumes the messages, as on a live shard. That is right for every
-application that does not publish, and as slow as the application.
+Without ``build``, the application consumes the messages, as on a live shard. This gives the right state for
+every application that does not publish, and is as slow as the application.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from gazette.stores.state_builder import OfflineShard
 Batches = Iterator[Sequence[Envelope[Any]]]
 
 REPLAY_MESSAGES: Final = 1 << 18
-"""Messages of one transaction of a replay."""
+"""Number of messages after which a replay commits its transaction."""
 REPLAY_TIMERS: Final = 1 << 10
 """Most timers that a replay takes from the store at once."""
 
 
 class Backfill:
-    """Subclass, set ``application``, and pass it to ``gazctl shards backfill module:Class``.
+    """Subclass, set ``application``, and pass the class to ``gazctl shards backfill module:Class``.
 
-    Every process that builds states creates one object of it, without arguments.
+    Every process that builds states creates one object of the class, without arguments.
     """
 
     application: ClassVar[Callable[[], Application[Any]]]
@@ -59,22 +59,22 @@ class Backfill:
     history: ClassVar[str] = ""
     """Selector of the journals with the history. Empty: each shard's own sources.
 
-    With a selector, ``mapping`` says to which shard a message belongs. Shards consume sources outside
-    the history from their begin: no message may be in both.
+    With a selector, ``mapping`` says to which shard a message belongs. Shards consume sources outside the
+    history from the begin of these sources. So no message may be in both the history and a source.
     """
 
     partitions: ClassVar[str] = ""
     """With a ``history``: selector of the journals that the publisher's mapping chooses from."""
 
     uuid_field: ClassVar[str] = ""
-    """Place of the UUID in messages, with dots between nested fields. Empty: the place of a `Source` or of
-    the journal's label, or else that of the messages' type."""
+    """Place of the UUID in messages, with dots between nested fields. Empty: the place that a `Source` or
+    the journal's label says, or else the place in the messages' type."""
 
     discard_publications: ClassVar[bool] = False
     """True to drop what the application publishes during a replay: the live shard has published it already.
 
-    False: publishing is an error. Set it to True beside a ``build`` too, if the application publishes. Then
-    the history must end where the replaced state ends, so that nothing is lost or published twice.
+    False: publishing is an error. If the application publishes, set True beside a ``build``, too. Then the
+    history must end where the replaced state ends. Otherwise messages would be lost or published twice.
     """
 
     def new_application(self) -> Application[Any]:
@@ -89,7 +89,7 @@ class Backfill:
         return application
 
     def message_type_of(self, application: Application[Any], journal: JournalSpec) -> type[Any]:
-        """Return the type that messages decode to. Default: the application's.
+        """Return the type that messages decode to. Default: the application's type.
 
         A type with fewer fields decodes faster.
         """
@@ -105,17 +105,17 @@ class Backfill:
         return application.message_time_of(journal)
 
     def mapping(self, partitions: PartitionsFunc) -> Mapping[Any] | None:
-        """Return the publisher's function from a message to one of ``partitions``. Only with a ``history``.
+        """Return the publisher's function from a message to one of ``partitions``. Needed with a ``history``.
 
         A message of the history belongs to the shards that have its partition as a source. Use
-        `modulo_mapping` or `rendezvous_mapping`: a random one chooses differently each time.
+        `modulo_mapping` or `rendezvous_mapping`: a random mapping chooses differently each time.
         """
         return None
 
     def build(self, shard: OfflineShard, store: Any, messages: Batches) -> None:
         """Build the state of one shard from its committed messages, in order per journal.
 
-        ``store`` is the result of ``new_store``, and is empty. It is committed after this call, with the
+        ``store`` is the result of ``new_store``, and is empty. After this call, it is committed with the
         checkpoint. Call ``shard.commit()`` earlier if the changes do not fit into memory.
         """
         replay(self.new_application(), shard, store, messages, discard=self.discard_publications)
@@ -130,29 +130,29 @@ class Backfill:
     """
 
     order: ClassVar[Sequence[str]] = ()
-    """Columns that order the rows for ``load``. Default: all columns that ``fold`` returns."""
+    """Columns by which the rows for ``load`` are sorted. Default: all columns that ``fold`` returns."""
 
     def combine(self, rows: Any) -> Any:
         """Combine rows of one journal before ``fold``, on Spark. The result of ``fold`` must stay the same.
 
         ``rows`` is a ``pyarrow.Table`` of ``fields`` and ``meta``. The result must be a table too, for
-        example with sums instead of summands. Spark may pass any of the rows, also some that never commit,
+        example with sums instead of summands. Spark may pass any of the rows, also rows that never commit,
         and earlier results of this method. If this method raises, the run is read again, and this method
         gets only committed rows. Without this method, the history is read twice, and all rows of a task go
-        to Java: most of the cost of a fold.
+        to Java, which is most of the cost of a fold.
         """
         return rows
 
     def fold(self, frame: Any) -> Any:
         """Fold the committed rows of all shards as a DataFrame, on Spark.
 
-        The frame has the columns of ``fields`` and ``meta``, and ``shard``, which the result must have too.
-        Then ``load`` gets each shard's rows. Without this method, Spark also calls ``build``.
+        The frame has the columns of ``fields`` and ``meta``, and ``shard``. The result must have ``shard``
+        too. Then ``load`` gets each shard's rows. Without this method, Spark also calls ``build``.
         """
         return frame
 
     def load(self, shard: OfflineShard, store: Any, batches: Iterator[Any]) -> None:
-        """Write what ``fold`` returned for one shard, on Spark, as Arrow record batches, in order."""
+        """Write what ``fold`` returned for one shard, on Spark: Arrow record batches, in ``order``."""
         raise Invalid(
             f"{type(self).__name__} has a fold(), but no load() for its result",
             hint="Implement load(shard, store, batches).",
@@ -161,7 +161,7 @@ class Backfill:
     def clear(self, shard: OfflineShard, store: Any) -> None:
         """Remove the shard's state from a shared database (`SQLStore`), by ``store.execute``.
 
-        Called with ``--overwrite``. Its statements and the new state are one transaction.
+        Called with ``--overwrite``. These statements and the new state are one transaction.
         """
         raise Invalid(
             "the shard has a state already, and the backfill does not say how to remove it",
@@ -172,8 +172,8 @@ class Backfill:
     def content(self, shard: OfflineShard, store: Any) -> Iterable[Any]:
         """Yield what ``--verify`` compares, in a fixed order. Default: `gazette.history.backfill.content`.
 
-        Implement it for a shared database (`SQLStore`): yield the rows of this shard, by
-        ``store.execute``, since the transaction is not committed yet.
+        Implement this method for a shared database (`SQLStore`). Yield the rows of this shard, read by
+        ``store.execute``: the transaction is not committed yet, and other connections do not see it.
         """
         from gazette.history.backfill.content import content_of
 
@@ -183,7 +183,7 @@ class Backfill:
 def load_backfill(name: str | Backfill) -> Backfill:
     """Return the backfill of ``module:Class`` or ``path.py:Class``, or ``name`` if it is a `Backfill`.
 
-    Raise ``Invalid`` if it cannot be imported, or is not a `Backfill`.
+    Raise ``Invalid`` if the class cannot be imported, or is not a `Backfill`.
     """
     if isinstance(name, Backfill):
         return name
@@ -204,37 +204,37 @@ def load_backfill(name: str | Backfill) -> Backfill:
             path="APP",
             hint="Set PYTHONPATH, or run this where the module is.",
         ) from error
-    found = getattr(module, class_name, None)
-    if found is None:
-        kinds = (Backfill, Application)
-        there = sorted(
-            one
-            for one, value in vars(module).items()
-            if inspect.isclass(value) and issubclass(value, kinds) and value not in kinds
+    member = getattr(module, class_name, None)
+    if member is None:
+        bases = (Backfill, Application)
+        class_names = sorted(
+            member_name
+            for member_name, value in vars(module).items()
+            if inspect.isclass(value) and issubclass(value, bases) and value not in bases
         )
         raise Invalid(
             f"{module_name} has no {class_name}",
             path="APP",
-            hint=f"It has {', '.join(there)}."
-            if there
+            hint=f"It has {', '.join(class_names)}."
+            if class_names
             else "It has no Backfill, and no Application.",
         )
-    if inspect.isclass(found) and issubclass(found, Backfill):
-        return found()
-    if inspect.isclass(found) and issubclass(found, Application):
-        return _of_application(found)
+    if inspect.isclass(member) and issubclass(member, Backfill):
+        return member()
+    if inspect.isclass(member) and issubclass(member, Application):
+        return _of_application(member)
     raise Invalid(f"{name} is neither a Backfill nor an Application", path="APP")
 
 
 def _of_application(application: type[Application[Any]]) -> Backfill:
     """Return a backfill that replays messages through an application."""
-    kind = type(f"{application.__name__}Backfill", (Backfill,), {"application": application})
-    made: Backfill = kind()
-    return made
+    subclass = type(f"{application.__name__}Backfill", (Backfill,), {"application": application})
+    backfill: Backfill = subclass()
+    return backfill
 
 
 class _NoPublisher:
-    """The publisher of a replayed application."""
+    """The publisher of a replayed application: it drops all messages, or raises ``NotAllowed``."""
 
     def __init__(self, *, discard: bool) -> None:
         self._discard = discard
@@ -258,7 +258,7 @@ def replay(
     *,
     discard: bool = False,
 ) -> None:
-    """Have an application consume committed messages, in transactions of many.
+    """Have an application consume committed messages, in transactions of many messages.
 
     The caller commits the last transaction. Raise what callbacks raise.
     """
@@ -268,26 +268,26 @@ def replay(
             hint="Implement build() of the Backfill.",
         )
     publisher: Any = _NoPublisher(discard=discard)
-    whole = type(application).consume_messages is not Application.consume_messages
-    undoes = whole and store.has_savepoints and shard.commits_on_the_way
+    bulk = type(application).consume_messages is not Application.consume_messages
+    undoes = bulk and store.has_savepoints and shard.commits_on_the_way
     transaction = _Transaction(application, shard, store, publisher, undoes=undoes)
     checks = KeyChecks(application.key_place)
-    for read in messages:
-        batch = checks.consumed(read)
+    for batch_read in messages:
+        batch = checks.consumed(batch_read)
         if not batch:
             continue
         if shard.timers is not None:
             for envelope in batch:
                 transaction.consume_with_timers(shard.timers, envelope)
             continue
-        pieces: Iterable[Sequence[Envelope[Any]]] = (batch,) if whole else ((one,) for one in batch)
-        for piece in pieces:
-            transaction.consume(piece)
+        parts: Iterable[Sequence[Envelope[Any]]] = (batch,) if bulk else ((one,) for one in batch)
+        for part in parts:
+            transaction.consume(part)
     transaction.finalize()
 
 
 class _Transaction:
-    """Transactions of a replay, one after the other."""
+    """The transactions of a replay, one after the other."""
 
     def __init__(
         self,
@@ -307,11 +307,11 @@ class _Transaction:
         self._running = False
 
     def consume(self, messages: Sequence[Envelope[Any]]) -> None:
-        """Let the application consume messages. As on a shard, a deferred message ends a transaction."""
+        """Let the application consume messages. As on a shard, a deferred message ends the transaction."""
         if self._consumed >= REPLAY_MESSAGES and self._shard.commits_on_the_way:
             self._commit()
-        while (done := self._deliver(messages)) < len(messages):
-            messages = messages[done:]
+        while (count := self._deliver(messages)) < len(messages):
+            messages = messages[count:]
             self._require_deferrable(messages[0])
             self._commit()
 
@@ -367,7 +367,7 @@ class _Transaction:
             require_none("begin_transaction", result)
 
     def _attempt(self, messages: Sequence[Envelope[Any]]) -> int:
-        """Let the application consume messages. As on a shard, it must defer a batch before any change."""
+        """Let the application consume messages. As on a shard, it must defer before any change."""
         savepoint = self._store.savepoint() if self._undoes else None
         try:
             result: object = self._application.consume_messages(  # type: ignore[func-returns-value]
@@ -394,5 +394,5 @@ class _Transaction:
 
     def _commit(self) -> None:
         self.finalize()
-        done = self._shard.commit()
-        self._application.finished_transaction(self._shard, self._store, done)
+        commit = self._shard.commit()
+        self._application.finished_transaction(self._shard, self._store, commit)

@@ -1,8 +1,8 @@
-"""Leftovers of backfills: the runs of a staging area, and everything that no run needs.
+"""Lists the runs of a staging area, and *orphans*: leftovers of backfills that no run needs.
 
-Such *orphans* are in three places. The staging area may have attempts that do not count, and incomplete
-uploads. Recovery logs may have branches that no hints name. Local disks may have builds of dead processes. A
-database never has orphans: it rolls uncommitted states back.
+Orphans are in three places. The staging area may have attempts that do not count, and incomplete uploads.
+Recovery logs may have branches that no hints name. Local disks may have builds of dead processes. A database
+never has orphans: it rolls uncommitted states back.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RunInfo:
     backfill: str
     shards: int
     step: str
-    """The last done step: ``begun``, ``planned``, ``built``, ``appended`` or ``published``."""
+    """The last step that is done: ``begun``, ``planned``, ``built``, ``appended`` or ``published``."""
     objects: int
     bytes: int
     changed_s: float
@@ -71,7 +71,7 @@ class Orphan:
 
 
 class Intent(msgspec.Struct, frozen=True):
-    """Note before an append of a state to a log: ``author`` will write at ``begin`` or later."""
+    """Note before the append of a state to a log: ``author`` will write at offset ``begin`` or later."""
 
     log: str
     author: int
@@ -85,7 +85,7 @@ def list_runs(staging: Staging) -> list[RunInfo]:
 
 
 def _info(staging: Staging, run: str, objects: Sequence[StagedObject]) -> RunInfo:
-    names = {one.name.partition("/")[2] for one in objects}
+    names = {item.name.partition("/")[2] for item in objects}
     plan = Plan.from_json(staging.read(f"{run}/{PLAN}")) if PLAN in names else None
     return RunInfo(
         run,
@@ -93,59 +93,59 @@ def _info(staging: Staging, run: str, objects: Sequence[StagedObject]) -> RunInf
         0 if plan is None else len(plan.shards),
         step_of(names, 0 if plan is None else len(plan.shards)),
         len(objects),
-        sum(one.size for one in objects),
-        max(one.mod_time for one in objects),
+        sum(item.size for item in objects),
+        max(item.mod_time for item in objects),
     )
 
 
 def step_of(names: Iterable[str], shards: int) -> str:
-    """Return the last done step of a run, from the names of its objects."""
-    found = set(names)
-    if PUBLISHED in found:
+    """Return the last step of a run that is done, from the names of its objects."""
+    object_names = set(names)
+    if PUBLISHED in object_names:
         return "published"
-    if MANIFEST in found:
-        appended = {shard_of(name)[0] for name in found if name.startswith(APPENDED)}
+    if MANIFEST in object_names:
+        appended = {shard_of(name)[0] for name in object_names if name.startswith(APPENDED)}
         return "appended" if shards and len(appended) == shards else "built"
-    return "planned" if PLAN in found else "begun"
+    return "planned" if PLAN in object_names else "begun"
 
 
 def staged_orphans(staging: Staging) -> list[Orphan]:
     """Return objects that no run needs, of any age. Blocks.
 
     For a run without a manifest, these are duplicate states of a shard, and incomplete states. An attempt
-    may still complete the latter.
+    may still complete an incomplete state.
     """
-    found: list[Orphan] = []
+    orphans: list[Orphan] = []
     for run, objects in sorted(runs_of(staging).items()):
-        for one in garbage_of(staging, run, objects):
-            found.append(_staged(one.object, one.reason))
-        names = {one.name for one in objects}
+        for item in garbage_of(staging, run, objects):
+            orphans.append(_staged(item.object, item.reason))
+        names = {item.name for item in objects}
         if not names & {f"{run}/{MANIFEST}", f"{run}/{PUBLISHED}"}:
-            found += [_staged(one, reason) for one, reason in _surplus(run, objects)]
-    return found
+            orphans += [_staged(item, reason) for item, reason in _surplus(run, objects)]
+    return orphans
 
 
 def _surplus(run: str, objects: Sequence[StagedObject]) -> list[tuple[StagedObject, str]]:
     """Return the objects that a run without a manifest does not need, each with the reason.
 
-    They are incomplete objects, and all attempts of each shard except one.
+    They are incomplete objects, and all attempts of each shard except the last one.
     """
-    whole = [
-        shard_of(one.name)
-        for one in objects
-        if one.name.startswith(f"{run}/{STATES}") and one.name.endswith(".json")
+    complete = [
+        shard_of(item.name)
+        for item in objects
+        if item.name.startswith(f"{run}/{STATES}") and item.name.endswith(".json")
     ]
-    kept = dict(whole)  # Keep the last one of each shard, as a resumed run does.
-    found: list[tuple[StagedObject, str]] = []
-    for one in objects:
-        if not one.name.startswith(f"{run}/{STATES}"):
+    kept_attempts = dict(complete)  # Keep the last attempt of each shard, as a resumed run does.
+    surplus: list[tuple[StagedObject, str]] = []
+    for item in objects:
+        if not item.name.startswith(f"{run}/{STATES}"):
             continue
-        shard, attempt = shard_of(one.name)
-        if (shard, attempt) not in whole:
-            found.append((one, "incomplete: its attempt died, or is about to complete it"))
-        elif kept[shard] != attempt:
-            found.append((one, "another attempt has built the same state"))
-    return found
+        shard, attempt = shard_of(item.name)
+        if (shard, attempt) not in complete:
+            surplus.append((item, "incomplete: its attempt died, or is about to complete it"))
+        elif kept_attempts[shard] != attempt:
+            surplus.append((item, "another attempt has built the same state"))
+    return surplus
 
 
 def _staged(one: StagedObject, reason: str) -> Orphan:
@@ -157,29 +157,29 @@ def scratch_orphans(parent: Path | None, before_s: float) -> list[Orphan]:
     return [
         Orphan(
             SCRATCH,
-            str(one.path),
-            one.size,
-            one.mod_time,
+            str(directory.path),
+            directory.size,
+            directory.mod_time,
             "the process that built there has died",
             "gazctl shards backfill --gc, or the next build on this machine",
         )
-        for one in abandoned(parent, before_s)
+        for directory in abandoned(parent, before_s)
     ]
 
 
 def intents_of(staging: Staging) -> dict[str, list[tuple[Intent, StagedObject]]]:
     """Return, by shard, all notes of appends to its log, in order of their offsets. Blocks."""
-    found: dict[str, list[tuple[Intent, StagedObject]]] = {}
+    notes: dict[str, list[tuple[Intent, StagedObject]]] = {}
     for run, objects in runs_of(staging).items():
-        for one in objects:
-            if not one.name.startswith(f"{run}/{APPENDING}"):
+        for item in objects:
+            if not item.name.startswith(f"{run}/{APPENDING}"):
                 continue
-            shard = appending_shard(one.name)
+            shard = appending_shard(item.name)
             with suppress(NotFound):  # The note was removed meanwhile.
-                data = staging.read(one.name)
+                data = staging.read(item.name)
                 intent = decoded(data, Intent, "a note of what was about to be appended")
-                found.setdefault(shard, []).append((intent, one))
-    return {shard: sorted(pairs, key=lambda pair: pair[0].begin) for shard, pairs in found.items()}
+                notes.setdefault(shard, []).append((intent, item))
+    return {shard: sorted(pairs, key=lambda pair: pair[0].begin) for shard, pairs in notes.items()}
 
 
 async def branch_orphans(
@@ -213,7 +213,7 @@ async def branch_orphans(
         ]
 
     return [
-        orphan for found in await asyncio.gather(*map(one, sorted(intents))) for orphan in found
+        orphan for group in await asyncio.gather(*map(one, sorted(intents))) for orphan in group
     ]
 
 
@@ -223,19 +223,19 @@ def in_force(intents: Sequence[Intent], stored: Sequence[FSMHints | None]) -> se
     Hints have the author and an offset of each branch. The note of a branch is the last one of its author
     that begins at or before that offset.
     """
-    found: set[Intent] = set()
+    named: set[Intent] = set()
     for hints in stored:
         if hints is None:
             continue
         for node in hints.live_nodes:
             for segment in node.segments:
                 before = [
-                    one
-                    for one in intents
-                    if one.author == segment.author
-                    and one.log == (segment.log or hints.log)
-                    and one.begin <= segment.first_offset
+                    intent
+                    for intent in intents
+                    if intent.author == segment.author
+                    and intent.log == (segment.log or hints.log)
+                    and intent.begin <= segment.first_offset
                 ]
                 if before:
-                    found.add(max(before, key=lambda one: one.begin))
-    return found
+                    named.add(max(before, key=lambda intent: intent.begin))
+    return named

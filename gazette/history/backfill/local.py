@@ -1,7 +1,7 @@
-"""Runner of a backfill's tasks on this machine, without a JVM or any installation.
+"""Runs the tasks of a backfill on this machine, without a JVM or any installation.
 
-Each task is a process, with a given number of them at once: so Python's lock does not keep them on one core.
-The processes end with the driver, however the driver ends.
+Each task runs in a process of its own, so that Python's lock does not keep all tasks on one core. At most
+``jobs`` processes run at once. They end with the driver, however the driver ends.
 
 Tasks, attempts and errors are sent through pipes as pickles. This is safe: only the driver and its child
 processes have the ends of these pipes.
@@ -30,7 +30,7 @@ from gazette.history.summary import Summary
 
 
 class LocalRunner:
-    """Builds with ``jobs`` processes; in this process for one job or one task."""
+    """Runner with ``jobs`` processes. For one job, or one task, it builds in this process."""
 
     def __init__(self, jobs: int = 0, *, run_bytes: int = RUN_BYTES) -> None:
         """Create a runner. ``jobs=0`` means one job for each core."""
@@ -69,13 +69,13 @@ class LocalRunner:
             )
 
     def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:
-        """Build all tasks. Return attempts in the order of tasks. At the first error, end all and raise."""
+        """Build all tasks. Return attempts in order of tasks. At the first error, end all and raise it."""
         if self.jobs == 1 or len(tasks) == 1:
             return [self._here(task, on_read) for task in tasks]
         with concurrent.futures.ThreadPoolExecutor(min(self.jobs, len(tasks))) as pool:
             futures = [pool.submit(self._in_process, task, on_read) for task in tasks]
             try:
-                # Raise as soon as any task fails, even if earlier ones still run.
+                # Raise as soon as any task fails, even if earlier tasks still run.
                 for future in concurrent.futures.as_completed(futures):
                     future.result()
             except BaseException:
@@ -107,7 +107,7 @@ class LocalRunner:
             assert child.stdout is not None
             with contextlib.suppress(BrokenPipeError):
                 _send(child.stdin, (sys.path, task))
-            # Keep the pipe open: when it closes, the child knows that the driver has died.
+            # Keep the pipe to the child open: when it closes, the child knows that the driver has died.
             while (message := _receive(child.stdout)) is not None:
                 if isinstance(message, int):
                     on_read(message)
@@ -166,8 +166,8 @@ def work(stdin: IO[bytes], stdout: IO[bytes]) -> int:
     received = _receive(stdin)
     if received is None:
         return 1
-    path, task = received
-    sys.path[:] = path
+    driver_path, task = received
+    sys.path[:] = driver_path
     threading.Thread(target=_end_with, args=(stdin,), name="driver", daemon=True).start()
     lock = threading.Lock()
 
@@ -184,16 +184,17 @@ def work(stdin: IO[bytes], stdout: IO[bytes]) -> int:
 
 
 def _end_with(stdin: IO[bytes]) -> None:
+    """End this process when the driver closes the pipe, also by its death."""
     stdin.read()
     os._exit(1)
 
 
 def as_picklable(error: BaseException, shard: str) -> BaseException:
-    """Return the error, or a substitute of it that can be pickled."""
+    """Return the error, or a substitute that can be pickled."""
     try:
         loaded = pickle.loads(pickle.dumps(error))  # noqa: S301
         if type(loaded) is type(error) and str(loaded) == str(error):
             return error
-    except Exception:  # noqa: BLE001, S110 - whatever an exception's own pickling does
+    except Exception:  # noqa: BLE001, S110 - an exception's own pickling may raise anything
         pass
     return GazetteError(f"{type(error).__name__}: {error}", shard=shard)

@@ -1,7 +1,7 @@
-"""The plan of a run: its shards, the bytes of journals that it reads, and the committed messages.
+"""The plan of a run: its shards, and the bytes of journals that it reads.
 
-A plan is made once per run and stored in the staging area. So a resumed run reads the same bytes, on any
-machine.
+A plan is made once per run, and stored in the staging area. So a resumed run reads the same bytes, on any
+machine. The plan and the result of the first pass give a task for each shard.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LOST_SHOWN: Final = 5
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The stored plan of a run. ``ends``: by journal, the offset up to which it is read."""
+    """The stored plan of a run. ``begins`` and ``ends``: by journal, the offsets between which it is read."""
 
     backfill: str
     shards: list[str]
@@ -69,18 +69,18 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def sources_of(specs: Collection[ShardSpec]) -> dict[JournalName, Offset]:
-    """Return the sources of shards with their first offsets. Raise ``Invalid`` if these differ."""
-    found: dict[JournalName, Offset] = {}
+    """Return the sources of shards with their minimal offsets. Raise ``Invalid`` if these differ."""
+    offsets: dict[JournalName, Offset] = {}
     for spec in specs:
         for source in spec.sources:
             name = split_journal_meta(source.journal)[0]
-            if found.setdefault(name, source.min_offset) != source.min_offset:
+            if offsets.setdefault(name, source.min_offset) != source.min_offset:
                 raise Invalid(
                     f"shards read {name} from different minimal offsets",
                     path=f"{spec.id}.sources",
                     hint="Backfill them one after the other, each with a run of its own.",
                 )
-    return found
+    return offsets
 
 
 def plan_snapshot(
@@ -92,54 +92,53 @@ def plan_snapshot(
     ends: Mapping[JournalName, Offset] | None = None,
     begins: Mapping[JournalName, Offset] | None = None,
 ) -> Snapshot:
-    """Return the snapshot to read. Blocks. ``ends`` and ``begins`` are those of a resumed plan.
+    """Return the snapshot to read. Blocks. ``ends`` and ``begins`` are the offsets of a resumed plan.
 
     Raise ``Invalid`` for ends of journals outside the history. Raise ``NotFound`` for absent
     journals. Raise ``NotYet`` for missing bytes that may still come.
     """
     if backfill.history:
-        base = Selection(selector=LabelSelector.parse(backfill.history))
+        selection = Selection(selector=LabelSelector.parse(backfill.history))
     else:
         minima = sources_of(specs)
         if not minima:
             raise Invalid(
                 "the shards have no sources, and the backfill no history", path="--shards"
             )
-        base = Selection(journals=tuple(sorted(minima)), begin=minima)
+        selection = Selection(journals=tuple(sorted(minima)), begin=minima)
     if ends is not None:
-        base = replace(base, end=dict(ends), begin=dict(begins or {}))
+        selection = replace(selection, end=dict(ends), begin=dict(begins or {}))
     elif end.offsets:
-        base = replace(base, end=dict(end.offsets))
-    specs_of = _specs(access, base)
-    if strangers := sorted(base.end.keys() - specs_of.keys()):
+        selection = replace(selection, end=dict(end.offsets))
+    specs_of = _specs(access, selection)
+    if unread := sorted(selection.end.keys() - specs_of.keys()):
         raise Invalid(
-            "offsets are given for journals that are not read: "
-            f"{', '.join(strangers[:_LOST_SHOWN])}",
+            f"offsets are given for journals that are not read: {', '.join(unread[:_LOST_SHOWN])}",
             path="--offsets",
         )
     application = backfill.new_application()
     shapes: dict[MessageFormat, list[JournalName]] = {}
     for name, spec in specs_of.items():
         content_type = spec.labels.value_of(CONTENT_TYPE) or CONTENT_JSON_LINES
-        kind = backfill.message_type_of(application, journal_spec(name, content_type))
-        place = backfill.uuid_field or application.uuid_place_of(spec)
-        shape = message_format_of(content_type, kind, place)
+        message_type = backfill.message_type_of(application, journal_spec(name, content_type))
+        uuid_place = backfill.uuid_field or application.uuid_place_of(spec)
+        shape = message_format_of(content_type, message_type, uuid_place)
         shapes.setdefault(shape, []).append(name)
     journals: list[JournalSnapshot] = []
     for shape, names in shapes.items():
-        chosen = replace(base, journals=tuple(names), selector=None, shape=shape)
-        snapshot = _snapshot(access, chosen)
+        of_shape = replace(selection, journals=tuple(names), selector=None, shape=shape)
+        snapshot = _snapshot(access, of_shape)
         if end.until_s and ends is None:
             until = _ends_at(snapshot, end.until_s)
-            snapshot = take_snapshot(access, replace(chosen, end=until))
+            snapshot = take_snapshot(access, replace(of_shape, end=until))
         journals += snapshot.journals
-    found = Snapshot(tuple(sorted(journals, key=lambda one: one.journal)))
-    warn_of_loss(found)
-    return found
+    merged = Snapshot(tuple(sorted(journals, key=lambda journal: journal.journal)))
+    warn_of_loss(merged)
+    return merged
 
 
 def _snapshot(access: OpenAccess, chosen: Selection) -> Snapshot:
-    """Call `take_snapshot`. Raise its errors, with the name of the flag, and ``Invalid``."""
+    """Call `take_snapshot`. An error about the option ``end`` names the flag ``--offsets`` instead."""
     try:
         return take_snapshot(access, chosen)
     except Invalid as error:
@@ -176,12 +175,12 @@ def _specs(access: OpenAccess, selection: Selection) -> dict[JournalName, Journa
 def message_format_of(content_type: str, message_type: type[Any], place: str) -> MessageFormat:
     """Return the encoding of a type's messages in a journal. Raise ``Invalid`` as `framing_of` does.
 
-    ``place`` is that of the UUID. Empty: the type's.
+    ``place`` is the place of the UUID. Empty: the place in the type.
     """
     uuid_field, message = place or DEFAULT_PLACE, ""
     if not place:
-        found = framing_of(content_type, message_type).codec.place
-        uuid_field = DEFAULT_PLACE if found is None else found.text
+        type_place = framing_of(content_type, message_type).codec.place
+        uuid_field = DEFAULT_PLACE if type_place is None else type_place.text
     if content_type == CONTENT_PROTO_FIXED:
         message = f"{message_type.__module__}:{message_type.__qualname__}"
     return MessageFormat(content_type, uuid_field=uuid_field, message=message)
@@ -208,13 +207,13 @@ def checkpoint_of(folded: FoldedSnapshot, spec: ShardSpec, application: str) -> 
     ``application`` is the name of the application that owns the state.
     """
     sources, lives = {}, {}
-    read = {one.journal: one.life for one in folded.snapshot.journals}
+    life_of = {part.journal: part.life for part in folded.snapshot.journals}
     for source in spec.sources:
         journal = split_journal_meta(source.journal)[0]
-        found = folded.sources.get(journal)
-        if found is not None:
-            sources[source.journal] = found
-        if (life := read.get(journal)) is not None:
+        source_checkpoint = folded.sources.get(journal)
+        if source_checkpoint is not None:
+            sources[source.journal] = source_checkpoint
+        if (life := life_of.get(journal)) is not None:
             lives[source.journal] = life
     return Checkpoint(sources, application=application, lives=lives)
 
@@ -222,7 +221,7 @@ def checkpoint_of(folded: FoldedSnapshot, spec: ShardSpec, application: str) -> 
 def require_replayable(folded: FoldedSnapshot) -> None:
     """Raise ``Corrupt`` if a journal has lost messages that are pending at the snapshot's end.
 
-    The live shard must read them when they commit.
+    The live shard must read these messages when they commit.
     """
     for journal in folded.snapshot.journals:
         pieces = journal.pieces
@@ -259,7 +258,7 @@ def tasks_of(
         shard_mapping(backfill, partitions)
     tasks = []
     for spec in specs:
-        ours = {split_journal_meta(source.journal)[0] for source in spec.sources}
+        source_journals = {split_journal_meta(source.journal)[0] for source in spec.sources}
         tasks.append(
             ShardTask(
                 name or backfill,
@@ -268,7 +267,7 @@ def tasks_of(
                 tuple(
                     run
                     for run in folded.runs
-                    if not run.empty and (backfill.history or run.run.journal in ours)
+                    if not run.empty and (backfill.history or run.run.journal in source_journals)
                 ),
                 checkpoint_of(folded, spec, application),
                 settings.staging,

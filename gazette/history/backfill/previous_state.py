@@ -1,17 +1,17 @@
 """The owed acknowledgements of the state that a shard had before.
 
 A shard's transaction commits its checkpoint first. Then acknowledgements make its messages visible, journal
-by journal. If the shard ends in between, its next owner finds them in the checkpoint, as *ACK intents*, and
-appends them before it commits anything. A backfill replaces that checkpoint, so it must append them too:
+by journal. If the shard ends in between, its next owner finds them in the checkpoint, as *ACK
+intents*. It appends them before it commits. A backfill replaces the checkpoint, so it appends them, too:
 
-- For a **recovery log**, the driver plays the former state back, and again if the log has grown before the
-  driver's fence. After the fence no owner can commit to that state, so its checkpoint is final. The driver
+- For a **recovery log**, the driver plays the former state back. It does so again if the log has grown before
+  the driver's fence. After the fence no owner can commit to that state, so its checkpoint is final. The driver
   appends the intents before it appends or publishes the new state.
 - For a **database**, the transaction of the new state locks the row, and adds the row's intents to the new
-  checkpoint. The shard appends them when it starts (`gazette.stores.claims`).
+  checkpoint. The shard appends the intents when it starts (`gazette.stores.claims`).
 
-A later owner may append them again: a reader skips an acknowledgement that it has seen. They also roll back
-messages that the former state had published and never committed.
+A later owner may append the acknowledgements again: a reader skips an acknowledgement that it has seen. They
+also roll back messages that the former state had published and never committed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PreviousState:
     checkpoint: Checkpoint = Checkpoint()
     """Checkpoint of the state; empty without a state."""
     head: Offset = -1
-    """End of the recovery log when it was read; -1 for a state in a database."""
+    """End of the recovery log when the state was read; -1 for a state in a database."""
 
 
 async def read_previous_state(
@@ -71,14 +71,14 @@ async def read_previous_state(
     """Read the state at the end of a shard's recovery log.
 
     Play the log back to the local disk: this takes as much time and disk space as a promotion. Raise
-    ``NotAllowed`` if the log is unreadable, or the state's store is unknown. Raise ``Broken`` if the local
+    ``NotAllowed`` if the log is unreadable, or its store unknown. Raise ``Broken`` if the local
     disk fails, and ``Retryable`` if a later attempt may succeed. Cancellation leaves no file.
     """
     stored_hints = dict.fromkeys(
-        one for one in (stored.primary, *stored.backups) if one is not None
+        hints for hints in (stored.primary, *stored.backups) if hints is not None
     )
-    # Try hints in the order of a shard. Hints without files come last: they need the whole log.
-    hints = sorted(stored_hints, key=lambda one: not one.live_nodes) or [
+    # Try hints in the order of a shard. Hints without files come last: with these, read the whole log.
+    hints = sorted(stored_hints, key=lambda some: not some.live_nodes) or [
         FSMHints(log=spec.recovery_log)
     ]
     with scratch_directory(FORMER, scratch) as directory:
@@ -87,11 +87,11 @@ async def read_previous_state(
         player.finish()
         try:
             recovered = await player.play()
-            found = await pool.run(_checkpoint_in, backfill, spec, recovered.fsm, files, fqn)
-            return PreviousState(found, recovered.write_head)
+            checkpoint = await pool.run(_checkpoint_in, backfill, spec, recovered.fsm, files, fqn)
+            return PreviousState(checkpoint, recovered.write_head)
         except (Retryable, Broken):
             raise
-        except Exception as error:  # The application's store may raise anything.
+        except Exception as error:  # The application's store may raise any exception.
             if isinstance(error, OSError) or (
                 isinstance(error, GazetteError) and "errno" in error.facts
             ):
@@ -113,13 +113,13 @@ async def read_previous_state(
 def _checkpoint_in(
     backfill: Backfill, spec: ShardSpec, fsm: RecoveryFSM, directory: Path, fqn: str
 ) -> Checkpoint:
-    """Return the checkpoint in played-back files, of any store: the application may use another one now."""
+    """Return the checkpoint in played-back files, of any store: the application may use another store now."""
     if not any(directory.iterdir()):
         return Checkpoint()
     with ShardState(directory, log=spec.recovery_log) as state:
-        found = _checkpoint_of(state)
-    if found is not None:
-        return found
+        known_checkpoint = _checkpoint_of(state)
+    if known_checkpoint is not None:
+        return known_checkpoint
     with opened_files(backfill, spec, fsm, directory, fqn) as (_, checkpoint):
         return checkpoint
 
@@ -127,8 +127,8 @@ def _checkpoint_in(
 def _checkpoint_of(state: ShardState) -> Checkpoint | None:
     """Return the checkpoint; None for the state of a store that is not Gazette's."""
     if state.kind is StateKind.SQLITE:
-        ours = state.query("SELECT 1 FROM sqlite_master WHERE name = 'gazette_checkpoint'")
-        return state.checkpoint if ours else None
+        is_gazettes = state.query("SELECT 1 FROM sqlite_master WHERE name = 'gazette_checkpoint'")
+        return state.checkpoint if is_gazettes else None
     try:
         return state.checkpoint
     except Invalid:
@@ -140,7 +140,7 @@ def _checkpoint_of(state: ShardState) -> Checkpoint | None:
 async def acknowledge(client: Client, journal: JournalName, intent: bytes) -> bool:
     """Append an owed acknowledgement. Return False, as a shard does, if the journal was deleted.
 
-    May be repeated. Raise what an append raises. A cancelled call may have appended it.
+    May be repeated. Raise what an append raises. A cancelled call may have appended the acknowledgement.
     """
     try:
         await client.append(AppendParams(journal), intent)
@@ -162,17 +162,17 @@ def require_published(
 ) -> None:
     """Raise ``NotAllowed`` if a publishing shard's new state does not continue where the former one ended.
 
-    A live shard publishes while it consumes. So for messages that only the new state has consumed,
-    nothing is published. For messages that only the former state has consumed, it is published again.
-    ``ends`` are those of the history. If ``publishes``, all shards publish. Otherwise a shard publishes
-    if its last transaction did.
+    A live shard publishes while it consumes. So what follows from messages that only the new state has
+    consumed is never published. What follows from messages that only the former state has consumed is
+    published twice. ``ends`` are the ends of the history. If ``publishes`` is true, all shards publish.
+    Otherwise a shard counts as publishing if its last transaction has published.
     """
     gaps: dict[tuple[JournalName, Offset, Offset], str] = {}
     for shard, state in sorted(previous.items()):
         checkpoint = state.checkpoint
         if not publishes and not checkpoint.ack_intents:
             continue
-        minimum = {one.journal: one.min_offset for one in specs[shard].sources}
+        minimum = {source.journal: source.min_offset for source in specs[shard].sources}
         for source, read in checkpoint.sources.items():
             begin = minimum.get(source)
             end = ends.get(split_journal_meta(source)[0], begin)
@@ -180,14 +180,14 @@ def require_published(
                 gaps.setdefault((source, max(begin, read.read_through), end), shard)
     if not gaps:
         return
-    listed = "; ".join(
+    sentences = "; ".join(
         f"{shard} had read {journal} up to {before}, and would continue at {end}, so that "
         f"messages are {'never published' if end > before else 'published twice'}"
         for (journal, before, end), shard in list(gaps.items())[:_SHOWN_MAX]
     )
     offsets = {split_journal_meta(journal)[0]: before for journal, before, _ in gaps}
     raise NotAllowed(
-        f"messages would be lost or published twice: {listed}",
+        f"messages would be lost or published twice: {sentences}",
         hint="End the history where they ended, by "
         f"--offsets='{json.dumps(offsets, sort_keys=True)}'. Run one backfill for each of the shards "
         "that ended at different offsets of one source. If these messages do not matter, give "
@@ -196,7 +196,7 @@ def require_published(
 
 
 def require_own(previous: Mapping[str, PreviousState], application: str) -> None:
-    """Raise ``NotAllowed`` for a replaced state of another application, as a shard does when it starts."""
+    """Raise ``NotAllowed`` if a replaced state is of another application, as a shard does when it starts."""
     for shard, state in sorted(previous.items()):
         owner = state.checkpoint.application
         if owner and owner != application:
@@ -214,8 +214,8 @@ def require_whole(
 ) -> None:
     """Raise ``NotAllowed`` if a publishing shard's former state ends within a source's transaction.
 
-    A shard may commit after a part of a long transaction. A history has only whole transactions, so it
-    cannot end there.
+    A shard may commit after a part of a long transaction. A history has only whole transactions, so the new
+    state cannot continue there.
     """
     for shard, state in sorted(previous.items()):
         if not publishes and not state.checkpoint.ack_intents:

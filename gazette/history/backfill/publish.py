@@ -2,12 +2,11 @@
 
 This is safe because:
 
-
 - **Only shards that cannot run are changed.** A shard must be disabled, and have no assignments. It
-  can run again only after a change of its specification, and the publication compares the
-  specification's revision. So it fails if the shard is enabled, edited or published meanwhile.
+  can run again only after a change of its specification, and the publication compares the revision of
+  the specification. So the publication fails if the shard is enabled, edited or published meanwhile.
 - **Appended bytes have no effect** before the publication: they are a branch (see
-  `recoverylog.log_file`). A register fences the branch, so that a concurrent author is noticed.
+  `recoverylog.log_file`). A register fences the log, so that a concurrent author is noticed.
 - **All shards or none**: one transaction of etcd stores the hints of up to `SHARDS_MAX` shards. More
   shards need several transactions. If the driver dies between two, a resumed run publishes the rest.
 """
@@ -51,7 +50,7 @@ def why_live(shard: ListedShard) -> str:
 
 def require_idle(shards: Collection[ListedShard]) -> None:
     """Raise ``NotAllowed`` naming shards that may run."""
-    live = {one.spec.id: reason for one in shards if (reason := why_live(one))}
+    live = {live_shard.spec.id: reason for live_shard in shards if (reason := why_live(live_shard))}
     if live:
         listed = "; ".join(f"{shard}: {reason}" for shard, reason in sorted(live.items())[:10])
         raise NotAllowed(
@@ -63,18 +62,18 @@ def require_idle(shards: Collection[ListedShard]) -> None:
 
 def require_unchanged(before: Sequence[ListedShard], now: Sequence[ListedShard]) -> None:
     """Raise ``Conflict`` if shards were changed, or ``NotAllowed`` if they are not idle."""
-    found = {one.spec.id: one for one in now}
+    shards_now = {shard_now.spec.id: shard_now for shard_now in now}
     for shard in before:
-        one = found.get(shard.spec.id)
-        if one is None or one.mod_revision != shard.mod_revision:
+        shard_now = shards_now.get(shard.spec.id)
+        if shard_now is None or shard_now.mod_revision != shard.mod_revision:
             raise Conflict(
                 "the shard was deleted since the run began"
-                if one is None
+                if shard_now is None
                 else "the shard was changed since the run began: it was edited, enabled or published",
                 hint="Nothing was published. Run the backfill again with a new --run-id.",
                 shard=shard.spec.id,
             )
-        require_idle([one])
+        require_idle([shard_now])
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +117,13 @@ class Publication:
     async def check_log(self, log: str) -> None:
         """Raise ``NotFound`` or ``Invalid`` if a journal is not a recovery log."""
         try:
-            found = await self._client.get_journal(log)
+            journal = await self._client.get_journal(log)
         except NotFound as error:
             raise NotFound(
                 f"recovery log {log} does not exist",
                 hint=f"Create the journal, with the label {CONTENT_TYPE}={CONTENT_RECOVERY_LOG}.",
             ) from error
-        if found.spec.labels.value_of(CONTENT_TYPE) != CONTENT_RECOVERY_LOG:
+        if journal.spec.labels.value_of(CONTENT_TYPE) != CONTENT_RECOVERY_LOG:
             raise Invalid(f"{log} is not labeled as a recovery log", path=CONTENT_TYPE)
 
     async def append(
@@ -135,35 +134,35 @@ class Publication:
         on_begin: Callable[[int], Awaitable[None]],
         on_fenced: Callable[[Offset], Awaitable[None]],
     ) -> int:
-        """Append a state to its log. Return its first offset. It has no effect yet.
+        """Append a state to its log. Return the state's first offset. The state has no effect yet.
 
         Await ``on_begin(head)`` before the first append: it must check that the shard is idle. A member
         that takes the log over after this check is not fenced: the first append requires the same owner
         as before. Await ``on_fenced(offset)`` once the log has our fence, before the state is
-        appended: the log up to ``offset`` is then final. Do not call it for an empty log.
+        appended: the log up to ``offset`` is then final. Do not call ``on_fenced`` for an empty log.
 
-        Raise ``Fenced`` when another author writes the log meanwhile. Raise ``Corrupt`` when the
-        file differs from the built one. A cancelled call may have appended a part, which has no
-        effect: call it again.
+        Raise ``Fenced`` when another author writes the log meanwhile. Raise ``Corrupt`` when the file
+        differs from the file that was built. A cancelled call may have appended a part, which has no
+        effect: call again.
         """
         client, log = self._client, built.log
         await self.check_log(log)
-        before = await client.append(AppendParams(log), b"")
-        head = before.commit.end
+        probe = await client.append(AppendParams(log), b"")
+        head = probe.commit.end
         await on_begin(head)
         opening = built.branch.opening(self._rng, empty=head == 0)
         author = built.branch.author
         first = AppendParams(
-            log, check_registers=_owned_as(before.registers), union_registers=fence(author)
+            log, check_registers=_owned_as(probe.registers), union_registers=fence(author)
         )
         try:
-            opened = await client.append(first, opening)
+            fenced = await client.append(first, opening)
         except Fenced as error:
             raise _overtaken(built) from error
-        base = opened.commit.end
+        base = fenced.commit.end
         await reach("backfill.fenced", built.shard, self._clock)
         if head:
-            await on_fenced(opened.commit.begin)
+            await on_fenced(fenced.commit.begin)
         params = AppendParams(log, check_registers=fence_check(author))
         begin = 0
         for end in built.ends:
@@ -186,20 +185,19 @@ class Publication:
             raise _overtaken(built)
 
     async def publish(self, targets: Sequence[Target], *, enable: bool) -> None:
-        """Store the hints of appended states, moved to their offsets: the states take effect.
+        """Store the hints of appended states, moved to the offsets of the states: the states take effect.
 
-        With ``enable``, also enable the shards. Raise ``Conflict`` when a shard was changed since the
-        run began, ``NotAllowed`` when it is live, or ``Fenced``. After an error nothing is published,
-        except with more than `SHARDS_MAX` shards. A cancelled call may have published; a resumed
-        run finds out.
+        With ``enable``, also enable the shards. Raise ``Conflict`` when a shard was changed since the run
+        began, ``NotAllowed`` when it is live, or ``Fenced``. After an error nothing is published, except with
+        more than `SHARDS_MAX` shards. A cancelled call may have published: a resumed run sees this.
         """
         for begin in range(0, len(targets), SHARDS_MAX):
             await self._publish_batch(targets[begin : begin + SHARDS_MAX], enable=enable)
 
     async def _publish_batch(self, batch: Sequence[Target], *, enable: bool) -> None:
-        listed = (await self._shards.list_shards(EVERYTHING)).shards
-        require_unchanged([target.shard for target in batch], listed)
-        current = {one.spec.id: one for one in listed}
+        shards_now = (await self._shards.list_shards(EVERYTHING)).shards
+        require_unchanged([target.shard for target in batch], shards_now)
+        current = {shard.spec.id: shard for shard in shards_now}
         changes: list[ShardChange] = []
         for target in batch:
             now = current[target.id]
@@ -231,7 +229,7 @@ class Publication:
 
 
 def _owned_as(registers: LabelSet) -> LabelSelector:
-    """Return a selector that requires the same owner of a log: the same register, or its absence."""
+    """Return a selector that requires the same owner of a log: the same register, or no register."""
     owner = registers.value_of(FENCE_LABEL)
     if owner:
         return LabelSelector(include=LabelSet.of((FENCE_LABEL, owner)))

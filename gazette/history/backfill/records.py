@@ -1,4 +1,4 @@
-"""Records of a run in its staging area: its plan, the attempts that count, and its progress."""
+"""Records of a run in its staging area: its plan, the attempts that count, and its finished steps."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class RunRecords:
         return None if data is None else manifest_attempts(data)
 
     async def make_manifest(self, attempts: Mapping[str, str]) -> bool:
-        """Store the attempt of each shard that counts. Return False if a manifest was stored before."""
+        """Store, by shard, the attempt that counts. Return False if a manifest was stored before."""
         data = msgspec.json.encode({"attempts": attempts})
         return await self._create(self._object(MANIFEST), data)
 
@@ -107,23 +107,23 @@ class RunRecords:
         return await self.blocking(staged_attempt, self.staging, self.run_id, shard, attempt)
 
     async def staged_before(self, checkpoints: Mapping[str, Checkpoint]) -> dict[str, Attempt]:
-        """Return, by shard, states of an earlier driver that continue at these checkpoints.
+        """Return, by shard, staged states of an earlier driver that have exactly these checkpoints.
 
-        Leave out states of another application: a checkpoint names its application.
+        Leave out states of another application: the comparison of checkpoints ignores the application.
         """
 
         def names() -> list[str]:
             prefix = self._object(STATES)
-            return [one.name for one in self.staging.list(prefix) if one.name.endswith(".json")]
+            return [obj.name for obj in self.staging.list(prefix) if obj.name.endswith(".json")]
 
-        found: dict[str, Attempt] = {}
+        attempts: dict[str, Attempt] = {}
         for name in await self.blocking(names):
             shard, attempt = shard_of(name)
             staged = await self.staged(shard, attempt)
             wanted, built = checkpoints.get(shard), staged.built.checkpoint
             if wanted is not None and (wanted, wanted.application) == (built, built.application):
-                found[shard] = staged
-        return found
+                attempts[shard] = staged
+        return attempts
 
     async def fetch(self, attempt: Attempt, directory: Path) -> Path:
         """Return a built state as a local file below ``directory``. Raise ``Corrupt`` if it was changed."""
@@ -145,7 +145,7 @@ class RunRecords:
         await self.blocking(self.staging.remove, name)
 
     async def note_appending(self, attempt: Attempt, head: int, number: str) -> None:
-        """Note, before the append, that a state will be in the log after ``head``. ``number`` is unique."""
+        """Note, before the append, that a state will be in its log from ``head`` on. ``number`` is unique."""
         name = appending_name(self.run_id, attempt.shard, attempt.attempt, number)
         built = attempt.built
         intent = Intent(built.log, built.branch.author, head, built.size)

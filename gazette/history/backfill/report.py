@@ -38,12 +38,12 @@ class ShardReport:
     sources: Mapping[str, int]
     """By source: the offset at which the live shard continues."""
     open_producers: int
-    """Producers with an open transaction there: the live shard reads it again from its begin."""
+    """Producers with an open transaction at these offsets: the live shard reads it again from its begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a run. If ``published`` is false, the result that it would have."""
+    """The result of a run. If ``published`` is false: the result that the run would have."""
 
     run_id: str
     published: bool
@@ -56,7 +56,7 @@ class Report:
     acknowledged: int = 0
     """Number of appended acknowledgements that replaced states owed.
 
-    Shards with a state in a database do not count: they append theirs when they start.
+    Shards with a state in a database do not count: they append their acknowledgements when they start.
     """
     refusals: tuple[str, ...] = ()
     """The reasons why a run would be refused now, for a dry run only."""
@@ -64,7 +64,7 @@ class Report:
 
 def shard_report(task: ShardTask, attempts: Sequence[Attempt]) -> ShardReport:
     """Return the report of one shard. At most one of ``attempts`` has built its state."""
-    built = {one.shard: one.built for one in attempts}.get(task.spec.id)
+    built = {attempt.shard: attempt.built for attempt in attempts}.get(task.spec.id)
     sources = task.checkpoint.sources
     return ShardReport(
         task.spec.id,

@@ -1,11 +1,10 @@
 """One run of a backfill, from the choice of its shards to the publication of their states.
 
-
     PLAN ── first pass ── build, stage ── MANIFEST ── append ── (verify) ── publish ── PUBLISHED
       │          nothing of this takes effect, and all of it can be repeated           │
       └── a run that is resumed continues behind the last step that it finds done ─────┘
 
-Loop-bound; what blocks runs on a pool.
+A run is loop-bound. Calls that block run on a pool of threads.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from gazette.stores.claims import HeldState
 
 
 class BackfillRun:
-    """One run of a backfill. Other processes load ``backfill`` by ``name``; empty: by pickle."""
+    """One run of a backfill. Other processes load ``backfill`` by ``name``, or by pickle if that is empty."""
 
     def __init__(
         self,
@@ -107,10 +106,10 @@ class BackfillRun:
             self._records.close()
 
     async def _run(self, on_begin: Callable[[], None], *, dry_run: bool) -> Report:
-        began = self._clock.monotonic()
+        begin_s = self._clock.monotonic()
         listed = await self._list()
-        if not dry_run and (done := await self._published_before(listed)):
-            return done
+        if not dry_run and (report_before := await self._published_before(listed)):
+            return report_before
         held: dict[str, HeldState] = {}
         refusals: list[str] = []
         if dry_run:
@@ -137,27 +136,27 @@ class BackfillRun:
             folded.rows,
             tuple(shard_report(task, attempts) for task in tasks),
             verified,
-            self._clock.monotonic() - began,
+            self._clock.monotonic() - begin_s,
             self._cutover.acknowledged,
             tuple(refusals),
         )
 
     async def _list(self) -> list[ListedShard]:
-        found = (await self._shards.list_shards(self._settings.selector)).shards
-        if not found:
+        shards = (await self._shards.list_shards(self._settings.selector)).shards
+        if not shards:
             raise NotFound(
                 "no shard matches",
                 selector=str(self._settings.selector),
                 hint="`gazctl shards list` shows the existing ones.",
             )
-        return sorted(found, key=lambda one: one.spec.id)
+        return sorted(shards, key=lambda shard: shard.spec.id)
 
     async def _require_stateless(self, listed: Sequence[ListedShard]) -> None:
-        """Raise ``NotAllowed`` for shards with a state, unless the user permits to replace it."""
+        """Raise ``NotAllowed`` for shards with a state, unless the user has permitted to replace states."""
         if self._settings.overwrite:
             return
         if await self._records.manifest() is not None:
-            return  # An attempt of this run may have made the state since the check.
+            return  # This run has passed the check before. A state may be its own.
         for shard in listed:
             if shard.spec.recovery_log and await self._has_state(shard.spec):
                 raise NotAllowed(
@@ -168,25 +167,25 @@ class BackfillRun:
                 )
 
     async def _refusals(self, listed: Sequence[ListedShard]) -> list[str]:
-        """Return why the run would be refused now. Do not look into databases: only a real run does."""
-        found = []
+        """Return why the run would be refused now. Do not look into databases: only a real run does so."""
+        refusals = []
         try:
             require_idle(listed)
         except NotAllowed as error:
-            found.append(str(error))
+            refusals.append(str(error))
         try:
             await self._require_stateless(listed)
         except NotAllowed as error:
-            found.append(str(error))
-        return found
+            refusals.append(str(error))
+        return refusals
 
     async def _look(self, listed: Sequence[ListedShard]) -> dict[str, HeldState]:
         """Return what databases hold of the shards, as of one moment at which all shards were idle.
 
-        Check the shards again after the look. A shard that opens its state later increments its fence,
-        so that this run cannot write to it. Raise ``Conflict`` for a shard that was changed.
+        Check the shards again after the look. A shard that opens its state after the look increments the
+        fence, so this run cannot write to the state. Raise ``Conflict`` for a shard that was changed.
         """
-        specs = [one.spec for one in listed if not one.spec.recovery_log]
+        specs = [shard.spec for shard in listed if not shard.spec.recovery_log]
         if not specs:
             return {}
         held = await self._records.blocking(look, self._backfill, specs, self._settings.fqn)
@@ -195,11 +194,11 @@ class BackfillRun:
 
     async def _require_unchanged(self, listed: Sequence[ListedShard]) -> None:
         """Raise ``Conflict`` if shards are not idle, or were changed since they were listed."""
-        found = await self._shards.list_shards(self._settings.selector)
-        require_unchanged(listed, found.shards)
+        listed_now = await self._shards.list_shards(self._settings.selector)
+        require_unchanged(listed, listed_now.shards)
 
     async def _has_state(self, spec: ShardSpec) -> bool:
-        """Return True if the shard's log was written to, or pruned. A state in a database is not seen."""
+        """Return True if the shard has hints, or its log was written to. Ignore a state in a database."""
         stored = await self._shards.get_hints(spec.id)
         if any(hints is not None for hints in (stored.primary, *stored.backups)):
             return True
@@ -207,7 +206,7 @@ class BackfillRun:
         return await write_head(self._client, spec.recovery_log) > 0
 
     async def _published_before(self, listed: Sequence[ListedShard]) -> Report | None:
-        """Return the report of this run if it was published already; else None."""
+        """Return the report of this run if its states were published already; else None."""
         if not await self._records.is_published():
             manifest = await self._records.manifest()
             if manifest is None or not await self._all_published(manifest, listed):
@@ -215,13 +214,13 @@ class BackfillRun:
             await self._records.mark_published(self._clock.now())
         plan = await self._records.plan()
         if plan is not None:
-            plan.require_same(self._title, [one.spec.id for one in listed])
+            plan.require_same(self._title, [shard.spec.id for shard in listed])
         return Report(self._settings.run_id, True, True, 0, 0, ())
 
     async def _all_published(
         self, manifest: set[tuple[str, str]], listed: Sequence[ListedShard]
     ) -> bool:
-        ids = {one.spec.id for one in listed}
+        ids = {listed_shard.spec.id for listed_shard in listed}
         for shard, attempt in manifest:
             built = (await self._records.staged(shard, attempt)).built
             if not built.log or shard not in ids:
@@ -240,14 +239,13 @@ class BackfillRun:
     ) -> tuple[FoldedSnapshot, list[ShardTask]]:
         """Return the folded history, and a task for each shard.
 
-        A new run stores its plan, and can be resumed from then on. A resumed run takes ends, token and
-        verified shards from the stored plan, so that it reads the same bytes. A dry run stores nothing,
+        A new run stores its plan, and can be resumed from then on. A resumed run takes begins, ends,
+        token and verified shards from the stored plan. So it reads the same bytes. A dry run stores nothing,
         and keeps no rows for a second pass.
         """
-        # Make the checks that need no first pass before the plan is stored: a refused run then
-        # stores nothing.
-        ids = [one.spec.id for one in listed]
-        specs = [one.spec for one in listed]
+        # Make all checks that need no first pass before the plan is stored. So a refused run stores nothing.
+        ids = [shard.spec.id for shard in listed]
+        specs = [shard.spec for shard in listed]
         plan = await self._records.plan()
         self._resumed = plan is not None
         if plan is not None:
@@ -271,24 +269,24 @@ class BackfillRun:
                 )
 
         snapshot = await self._records.blocking(taking)
-        self._cutover.require_published(listed, {one.journal: one.end for one in snapshot.journals})
+        self._cutover.require_published(listed, {j.journal: j.end for j in snapshot.journals})
         if plan is None and not dry_run:
-            made = Plan(
+            new_plan = Plan(
                 self._title,
                 ids,
-                {one.journal: one.end for one in snapshot.journals},
+                {j.journal: j.end for j in snapshot.journals},
                 time_text(self._clock.now()),
-                {one.journal: one.begin for one in snapshot.journals},
+                {j.journal: j.begin for j in snapshot.journals},
                 token,
                 verified,
             )
-            await self._records.make_plan(made)
+            await self._records.make_plan(new_plan)
         if not dry_run:
             on_begin()
         self.progress.begin("first pass", snapshot.length)
-        wanted = None if dry_run else self._name or self._backfill
+        backfill = None if dry_run else self._name or self._backfill
         folded = await self._records.blocking(
-            self._runner.fold, self._access, snapshot, self.progress.add, wanted
+            self._runner.fold, self._access, snapshot, self.progress.add, backfill
         )
 
         def making() -> list[ShardTask]:
@@ -312,8 +310,8 @@ class BackfillRun:
 
     async def _build(self, tasks: Sequence[ShardTask]) -> list[Attempt]:
         """Return the attempt of each task that counts: the manifest's, or a new one without a manifest."""
-        chosen = await self._records.manifest()
-        if chosen is None:
+        manifest = await self._records.manifest()
+        if manifest is None:
             checkpoints = {task.spec.id: task.checkpoint for task in tasks}
             staged = await self._records.staged_before(checkpoints)
             missing = [task for task in tasks if task.spec.id not in staged]
@@ -324,56 +322,57 @@ class BackfillRun:
             ):
                 staged[attempt.shard] = attempt
             _require_complete(tasks, staged)
-            attempts = {shard: one.attempt for shard, one in staged.items()}
+            attempts = {shard: attempt.attempt for shard, attempt in staged.items()}
             if await self._records.make_manifest(attempts):
                 return [staged[task.spec.id] for task in tasks]
-            chosen = await self._records.manifest()
-            assert chosen is not None
-        found = {shard: await self._records.staged(shard, attempt) for shard, attempt in chosen}
-        _require_complete(tasks, found)
-        return [found[task.spec.id] for task in tasks]
+            # Another driver was faster: the attempts of its manifest count.
+            manifest = await self._records.manifest()
+            assert manifest is not None
+        counted = {shard: await self._records.staged(shard, attempt) for shard, attempt in manifest}
+        _require_complete(tasks, counted)
+        return [counted[task.spec.id] for task in tasks]
 
     async def _verify(
         self, tasks: Sequence[ShardTask], attempts: Sequence[Attempt], directory: Path
     ) -> tuple[str, ...]:
         chosen = set(_spread(self._settings.verify, [task.spec.id for task in tasks]))
-        built = list(zip(tasks, attempts, strict=True))
+        with_tasks = list(zip(tasks, attempts, strict=True))
         # States in a database were verified before their commit.
-        done = [one.shard for one in attempts if one.built.facts.get("verified")]
-        pairs = [(task, one) for task, one in built if one.built.log and one.shard in chosen]
+        verified = [attempt.shard for attempt in attempts if attempt.built.facts.get("verified")]
+        pairs = [(task, one) for task, one in with_tasks if one.built.log and one.shard in chosen]
         self.progress.begin(
             "verifying", sum(run.run.length for task, _ in pairs for run in task.runs)
         )
         for task, attempt in pairs:
             path = await self._records.fetch(attempt, directory)
-            differs: Difference | None = await self._records.blocking(
+            difference: Difference | None = await self._records.blocking(
                 verify, task, attempt.built, path, self.progress.add
             )
-            if differs is not None:
-                raise differs_from_replay(task.spec.id, str(differs))
-            done.append(attempt.shard)
-        return tuple(sorted(done))
+            if difference is not None:
+                raise differs_from_replay(task.spec.id, str(difference))
+            verified.append(attempt.shard)
+        return tuple(sorted(verified))
 
     def _verified(self, listed: Sequence[ListedShard]) -> list[str]:
         """Return the shards whose states in a database are verified before their commit."""
-        chosen = _spread(self._settings.verify, [one.spec.id for one in listed])
-        stored = {one.spec.id for one in listed if not one.spec.recovery_log}
-        return [shard for shard in chosen if shard in stored]
+        chosen = _spread(self._settings.verify, [entry.spec.id for entry in listed])
+        in_databases = {entry.spec.id for entry in listed if not entry.spec.recovery_log}
+        return [shard for shard in chosen if shard in in_databases]
 
 
 def _require_complete(tasks: Sequence[ShardTask], attempts: Iterable[str]) -> None:
-    """Raise an error unless there is exactly one attempt of each task."""
-    expected, found = {task.spec.id for task in tasks}, set(attempts)
-    if expected != found:
+    """Raise `Bug` unless ``attempts`` are the shards of exactly the tasks."""
+    expected, built = {task.spec.id for task in tasks}, set(attempts)
+    if expected != built:
         raise Bug(
             "the built states are not those of the run's shards",
-            missing=sorted(expected - found)[:5],
-            unexpected=sorted(found - expected)[:5],
+            missing=sorted(expected - built)[:5],
+            unexpected=sorted(built - expected)[:5],
         )
 
 
 def _spread(count: int, shards: Sequence[str]) -> list[str]:
-    """Return ``count`` shards, evenly spread, including the first and the last."""
+    """Return ``count`` shards at even distances, the first and the last among them."""
     last = len(shards) - 1
-    places = {round(n * last / max(1, count - 1)) for n in range(min(count, len(shards)))}
-    return [shards[place] for place in sorted(places)]
+    positions = {round(n * last / max(1, count - 1)) for n in range(min(count, len(shards)))}
+    return [shards[position] for position in sorted(positions)]

@@ -13,10 +13,10 @@ from gazette.history.source import Access
 
 
 class Runner(Protocol):
-    """Runner of the two passes over the history. Blocking; any thread.
+    """Runner of the two passes over the history. Methods block, and may be called by any thread.
 
-    Any thread calls ``on_read`` with the bytes read since the last call. Bytes of repeated attempts
-    count again.
+    Some thread calls ``on_read`` with the number of bytes that were read since the last call. Bytes of
+    repeated attempts count again.
     """
 
     @property
@@ -33,7 +33,7 @@ class Runner(Protocol):
     ) -> FoldedSnapshot:
         """Make the first pass: find which messages have committed. Raise what reading raises.
 
-        ``backfill`` is that of `ShardTask`. With it, a runner may keep rows for the second pass.
+        ``backfill`` is the one of `ShardTask`. With it, a runner may keep rows for the second pass.
         """
         ...
 
@@ -45,5 +45,5 @@ class Runner(Protocol):
         ...
 
     def stop(self) -> None:
-        """End the running pass, so that ``fold`` and ``build`` raise. Any thread; may be repeated."""
+        """End the running pass, so that ``fold`` and ``build`` raise. May be repeated, by any thread."""
         ...

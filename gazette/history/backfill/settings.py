@@ -12,7 +12,7 @@ from gazette.protocol.label_set import LabelSelector
 
 @dataclass(frozen=True, slots=True)
 class HistoryEnd:
-    """End of the history: the present heads, given offsets, or the fragments stored up to a time."""
+    """End of the history: the present heads, given offsets, or the fragments stored up to a Unix time."""
 
     offsets: Mapping[JournalName, Offset] = field(default_factory=dict)
     until_s: float = 0
@@ -33,11 +33,11 @@ class RunSettings:
     forget_publications: bool = False
     """True to replace a state although published messages may be lost or repeated.
 
-    They may be if the state is unreadable, so that its owed acknowledgements are unknown, or if the
-    shard publishes and the new state continues at other offsets.
+    They may be lost if the state is unreadable, so that its owed acknowledgements are unknown. They may be
+    lost or repeated if the shard publishes, and the new state continues at other offsets.
     """
     verify: int = 0
-    """Number of shards that are compared with a replay before anything is published."""
+    """Number of shards whose new states are compared with a replay before any state is published."""
     scratch: Path | None = None
     prefix: str = ""
     """The consumers' prefix in etcd: needed only for shards with a state in a database."""

@@ -1,16 +1,15 @@
 """The staging area of a backfill: a directory or a bucket with the built states until they are published.
 
-
     <run>/PLAN.json                     what the run builds, and up to which offsets: made once
-    <run>/states/<shard>.<attempt>      a built state; its name is unique, so that an abandoned attempt
-    <run>/states/<shard>.<attempt>.json that ends late cannot overwrite another one's
+    <run>/states/<shard>.<attempt>      a built state. Its name is unique: a late attempt overwrites none
+    <run>/states/<shard>.<attempt>.json the description of that state: only a complete state has one
     <run>/MANIFEST.json                 the attempt of each shard that counts: made once
-    <run>/appending/<shard>.<attempt>.<n>.json  that it is about to be appended to its recovery log
-    <run>/appended/<shard>.<attempt>.json  where in its recovery log it is
+    <run>/appending/<shard>.<attempt>.<n>.json  the state is about to be appended to its recovery log
+    <run>/appended/<shard>.<attempt>.json  the offset of the state in its recovery log
     <run>/PUBLISHED.json                the run is done
 
 Objects that are made once are created only if absent. Attempts that no manifest names, and published states,
-are garbage. `garbage` lists it by age, since an abandoned attempt may still end.
+are garbage. `garbage` lists only old objects, since an abandoned attempt may still end.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ _COPY_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StagedObject:
-    """An object. ``name`` is relative to the area, ``size`` in bytes, ``mod_time`` in Unix seconds."""
+    """An object. ``name`` is relative to the area. ``size`` is in bytes, ``mod_time`` in Unix seconds."""
 
     name: str
     size: int
@@ -68,7 +67,7 @@ class StagedObject:
 
 
 class Staging(ABC):
-    """A staging area. Blocking; any thread. Every method may raise ``Unavailable``."""
+    """A staging area. All methods block, and may be called by any thread. All may raise ``Unavailable``."""
 
     @abstractmethod
     def create(self, name: str, data: bytes) -> bool:
@@ -234,7 +233,7 @@ class S3Staging(Staging):
 _EXCLUSIVE: Final = frozenset({"gs", "gcs", "az", "abfs", "abfss", "memory"})
 """Protocols of fsspec that create a file only if it is absent, in one step.
 
-Others look first and then write: two drivers could both make the plan of a run.
+Other protocols look first and then write: two drivers could both make the plan of a run.
 """
 
 
@@ -242,7 +241,7 @@ class FsspecStaging(Staging):
     """A bucket of Google or Azure that fsspec reaches, with credentials of the environment."""
 
     def __init__(self, url: str) -> None:
-        """Create the area. Raise ``Invalid`` for another scheme, and if its package is not installed."""
+        """Create the area. Raise ``Invalid`` for an unknown scheme, and if its package is not installed."""
         if (scheme := urlsplit(url).scheme) not in _EXCLUSIVE:
             raise Invalid(
                 f"there are no staging areas at {scheme}:// ({url!r})",
@@ -308,13 +307,13 @@ class FsspecStaging(Staging):
         top = f"{self._root}/{_checked(prefix.rstrip('/'))}" if prefix else self._root
         self._fs.invalidate_cache()
         try:
-            found: dict[str, Any] = self._call(prefix, self._fs.find, top, detail=True)
+            info_by_path: dict[str, Any] = self._call(prefix, self._fs.find, top, detail=True)
         except NotFound:
             return
-        for path in sorted(found):
-            info = found[path]
-            when = info.get("LastModified") or info.get("mtime") or info.get("created") or 0
-            seconds = when.timestamp() if hasattr(when, "timestamp") else float(when)
+        for path in sorted(info_by_path):
+            info = info_by_path[path]
+            changed = info.get("LastModified") or info.get("mtime") or info.get("created") or 0
+            seconds = changed.timestamp() if hasattr(changed, "timestamp") else float(changed)
             name = path.removeprefix(self._root).lstrip("/")
             yield StagedObject(name, int(info.get("size") or 0), seconds)
 
@@ -330,7 +329,7 @@ def _checked(name: str) -> str:
 
 
 def _copy_here(source: BinaryIO, target: Path) -> None:
-    """Copy a file. Raise ``Broken`` if this machine's disk fails, and what reading the source raises."""
+    """Copy a file. Raise ``Broken`` if this machine's disk fails, and what reads of the source raise."""
 
     def failed(error: OSError) -> Broken:
         return Broken(
@@ -419,59 +418,59 @@ def garbage(staging: Staging, now_s: float, age_s: float) -> list[Garbage]:
     """Return objects that are older than ``age_s`` seconds and that no run needs.
 
     A published run needs only the record that it is published. A run with a manifest needs the attempts of
-    the manifest, to be resumed. A run without a manifest is abandoned if no object of it is younger than
+    the manifest, to be resumed. A run without a manifest is abandoned if all its objects are older than
     ``age_s``.
     """
-    found: list[Garbage] = []
+    unneeded: list[Garbage] = []
     for run, objects in sorted(runs_of(staging).items()):
-        old = {one for one in objects if one.mod_time <= now_s - age_s}
-        names = {one.name for one in objects}
+        old = {item for item in objects if item.mod_time <= now_s - age_s}
+        names = {item.name for item in objects}
         if names & {f"{run}/{MANIFEST}", f"{run}/{PUBLISHED}"}:
-            found += [one for one in garbage_of(staging, run, objects) if one.object in old]
+            unneeded += [item for item in garbage_of(staging, run, objects) if item.object in old]
         elif len(old) == len(objects):  # A run with a young object may still be active.
-            found += [Garbage(one, "its run was abandoned") for one in objects]
-    return found
+            unneeded += [Garbage(item, "its run was abandoned") for item in objects]
+    return unneeded
 
 
 def runs_of(staging: Staging) -> dict[str, list[StagedObject]]:
     """Return the objects of each run, by its id. Blocks."""
     runs: dict[str, list[StagedObject]] = {}
-    for one in staging.list():
-        run, separator, _ = one.name.partition("/")
+    for item in staging.list():
+        run, separator, _ = item.name.partition("/")
         if separator:
-            runs.setdefault(run, []).append(one)
+            runs.setdefault(run, []).append(item)
     return runs
 
 
 def garbage_of(staging: Staging, run: str, objects: Sequence[StagedObject]) -> list[Garbage]:
     """Return objects that a run does not need, of any age. Blocks.
 
-    A run without a manifest needs all its objects.
+    A run without a manifest may still need all its objects.
     """
-    names = {one.name for one in objects}
+    names = {item.name for item in objects}
     if f"{run}/{PUBLISHED}" in names:
         return [
-            Garbage(one, "its run is published")
-            for one in objects
-            if one.name != f"{run}/{PUBLISHED}"
+            Garbage(item, "its run is published")
+            for item in objects
+            if item.name != f"{run}/{PUBLISHED}"
         ]
     if f"{run}/{MANIFEST}" not in names:
         return []
     needed = manifest_attempts(staging.read(f"{run}/{MANIFEST}"))
-    found = []
-    for one in objects:
-        if one.name.rpartition("/")[2].startswith(PARTIAL_PREFIX):
-            found.append(Garbage(one, "incomplete: the process that wrote it has died"))
+    unneeded = []
+    for item in objects:
+        if item.name.rpartition("/")[2].startswith(PARTIAL_PREFIX):
+            unneeded.append(Garbage(item, "incomplete: the process that wrote it has died"))
         elif (
-            one.name.startswith((f"{run}/{STATES}", f"{run}/{APPENDED}"))
-            and shard_of(one.name) not in needed
+            item.name.startswith((f"{run}/{STATES}", f"{run}/{APPENDED}"))
+            and shard_of(item.name) not in needed
         ):
-            found.append(Garbage(one, "an attempt that does not count"))
-    return found
+            unneeded.append(Garbage(item, "an attempt that does not count"))
+    return unneeded
 
 
 def decoded(data: bytes, kind: type[T], what: str, **facts: Any) -> T:
-    """Decode an object of an area from JSON. Raise ``Corrupt`` with the text that it is not ``what``."""
+    """Decode an object of an area from JSON. Raise ``Corrupt``, which says that it is not ``what``."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError as error:

@@ -1,4 +1,4 @@
-"""Comparison of built states with the result of a replay through the application."""
+"""Compares built states with the result of a replay through the application."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def opened_state(
 ) -> Iterator[tuple[Store, Checkpoint]]:
     """Open a built state as a promotion does: play its log back, and open its store.
 
-    Yield the store, and its restored checkpoint. Raise ``Corrupt`` if it cannot be opened.
+    Yield the store, and its restored checkpoint. Raise ``Corrupt`` if the state cannot be opened.
     """
     with scratch_directory(OPENED, task.scratch) as scratch:
         directory = scratch / "files"
@@ -64,7 +64,7 @@ def opened_files(
 ) -> Iterator[tuple[Store, Checkpoint]]:
     """Open played-back files of a shard's log with the application's store, for reading.
 
-    Drop what the store records. Make a temporary file in the parent of ``directory``.
+    What the store records goes to a temporary file beside ``directory``, which is removed at the end.
     """
     log = LogFile(directory.with_name(directory.name + ".log"))
     try:
@@ -91,7 +91,7 @@ def verify(
 ) -> Difference | None:
     """Return the first difference between a built state, staged at ``path``, and a replay.
 
-    Return None if they are equal. The application's store opens both. Compare the checkpoints too. Blocks.
+    Return None if both are equal. Open both with the application's store. Compare checkpoints, too. Blocks.
     """
     backfill = task.load()
     with scratch_directory(REPLAYS, task.scratch) as scratch:

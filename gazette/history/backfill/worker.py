@@ -9,7 +9,7 @@ from gazette.history.backfill.local import work
 
 
 def main() -> int:
-    # Output of the application must not get into the pipe to the driver.
+    # The pipe to the driver is our standard output: send the output of the application to standard error.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return work(sys.stdin.buffer, answers)

@@ -2,8 +2,8 @@
 
 Both passes are jobs. Without ``fold`` there is one task per shard, which reads the shard's messages and
 builds its state. With ``fold``, the rows of all journals are folded as a DataFrame, grouped by shard and
-sorted. Then one task per shard loads them. Executors fail, are slow, and repeat tasks. So each attempt
-stages its own objects, and Spark reports one attempt per shard.
+sorted. Then one task per shard loads the rows of its shard. Executors fail, are slow, and repeat tasks. So
+each attempt stages its own objects, and Spark reports one attempt per shard.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = ["Backfill", "SparkRunner"]
 
 
 class SparkRunner:
-    """Runs on a given session of Spark, or on one with ``master`` that is created when needed."""
+    """Runner on a given session of Spark, or on a session with ``master`` that is created when needed."""
 
     def __init__(
         self, master: str = "local[*]", *, spark: Any = None, run_bytes: int = RUN_BYTES
@@ -101,17 +101,17 @@ class SparkRunner:
         that shards do not consume. Raise ``Broken`` for Spark's errors, and what reading raises.
         """
         self._release()
-        given = None if backfill is None else _fold_of(backfill, snapshot)
+        fold_arguments = None if backfill is None else _fold_of(backfill, snapshot)
         with wrap_spark_errors():
-            if given is None:
+            if fold_arguments is None:
                 return fold_by_spark(self.spark, access, snapshot, self._run_bytes, on_read)
-            self._rows = FoldRows(self.spark, access, *given)
+            self._rows = FoldRows(self.spark, access, *fold_arguments)
             return self._rows.fold(snapshot, self._run_bytes, on_read)
 
     def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:
         """Make the second pass. Return one attempt of each shard, in the order of tasks.
 
-        A fold reads only `FoldRows.runs`.
+        With a ``fold``, read only `FoldRows.runs`.
         """
         if not tasks:
             return []
@@ -131,22 +131,22 @@ class SparkRunner:
     def _build_folded(
         self, backfill: Backfill, tasks: Sequence[ShardTask], on_read: OnRead
     ) -> list[Attempt]:
-        given = self._rows
-        if given is None:
+        fold_rows = self._rows
+        if fold_rows is None:
             raise Conflict("the second pass needs the first of the same runner")
-        frame = backfill.fold(self._with_shards(backfill, given, tasks))
+        frame = backfill.fold(self._with_shards(backfill, fold_rows, tasks))
         if SHARD not in getattr(frame, "columns", ()):
             raise Invalid(
                 f"fold() of {type(backfill).__name__} must return a DataFrame with the column {SHARD}",
                 hint=f"Group by it as well: frame.groupBy({SHARD!r}, …).",
             )
-        gathered = frame.repartitionById(len(tasks), SHARD)
+        by_shard = frame.repartitionById(len(tasks), SHARD)
         order = [name for name in (backfill.order or frame.columns) if name != SHARD]
-        ordered = gathered.sortWithinPartitions(*order) if order else gathered
-        loaded = ordered.mapInArrow(partial(_load_each, list(tasks)), RESULTS)
+        sorted_rows = by_shard.sortWithinPartitions(*order) if order else by_shard
+        results = sorted_rows.mapInArrow(partial(_load_each, list(tasks)), RESULTS)
         length = sum(run.run.length for task in tasks for run in task.runs)
-        with reporting(self.spark, len(given.runs), length, on_read):
-            rows = loaded.collect()
+        with reporting(self.spark, len(fold_rows.runs), length, on_read):
+            rows = results.collect()
         if not rows:  # Spark runs no task for an empty DataFrame.
             return self._run_tasks(partial(_load, batches=()), tasks, lambda _: None)
         return results_in(rows, len(tasks))
@@ -178,21 +178,21 @@ def _fold_of(
 ) -> tuple[Any, RowFormat, Combine | None] | None:
     """Return a fold's columns, the format of its rows, and its ``combine``; None without a fold.
 
-    Raise ``Invalid`` for a fold whose fields do not exist.
+    Raise ``Invalid`` for a fold without fields, and for fields that do not exist.
     """
-    loaded = load_backfill(backfill)
-    if type(loaded).fold is Backfill.fold:
+    definition = load_backfill(backfill)
+    if type(definition).fold is Backfill.fold:
         return None
-    if not loaded.fields:
+    if not definition.fields:
         raise Invalid(
-            f"{type(loaded).__name__} has a fold(), but does not say which fields it reads",
+            f"{type(definition).__name__} has a fold(), but does not say which fields it reads",
             hint='Set the class attribute fields, as in "word string, n long".',
         )
-    _require_counted(loaded, snapshot)
-    schema = _schema(loaded)
-    has_class = any(one.message for one in snapshot.shapes)
+    _require_counted(definition, snapshot)
+    schema = _schema(definition)
+    has_class = any(shape.message for shape in snapshot.shapes)
     value = value_of_all("protobuf" if has_class else "", snapshot.shapes)
-    combines = type(loaded).combine is not Backfill.combine
+    combines = type(definition).combine is not Backfill.combine
     combine = partial(_combine, backfill) if combines else None
     return schema, make_format(schema, value, _PREFIX), combine
 
@@ -200,11 +200,11 @@ def _fold_of(
 def _require_counted(backfill: Backfill, snapshot: Snapshot) -> None:
     """Raise ``Invalid`` if a fold would count misplaced messages, which shards do not consume there."""
     application = backfill.new_application()
-    for one in snapshot.journals:
-        place = application.key_place(one.journal)
+    for journal in snapshot.journals:
+        place = application.key_place(journal.journal)
         if place is not None and place.policy != "count":
             raise Invalid(
-                f"a fold takes all rows, and shards do not consume misplaced messages of {one.journal} "
+                f"a fold takes all rows, and shards do not consume misplaced messages of {journal.journal} "
                 f"(misplaced={place.policy!r}): those that were republished would count twice",
                 path=f"{type(backfill).__name__}.fold",
                 hint="Implement build() instead, which gets the messages that shards consume.",
@@ -217,7 +217,7 @@ def _combine(backfill: str | Backfill, rows: pa.Table) -> pa.Table:
 
 
 def _schema(backfill: Backfill) -> Any:
-    """Return only the columns that the fold needs: each column costs time. Raise ``Invalid``."""
+    """Return the columns that the fold needs, and no others: each column costs time. Raise ``Invalid``."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     if unknown := sorted(set(backfill.meta) - META.keys()):
@@ -241,7 +241,7 @@ def _schema(backfill: Backfill) -> Any:
 def _load_each(
     tasks: Sequence[ShardTask], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Load the rows of one shard: its number is that of this task of Spark."""
+    """Load the rows of one shard. The number of the shard is the number of this task of Spark."""
     from pyspark import TaskContext
 
     context: Any = TaskContext.get()
@@ -281,14 +281,14 @@ def _map_rows(
     shards: Mapping[JournalName, Sequence[int]],
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows with their shards: those that have the partition of the message as a source."""
+    """Yield each row once for each shard that has the partition of the message as a source."""
     mapping = shard_mapping(task.load(), task.partitions)
     for batch in batches:
-        given = batch.drop_columns(SHARD)
+        messages = batch.drop_columns(SHARD)
         rows, numbers = [], []
-        for at, row in enumerate(given.to_pylist()):
+        for index, row in enumerate(messages.to_pylist()):
             for number in shards.get(mapping(SimpleNamespace(**row)).journal, ()):
-                rows.append(at)
+                rows.append(index)
                 numbers.append(number)
-        taken = given.take(pa.array(rows, pa.int64()))
-        yield taken.append_column(batch.schema.field(SHARD), pa.array(numbers, pa.int32()))
+        mapped = messages.take(pa.array(rows, pa.int64()))
+        yield mapped.append_column(batch.schema.field(SHARD), pa.array(numbers, pa.int32()))

@@ -1,6 +1,6 @@
-"""Checks of Spark masters before Java is started: the URL, and if the process there answers.
+"""Checks a Spark master before Java is started: its URL, and whether a process there answers.
 
-Spark reports these faults only after a minute, by a stack trace.
+Spark itself reports these faults only after a minute, by a stack trace.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONNECT_S: Final = 10.0
 def addresses_of(master: str) -> tuple[tuple[str, int], ...]:
     """Return host and port of each standalone master, or of a server of Spark Connect.
 
-    Return an empty tuple for other kinds. Raise ``Invalid``.
+    Return an empty tuple for other kinds of masters. Raise ``Invalid`` for a malformed URL.
     """
     if _LOCAL.fullmatch(master) or _OTHERS.fullmatch(master):
         return ()
@@ -36,15 +36,15 @@ def addresses_of(master: str) -> tuple[tuple[str, int], ...]:
                 return ((server.hostname, server.port or _CONNECT_PORT),)
         except ValueError:
             pass  # The port is not a number.
-    found = []
+    addresses = []
     if master.startswith(_STANDALONE):
         for address in master.removeprefix(_STANDALONE).split(","):
             host, _, port = address.rpartition(":")
             if not host or not is_digits(port) or not 0 < int(port) < 1 << 16:
                 break
-            found.append((host.strip("[]"), int(port)))
+            addresses.append((host.strip("[]"), int(port)))
         else:
-            return tuple(found)
+            return tuple(addresses)
     raise Invalid(
         f"not a master of Spark ({master!r})",
         path="--master",

@@ -1,4 +1,4 @@
-"""Hints of errors in tracebacks: users of Spark see nothing else."""
+"""Shows the hints of errors in tracebacks, which are all that users of Spark see."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, Self
 from gazette.errors import Bug, GazetteError, NotAllowed
 
 WHAT_TO_DO: Final = "What to do: "
-"""Begin of the line of a traceback with the hint."""
+"""Begin of the line with the hint in a traceback."""
 _SKIP: Final = (
     "Repair or stop its producer. `mode=PERMISSIVE` reads such messages as null, "
     "`mode=DROPMALFORMED` leaves them out."
@@ -41,10 +41,10 @@ _SIGN: Final = (
 
 
 class with_hints(ContextDecorator):
-    """Show the hints of errors below their messages in tracebacks, Python's and so Spark's.
+    """Show the hints of errors below their messages in tracebacks of Python, and so in those of Spark.
 
-    Users of Spark see only tracebacks, in the middle of those of Java. So an error with a hint is shown
-    without frames and cause, except a ``Bug``. This is also a decorator, but not for generators.
+    Users of Spark see only tracebacks, between the stack traces of Java. So an error is shown without frames
+    and cause, except a ``Bug``. This class is also a decorator, but not for generators.
     """
 
     def __enter__(self) -> Self:
@@ -61,7 +61,7 @@ class with_hints(ContextDecorator):
 
 
 def _hint_of(error: GazetteError) -> str:
-    """Return the error's hint, unless it is about something that Spark does not have."""
+    """Return the error's hint, in words of Spark if it names something that Spark does not have."""
     # Import here: Spark imports this module in every process that looks for a data source.
     from gazette.history.snapshot import (
         GAP_HINT,
@@ -78,11 +78,11 @@ def _hint_of(error: GazetteError) -> str:
         return _WHOLE
     if isinstance(error, NotAllowed) and error.facts.get("code") == "UNAUTHENTICATED":
         return _SIGN
-    own = {
+    hints_for_spark = {
         READ_AGAIN_HINT: _READ_AGAIN,
         GAP_HINT: _GAP,
         STORE_GAP_HINT: _STORE_GAP,
         LOST_HINT: _LOST,
         PLACE_HINT: _PLACE,
     }
-    return own.get(error.hint, error.hint)
+    return hints_for_spark.get(error.hint, error.hint)

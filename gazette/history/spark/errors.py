@@ -1,4 +1,4 @@
-"""Errors of Spark and of its tasks as a `GazetteError`: what a task raised, without Java's stack."""
+"""Turns errors of Spark and its tasks into a `GazetteError`: what a task raised, without Java's stack."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gazette.errors import Broken
 from gazette.history.spark.error_hints import WHAT_TO_DO
 
 _RAISED: Final = re.compile(r"[A-Za-z_][\w.]*(: |$)")
-"""Pattern of a traceback's line with the name of the exception."""
+"""Pattern of the line of a traceback that names the exception."""
 _HINT: Final = re.compile(rf"^{WHAT_TO_DO}(.*)", re.MULTILINE)
 _CALLING: Final = "An error occurred while calling"
 """Begin of the line with the name of the Java method."""
@@ -20,7 +20,7 @@ _OURS: Final = ("py4j", "pyspark")
 
 @contextmanager
 def wrap_spark_errors() -> Iterator[None]:
-    """Wrap jobs of a backfill: raise ``Broken``, caused by Spark's exception."""
+    """Wrap jobs of a backfill: turn Spark's exceptions into ``Broken``. Other exceptions pass."""
     try:
         yield
     except Exception as error:
@@ -28,7 +28,7 @@ def wrap_spark_errors() -> Iterator[None]:
             raise
         text = str(error)
         cause = cause_in(text)
-        hint = f" {said[1]}" if (said := _HINT.search(text)) else ""
+        hint = f" {hint_line[1]}" if (hint_line := _HINT.search(text)) else ""
         if cause.startswith(ModuleNotFoundError.__name__):
             hint = (
                 " Executors must be able to import it: install it on them, or add it to PYTHONPATH."
@@ -41,13 +41,13 @@ def wrap_spark_errors() -> Iterator[None]:
 
 
 def cause_in(text: str) -> str:
-    """Return the exception of a Python task from Java's text; else the first line with more facts."""
+    """Return the exception of a Python task from Java's text, or else the first line that says more."""
     lines = [line.rstrip() for line in text.splitlines()]
-    began = [n for n, line in enumerate(lines) if "Traceback (most recent call" in line]
-    if began:
+    tracebacks = [n for n, line in enumerate(lines) if "Traceback (most recent call" in line]
+    if tracebacks:
         # The stack's lines are indented: skip them.
-        causes = [line for line in lines[began[-1] + 1 :] if _RAISED.match(line)]
+        causes = [line for line in lines[tracebacks[-1] + 1 :] if _RAISED.match(line)]
         if causes:
             return causes[0]
-    said = (line.removeprefix(": ") for line in lines if not line.startswith(_CALLING))
-    return next((line for line in said if line), "it did not say why")
+    texts = (line.removeprefix(": ") for line in lines if not line.startswith(_CALLING))
+    return next((line for line in texts if line), "it did not say why")

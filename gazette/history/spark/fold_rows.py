@@ -1,9 +1,9 @@
 """The rows of a history that a backfill folds as a DataFrame: `FoldRows`.
 
-The first pass finds which messages have committed, and the second makes the rows. With ``combine``, the
-tasks of the first pass make the rows too: each reads its runs once (`read_once`). The summaries go to the
-driver. The combined rows stay on the executors, as cached partitions of Spark. If Spark loses a partition,
-it makes it again from its runs. When the summaries are folded, the driver knows which rows count. The
+The first pass finds which messages have committed, and the second pass makes the rows. With ``combine``, the
+tasks of the first pass make the rows, too: each task reads its runs once (`read_once`). The summaries go to
+the driver. The combined rows stay on the executors, as cached partitions. If Spark loses a partition, it
+makes the partition again from its runs. When the summaries are folded, the driver knows which rows count. The
 second pass reads only runs that must be read again.
 """
 
@@ -57,7 +57,7 @@ class FoldRows:
     def __init__(
         self, spark: Any, access: Access, schema: Any, format: RowFormat, combine: Combine | None
     ) -> None:
-        """Make it without reading. ``schema`` is that of ``format``, as a ``StructType``."""
+        """Read nothing yet. ``schema`` is the schema of ``format``, as a ``StructType``."""
         self._spark = spark
         self._access = access
         self._schema = schema
@@ -77,7 +77,7 @@ class FoldRows:
         def summarise_all(runs: Sequence[Run]) -> list[Summary]:
             if self._frame is None and runs:
                 return self._read_all(runs, on_read)
-            # Some runs begin at other offsets than assumed: the second pass reads them again.
+            # Some runs begin at other offsets than was assumed: the second pass reads these runs again.
             return summarise_by_spark(self._spark, self._access, runs, on_read)
 
         if self._combine is None:
@@ -99,9 +99,9 @@ class FoldRows:
         length = sum(run.length for run in runs)
         results = frame.where("result IS NOT NULL").select(_RUN.name, _RESULT.name)
         with reporting(self._spark, min(len(runs), TASKS_MAX), length, on_read):
-            found = results_in(results.collect(), len(runs))
-        self._read = list(zip(runs, found, strict=True))
-        return [result.summary for result in found]
+            passes = results_in(results.collect(), len(runs))
+        self._read = list(zip(runs, passes, strict=True))
+        return [result.summary for result in passes]
 
     def rows(self, shards_of: ShardsOf) -> Any:
         """Return a DataFrame of the committed rows, once for each shard that gets them."""
@@ -112,26 +112,26 @@ class FoldRows:
         items = [(run, shards_of(run.run.journal)) for run in self.runs]
         if self._frame is None:
             return task_frame(self._spark, items, len(items), work, schema)
-        made = self._rows_made(shards_of)
+        kept_rows = self._rows_made(shards_of)
         if not items:
-            return made
-        return made.union(task_frame(self._spark, items, len(items), work, schema))
+            return kept_rows
+        return kept_rows.union(task_frame(self._spark, items, len(items), work, schema))
 
     def _rows_made(self, shards_of: ShardsOf) -> Any:
         """Return the rows of the first pass that count, with their shards."""
-        counting: list[tuple[int, int, int | None, bool]] = []
-        for at, part in self._wanted:
-            counting += [(at, part, shard, False) for shard in shards_of(self._read[at][0].journal)]
-        # Spark may make lost rows of a run again, and find then that the run must be read again. Such a
-        # result must not look like a run without rows: join it as "lost", which raises below.
-        counting += [(at, _AGAIN, None, True) for at in {at for at, _ in self._wanted}]
+        keys: list[tuple[int, int, int | None, bool]] = []
+        for n, part in self._wanted:
+            keys += [(n, part, shard, False) for shard in shards_of(self._read[n][0].journal)]
+        # When Spark makes lost rows of a run again, `combine` may raise: then the run must be read again.
+        # Such a result must not look like a run without rows: join it as "lost", which raises below.
+        keys += [(n, _AGAIN, None, True) for n in {n for n, _ in self._wanted}]
         fields = pa.schema([_RUN, _PART, _SHARD, _LOST])
         table = pa.Table.from_pylist(
-            [dict(zip(fields.names, one, strict=True)) for one in counting], fields
+            [dict(zip(fields.names, key, strict=True)) for key in keys], fields
         )
-        counted = self._spark.createDataFrame(table).coalesce(1).hint("broadcast")
-        rows = self._frame.join(counted, [_RUN.name, _PART.name])
-        # Test columns of both sides of the join: Spark would test ``lost`` alone before the join.
+        keys_frame = self._spark.createDataFrame(table).coalesce(1).hint("broadcast")
+        rows = self._frame.join(keys_frame, [_RUN.name, _PART.name])
+        # Test columns of both sides of the join: Spark would test `lost` alone already before the join.
         refused = f"lost AND result IS NOT NULL THEN assert_true(false, '{_REFUSED}') IS NULL"
         return rows.where(f"CASE WHEN {refused} ELSE true END").select(f"{_ROW}.*", SHARD)
 

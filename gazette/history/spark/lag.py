@@ -1,4 +1,4 @@
-"""The lag of a stream behind its journals, from the query's progress: Python sources have no metrics."""
+"""Finds the lag of a stream in the progress of its query: data sources in Python have no metrics."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class JournalLag:
     end: Offset
     """End of the journal when the batch was planned, also if the stream waits for earlier bytes."""
     read_until: datetime.datetime | None
-    """Time of the newest committed message that was read. None before the first one, and with
+    """Time of the newest committed message that was read. None before the first message, and with
     ``read_uncommitted``."""
     at: datetime.datetime
     """Time at which the batch began."""
     awaited: tuple[Offset, Offset] | None = None
-    """Range of the bytes that the stream waits for: they are not stored yet, but later ones are. None if it
-    does not wait."""
+    """Range of the bytes that the stream waits for: they are not stored yet, but later bytes are. None if the
+    stream does not wait."""
 
     @property
     def behind_bytes(self) -> int:
@@ -64,28 +64,28 @@ def stream_lag(progress: Mapping[str, Any]) -> list[JournalLag]:
     ``event.progress`` of a listener.
     """
     at = datetime.datetime.fromisoformat(progress["timestamp"])
-    found: list[JournalLag] = []
+    lags: list[JournalLag] = []
     for source in progress["sources"]:
-        found += _of_source(source, at)
-    return sorted(found, key=lambda one: one.journal)
+        lags += _of_source(source, at)
+    return sorted(lags, key=lambda lag: lag.journal)
 
 
 def _of_source(source: Mapping[str, Any], at: datetime.datetime) -> Iterator[JournalLag]:
     try:
         read = decode_offset(json.loads(source["endOffset"] or "{}"))
         latest = json.loads(source["latestOffset"] or "{}")
-        ends = {journal: (int(one[AT]), _awaited(one)) for journal, one in latest.items()}
+        ends = {journal: (int(end[AT]), _awaited(end)) for journal, end in latest.items()}
     except (Corrupt, AttributeError, KeyError, TypeError, ValueError):
-        return  # This is another source, whose offsets have another form.
+        return  # The source is not one of journals: its offsets have another form.
     for journal, (end, awaited) in ends.items():
-        known = read.get(journal)
-        clocks = [] if known is None else [one.last_ack for one in known.producers.values()]
-        until = None
+        checkpoint = read.get(journal)
+        clocks = [] if checkpoint is None else [p.last_ack for p in checkpoint.producers.values()]
+        read_until = None
         if clocks:
             micros = clock_unix_ns(max(clocks)) // 1000
-            until = _EPOCH + datetime.timedelta(microseconds=micros)
-        offset = 0 if known is None else known.read_through
-        yield JournalLag(journal, offset, end, until, at, awaited)
+            read_until = _EPOCH + datetime.timedelta(microseconds=micros)
+        offset = 0 if checkpoint is None else checkpoint.read_through
+        yield JournalLag(journal, offset, end, read_until, at, awaited)
 
 
 def _awaited(one: Mapping[str, Any]) -> tuple[Offset, Offset] | None:
@@ -101,7 +101,7 @@ _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 class LagListener(StreamingQueryListener):
     """Listener that logs the lag of each stream of journals after each batch.
 
-    Add it by ``spark.streams.addListener(LagListener())``. It logs at the level INFO, in this process.
+    Add it by ``spark.streams.addListener(LagListener())``. The listener logs at level INFO, in this process.
     """
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
@@ -112,16 +112,16 @@ class LagListener(StreamingQueryListener):
         lags = stream_lag(progress)
         if not lags:
             return
-        ages = [one.behind_s for one in lags if one.behind_s is not None]
+        ages = [lag.behind_s for lag in lags if lag.behind_s is not None]
         LOGGER.info(
             "stream %(query)s is %(bytes)d bytes behind %(journals)d journals, %(seconds).1f s at most, and "
             "waits for bytes of %(awaited)d of them that are not stored yet",
             {
                 "query": progress.name or progress.id,
-                "bytes": sum(one.behind_bytes for one in lags),
+                "bytes": sum(lag.behind_bytes for lag in lags),
                 "journals": len(lags),
                 "seconds": max(ages, default=0.0),
-                "awaited": sum(one.awaited is not None for one in lags),
+                "awaited": sum(lag.awaited is not None for lag in lags),
             },
         )
 

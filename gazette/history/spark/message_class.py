@@ -1,8 +1,8 @@
-"""Check of the classes that the option ``message`` may name.
+"""Checks the class that the option ``message`` names.
 
-Every user that may query can set that option, also in SQL. To import a module runs its code, and that of its
-packages. So the option may name only modules that protoc has generated, and those that the job's environment
-lists.
+Every user that may query can set the option, also in SQL. To import a module runs its code, and the code of
+its packages. So the option may name only modules that protoc has generated, and modules that the environment
+of the job lists.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def message_class(name: str) -> type[Message]:
     Raise `Invalid` for a module that is not permitted, and unless it is a class of protobuf messages.
     """
     require_permitted(name)
-    found: Any = MessageFormat(CONTENT_PROTO_FIXED, message=name).message_type()
-    if not (isinstance(found, type) and issubclass(found, Message)):
+    class_: Any = MessageFormat(CONTENT_PROTO_FIXED, message=name).message_type()
+    if not (isinstance(class_, type) and issubclass(class_, Message)):
         raise Invalid(
             f"{name!r} is not the class of a protobuf message",
             path="message",
             hint="Give module:Class of a class that protoc has generated.",
         )
-    return found
+    return class_
 
 
 def require_permitted(name: str) -> None:
@@ -50,7 +50,7 @@ def require_permitted(name: str) -> None:
         raise _cannot_import(name, "it is not module:Class")
     module = match[1]
     listed = os.environ.get(MODULES_VARIABLE, "").split(",")
-    if module in (one.strip() for one in listed):
+    if module in (permitted.strip() for permitted in listed):
         return
     if not module.endswith(_GENERATED):
         raise Invalid(

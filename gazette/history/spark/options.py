@@ -1,4 +1,4 @@
-"""Options of Spark's data sources: texts by name, parsed and checked. Pure."""
+"""The options of our data sources for Spark: texts by name, parsed and checked. Pure."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def credential_options(group: str) -> dict[str, str]:
 
 
 class Options:
-    """Options by name, in any case. Errors name the option, its value, and what to do.
+    """Options by name, in upper or lower case. Errors name the option, its value, and what to do.
 
-    ``known``: the options with their descriptions. ``renamed``: by former name, what to do instead.
+    ``known`` has the options with their descriptions. ``renamed`` has advice by the former name of an option.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Options:
         return name.lower() in self._values
 
     def knows(self, name: str) -> bool:
-        """Return True if an option of this name exists, given or not."""
+        """Return True if there is an option of this name, whether it is set or not."""
         return name.lower() in self._known
 
     def text(self, name: str, default: str = "") -> str:
@@ -71,10 +71,10 @@ class Options:
 
     def fail(self, name: str, reason: str, hint: str = "") -> NoReturn:
         value = self._values.get(name.lower())
-        given = "is not given" if value is None else f"is {value!r}"
+        value_text = "is not given" if value is None else f"is {value!r}"
         spelt, text = self._known.get(name.lower(), (name, "not known"))
         raise Invalid(
-            f"{reason} (it {given})", path=f"option {spelt}", hint=hint or f"It is: {text}."
+            f"{reason} (it {value_text})", path=f"option {spelt}", hint=hint or f"It is: {text}."
         )
 
     def flag(self, name: str, default: bool = False) -> bool:

@@ -1,6 +1,6 @@
-"""Progress of a pass that Spark makes: `reporting`.
+"""Reports the progress of a pass that Spark makes: `reporting`.
 
-It comes from Spark's information about stages. Accumulators would count a repeated task twice.
+It is computed from Spark's information about stages: accumulators would count a repeated task twice.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class StageTasks(NamedTuple):
 def reporting(spark: Any, tasks: int, length: int, on_read: OnRead) -> Iterator[None]:
     """Report the progress of the stage with ``tasks`` tasks that the block runs on this thread.
 
-    Call ``on_read`` with an equal part of ``length`` bytes for each task that ends. At the end of the
-    block call it with the rest, unless the block raises. The calls come from another thread.
+    Call ``on_read`` with an equal part of ``length`` bytes for each task that ends. At the end of the block,
+    call ``on_read`` with the remaining bytes, unless the block raises. Another thread makes the calls.
     """
-    counted = _Counted(tasks, length, on_read)
-    context = getattr(spark, "sparkContext", None)  # Spark Connect has none.
-    with _by_server(spark, counted.see) if context is None else _by_polling(context, counted.see):
+    counter = _Counted(tasks, length, on_read)
+    context = getattr(spark, "sparkContext", None)  # A session of Spark Connect has no context.
+    with _by_server(spark, counter.see) if context is None else _by_polling(context, counter.see):
         yield
-    counted.finish()
+    counter.finish()
 
 
 class _Counted:
@@ -52,9 +52,9 @@ class _Counted:
         self._done = 0
 
     def see(self, stages: Iterable[StageTasks]) -> None:
-        """Report the progress of these stages, if it is more than before."""
-        share = tasks_ended(stages, self._tasks)
-        self._reach(self._length * share // max(1, self._tasks))
+        """Report the progress of these stages, if more tasks have ended than before."""
+        ended = tasks_ended(stages, self._tasks)
+        self._reach(self._length * ended // max(1, self._tasks))
 
     def finish(self) -> None:
         self._reach(self._length)
@@ -66,14 +66,14 @@ class _Counted:
 
 
 def tasks_ended(stages: Iterable[StageTasks], tasks: int) -> int:
-    """Return how many of ``tasks`` tasks have ended, in the newest stage with exactly so many tasks.
+    """Return how many of ``tasks`` tasks have ended, in the newest stage with exactly that many tasks.
 
-    Other stages distribute or gather. If Spark repeats a part of a stage, that attempt has fewer tasks and
+    Other stages distribute or gather. If Spark repeats a part of a stage, that attempt has fewer tasks, and
     is ignored. With speculation, more attempts than tasks may end. A stage of one task looks like a
-    stage that distributes: return 0 then.
+    stage that distributes: then return 0.
     """
-    found = [stage for stage in stages if stage.tasks == tasks > 1]
-    return min(tasks, max(found).ended) if found else 0
+    matching = [stage for stage in stages if stage.tasks == tasks > 1]
+    return min(tasks, max(matching).ended) if matching else 0
 
 
 @contextmanager
@@ -87,12 +87,12 @@ def _by_polling(context: Any, see: Callable[[Iterable[StageTasks]], None]) -> It
         while not ended.wait(_POLL_S):
             try:
                 see(_stages(tracker, group))
-            except Exception as error:  # noqa: BLE001 - of any kind: Java ends, or the session does
+            except Exception as error:  # noqa: BLE001 - of any kind, as when Java or the session ends
                 LOGGER.debug("progress of Spark is unknown", extra={"reason": str(error)})
                 return
 
     # Give this thread's jobs a group, and restore the caller's group afterwards.
-    before = {key: context.getLocalProperty(key) for key in (_GROUP, _DESCRIPTION, _CANCELS)}
+    former = {key: context.getLocalProperty(key) for key in (_GROUP, _DESCRIPTION, _CANCELS)}
     context.setLocalProperty(_GROUP, group)
     thread = threading.Thread(target=poll, name="progress", daemon=True)
     thread.start()
@@ -101,7 +101,7 @@ def _by_polling(context: Any, see: Callable[[Iterable[StageTasks]], None]) -> It
     finally:
         ended.set()
         thread.join()
-        for key, value in before.items():
+        for key, value in former.items():
             context.setLocalProperty(key, value)
 
 
@@ -109,18 +109,16 @@ def _stages(tracker: Any, group: str) -> Iterator[StageTasks]:
     for number in tracker.getJobIdsForGroup(group):
         job = tracker.getJobInfo(number)
         for stage in () if job is None else job.stageIds:
-            if (found := tracker.getStageInfo(stage)) is not None:
-                yield StageTasks(stage, found.numTasks, found.numCompletedTasks)
+            if (info := tracker.getStageInfo(stage)) is not None:
+                yield StageTasks(stage, info.numTasks, info.numCompletedTasks)
 
 
 @contextmanager
 def _by_server(spark: Any, see: Callable[[Iterable[StageTasks]], None]) -> Iterator[None]:
-    """Get reports from a server of Spark Connect: it sends them while it runs a query of this session."""
+    """Get reports of a server of Spark Connect: it sends them while it runs a query of this session."""
 
     def handle(stages: Iterable[Any] | None, **_: Any) -> None:
-        see(
-            StageTasks(one.stage_id, one.num_tasks, one.num_completed_tasks) for one in stages or ()
-        )
+        see(StageTasks(s.stage_id, s.num_tasks, s.num_completed_tasks) for s in stages or ())
 
     spark.registerProgressHandler(handle)
     try:

@@ -1,4 +1,4 @@
-"""A Spark session that works without configuration: `session`."""
+"""Makes a Spark session that works without configuration: `session`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ DEFAULTS: Final[dict[str, str]] = {
 }
 _PY_FILES: Final = "spark.submit.pyFiles"
 _CONNECT_MODE: Final = "SPARK_CONNECT_MODE_ENABLED"
-"""Variable that PySpark sets for a session of Spark Connect, and keeps after its end."""
+"""Environment variable that PySpark sets for a session of Spark Connect, and keeps after its end."""
 _SERVER: Final = "SPARK_REMOTE"
 _ONE_SESSION: Final = "Use that one, or stop it first."
 _STARTS: Final = 3
 _NOT_STARTED: Final = "JAVA_GATEWAY_EXITED"
 _LOCAL_DEFAULTS: Final[dict[str, str]] = {
-    # Without an address, Spark looks up the machine's name, and warns of the result.
+    # Without an address, Spark looks up the machine's name, and may warn of the address that it finds.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     # Only for local sessions: on a cluster, users need the UI to see what a job does.
@@ -42,8 +42,8 @@ def session(
 
     Find a Java (`gazette.history.spark.java.ensure_java`), and let workers run the same Python. ``conf`` is
     further configuration, and takes precedence. Set ``JAVA_HOME``, ``PYSPARK_PYTHON`` and some other
-    variables of this process, for its children. For a server of Spark Connect (``sc://host``), do
-    nothing of this.
+    variables in the environment of this process, for its children. For a server of Spark Connect
+    (``sc://host``), neither find a Java nor set variables.
 
     Raise `Unavailable` without a Java, or if a master or server does not answer. Raise `Invalid` if
     Spark is not installed, and for a malformed master. Raise `Conflict` if the process has a session with
@@ -80,7 +80,7 @@ def session(
     builder: Any = SparkSession.builder
     spark = started(_configured(builder.master(master).appName(app_name), settings))
     if spark.conf.get(_PY_FILES, ""):
-        # Spark passes modules of --py-files only to registered sources, so register ours.
+        # Spark passes modules of --py-files only to registered data sources, so register ours.
         from gazette.history.spark.source.source import GazetteDataSource
 
         spark.dataSource.register(GazetteDataSource)
@@ -140,18 +140,18 @@ def _connected(server: str, app_name: str, conf: Mapping[str, str]) -> Any:
 def started(builder: Any) -> Any:
     """Return the builder's session. Raise `Unavailable` if Java does not start in several attempts.
 
-    PySpark forks this process to start Java. Sometimes the fork dies before that, if threads of gRPC run.
+    PySpark forks this process to start Java. If threads of gRPC run, the fork sometimes dies before that.
     """
-    failed: RuntimeError | None = None
+    last_error: RuntimeError | None = None
     for _ in range(_STARTS):
         try:
             return builder.getOrCreate()
         except RuntimeError as error:
             if _NOT_STARTED not in str(error):
                 raise
-            failed = error
+            last_error = error
     raise Unavailable(
         f"Java did not start in {_STARTS} attempts",
         hint="Its output is above. Check Spark's settings (spark-defaults.conf, "
         "PYSPARK_SUBMIT_ARGS) and the machine's memory.",
-    ) from failed
+    ) from last_error

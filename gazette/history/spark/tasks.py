@@ -1,4 +1,4 @@
-"""Work on objects by tasks of Spark: `run_tasks`. Works with any session, also of Spark Connect."""
+"""Runs work on objects in tasks of Spark: `run_tasks`. Works on any session, also of Spark Connect."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def run_tasks(
 ) -> list[R]:
     """Return the result of ``work`` for each item, in the order of items. Blocks.
 
-    There is a task for each item, but at most ``tasks_max`` tasks: then neighbouring items share a
-    task. Call ``on_read`` with bytes of ``length`` as tasks end (see `reporting`). Raise Spark's errors.
+    There is a task for each item. With more than ``tasks_max`` items, neighbouring items share a task.
+    Call ``on_read`` with parts of ``length`` as tasks end (see `reporting`). Raise Spark's errors.
     """
     if not items:
         return []
-    found = task_frame(spark, items, tasks_max, work, RESULTS, result_batch)
+    frame = task_frame(spark, items, tasks_max, work, RESULTS, result_batch)
     tasks = min(len(items), tasks_max)
     with nullcontext() if on_read is None else reporting(spark, tasks, length, on_read):
-        return results_in(found.collect(), len(items))
+        return results_in(frame.collect(), len(items))
 
 
 def results_in(rows: Iterable[Any], count: int) -> list[Any]:
     """Return the results in rows of `RESULTS`, in order of number.
 
-    Raise `Bug` unless there is exactly one for each number below ``count``.
+    Raise `Bug` unless there is exactly one result for each number below ``count``.
     """
     results = {row.number: cloudpickle.loads(bytes(row.result)) for row in rows}
     if sorted(results) != list(range(count)):
@@ -69,23 +69,23 @@ def task_frame(
 ) -> Any:
     """Return a DataFrame of the batches that ``work`` yields, or that ``batch`` makes from its results.
 
-    ``batch`` also gets the number of the last taken item. Neighbouring items share a task if there are
-    more than ``tasks_max``.
+    ``batch`` is called with the number of the item, too. With more than ``tasks_max`` items, neighbouring
+    items share a task.
     """
     tasks = max(1, min(len(items), tasks_max))
     bounds = [-(-task * len(items) // tasks) for task in range(tasks + 1)]
     shares = [cloudpickle.dumps(list(items[a:b])) for a, b in pairwise(bounds)]
-    # A table of Arrow costs Spark 40 ms less of a core than a list of rows.
+    # A table of Arrow takes 40 ms less time of a core than a list of rows.
     table = pa.table(
         {
             "task": pa.array(range(tasks), pa.int32()),
             "first": pa.array(bounds[:-1], pa.int32()),
             "items": pa.array(shares, pa.binary()),
-            # Make the plan unique: Spark would use what another call with an equal plan has cached.
+            # Make the plan unique: otherwise Spark would use what another call with an equal plan has cached.
             "call": pa.repeat(uuid.uuid4().hex, tasks),
         }
     )
-    # Let one task distribute the items, so that this stage does not look like the one that works.
+    # Let one task distribute the items: so this stage does not look like the stage that works.
     frame = spark.createDataFrame(table).coalesce(1).repartitionById(tasks, "task")
     return frame.mapInArrow(partial(_run, work, batch), schema)
 
@@ -99,8 +99,8 @@ def _run(
 
     def items() -> Iterator[T]:
         nonlocal number
-        for given in batches:
-            for row in given.to_pylist():
+        for item_batch in batches:
+            for row in item_batch.to_pylist():
                 number = row["first"] - 1
                 for item in cloudpickle.loads(row["items"]):
                     number += 1
@@ -111,6 +111,6 @@ def _run(
 
 
 def result_batch(number: int, result: Any) -> pa.RecordBatch:
-    """Return a row of `RESULTS`."""
+    """Return a batch with one row of `RESULTS`."""
     arrays = [pa.array([number], pa.int32()), pa.array([cloudpickle.dumps(result)], pa.binary())]
     return pa.RecordBatch.from_arrays(arrays, names=["number", "result"])

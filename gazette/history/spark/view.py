@@ -1,9 +1,9 @@
-"""Views that each query plans again: `create_view`.
+"""Makes views that each query plans again: `create_view`.
 
-Spark keeps the first plan of a DataFrame, or of a view of one: for sources in Python, that is a list of
-fragments. But it resolves the text of a view for every query. So the text of our view reads a table of
-Spark's catalog, which Spark loads for every query. A table of a Python source has columns but no options,
-so the text has the options.
+Spark keeps the first plan of a DataFrame, or of a view of a DataFrame. For sources in Python, the plan is a
+list of fragments. But Spark resolves the text of a view for every query. So the text of our view reads a
+table of Spark's catalog, which Spark loads for every query. A table of a Python source has columns but no
+options, so the text has the options.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _SCHEMA: Final = "spark_catalog.default"
 
 @with_hints()
 def create_view(spark: Any, name: str, *, schema: Any = None, **options: Any) -> None:
-    """Create or replace a temporary view of journals. Each query reads them up to its own time.
+    """Create or replace a temporary view of journals. Each query reads them up to the time of the query.
 
-    ``schema`` and ``options`` are those of `read`. This call fixes the columns. A DataFrame of the view
+    ``schema`` and ``options`` are as for `read`. This call fixes the columns. A DataFrame of the view
     (``spark.table(name)``) is one query: Spark keeps its plan. Raise `Invalid` for a malformed name. If
     columns are inferred, raise what planning raises.
     """
@@ -38,12 +38,12 @@ def create_view(spark: Any, name: str, *, schema: Any = None, **options: Any) ->
             f"{name!r} is not the name of a temporary view: letters, digits and underscores",
             path="name",
         )
-    given = option_texts(options)
-    parsed = ReadOptions.parse(given)
+    texts = option_texts(options)
+    parsed = ReadOptions.parse(texts)
     if schema is None:
         schema, inferred = table_schema(parsed)
         if inferred and not parsed.has_mode:
-            given["mode"] = "FAILFAST"
+            texts["mode"] = "FAILFAST"
     elif isinstance(schema, str):
         schema = spark.createDataFrame([], schema).schema
     digest = hashlib.sha256(schema.json().encode()).hexdigest()
@@ -51,9 +51,9 @@ def create_view(spark: Any, name: str, *, schema: Any = None, **options: Any) ->
     columns = ", ".join(f"{_name(field.name)} {_ddl(field.dataType)}" for field in schema.fields)
     # Use SQL: the catalog API of Spark Connect would read the new table, without our options.
     spark.sql(f"CREATE TABLE IF NOT EXISTS {table} ({columns}) USING gazette")
-    said = ", ".join(f"{_literal(key)} = {_literal(text)}" for key, text in given.items())
-    # Safe: the table's name has only letters and digits, and all texts are escaped.
-    query = f"SELECT * FROM {table} WITH ({said})"  # noqa: S608
+    options_text = ", ".join(f"{_literal(key)} = {_literal(text)}" for key, text in texts.items())
+    # This is safe: the table's name has only letters and digits, and all texts are escaped.
+    query = f"SELECT * FROM {table} WITH ({options_text})"  # noqa: S608
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW {_name(name)} AS {query}")
 
 

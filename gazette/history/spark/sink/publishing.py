@@ -1,9 +1,9 @@
 """The parts of a sink: a task's `publish`, and the driver's `commit` and `roll_back`.
 
-Every attempt of every task is a producer, which leaves its messages pending. It passes to the driver the
-acknowledgements that commit them or roll them back: only the driver knows which attempt of a task has won.
-The driver records the acknowledgements before it appends them, so that a repetition appends the same ones.
-An acknowledgement that is appended twice has no further effect.
+Every attempt of every task is a producer, which leaves its messages pending. The attempt sends the driver
+the acknowledgements that commit its messages or roll them back: only the driver knows which attempt has won.
+The driver records acknowledgements before it appends them. So a repetition appends the same ones. An
+acknowledgement that is appended twice has no further effect.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from gazette.runtime.tasks import await_future
 log = logging.getLogger(__name__)
 
 _RECORDS_KEPT: Final = 100
-"""Records of a query that are kept. Spark repeats only its last batch."""
+"""Number of records that are kept for a query. Spark repeats only the last batch of a query."""
 
 _NAMES_SHOWN: Final = 5
 _OTHER_VALUES: Final = {
@@ -67,13 +67,13 @@ _OTHER_VALUES: Final = {
 
 Message = Any
 Keyed = tuple[Any, Message]
-"""The value of the column that maps a message (None without one), and the message. With ``journalColumn``,
-the value is the name of the journal."""
+"""The value of the column that maps a message (None without such a column), and the message. With
+``journalColumn``, the value is the name of the journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Published messages of an attempt of a task: by journal, the bytes that commit or roll them back."""
+    """Messages that an attempt of a task has published: by journal, bytes that commit or roll them back."""
 
     producer: ProducerId
     commits: Mapping[JournalName, bytes]
@@ -85,9 +85,9 @@ class Attempt:
 def publish(
     access: OpenAccess, options: WriteOptions, batches: Iterable[Sequence[Keyed]], query: str = ""
 ) -> Attempt:
-    """Publish messages as a new producer, pending. Return once they are in their journals.
+    """Publish messages as a new producer, pending. Return when they are in their journals.
 
-    After a failure, roll back what was published, if possible, and raise the failure.
+    After a failure, roll back the messages, if possible, and raise the failure.
     """
     service = access.run(_service(access))
     try:
@@ -103,7 +103,7 @@ async def _service(access: OpenAccess) -> AppendService:
 
 async def _partitions(access: OpenAccess, options: WriteOptions) -> Partitions:
     specs = await journal_specs(access, options.journals, options.selector)
-    found = []
+    partitions = []
     ordered = sorted(specs, key=lambda spec: spec.name)
     for spec in ordered:
         content_type = (
@@ -117,22 +117,22 @@ async def _partitions(access: OpenAccess, options: WriteOptions) -> Partitions:
                 path="option contentType",
                 hint="Label the journal, or set the option to application/x-ndjson.",
             )
-        wanted = CONTENT_TYPE_OF[options.value]
-        if content_type != wanted:
+        expected_type = CONTENT_TYPE_OF[options.value]
+        if content_type != expected_type:
             raise Invalid(
-                f"journal {spec.name} holds {content_type}, and not {wanted}",
+                f"journal {spec.name} holds {content_type}, and not {expected_type}",
                 path="option value",
                 hint=_OTHER_VALUES.get(content_type, "Choose another journal."),
             )
         uuid, time = (spec.labels.value_of(name) or "" for name in (MESSAGE_UUID, MESSAGE_TIME))
         partition = Partition(spec.name, content_type, uuid=uuid, time=time)
         with within("option uuidField"):
-            found.append(partition.with_uuid(options.shape.uuid_field))
-    return Partitions(found, [spec.labels for spec in ordered])
+            partitions.append(partition.with_uuid(options.shape.uuid_field))
+    return Partitions(partitions, [spec.labels for spec in ordered])
 
 
 def _with_place(message: Message, partition: Partition) -> Message:
-    """Return the message of a row, with the UUID first: readers find it there fastest."""
+    """Return the message of a row, with the UUID as the first field: there readers find it fastest."""
     if isinstance(message, dict) and partition.uuid in ("", DEFAULT_PLACE):
         return {DEFAULT_PLACE: "", **message}
     return message
@@ -182,12 +182,12 @@ class _Publishing:
         column = self._options.journal_column
         if not column:
             return
-        known = {partition.journal for partition in self._partitions.all}
-        if unknown := {name for name, _ in batch} - known:
+        selected = {partition.journal for partition in self._partitions.all}
+        if unknown := {name for name, _ in batch} - selected:
             name = min(unknown, key=str)
-            said = "a row names no journal" if name is None else f"a row names journal {name!r}"
+            problem = "a row names no journal" if name is None else f"a row names journal {name!r}"
             raise Invalid(
-                f"{said} in the column {column}, and the options name {_some_of(known)}",
+                f"{problem} in the column {column}, and the options name {_some_of(selected)}",
                 path="option journalColumn",
                 hint="Correct the rows or leave them out, or name that journal by journal or selector.",
             )
@@ -206,16 +206,16 @@ class _Publishing:
         try:
             self._access.run(append())
         except GazetteError as error:
-            # Readers keep these messages pending until they forget the producer.
+            # Readers keep the messages pending until they forget the producer.
             log.warning(
                 "messages of a failed task could not be rolled back: %(error)s", {"error": error}
             )
 
 
 def choice_of(options: WriteOptions, partitions: Partitions) -> Choice:
-    """Return the function from a message, and the value of the column that maps it, to a journal.
+    """Return the function from a message, and the value of the column that maps it, to a partition.
 
-    If a declaration has made the journals, their labels say the key.
+    If a declaration has made the journals, their labels say which key the messages have.
     """
     if options.journal_column:
         by_name = {
@@ -254,20 +254,20 @@ def commit(
 ) -> None:
     """Commit the messages of these attempts. Repeated calls have the same effect.
 
-    With ``commits`` (a directory), first record the acknowledgements there as ``name``. An existing
-    record is the decision: append it again, and roll back attempts that it lacks. Raise what
-    appends raise; then call it again.
+    With ``commits`` (a directory), first record the acknowledgements there as ``name``. An existing record
+    is the decision: append its acknowledgements again, and roll back attempts that it lacks. Raise what
+    appends raise: then call this function again.
     """
     attempts = [attempt for attempt in attempts if attempt.rows]
-    decided = [dict(attempt.commits) for attempt in attempts]
+    acknowledgements = [dict(attempt.commits) for attempt in attempts]
     if commits:
         record = _Record(Path(commits), name)
         hit("sink.deciding", name)
         winners = record.decide({a.producer.hex(): dict(a.commits) for a in attempts})
-        decided = list(winners.values())
+        acknowledgements = list(winners.values())
         hit("sink.decided", name)
         roll_back(access, [a for a in attempts if a.producer.hex() not in winners])
-    _append(access, _joined(decided))
+    _append(access, _joined(acknowledgements))
     hit("sink.committed", name)
     if commits:
         record.tidy()
@@ -287,7 +287,7 @@ def _joined(contents: Iterable[Mapping[JournalName, bytes]]) -> dict[JournalName
 
 
 def _append(access: OpenAccess, contents: Mapping[JournalName, bytes]) -> None:
-    """Append each journal's content in one append."""
+    """Append the content of each journal, in one append."""
 
     async def append() -> None:
         client = await access.client()
@@ -301,7 +301,7 @@ def _append(access: OpenAccess, contents: Mapping[JournalName, bytes]) -> None:
 
 @dataclass(slots=True)
 class _Record:
-    """The appends of one commit, as a file that is written once."""
+    """The acknowledgements of one commit, as a file that is written once."""
 
     directory: Path
     name: str
@@ -313,12 +313,12 @@ class _Record:
     def decide(
         self, commits: Mapping[str, Mapping[JournalName, bytes]]
     ) -> dict[str, dict[JournalName, bytes]]:
-        """Record the commits. Return those of an earlier record, if any."""
-        if (found := self._load()) is not None:
-            return found
+        """Record the commits. Return the commits of the record, which may be an earlier one."""
+        if (recorded := self._load()) is not None:
+            return recorded
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            # Do nothing if another driver has recorded before.
+            # Do not replace the record of another driver.
             content = io.BytesIO(msgspec.json.encode(commits, order="sorted"))
             write_durably(str(self._path), content, replace=False)
         except OSError as error:
@@ -326,19 +326,19 @@ class _Record:
                 f"a commit cannot be recorded in {self.directory}: {error.strerror}",
                 hint="Set the option commits to a directory that can be written, and that stays.",
             ) from error
-        found = self._load()
-        if found is None:
+        recorded = self._load()
+        if recorded is None:
             raise Unavailable("a commit that was recorded is gone", file=self._path)
-        return found
+        return recorded
 
     def tidy(self) -> None:
-        """Remove old records of the query: Spark does not repeat their batches."""
+        """Remove old records of the query: Spark does not repeat the batches of these records."""
         query, _, number = self.name.rpartition("-")
         if not query or not number.isdigit():
             return
         for path in self.directory.glob(f"{query}-*.json"):
-            other = path.stem.rpartition("-")[2]
-            if other.isdigit() and int(other) < int(number) - _RECORDS_KEPT:
+            other_number = path.stem.rpartition("-")[2]
+            if other_number.isdigit() and int(other_number) < int(number) - _RECORDS_KEPT:
                 path.unlink(missing_ok=True)
 
     def _load(self) -> dict[str, dict[JournalName, bytes]] | None:

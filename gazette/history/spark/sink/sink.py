@@ -1,4 +1,4 @@
-"""Writes to journals: rows become messages. `publishing` publishes and commits them."""
+"""Writes rows to journals: rows become messages. `publishing` publishes and commits the messages."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ Maker = Callable[[dict[str, Any]], Any]
 
 
 class Published(WriterCommitMessage):
-    """A task's message to the driver."""
+    """A task's message to the driver: what the task has published."""
 
     def __init__(self, attempt: Attempt) -> None:
         self.attempt = attempt
 
 
 class _Writer:
-    """The common part of both writers. Made on the driver, pickled, and run on executors."""
+    """The common part of both writers. The driver makes a writer, pickles it, and sends it to executors."""
 
     def __init__(self, options: WriteOptions, schema: Any) -> None:
         self._options = options
@@ -66,10 +66,10 @@ class _Writer:
                 path="option journalColumn",
             )
         require_distinct(self._schema)
-        # The column of the target is not a part of the message. In CSV and protobuf, the UUID is no field.
+        # The column that names the journal is no part of messages. In CSV and protobuf, the UUID is no field.
         self._is_place = options.shape.uuid_field in ("", _UUID) and options.value != "json"
-        apart = {*([column] if column else []), *([_UUID] if self._is_place else [])}
-        self._fields = pa.schema([field for field in self._schema if field.name not in apart])
+        extras = {*([column] if column else []), *([_UUID] if self._is_place else [])}
+        self._fields = pa.schema([field for field in self._schema if field.name not in extras])
         if not {*self._fields.names} - {_UUID}:
             raise Invalid(
                 "there is no column to publish beside the UUID and journalColumn", path="columns"
@@ -87,9 +87,9 @@ class _Writer:
                         hint="Convert it to a string in Spark, or leave it out.",
                     )
         if options.value == "protobuf":
-            kind = message_class(options.message)
-            known = set(kind.DESCRIPTOR.fields_by_name)
-            if unknown := set(self._fields.names) - known:
+            message_type = message_class(options.message)
+            field_names = set(message_type.DESCRIPTOR.fields_by_name)
+            if unknown := set(self._fields.names) - field_names:
                 raise Invalid(
                     f"messages {options.message} have no such fields: {one_of(unknown)}",
                     path="option message",
@@ -120,7 +120,7 @@ class _Writer:
 
 
 class GazetteWriter(_Writer, DataSourceArrowWriter):
-    """Publishes a table: all of it becomes visible, or nothing."""
+    """Publishes a table: either all rows become visible, or none."""
 
     @with_hints()
     def commit(self, messages: list[Any]) -> None:
@@ -141,7 +141,7 @@ class GazetteStreamWriter(_Writer, DataSourceStreamArrowWriter):
         attempts = _attempts(messages)
         if not attempts:
             return
-        # Include the query in the name: batches of other queries have the same numbers.
+        # Put the query into the name: batches of other queries have the same numbers.
         name = f"{attempts[0].query or 'query'}-{batchId}"
         with self._options.access.open() as access:
             commit(access, attempts, self._options.commits, name)
@@ -163,15 +163,15 @@ def _maker(options: WriteOptions, names: Sequence[str]) -> Maker:
         return lambda row: msgspec.to_builtins({name: row[name] for name in names}, str_keys=True)
     if options.value == "csv":
         return lambda row: CSVRecord(["", *[_text(row[name]) for name in names]])
-    kind = message_class(options.message)
+    message_type = message_class(options.message)
 
     def protobuf(row: dict[str, Any]) -> Any:
-        given = {name: row[name] for name in names if row[name] is not None}
+        values = {name: row[name] for name in names if row[name] is not None}
         try:
-            return kind(**given)
+            return message_type(**values)
         except (TypeError, ValueError) as error:
             raise Invalid(
-                f"a row does not fit message {options.message}: {error} ({str(given)[:200]})",
+                f"a row does not fit message {options.message}: {error} ({str(values)[:200]})",
                 path="option message",
                 hint="Convert the columns to the types of its fields.",
             ) from error
@@ -180,7 +180,7 @@ def _maker(options: WriteOptions, names: Sequence[str]) -> Maker:
 
 
 def _checked(make: Maker) -> Maker:
-    """Return ``make`` with a check: the column of the UUID must be null, or have a publisher's UUID."""
+    """Return ``make`` with a check: the column of the UUID must be null, or hold a UUID of a publisher."""
 
     def checked(row: dict[str, Any]) -> Any:
         value = row.get(_UUID)
@@ -197,7 +197,7 @@ def _checked(make: Maker) -> Maker:
 
 
 def _require_json(path: str, kind: types.DataType) -> None:
-    """Raise `Invalid` for a type whose values would read back as other values."""
+    """Raise `Invalid` for a type whose values would be read back as other values."""
     if isinstance(kind, types.VariantType):
         raise Invalid(
             "a variant cannot be written as JSON",
@@ -220,7 +220,7 @@ def _require_json(path: str, kind: types.DataType) -> None:
 
 
 def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return the rows. Raise `Invalid` for a value that Python cannot represent."""
+    """Return the rows of a batch. Raise `Invalid` for a value that Python cannot represent."""
     try:
         rows: list[dict[str, Any]] = batch.to_pylist(maps_as_pydicts="strict")
         return rows
@@ -239,7 +239,7 @@ def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Return True if values of a type read back equal from CSV text."""
+    """Return True if values of a type are equal when they are read back from CSV."""
     is_of = pa.types
     return bool(
         is_of.is_string(kind)

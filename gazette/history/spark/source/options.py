@@ -115,7 +115,7 @@ _RENAMED: Final[dict[str, str]] = {
     "planning_threads": _NOT_NEEDED,
     "pushdown": "Leave it out: Spark applies filters after reading.",
 }
-"""Advice for former names of options, and for some names of Spark's other sources."""
+"""Advice, by former name of an option, or by name of an option of Spark's other sources."""
 Mode = Literal["permissive", "dropmalformed", "failfast"]
 _MALFORMED: Final[dict[Mode, Malformed]] = {
     "permissive": "null",
@@ -138,7 +138,7 @@ class SourceOptions(Options):
         self._empty = not options
 
     def offsets(self, name: str, every: str) -> tuple[int | None, dict[str, int]]:
-        """Return an offset for all journals, and offsets by journal. The text ``every`` means no offset."""
+        """Return an offset for all journals, and offsets by journal. The text ``every`` means none."""
         text = self.text(name)
         if text.lower() in ("", every):
             return None, {}
@@ -150,8 +150,8 @@ class SourceOptions(Options):
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return value, {}
         if not isinstance(value, dict) or not all(
-            isinstance(one, int) and not isinstance(one, bool) and one >= 0
-            for one in value.values()
+            isinstance(offset, int) and not isinstance(offset, bool) and offset >= 0
+            for offset in value.values()
         ):
             self.fail(name, "must be an offset, or a JSON object of them", hint)
         return None, value
@@ -247,12 +247,12 @@ _ARGUMENTS: Final = {
     "meta_prefix": "metaPrefix",
     "value": "value",
 }
-"""Options by the arguments of `gazette.history` with the same meaning, for errors."""
+"""By argument of `gazette.history`: the option with the same meaning, for errors."""
 
 
 @contextmanager
 def as_options() -> Iterator[None]:
-    """Replace the name of an argument in errors by that of the option."""
+    """Replace the name of an argument in errors by the name of the option."""
     try:
         yield
     except Invalid as error:
@@ -273,7 +273,7 @@ class ReadOptions(TableColumns):
 
     has_mode: bool
     corrupt: str
-    """Name of the column for messages that do not fit the others."""
+    """Name of the column for messages that do not fit the other columns."""
     run_bytes: int
 
     @classmethod
@@ -335,8 +335,8 @@ class ReadOptions(TableColumns):
     def inferred(self) -> ReadOptions:
         """Return the options for a schema that was inferred from some messages.
 
-        A message that does not fit is then an error, unless a mode is given: Spark would infer from all
-        messages, and find other columns.
+        Then a message that does not fit is an error, unless a mode is given: Spark itself would have inferred
+        other columns, from all messages.
         """
         if self.has_mode:
             return self

@@ -1,6 +1,6 @@
 """Reads of a long history on a cluster: `read` makes both passes on Spark's executors.
 
-A data source plans in a process of the driver that has no Spark. So ``format("gazette")`` alone reads the
+A data source plans in a process of the driver that cannot run jobs. So ``format("gazette")`` reads the
 fragments without a kept summary there, with threads. For terabytes, `read` makes the first pass a job: its
 tasks find or make the summaries, and combine those of each run. The same processes then make the rows.
 """
@@ -26,16 +26,16 @@ from gazette.history.spark.worker_process import run_each
 from gazette.history.summary import Summary
 
 TASKS_MAX: Final = 4096
-"""Most tasks of the first pass. Each costs the driver some milliseconds."""
+"""Most tasks of the first pass. Each task costs the driver some milliseconds."""
 
 
 @with_hints()
 def read(spark: Any, *, schema: Any = None, **options: Any) -> Any:
-    """Return a DataFrame of journals as of now; the executors make both passes.
+    """Return a DataFrame of journals as of now. The executors make both passes.
 
-    ``options`` are those of ``format("gazette")``: write ``__`` for a dot in a name
-    (``broker__address``). Messages that are appended after this call are not read. Raise what planning
-    raises.
+    ``options`` are the options of ``format("gazette")``. Write ``__`` for a dot in a name
+    (``broker__address``).
+    Messages that are appended after this call are not read. Raise what planning raises.
     """
     parsed = ReadOptions.parse(option_texts(options))
     if schema is None:
@@ -66,11 +66,11 @@ def fold_by_spark(
 ) -> FoldedSnapshot:
     """Run the first pass as a job: tasks summarise the runs, and the driver folds.
 
-    Call ``on_read`` with bytes as tasks end. Raise what reading raises, as on the driver.
+    Call ``on_read`` with numbers of bytes, when tasks end. Raise what reading raises, as on the driver.
     """
 
     def summarise_all(runs: Sequence[Run]) -> list[Summary]:
-        # This function may be called again, with runs that begin at other offsets.
+        # The fold may call this function again, with runs that begin at other offsets.
         return summarise_by_spark(spark, access, runs, on_read)
 
     with access.open() as opened:
@@ -80,7 +80,7 @@ def fold_by_spark(
 def summarise_by_spark(
     spark: Any, access: Access, runs: Sequence[Run], on_read: OnRead | None = None
 ) -> list[Summary]:
-    """Return the summaries of runs, made by tasks. Arguments and errors are those of `fold_by_spark`."""
+    """Return the summaries of runs, made by tasks. See `fold_by_spark` for arguments and errors."""
     length = sum(run.length for run in runs)
     work = partial(run_each, access, _summaries)
     return run_tasks(spark, runs, work, TASKS_MAX, length=length, on_read=on_read)

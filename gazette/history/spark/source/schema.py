@@ -1,4 +1,4 @@
-"""The columns of journals as a table: given, from the messages' class, or inferred."""
+"""The columns of journals as a table: given, of the messages' class, or inferred. See `table_columns`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _READABLE: Final = (
 
 
 def table_schema(options: ReadOptions) -> tuple[Any, bool]:
-    """Return the ``StructType`` of a table without a given schema, and True if it is inferred.
+    """Return the ``StructType`` of a table without a given schema, and True if its columns are inferred.
 
     Raise `Invalid`, and what reading raises: columns are inferred from some messages.
     """
@@ -47,7 +47,7 @@ def table_schema(options: ReadOptions) -> tuple[Any, bool]:
 
 
 def row_format(options: ReadOptions, schema: Any, shapes: Iterable[MessageFormat]) -> RowFormat:
-    """Return the format of rows of a schema, for messages of these shapes. Raise `Invalid`."""
+    """Return the format of rows with this schema, for messages of these formats. Raise `Invalid`."""
     with as_options():
         value = value_of_all(options.value, shapes)
         if value == "csv":
@@ -64,9 +64,9 @@ def row_format(options: ReadOptions, schema: Any, shapes: Iterable[MessageFormat
 
 
 def make_format(schema: Any, value: str, prefix: str, **bounds: Any) -> RowFormat:
-    """Return the format of rows of a schema. Raise `Invalid`.
+    """Return the format of rows with this schema. Raise `Invalid`.
 
-    ``prefix`` is that of metadata columns. ``bounds`` are further fields of `RowFormat`.
+    ``prefix`` is the prefix of metadata columns. ``bounds`` are further fields of `RowFormat`.
     """
     for field in schema.fields:
         require_readable(field.name, field.dataType)
@@ -95,28 +95,28 @@ def _require_cases(names: Sequence[str], prefix: str) -> None:
     """
     meta = {f"{prefix}{key}".lower(): f"{prefix}{key}" for key in META}
     for name in names:
-        known = meta.get(name.lower(), name)
-        if name != known:
+        meta_name = meta.get(name.lower(), name)
+        if name != meta_name:
             raise Invalid(
-                f"the column {name} and {known}, which each journal has, differ in case alone",
+                f"the column {name} and {meta_name}, which each journal has, differ in case alone",
                 path=name,
-                hint=f"Write {known}. If messages have a field {name}, set the option metaPrefix "
+                hint=f"Write {meta_name}. If messages have a field {name}, set the option metaPrefix "
                 'to "_", or to another prefix.',
             )
 
 
 def _encode_variant(text: str) -> dict[str, bytes]:
     try:
-        found = types.VariantVal.parseJson(text)
+        variant = types.VariantVal.parseJson(text)
     except (
         Exception
     ) as error:  # PySpark's own errors (a duplicate key, a value too large) have no common class.
         raise ValueError(f"not a variant: {error}") from error
-    return {"value": found.value, "metadata": found.metadata}
+    return {"value": variant.value, "metadata": variant.metadata}
 
 
 def require_readable(path: str, kind: types.DataType) -> None:
-    """Raise `Invalid` for a type to which no value of a message converts."""
+    """Raise `Invalid` for a type that no value of a message converts to."""
     if isinstance(kind, types.StructType):
         for field in kind.fields:
             require_readable(f"{path}.{field.name}", field.dataType)

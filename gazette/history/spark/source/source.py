@@ -1,7 +1,7 @@
 """``format("gazette")``: journals as a data source of Spark.
 
-Spark imports this module in every process that looks for any data source, so it imports slow modules only
-when needed. Readers and writers are made on the driver, pickled, and run in other processes. They have
+Spark imports this module in every process that looks for any data source. So it imports slow modules only
+when needed. Readers and writers are made on the driver, pickled, and run in other processes. So they have
 only options and parsed values.
 """
 
@@ -18,7 +18,7 @@ from gazette.history.spark.error_hints import with_hints
 class GazetteDataSource(DataSource):
     """Data source of Spark for journals. The page on Spark has its options.
 
-    Spark finds it by the name ``format("gazette")``, without a registration.
+    Spark finds this class by the name ``format("gazette")``, without a registration.
     """
 
     _inferred = False
@@ -33,7 +33,7 @@ class GazetteDataSource(DataSource):
         from gazette.history.spark.source.options import STREAM, ReadOptions
         from gazette.history.spark.source.schema import table_schema
 
-        # Accept options of streams: it is not known yet if Spark reads a table or a stream.
+        # Accept options of streams: Spark has not said yet whether it reads a table or a stream.
         schema, self._inferred = table_schema(ReadOptions.parse(self.options, STREAM))
         return schema
 

@@ -1,9 +1,9 @@
 """Journals as a stream of Spark: micro-batches of committed messages.
 
-To plan a batch, the driver needs the summaries of its fragments. It makes them itself from few bytes, and
-for the first batch. Otherwise tasks of one batch summarise the fragments of the next one ("ahead"), and the
-driver finds the kept summaries. So an offset also says up to where tasks were asked for summaries. Some
-batches have only such tasks.
+To plan a batch, the driver needs the summaries of its fragments. It makes them itself for the first batch,
+and for few bytes. Otherwise tasks of one batch summarise the fragments of the next batch ("ahead"), and the
+driver finds the kept summaries. So an offset also says up to which offsets tasks were asked for summaries.
+Some batches have only such tasks.
 """
 
 from __future__ import annotations
@@ -53,10 +53,8 @@ from gazette.runtime.clock import Clock
 
 _DRIVER_BYTES: Final = 1 << 18
 """Most bytes without a summary that the driver reads itself: a batch for them would take longer."""
-
-
 _KEPT_MAX: Final = 10_000
-"""Most pieces that are remembered to have a summary."""
+"""Most pieces with a kept summary that are remembered."""
 
 
 class AheadPartition(InputPartition):
@@ -73,14 +71,14 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._journals = StreamJournals(options, clock)
-        self._admission = BatchAdmission(lambda *given: find_message(self._journals.access, *given))
+        self._admission = BatchAdmission(lambda *args: find_message(self._journals.access, *args))
         self._folded: tuple[StreamOffset, StreamOffset, FoldedSnapshot] | None = None
         """The last planned batch: its two offsets, and its fold."""
         self._kept: set[tuple[JournalName, Piece]] = set()
-        """Pieces with a known summary."""
+        """Pieces that are known to have a kept summary."""
         self._planned = False
-        """True once a batch was planned. The first one must not wait for summaries: with ``Trigger.Once``
-        it is the only one."""
+        """True once a batch was planned. The first batch must not wait for summaries: with ``Trigger.Once``
+        it is the only batch."""
 
     # These methods run on the driver:
 
@@ -109,7 +107,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._journals.resume(decode_lives(start))
         listed = self._journals.listing(logged)
         known = self._journals.kept(logged)
-        begins = {one.journal: self._journals.begin(one, known) for one in listed}
+        begins = {j.journal: self._journals.begin(j, known) for j in listed}
         ends = self._admission.ends(listed, begins, limit)
         if self._summarises_ahead(limit):
             ends = self._ready_ends(listed, begins, ends, asked)
@@ -124,7 +122,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 break
             ends = {**ends, **further}
         ahead = self._ahead_ends(listed, sources, asked, limit)
-        if sources is logged and all(asked.get(name, 0) >= at for name, at in ahead.items()):
+        if sources is logged and all(asked.get(name, 0) >= to for name, to in ahead.items()):
             return start
         self._planned = True
         end = encode_offset(sources, {**asked, **ahead}, decode_since(start), self._journals.lives)
@@ -139,22 +137,22 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @with_hints()
     def partitions(self, start: StreamOffset, end: StreamOffset) -> list[InputPartition]:
         self._planned = True
-        until, lives, former = decode_offset(end), decode_lives(end), decode_lives(start)
+        end_sources, lives, start_lives = decode_offset(end), decode_lives(end), decode_lives(start)
         self._journals.resume(lives)
-        # Read a journal that has lost its end, or was created again, from its begin.
+        # Leave out a journal that has lost its end, or was created again: so it is read from its begin.
         known = {
             journal: source
             for journal, source in decode_offset(start).items()
-            if journal not in until
+            if journal not in end_sources
             or (
-                source.read_through <= until[journal].read_through
-                and former.get(journal, lives.get(journal)) == lives.get(journal)
+                source.read_through <= end_sources[journal].read_through
+                and start_lives.get(journal, lives.get(journal)) == lives.get(journal)
             )
         }
-        ahead = self._ahead(start, until, decode_ahead(end))
+        ahead = self._ahead(start, end_sources, decode_ahead(end))
         ends = {
             journal: source.read_through
-            for journal, source in until.items()
+            for journal, source in end_sources.items()
             if source.read_through > known.get(journal, SourceCheckpoint()).read_through
         }
         if not ends:
@@ -188,7 +186,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from read_partition(self._options.read.access, partition)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the parts to send to an executor: options and schema, not what is known of the journals."""
+        """Return the parts to send to an executor: options and schema, without the state of the driver."""
         return type(self), (self._options, self._schema)
 
     # What tasks summarise, and what the driver does:
@@ -196,7 +194,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _summarises_ahead(self, limit: ReadLimit) -> bool:
         """Return True if tasks may summarise fragments instead of the driver.
 
-        With a limit of rows, the driver must read the bytes to count them.
+        With a limit of rows, the driver must read the bytes anyway, to count the rows.
         """
         return self._options.read.committed and not isinstance(limit, ReadMaxRows)
 
@@ -209,7 +207,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[JournalName, Offset]:
         """Return earlier ends if many bytes before ``ends`` have no summary yet.
 
-        Do not wait again for summaries that tasks were asked for: the driver then reads the bytes.
+        Do not wait a second time for summaries that tasks were asked for: the driver then reads the bytes.
         """
         ready = dict(ends)
         if not (self._planned or self._journals.has_target):
@@ -244,7 +242,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ahead
 
     def _lacks(self, journal: JournalSnapshot, piece: Piece) -> bool:
-        """Return True if a piece has no summary, and a task could make it."""
+        """Return True if a piece has no kept summary, and a task could make one."""
         store = self._journals.access.summaries([piece])
         if store is None or (journal.journal, piece) in self._kept:
             return False
@@ -253,15 +251,15 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._kept.clear()
             self._kept.add((journal.journal, piece))
             return False
-        cut = piece.fragment is not None and piece.end < piece.fragment.end
-        if cut and piece.end - piece.begin != self._options.max_bytes:
-            return False  # Tasks keep summaries only of whole fragments, and of portions of a batch's size.
+        is_cut = piece.fragment is not None and piece.end < piece.fragment.end
+        if is_cut and piece.end - piece.begin != self._options.max_bytes:
+            return False  # Tasks keep summaries only of whole fragments, and of portions as large as a batch.
         return store.keeps(journal.journal, journal.shape, [piece])
 
     def _ahead(
         self, start: StreamOffset, until: Sources, ahead: Mapping[JournalName, Offset]
     ) -> list[InputPartition]:
-        """Return tasks for summaries that this batch asks for, and the batch before did not."""
+        """Return tasks for the summaries that this batch asks for, and that the batch before did not."""
         asked = decode_ahead(start)
         ends = {name: end for name, end in ahead.items() if end > asked.get(name, 0)}
         if not ends:
@@ -276,6 +274,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # How far a batch reads:
 
     def _read_to(self, known: Sources, ends: Mapping[JournalName, Offset]) -> Sources:
+        """Return the sources after reading from ``known`` to ``ends``, where complete messages end."""
         ends = {
             journal: end
             for journal, end in ends.items()
@@ -284,7 +283,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._folded = None
         if not self._options.read.committed:
             snapshot = self._journals.snapshot(known, ends)
-            return {one.journal: SourceCheckpoint(self._whole(one)) for one in snapshot.journals}
+            return {j.journal: SourceCheckpoint(self._whole(j)) for j in snapshot.journals}
         folded = self._fold_to(known, ends)
         self._folded = ({}, {}, folded)
         return folded.checkpoint(self._options.horizon_ns).sources
@@ -293,12 +292,12 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the end of the journal's last complete message: usually the end of its last fragment."""
         if not journal.pieces:
             return journal.end
-        last = replace(journal, begin=journal.pieces[-1].begin, pieces=journal.pieces[-1:])
-        # The fragment may begin within a message.
-        found = self._last_end(last, sure=False)
-        if found is None:
-            found = self._last_end(journal, sure=True)
-        return journal.begin if found is None else found
+        last_piece = replace(journal, begin=journal.pieces[-1].begin, pieces=journal.pieces[-1:])
+        # Try only the last fragment, which is fast. But it may begin within a message.
+        end = self._last_end(last_piece, sure=False)
+        if end is None:
+            end = self._last_end(journal, sure=True)
+        return journal.begin if end is None else end
 
     def _last_end(self, journal: JournalSnapshot, *, sure: bool) -> Offset | None:
         run = Run(journal.journal, journal.shape, 0, journal.pieces, journal.begin, sure=sure)
@@ -350,7 +349,7 @@ def _further(
     ends: Mapping[JournalName, Offset],
     sources: Sources,
 ) -> dict[JournalName, Offset]:
-    """Return later ends for journals whose next message continues after the end."""
+    """Return later ends for journals of which no message was read: the next one ends after the end."""
     further = {}
     for journal in listed:
         begin = begins[journal.journal]

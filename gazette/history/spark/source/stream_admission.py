@@ -1,4 +1,4 @@
-"""The limited size of a stream's batch. Pure, except that rows are counted."""
+"""Chooses the ends of a stream's batches, by a limit of size. Pure, but for ``find_message``."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from gazette.history.snapshot import JournalSnapshot, Piece, cover
 from gazette.protocol.ids import JournalName, Offset
 
 FindMessage = Callable[[JournalSnapshot, Piece, int], tuple[int, Offset]]
-"""Function that returns the number of messages of a piece, and its end. If the piece has more than the given
-number of messages, it returns that number, and the begin of the next message."""
+"""Function from a journal, a piece and a limit. It returns the number of messages of the piece, and its end.
+If the piece has more messages than the limit, it returns the limit, and the begin of the next message."""
 
 
 @dataclass(slots=True)
 class BatchAdmission:
     """Chooser of the ends of batches.
 
-    Journals take turns, one fragment each. A batch ends where a fragment does. If the limit is less than
-    the first fragment, the batch ends within it.
+    Journals take turns, one fragment each. A batch ends where a fragment ends. If the first fragment is
+    larger than the limit, the batch ends within that fragment.
     """
 
     find_message: FindMessage
@@ -39,12 +39,12 @@ class BatchAdmission:
         elif isinstance(limit, ReadMaxRows):
             budget, by_bytes = limit.max_rows, False
         else:
-            return {one.journal: max(one.end, begins[one.journal]) for one in journals}
+            return {j.journal: max(j.end, begins[j.journal]) for j in journals}
         ends: dict[JournalName, Offset] = {}
-        # Begin after the last served journal. Otherwise journals with many bytes would fill every batch.
+        # Begin after the last served journal. Otherwise the first journals could fill every batch.
         waiting = [
-            (one, iter(cover(one.pieces, begins[one.journal], one.end)))
-            for one in sorted(journals, key=lambda one: (one.journal <= self._served, one.journal))
+            (j, iter(cover(j.pieces, begins[j.journal], j.end)))
+            for j in sorted(journals, key=lambda j: (j.journal <= self._served, j.journal))
         ]
         while waiting and budget > 0:
             journal, pieces = waiting.pop(0)
@@ -78,11 +78,11 @@ def next_pieces(journal: JournalSnapshot, begin: Offset, limit: ReadLimit) -> Se
 
 
 def later_end(journal: JournalSnapshot, begin: Offset, end: Offset) -> Offset | None:
-    """Return a later end of a batch, because the journal's next message is longer.
+    """Return a later end of a batch, for a journal whose next message does not end before ``end``.
 
     Return None if the journal has no more bytes.
     """
-    behind = next((piece for piece in journal.pieces if piece.end > end), None)
-    if behind is None:
+    next_piece = next((piece for piece in journal.pieces if piece.end > end), None)
+    if next_piece is None:
         return None
-    return min(behind.end, max(begin + 2 * (end - begin), behind.begin + 1))
+    return min(next_piece.end, max(begin + 2 * (end - begin), next_piece.begin + 1))

@@ -1,4 +1,4 @@
-"""The journals of a stream: their listings, no more than needed, and the snapshot of each batch."""
+"""The journals of a stream: listings, as few as possible, and the snapshot of each batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Sources = Mapping[JournalName, SourceCheckpoint]
 _LISTED_MAX: Final = 1000
 _PER_FRAGMENT_S: Final = 0.0005
 """Seconds to wait before the next listing, for each fragment beyond `_LISTED_MAX`. To list a fragment takes
-a tenth of that."""
+a tenth of this time."""
 _ASK_BROKERS: Final = (
     ". Brokers know if an operator has confirmed that they are lost: read by the option broker.address, "
     "with direct=true instead of store"
@@ -40,12 +40,12 @@ class _Listed:
     """A listing of the journals."""
 
     again_s: float
-    """Time of the machine's clock at which to list again."""
+    """Time of the monotonic clock at which to list again."""
     snapshot: Snapshot
     known: frozenset[JournalName]
-    """Journals that the query had read from when they were listed."""
+    """Journals that the query had read at the time of the listing."""
     lives: Mapping[JournalName, JournalLife]
-    """Lives of journals that the query had read from then."""
+    """Lives of the journals that the query had read then."""
 
 
 class StreamJournals:
@@ -59,15 +59,15 @@ class StreamJournals:
         self._target: dict[JournalName, Offset] | None = None
         self._places = FragmentPlaces()
         self._again: dict[JournalName, Offset] = {}
-        """Journals that lost bytes that were read before, and their ends, as of the last listing."""
+        """Journals that have lost bytes which the query had read, and their ends, as of the last listing."""
         self._lives: Mapping[JournalName, JournalLife] = {}
-        """Lives that the query has read."""
+        """Lives of the journals that the query has read."""
         self._others: dict[JournalName, JournalLife] = {}
-        """Other lives of these journals, as of the last listing."""
+        """Lives that differ from those in ``_lives``, as of the last listing."""
         self._warned: set[tuple[JournalName, Offset]] = set()
-        """Journals and ends of reported lost bytes."""
+        """Journals and ends of lost bytes that were reported."""
         self._awaited: set[tuple[JournalName, Offset]] = set()
-        """Journals and ends of reported bytes that the stream waits for."""
+        """Journals and ends of bytes that the stream waits for and that were reported."""
         # A begin time is for the journals of a new query, not for later journals.
         self._selection = replace(options.read.selection, begin_time_s=0.0)
 
@@ -89,12 +89,10 @@ class StreamJournals:
 
     @property
     def lives(self) -> dict[JournalName, JournalLife]:
-        """Lives of the journals: those of the query and, for other journals, those of the last listing."""
-        listed = (
-            {} if self.recent is None else {one.journal: one.life for one in self.recent.journals}
-        )
-        found = {name: life for name, life in listed.items() if life is not None}
-        return {**found, **self._lives, **self._others}
+        """Lives of the journals: those of the query, or else those of the last listing."""
+        listed = {} if self.recent is None else {j.journal: j.life for j in self.recent.journals}
+        known = {name: life for name, life in listed.items() if life is not None}
+        return {**known, **self._lives, **self._others}
 
     @property
     def recent(self) -> Snapshot | None:
@@ -108,21 +106,21 @@ class StreamJournals:
 
     def fix_target(self) -> None:
         """Fix the ends of journals now, and leave out later journals."""
-        self._target = {one.journal: one.end for one in self._list({}).journals}
+        self._target = {journal.journal: journal.end for journal in self._list({}).journals}
 
     def starts(self) -> dict[JournalName, SourceCheckpoint]:
         """Return the offsets at which a new query begins."""
-        given, latest = self._options.read.selection, self._options.latest
-        listed = self._list({}).journals  # A listing also has the lives of the journals.
-        if given.begin_time_s or latest:
-            given = replace(given, lost="skip")
-            snapshot = take_snapshot(self.access, given, self._places)
-            require_stored(snapshot, given)
+        selection, latest = self._options.read.selection, self._options.latest
+        listed = self._list({}).journals  # List in any case: `lives` needs a listing.
+        if selection.begin_time_s or latest:
+            selection = replace(selection, lost="skip")
+            snapshot = take_snapshot(self.access, selection, self._places)
+            require_stored(snapshot, selection)
             return {
-                one.journal: SourceCheckpoint(one.end if latest else one.begin)
-                for one in snapshot.journals
+                journal.journal: SourceCheckpoint(journal.end if latest else journal.begin)
+                for journal in snapshot.journals
             }
-        return {one.journal: SourceCheckpoint(self.first(one)) for one in listed}
+        return {journal.journal: SourceCheckpoint(self.first(journal)) for journal in listed}
 
     def first(self, journal: JournalSnapshot) -> Offset:
         """Return the offset at which to begin a journal that the query has not read."""
@@ -136,33 +134,31 @@ class StreamJournals:
     def listing(self, known: Sources) -> list[JournalSnapshot]:
         """Return a recent listing; for a query with a target, only up to the target.
 
-        Raise ``Corrupt`` for a journal that ends before the offset that was read, unless lost bytes are
+        Raise ``Corrupt`` for a journal that ends before the offset which was read, unless lost bytes are
         skipped.
         """
         listed = self._list(known).journals
         if self._target is None:
             return list(listed)
-        return [
-            _until(one, self._target[one.journal]) for one in listed if one.journal in self._target
-        ]
+        return [_until(j, self._target[j.journal]) for j in listed if j.journal in self._target]
 
     def kept(self, known: Sources) -> Sources:
         """Return ``known`` without journals that were created again: read them from their begin."""
         self._list(known)
-        gone = {
+        again = {
             name
             for name, end in self._again.items()
             if name in known and known[name].read_through > end
         } | (self._others.keys() & known.keys())
-        return {name: one for name, one in known.items() if name not in gone} if gone else known
+        return {n: source for n, source in known.items() if n not in again} if again else known
 
     def _list(self, known: Sources) -> Snapshot:
-        """Return a recent listing. Spark may ask hundreds of times a second."""
+        """Return a recent listing: Spark may ask hundreds of times a second."""
         now = self._clock.monotonic()
         if (
             self._listed is None
             or now >= self._listed.again_s
-            # The recent listing was not checked for losses of these journals.
+            # The recent listing was not checked for losses of all these journals.
             or not known.keys() <= self._listed.known
             or self._lives != self._listed.lives
         ):
@@ -174,28 +170,28 @@ class StreamJournals:
         return self._listed.snapshot
 
     def _take(self, known: Sources) -> Snapshot:
-        """Return a new listing. Repeat it while the answer may be that of a broker behind its peers."""
-        # Begin at the offset that was read, and end before bytes that may still come. Each batch
-        # checks for lost bytes.
+        """Return a new listing. Repeat the request while a broker behind its peers may have answered."""
+        # Begin at the offset that was read, and end before bytes that may still come. Lost bytes are
+        # checked in each batch.
         begin = {journal: source.read_through for journal, source in known.items()}
-        given = replace(self._selection, begin={**self._selection.begin, **begin}, lost="wait")
+        selection = replace(self._selection, begin={**self._selection.begin, **begin}, lost="wait")
         self._again, self._others = {}, {}
-        began = self._clock.monotonic()
+        begin_s = self._clock.monotonic()
         while True:
-            snapshot = take_snapshot(self.access, given, self._places)
-            require_stored(snapshot, given, known)
+            snapshot = take_snapshot(self.access, selection, self._places)
+            require_stored(snapshot, selection, known)
             self._others = self._other_lives(snapshot, known)
-            short = [one for one in snapshot.journals if self._is_short(one, known)]
+            short = [journal for journal in snapshot.journals if self._is_short(journal, known)]
             if not short and not self._others:
                 self._report_awaited(snapshot)
                 return snapshot
             if not short:
                 break
-            if self._clock.monotonic() - began >= _LAG_S:
+            if self._clock.monotonic() - begin_s >= _LAG_S:
                 break
             self.access.run(self._clock.sleep(_LAG_POLL_S))
-        for one in short:
-            facts = {"journal": one.journal, "end": one.begin, "read": begin[one.journal]}
+        for cut in short:
+            facts = {"journal": cut.journal, "end": cut.begin, "read": begin[cut.journal]}
             if self._selection.lost == "fail":
                 raise Corrupt(
                     "a journal of the stream ends before what was read of it",
@@ -209,35 +205,40 @@ class StreamJournals:
                 "read from its begin",
                 facts,
             )
-        self._again = {one.journal: one.begin for one in short}
-        gone = self._again.keys() | self._others.keys()
-        kept = {name: at for name, at in begin.items() if name not in gone}
-        given = replace(given, begin={**self._selection.begin, **kept})
+        self._again = {cut.journal: cut.begin for cut in short}
+        to_reread = self._again.keys() | self._others.keys()
+        kept = {name: offset for name, offset in begin.items() if name not in to_reread}
+        selection = replace(selection, begin={**self._selection.begin, **kept})
         self._places = FragmentPlaces()
-        return take_snapshot(self.access, given, self._places)
+        return take_snapshot(self.access, selection, self._places)
 
     def _other_lives(self, snapshot: Snapshot, known: Sources) -> dict[JournalName, JournalLife]:
         """Return the lives of journals that were created again after the query had read them.
 
-        Raise ``Corrupt`` for the first of them, unless lost bytes are skipped.
+        Raise ``Corrupt`` for the first such journal, unless lost bytes are skipped.
         """
         others = {}
-        for one in snapshot.journals:
-            life, read = one.life, self._lives.get(one.journal)
-            if life is None or read is None or one.journal not in known or not life.is_other(read):
+        for journal in snapshot.journals:
+            life, former = journal.life, self._lives.get(journal.journal)
+            if (
+                life is None
+                or former is None
+                or journal.journal not in known
+                or not life.is_other(former)
+            ):
                 continue
-            others[one.journal] = life
+            others[journal.journal] = life
             if self._selection.lost == "fail":
                 raise created_again(
-                    one.journal,
-                    read.created,
+                    journal.journal,
+                    former.created,
                     life.created,
                     hint="Give the query another checkpointLocation to read it from its begin."
                     " failOnDataLoss=false does that for this journal alone.",
                 )
             LOGGER.warning(
                 "journal %(journal)s was deleted and created again: it is read from its begin",
-                {"journal": one.journal},
+                {"journal": journal.journal},
             )
         return others
 
@@ -262,11 +263,12 @@ class StreamJournals:
             )
 
     def _is_short(self, journal: JournalSnapshot, known: Sources) -> bool:
+        """Return True if a journal ends before the offset that was read."""
         source = known.get(journal.journal)
-        # A snapshot begins at the journal's end if that is before the wanted offset. A store without
+        # A snapshot begins at the journal's end if the end is before the wanted offset. A store without
         # fragments of a journal does not know the journal's end.
-        knows_end = journal.begin > 0 or not self._selection.stores
-        return source is not None and knows_end and journal.begin < source.read_through
+        is_end_known = journal.begin > 0 or not self._selection.stores
+        return source is not None and is_end_known and journal.begin < source.read_through
 
     def snapshot(self, known: Sources, ends: Mapping[JournalName, Offset]) -> Snapshot:
         """Return the snapshot of a batch. List again, since fragments may have been joined or pruned.
@@ -282,15 +284,15 @@ class StreamJournals:
             lives=self.lives,
         )
         try:
-            found = take_snapshot(self.access, selection, self._places)
+            snapshot = take_snapshot(self.access, selection, self._places)
         except (Invalid, NotFound) as error:
             raise Corrupt(
                 f"a batch of the stream cannot be read again: {error}",
                 hint="A journal was deleted or created again: give the query another "
                 "checkpointLocation.",
             ) from error
-        warn_of_loss(found, self._warned)
-        return found
+        warn_of_loss(snapshot, self._warned)
+        return snapshot
 
 
 def _until(journal: JournalSnapshot, end: Offset) -> JournalSnapshot:

@@ -1,7 +1,7 @@
 """The offset of a stream: the sources of a checkpoint, in JSON. Pure.
 
-For each journal it has the offset that was read *and* the states of its producers there. So the messages of a
-batch depend only on its two offsets and the journals. Any process may plan the batch, any number of times.
+For each journal, it has the offset that was read *and* the states of the producers there. So the messages of
+a batch depend only on its two offsets and the journals. Any process may plan the batch, any number of times.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gazette.protocol.journal_life import JournalLife
 StreamOffset: TypeAlias = dict[str, Any]
 """``{journal: {"at": offset, "producers": {hex: "clock" or "clock@begin"}}}``, clocks in hex.
 
-Optional: ``"life": "cluster.revision"`` is the life of the journal. ``"ahead": offset`` says up to where
-tasks were asked for summaries. ``"since": clock`` is the least clock of the stream's messages, the same for
-all journals.
+Optional: ``"life": "cluster.revision"`` is the life of the journal. ``"ahead": offset`` is the offset up to
+which tasks were asked for summaries. ``"since": clock`` is the least clock of the stream's messages, the same
+for all journals.
 """
 
 AT: Final = "at"
 AWAITED: Final = "awaited"
-"""Key of the bytes that a query waits for. Only ends for the query's progress have it."""
+"""Key of the bytes that a query waits for. Only the ends in the query's progress have this key."""
 _PRODUCERS, _AHEAD, _SINCE, _LIFE = "producers", "ahead", "since", "life"
 _DIGITS: Final = 2 * PRODUCER_BYTES
 
@@ -38,7 +38,7 @@ def encode_offset(
     since: int = 0,
     lives: Mapping[JournalName, JournalLife] = {},
 ) -> StreamOffset:
-    """Encode sources. ``ahead``, ``since`` and ``lives``: see `StreamOffset`.
+    """Encode sources. `StreamOffset` says what ``ahead``, ``since`` and ``lives`` are.
 
     Keys ascend, since Spark compares offsets as texts.
     """
@@ -48,15 +48,15 @@ def encode_offset(
         for producer, state in sorted(source.producers.items()):
             begin = "" if state.begin is None else f"@{state.begin}"
             producers[producer.hex()] = f"{state.last_ack:x}{begin}"
-        one: dict[str, Any] = {}
+        value: dict[str, Any] = {}
         if ahead.get(journal, 0) > source.read_through:
-            one[_AHEAD] = ahead[journal]
-        one |= {AT: source.read_through, _PRODUCERS: producers}
+            value[_AHEAD] = ahead[journal]
+        value |= {AT: source.read_through, _PRODUCERS: producers}
         if since:
-            one[_SINCE] = f"{since:x}"
+            value[_SINCE] = f"{since:x}"
         if (life := lives.get(journal)) is not None:
-            one[_LIFE] = f"{life.cluster_id:x}.{life.created}"
-        offset[journal] = one
+            value[_LIFE] = f"{life.cluster_id:x}.{life.created}"
+        offset[journal] = value
     return offset
 
 
@@ -67,10 +67,10 @@ def decode_offset(offset: StreamOffset) -> dict[JournalName, SourceCheckpoint]:
         for journal, value in offset.items():
             producers = {}
             for digits, text in value[_PRODUCERS].items():
-                clock, at, begin = text.partition("@")
+                clock, separator, begin = text.partition("@")
                 if len(digits) != _DIGITS:
                     raise ValueError(digits)
-                state = ProducerState(int(clock, 16), int(begin) if at else None)
+                state = ProducerState(int(clock, 16), int(begin) if separator else None)
                 producers[bytes.fromhex(digits)] = state
             sources[journal] = SourceCheckpoint(int(value[AT]), producers)
     return sources
@@ -79,13 +79,13 @@ def decode_offset(offset: StreamOffset) -> dict[JournalName, SourceCheckpoint]:
 def decode_ahead(offset: StreamOffset) -> dict[JournalName, Offset]:
     """Return, by journal, the offset up to which tasks were asked for summaries. Raise `Corrupt`."""
     with _decoding():
-        return {name: int(one[_AHEAD]) for name, one in offset.items() if _AHEAD in one}
+        return {name: int(value[_AHEAD]) for name, value in offset.items() if _AHEAD in value}
 
 
 def decode_since(offset: StreamOffset) -> int:
     """Return the least clock of the stream's messages. Raise `Corrupt`."""
     with _decoding():
-        return max((int(one.get(_SINCE, "0"), 16) for one in offset.values()), default=0)
+        return max((int(value.get(_SINCE, "0"), 16) for value in offset.values()), default=0)
 
 
 def decode_lives(offset: StreamOffset) -> dict[JournalName, JournalLife]:
@@ -100,12 +100,12 @@ def decode_lives(offset: StreamOffset) -> dict[JournalName, JournalLife]:
 
 
 def encode_ends(journals: Iterable[JournalSnapshot]) -> StreamOffset:
-    """Return the ends of journals for a query's progress, also if it waits for earlier bytes."""
+    """Return the ends of journals for a query's progress, also if the query waits for earlier bytes."""
     ends = {}
-    for one in journals:
-        waits = one.awaited
-        ends[one.journal] = (
-            {AT: one.end} if waits is None else {AT: waits.known_end, AWAITED: [*waits[:2]]}
+    for journal in journals:
+        waits = journal.awaited
+        ends[journal.journal] = (
+            {AT: journal.end} if waits is None else {AT: waits.known_end, AWAITED: [*waits[:2]]}
         )
     return ends
 

@@ -1,4 +1,4 @@
-"""Journals as a table of Spark: its runs are the partitions."""
+"""Journals as a table of Spark: the runs of a snapshot are the partitions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RunPartition(InputPartition):
 
 def read_partition(access: Access, partition: InputPartition | None) -> Iterator[Any]:
     """Yield the rows of a task's run."""
-    # If there are no partitions, Spark makes an empty one.
+    # Without partitions, Spark runs one task with an empty partition.
     if not isinstance(partition, RunPartition):
         return iter(())
     return run_each(access, partial(read_rows, format=partition.format), [partition.value])
@@ -48,7 +48,7 @@ def checked_snapshot(access: OpenAccess, options: ReadOptions) -> Snapshot:
 
 
 def check_isolation(options: ReadOptions, snapshot: Snapshot) -> None:
-    """Raise `Invalid` if messages cannot be read committed: their UUIDs are unknown."""
+    """Raise `Invalid` if messages cannot be read committed, because their UUIDs are unknown."""
     with within("option"):
         for journal in snapshot.journals if options.committed else ():
             require_uuids(journal.journal, journal.shape)

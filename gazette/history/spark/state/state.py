@@ -1,8 +1,8 @@
 """The state of shards as a table, from their recovery logs: ``format("gazette-state")``.
 
-It has rows of a table of SQLite, entries of a RocksDB column family, or the document of a JSON file. They
-show the last commit, or the one that a `gazette.recoverylog.time_travel.Moment` selects. Each shard is a
-task.
+The table has the rows of a table of SQLite, the entries of a RocksDB column family, or the document of a JSON
+file. They show the state at the last commit, or at the `gazette.recoverylog.time_travel.Moment` that the user
+selects. Each shard is a task.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def list_partitions(options: StateOptions) -> list[ShardPartition]:
     """Return the matching shards. Blocks. Raise ``NotFound``, or ``Invalid`` without a recovery log."""
 
     async def listed() -> list[ShardPartition]:
-        found: list[ShardPartition] = []
+        partitions: list[ShardPartition] = []
         async with options.consumers.client("", SystemClock()) as client:
             await _require_reachable(client, "consumer")
             for shard in (await client.list_shards(options.selector)).shards:
@@ -111,12 +111,12 @@ def list_partitions(options: StateOptions) -> list[ShardPartition]:
                     raise Invalid(f"shard {spec.id} has no recovery log: its state is elsewhere")
                 stored = await client.get_hints(spec.id)
                 hints = [one for one in (stored.primary, *stored.backups) if one is not None]
-                found.append(
+                partitions.append(
                     ShardPartition(spec.id, tuple(hints) or (FSMHints(log=spec.recovery_log),))
                 )
-        if not found:
+        if not partitions:
             raise NotFound("no shard matches", selector=str(options.selector))
-        return sorted(found, key=lambda one: str(one.value))
+        return sorted(partitions, key=lambda partition: str(partition.value))
 
     with closing(LoopThread("state")) as loop:
         return loop.run(listed())
@@ -158,7 +158,7 @@ def _opened(options: StateOptions, partition: ShardPartition) -> Iterator[ShardS
 
 
 def columns_of(options: StateOptions, state: ShardState) -> list[tuple[str, str]]:
-    """Return (name, type of Spark) of the columns of a state."""
+    """Return name and Spark type of each column of a state. Raise `Invalid` or ``NotFound``."""
     if state.kind is StateKind.SQLITE:
         if not options.table:
             names = [
@@ -197,7 +197,7 @@ def columns_of(options: StateOptions, state: ShardState) -> list[tuple[str, str]
 
 
 def is_empty(state: ShardState) -> bool:
-    """Return True if there is no file: a store of JSON has no file before its first commit."""
+    """Return True if the state has no file: a store of JSON has no file before its first commit."""
     return state.kind is StateKind.FILES and not any(state.directory.iterdir())
 
 
@@ -206,13 +206,13 @@ def require_columns(
 ) -> None:
     """Raise `Invalid` unless the state of a shard has these columns. Raise as `columns_of` does."""
     try:
-        known = [name for name, _ in columns_of(options, state)]
+        existing = [name for name, _ in columns_of(options, state)]
     except GazetteError as error:
         error.facts["shard"] = shard
         raise
-    if unknown := [name for name in names if name not in known]:
+    if unknown := [name for name in names if name not in existing]:
         raise Invalid(
-            f"there are no such columns: {', '.join(unknown)} (there are {', '.join(known)})",
+            f"there are no such columns: {', '.join(unknown)} (there are {', '.join(existing)})",
             path="option fields",
             shard=shard,
         )
@@ -238,9 +238,9 @@ def rows_of(
         sql = f"SELECT {quoted} FROM {_quoted(options.table)}"  # noqa: S608
         yield from state.connection().execute(sql)
     elif state.kind is StateKind.ROCKSDB:
-        places = [("key", "value").index(name) for name in names]
+        indices = [("key", "value").index(name) for name in names]
         for pair in state.iterate(column_family=options.column_family):
-            yield tuple(pair[place] for place in places)
+            yield tuple(pair[index] for index in indices)
     else:
         yield (msgspec.json.encode(state.document()).decode(),)
 
@@ -271,14 +271,14 @@ class StateReader(DataSourceReader):
             if is_empty(state):
                 return
             require_columns(self._options, state, partition.value, names)
-            held: list[tuple[Any, ...]] = []
+            rows: list[tuple[Any, ...]] = []
             for row in rows_of(self._options, state, names):
-                held.append(row)
-                if len(held) >= _BATCH_ROWS:
-                    yield _batch(schema, names, partition.value, held)
-                    held = []
-            if held:
-                yield _batch(schema, names, partition.value, held)
+                rows.append(row)
+                if len(rows) >= _BATCH_ROWS:
+                    yield _batch(schema, names, partition.value, rows)
+                    rows = []
+            if rows:
+                yield _batch(schema, names, partition.value, rows)
 
 
 def _batch(schema: pa.Schema, names: list[str], shard: str, rows: list[tuple[Any, ...]]) -> Any:
@@ -298,7 +298,7 @@ def _batch(schema: pa.Schema, names: list[str], shard: str, rows: list[tuple[Any
 def state_schema(given: Mapping[str, str]) -> str:
     """Return the columns of the option ``fields``, as in CREATE TABLE.
 
-    Without the option, recover a shard to find them: this blocks.
+    Without the option, recover a shard to find the columns: this blocks.
     """
     options = StateOptions.parse(given)
     if options.fields:
