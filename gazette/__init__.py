@@ -1,7 +1,7 @@
 """Journals, exactly-once consumers with SQL state, and Spark backfills: Gazette in Python.
 
-These are the names that an application starts from. Each is imported at its first use, so
-that an import of one module of this package does not import all others.
+This module has the names that an application starts from. Each name is imported at its first use. So
+an import of one module of this package does not import all other modules.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from gazette.lazy import lazy_names
 
-# gRPC's core writes a line to stderr, and not to our log, for each connection that ends. It reads
-# this variable when it is imported. It still writes errors.
+# gRPC's core writes a line to stderr, and not to our log, for each connection that ends. With this
+# variable, which gRPC reads when it is imported, it writes only errors.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 if TYPE_CHECKING:

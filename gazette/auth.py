@@ -1,11 +1,11 @@
 """Authorization of calls: claims in a JWT, and the keys that sign and verify it.
 
-A token is ``Authorization: Bearer <jwt>``, signed HS256 with a shared key. Its claims are ``cap``,
-a bit mask of capabilities, and ``sel``, a label selector that narrows them to journals or shards.
+A token is ``Authorization: Bearer <jwt>``, signed by HS256 with a shared key. Its claims are ``cap``, a bit
+mask of capabilities, and ``sel``, a label selector of the journals or shards that these capabilities cover.
 
-Several keys may be configured: the first signs, every one verifies. So keys rotate without
-interruption: add the new key last everywhere, move it first everywhere, remove the old one. The text
-``AA==`` is a marker and not a key: it admits callers without a token. Use it to switch
+Several keys may be configured: the first key signs, each key verifies. So keys rotate without
+interruption: first add the new key as the last one everywhere. Then move it to the front everywhere, and
+remove the old key. The text ``AA==`` is no key: it admits callers without a token. Use it to switch
 authentication on in a running cluster.
 """
 
@@ -60,7 +60,7 @@ _NAMED: Final = (
 class Claims:
     """Rights of a caller, and the journals or shards that they cover.
 
-    ``expires_at`` is a Unix time, in seconds: a long-running call ends then. None: the claims never expire.
+    ``expires_at`` is a Unix time, in seconds: a long call ends at that time. None: the claims never expire.
     """
 
     capability: int
@@ -75,7 +75,7 @@ class Claims:
 
 class Signer(Protocol):
     def sign(self, claims: Claims, lifetime_s: float) -> str:
-        """Return a token for the claims, valid from now for ``lifetime_s``; empty if none is needed."""
+        """Return a token for the claims, valid for ``lifetime_s`` seconds; empty if none is needed."""
         ...
 
 
@@ -83,7 +83,7 @@ class Verifier(Protocol):
     def verify(self, authorization: str | None, require: int) -> Claims:
         """Return the claims behind an ``Authorization`` header.
 
-        Raise ``NotAllowed`` unless they are genuine, current and hold every required capability.
+        Raise ``NotAllowed`` unless the claims are genuine and current, and have every required capability.
         """
         ...
 
@@ -103,7 +103,7 @@ class NoAuth:
 
 @dataclass(frozen=True, slots=True)
 class StaticToken:
-    """A signer that always returns the token that it was given (``--broker.auth-token``)."""
+    """A signer that always returns the same token (``--broker.auth-token``)."""
 
     token: str = field(repr=False)
 
@@ -157,7 +157,7 @@ class KeyedAuth:
         return KeyedAuth(clock, tuple(keys), allow_missing)
 
     def sign(self, claims: Claims, lifetime_s: float) -> str:
-        import jwt  # A tenth of a broker's start, and many have no keys.
+        import jwt  # The import takes a tenth of a broker's start, and many brokers have no keys.
 
         now = self.clock.now()
         payload = {
@@ -179,18 +179,18 @@ class KeyedAuth:
         claims = self._claims_of(self._decode(token.strip()))
         missing = require & ~claims.capability
         if missing:
-            name = next((f"{one.name} " for one in _NAMED if one & missing), "")
+            name = next((f"{right.name} " for right in _NAMED if right & missing), "")
             raise NotAllowed(f"authorization is missing required {name}capability")
         return claims
 
     def _decode(self, token: str) -> dict[str, Any]:
-        """Return the payload if one of our keys signed it."""
+        """Return the payload of a token that one of our keys has signed. Raise ``NotAllowed`` for others."""
         import jwt
 
         failure: Exception | None = None
         for key in self.keys:
             try:
-                # Times are checked below, against the clock that was passed in.
+                # `_claims_of` checks the times, by our clock.
                 return jwt.decode(token, key, algorithms=list(ALGORITHMS), options=_SIGNATURE_ONLY)
             except jwt.InvalidSignatureError as error:
                 failure = error
@@ -200,7 +200,7 @@ class KeyedAuth:
 
     def _claims_of(self, payload: Mapping[str, Any]) -> Claims:
         for name in payload:
-            # The original ignores upper and lower case: a claim that restricts a token there must do so here.
+            # The original ignores case: there `Sel` restricts a token. So refuse `Sel` here.
             if name not in _CLAIMS and name.lower() in _CLAIMS:
                 raise NotAllowed(f"verifying Authorization: claim {name} is written {name.lower()}")
         now = self.clock.now()
@@ -214,9 +214,9 @@ class KeyedAuth:
         if (not_before := _number(payload, "nbf")) is not None and not_before > now + LEEWAY_S:
             raise NotAllowed("verifying Authorization: token is not valid yet")
         capability = payload.get("cap", 0)
-        valid = isinstance(capability, int) and not isinstance(capability, bool)
+        is_integer = isinstance(capability, int) and not isinstance(capability, bool)
         # A negative number has all high bits set: it would grant rights that the token does not name.
-        if not valid or not 0 <= capability <= Capability.ALL:
+        if not is_integer or not 0 <= capability <= Capability.ALL:
             raise NotAllowed("verifying Authorization: claim cap is not an integer of 32 bits")
         return Claims(capability, _selector(payload.get("sel")), expires_at)
 
@@ -265,7 +265,7 @@ AUTHORIZATION: Final = "authorization"
 
 
 def authorization_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
-    """Return the first ``authorization`` value of a call's metadata; later ones do not count."""
+    """Return the first value of ``authorization`` in a call's metadata. Later values do not count."""
     for name, value in metadata or ():
         if name.lower() == AUTHORIZATION:
             return value if isinstance(value, str) else value.decode("latin-1")
@@ -283,7 +283,7 @@ def admission(
     """Return a function that checks a call by its path and metadata.
 
     The function raises ``NotAllowed`` as the call's handler would, but before the server keeps anything of
-    the call. ``capabilities`` has what each method requires, by the name of the method.
+    the call. ``capabilities`` has the required capabilities, by the name of the method.
     """
 
     def admit(path: str, metadata: Iterable[tuple[str, str | bytes]]) -> None:

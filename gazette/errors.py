@@ -18,8 +18,8 @@
     ├── Broken             the peer broke it; see ``__cause__``
     └── Bug                a broken invariant of ours: the scope is torn down
 
-An error says what happened (its message), carries facts as fields, and says what to do (``hint``). A server
-may have written parts of these texts. So Gazette escapes control characters in them (`printable`).
+An error has a message that says what happened, facts as fields, and a ``hint`` that says what to do. A server
+may have written parts of these texts. So Gazette escapes control characters in the texts (`printable`).
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from unicodedata import category
 _HIDDEN: Final = frozenset({"Cc", "Cn", "Co", "Cs", "Zl", "Zp"})
 """Categories of Unicode to escape: control, unassigned, private, surrogate, line and paragraph separator."""
 _TURNING: Final = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Characters that turn the direction of text."""
+"""Characters that change the direction of text."""
 
 
 def printable(text: str, *, one_line: bool = False) -> str:
     """Return a text of another process in a form that is safe for a terminal and a log.
 
-    Escape characters that move a cursor, change a terminal's state or turn the direction of text. Escape
-    also those for private use, and those that are not assigned. Tabs and ends of lines stay. ``one_line``
+    Escape characters that move a cursor, change a terminal's state, or change the direction of text. Escape
+    also characters that are for private use or not assigned. Tabs and ends of lines stay. ``one_line``
     escapes ends of lines, too, so that the text cannot look like another line of a log.
     """
     if text.isprintable():
         return text
     if one_line:
         text = text.replace("\n", "\\n")
-    return "".join(_escaped(ord(one)) if _is_hidden(one) else one for one in text)
+    return "".join(_escaped(ord(char)) if _is_hidden(char) else char for char in text)
 
 
 def _is_hidden(one: str) -> bool:
@@ -60,8 +60,8 @@ def _escaped(code: int) -> str:
 class GazetteError(Exception):
     """Base of all exceptions that Gazette raises on purpose.
 
-    ``hint`` is the next step for the reader of the message. ``facts`` are the fields an operator
-    needs (``journal``, ``offset``, ``revision`` …), rendered after the message in a stable order.
+    ``hint`` says what the reader of the message does next. ``facts`` are the fields that an operator needs
+    (``journal``, ``offset``, ``revision`` …). They are printed after the message, in a stable order.
     """
 
     default_hint: ClassVar[str] = "See docs/operating.md."
@@ -93,7 +93,7 @@ class Unavailable(Retryable):
 
 
 class Aborted(Unavailable):
-    """A store has rolled a transaction back in favour of another one. Repeat the transaction."""
+    """A store has rolled a transaction back, in favour of another transaction. Repeat the transaction."""
 
     default_hint = (
         "No action: the shard is restarted automatically. If this happens often, have transactions "
@@ -123,7 +123,7 @@ class Fenced(GazetteError):
 
 
 class Invalid(GazetteError):
-    """A value or a call that cannot be right. ``path`` names the field, as in ``fragment.stores[1]``.
+    """A value or a call is wrong. ``path`` names the field, as in ``fragment.stores[1]``.
 
     The message has the protocol's form: ``Ctx1.Ctx2: text``.
     """
@@ -147,22 +147,22 @@ class Invalid(GazetteError):
 
 
 class TooLarge(Invalid):
-    """A value of the call, or one that would result from it, exceeds a limit of size."""
+    """A value of the call, or a value that would result from the call, exceeds a limit of size."""
 
     default_hint = "Make the named field smaller and call again."
 
 
 class InvalidValue(Invalid):
-    """A value of the application that cannot be kept or published as it is. ``path`` names the part at fault.
+    """A value of the application cannot be kept or published as it is. ``path`` names the wrong part.
 
-    While a message is consumed, it counts as an error of the message: a `PoisonPolicy` may skip the message.
+    While a message is consumed, this is an error of the message: a `PoisonPolicy` may skip the message.
     """
 
     default_hint = "Correct the named part of the value, or the program that made it."
 
 
 class NotAllowed(GazetteError):
-    """A correct call that is refused: by its token, a read-only flag, or a suspension."""
+    """A correct call is refused: because of its token, a read-only flag, or a suspension."""
 
     default_hint = "Check the token's capabilities and selector, or the flags of the specification."
 
@@ -214,7 +214,7 @@ def not_installed(
     path: str = "",
     hint: str = "",
 ) -> Invalid:
-    """Return the error of a part (``what``) that needs a package of an extra. ``hint`` says what to do."""
+    """Return the error for a part (``what``) that needs a package of an extra. ``hint`` says what to do."""
     return Invalid(
         f"{what} needs a package that is not installed ({package}): "
         f"run `pip install '{distribution}[{extra}]'`",

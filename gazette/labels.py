@@ -1,4 +1,4 @@
-"""Well-known label names and content types, as the protocol spells them."""
+"""Well-known names of labels, and content types, as the protocol spells them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ MESSAGE_UUID: Final = "app.gazette.dev/message-uuid"
 TAG: Final = "app.gazette.dev/tag"
 MANAGED_BY: Final = "app.gazette.dev/managed-by"
 SOURCE_RESTART: Final = "app.gazette.dev/source-restart"
-"""Label of a shard: where it begins in a source that was deleted and created again."""
+"""Label of a shard: where the shard begins in a source that was deleted and created again."""
 INSTANCE: Final = "app.gazette.dev/instance"
 REGION: Final = "app.gazette.dev/region"
 FORMER_POSTFIX: Final = "app.gazette.dev/former-postfix-template"
 """Label of a journal with a former path postfix template, percent-encoded. A journal may have several."""
 FOREIGN_FRAGMENTS: Final = "app.gazette.dev/foreign-fragments"
-"""Label of a journal with a directory below it, percent-encoded, whose fragments are not the journal's.
-A journal may have several. ``.`` stands for all directories that no template explains.
+"""Label of a journal with a directory below the journal, percent-encoded, whose fragments are not the
+journal's. A journal may have several. ``.`` stands for all directories that no template explains.
 """
 
 CONTENT_CSV: Final = "text/csv"
@@ -60,7 +60,7 @@ SINGLE_VALUED: Final = frozenset(
         REGION,
     }
 )
-"""Labels that may carry one value only."""
+"""Labels that may have one value only."""
 
 META_NAME: Final = "name"
 """Label that a selector sees on each journal. No journal stores it."""

@@ -1,7 +1,7 @@
-"""Imports of this package's modules by name, at the first use of what they define.
+"""Imports modules of this package by name, at the first use of what they define.
 
-The names stand in tables. `tests/test_layers.py` checks these tables as it checks import statements. No
-other module imports modules of this package by name.
+The names are in tables. `tests/test_layers.py` checks these tables as it checks import statements. No other
+module imports modules of this package by name.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _WHOLE: Final = "pygazette"
 def lazy_names(package: str, homes: Mapping[str, str], *, extra: str = "") -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package: it imports a name from its module in ``homes``.
 
-    A name whose home is ``package.name`` is that module itself. ``extra`` is the extra
-    with the packages that these modules need.
+    A name whose home is ``package.name`` is the module itself. ``extra`` is the extra with the packages
+    that the modules need.
     """
 
     def __getattr__(name: str) -> Any:
@@ -44,8 +44,8 @@ def lazy_names(package: str, homes: Mapping[str, str], *, extra: str = "") -> Ca
 def import_function(target: str) -> Any:
     """Import ``module:function``. Raise what importing the module raises.
 
-    Collect no garbage meanwhile: the collector would go through the new modules again and again. For a
-    broker, that is a tenth of the time of its imports.
+    Collect no garbage meanwhile: the collector would go through the new modules again and again, which takes
+    a tenth of the time of a broker's imports.
     """
     module, _, name = target.partition(":")
     gc.disable()
@@ -67,7 +67,7 @@ def _problem(what: str, missing: str, extra: str) -> Exception | None:
 
 
 def _remedy() -> str:
-    import importlib.metadata  # Each process imports this module, and few call this function.
+    import importlib.metadata  # Each process imports `lazy`, but few processes call this function.
     from pathlib import Path
 
     try:

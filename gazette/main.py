@@ -48,7 +48,7 @@ _WITH_ENVIRONMENT: Final = frozenset({"serve", "print-config"})
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command, and return its exit code: 1 without a command, 2 for an unknown one."""
+    """Run one command, and return its exit code: 1 without a command, 2 for an unknown command."""
     if not argv:
         print(USAGE, file=sys.stderr)
         return 1
@@ -64,7 +64,7 @@ def run(argv: Sequence[str]) -> int:
         guess = f" (did you mean {near}?)" if near else ""
         print(f"gazette: unknown command {command}{guess}\n\n{USAGE}", file=sys.stderr)
         return 2
-    # Import on demand: a broker need not load what only other commands use.
+    # Import on demand: a broker does not need the modules of other commands.
     try:
         function: Callable[..., int] = import_function(_COMMANDS[command])
     except ModuleNotFoundError as error:

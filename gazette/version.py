@@ -1,3 +1,3 @@
-"""The version of this package; the build reads it from here."""
+"""The version of this package. The build reads this file."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Backfills: ``Backfill`` describes one, and ``BackfillRun`` runs it. `gazette.spark` runs it by Spark."""
+"""Backfills: ``Backfill`` describes a backfill, ``BackfillRun`` runs it. `gazette.spark` runs it on Spark."""
 
 from __future__ import annotations
 

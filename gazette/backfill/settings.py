@@ -1,4 +1,4 @@
-"""Programs of version 0.1.0 import from here what `gazette.backfill` has."""
+"""Programs of version 0.1.0 import names of `gazette.backfill` from this module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of version 0.1.0 import `SparkRunner` from here."""
+"""Programs of version 0.1.0 import `SparkRunner` from this module."""
 
 from __future__ import annotations
 
