@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
     if not argv:
         print(USAGE, file=sys.stderr)
         return 1
-    command, rest = argv[0], argv[1:]
+    command, arguments = argv[0], argv[1:]
     if command in ("-h", "--help", "help"):
         print(USAGE)
         return 0
@@ -76,7 +76,7 @@ def run(argv: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    return function(rest, os.environ) if command in _WITH_ENVIRONMENT else function(rest)
+    return function(arguments, os.environ) if command in _WITH_ENVIRONMENT else function(arguments)
 
 
 def main() -> None:

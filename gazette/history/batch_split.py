@@ -84,6 +84,7 @@ def _segments(columns: Columns, rows: Array64) -> Iterator[Segment]:
 
 
 def _of_producer(columns: Columns, producer: int, rows: Array64) -> Iterator[Segment]:
+    """Yield the segments of the messages at ``rows``, which are all of one producer."""
     flags = columns.uuids.flags[rows]
     clocks = columns.uuids.clocks[rows]
     acknowledges = flags == ACK_TXN

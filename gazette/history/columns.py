@@ -1,8 +1,7 @@
 """Decodes messages of a journal to columns: their offsets, and the parts of their UUIDs. Pure.
 
 Reading is fast if no message becomes an object. A `ColumnDecoder` finds frames and UUIDs in whole buffers.
-For a buffer that it does not understand, it uses the `Framing`, which is the specification. The result is
-the same.
+For a buffer that it does not understand, it uses the `Framing`: the specification, with the same result.
 """
 
 from __future__ import annotations
@@ -130,8 +129,7 @@ class Columns:
 class Decoded(NamedTuple):
     """Complete frames of a buffer. ``consumed`` is the length of these frames and of skipped frames.
 
-    ``fields`` has the wanted fields, if the decoder has found them in the same pass. Otherwise the caller
-    parses the fields.
+    ``fields`` has the wanted fields, if the decoder has found them. Otherwise the caller parses the fields.
     """
 
     columns: Columns
@@ -208,33 +206,35 @@ class ColumnDecoder:
     def _scan(
         self, scanner: LineScanner, framing: Framing[Any], buffer: bytes, base: Offset
     ) -> Decoded | None:
+        """Decode a buffer by the scanner. Return None if it declines the buffer."""
         stop = buffer.rfind(b"\n") + 1
         scanned = scanner.scan(buffer, stop) if stop else None
         if scanned is None:
             return None
         begins = scanned.begins + base
         columns = Columns(begins, np.append(begins[1:], base + stop), scanned.uuids)
-        fields, kept = scanned.fields, np.ones(len(columns), np.bool_)
+        fields, is_kept = scanned.fields, np.ones(len(columns), np.bool_)
         # Decode each declined line by the specification: it has one message, or is skipped.
         for row in fields.declined.tolist():
             begin, end = int(columns.begins[row]), int(columns.ends[row])
             line = self._decode_framed(framing, buffer[begin - base : end - base], begin).columns
-            kept[row] = len(line) == 1
+            is_kept[row] = len(line) == 1
             for array, values in zip(columns.uuids, line.uuids, strict=True):
-                array[row] = values[0] if kept[row] else 0
-        if not kept.all():
-            columns, fields = columns.at(kept), fields._replace(kept=kept)
+                array[row] = values[0] if is_kept[row] else 0
+        if not is_kept.all():
+            columns, fields = columns.at(is_kept), fields._replace(kept=is_kept)
         return Decoded(columns, stop, fields)
 
     def _decode_framed(self, framing: Framing[Any], buffer: bytes, base: Offset) -> Decoded:
+        """Decode a buffer by the specification. A malformed frame fails, or is a message, or is skipped."""
         begins: list[int] = []
         ends: list[int] = []
         uuids: list[bytes] = []
         position = 0
         while position < len(buffer):
-            rest = buffer[position:] if position else buffer
+            remaining = buffer[position:] if position else buffer
             try:
-                frames = framing.decode(rest, base + position)
+                frames = framing.decode(remaining, base + position)
             except MalformedMessage as error:
                 uuid = self._uuid_of_malformed(framing, error)
                 self.clean = False
@@ -275,13 +275,13 @@ class ColumnDecoder:
 
 def _without_blanks(frames: Frames[Any]) -> Frames[Any]:
     """Return the frames without those of blank lines, which are no messages."""
-    kept = [position for position, message in enumerate(frames.messages) if message is not None]
-    uuids = [frames.uuids[position * UUID_BYTES : (position + 1) * UUID_BYTES] for position in kept]
+    kept = [n for n, message in enumerate(frames.messages) if message is not None]
+    uuids = [frames.uuids[n * UUID_BYTES : (n + 1) * UUID_BYTES] for n in kept]
     return replace(
         frames,
-        begins=[frames.begins[position] for position in kept],
-        ends=[frames.ends[position] for position in kept],
-        messages=[frames.messages[position] for position in kept],
+        begins=[frames.begins[n] for n in kept],
+        ends=[frames.ends[n] for n in kept],
+        messages=[frames.messages[n] for n in kept],
         uuids=b"".join(uuids),
     )
 
@@ -306,8 +306,8 @@ def _framing_of(shape: MessageFormat) -> Framing[Any]:
         case labels.CONTENT_CSV:
             return framing_of(CONTENT_CSV, CSVRecord)
         case labels.CONTENT_PROTO_FIXED:
-            kind = shape.message_type() if shape.message else bytes
-            return framing_of(CONTENT_PROTO_FIXED, kind, place=shape.place)
+            message_type = shape.message_type() if shape.message else bytes
+            return framing_of(CONTENT_PROTO_FIXED, message_type, place=shape.place)
         case labels.CONTENT_JSON_LINES:
             return JSONLinesFraming(UuidCodec(shape.uuid_field))
     # This call raises the error for an unknown content type.

@@ -95,6 +95,7 @@ class CommitFilter(Generic[T]):
     def _step(
         self, producer: _Producer[T], segment: Segment, batch: _Batch[T], columns: Columns
     ) -> None:
+        """Do for a segment what the sequencer does for each of its messages."""
         rows, clocks = segment.rows, segment.clocks
         if segment.kind == WHOLE_TXNS:
             batch.committed[rows] = self._acks or columns.uuids.flags[rows] != ACK_TXN

@@ -81,11 +81,11 @@ class _Parser:
             return pa.struct(fields)
         if name in ("decimal", "numeric", "dec"):
             return self._decimal()
-        kind = _TYPES.get(name)
-        if kind is None:
+        data_type = _TYPES.get(name)
+        if data_type is None:
             self._at = begin
             self.fail(f"there is no type {name} (known: {', '.join(_TYPES)}, array, map, struct)")
-        return kind
+        return data_type
 
     def _within(self, opening: str, closing: str, count: int) -> list[pa.DataType]:
         self._take(opening)
@@ -137,9 +137,9 @@ class _Parser:
         self._at = match.end()
 
     def fail(self, reason: str = "unexpected text") -> NoReturn:
-        rest = self._text[self._at :].strip() or "the end"
+        remaining = self._text[self._at :].strip() or "the end"
         raise Invalid(
-            f"not columns ({self._text!r}): {reason} at {rest[:40]!r}",
+            f"not columns ({self._text!r}): {reason} at {remaining[:40]!r}",
             path="fields",
             hint="Give them as in CREATE TABLE: `word string, counts array<long>`.",
         )

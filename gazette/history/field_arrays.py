@@ -55,6 +55,7 @@ def scannable(schema: pa.Schema) -> tuple[Field, ...]:
 
 
 def _field(name: str, kind: pa.DataType) -> Field:
+    """Return a column as a field for the scanner; as a ``value`` if the scanner does not convert its type."""
     if pa.types.is_decimal128(kind):
         return Field(name, "decimal", kind.scale, kind.precision)
     children: tuple[Field, ...] = ()
@@ -155,7 +156,7 @@ class FieldsBuilder:
 
     def _read(self, found: FieldColumn, kind: pa.DataType, rest: _AddUnfit) -> pa.Array:
         """Convert the texts of values by the specification. Call ``rest`` as `_array` does."""
-        read = JsonRow(pa.schema([(_NAME, kind)]), self._encode_variant).read
+        read_line = JsonRow(pa.schema([(_NAME, kind)]), self._encode_variant).read
         data, bounds = found.values.data.tobytes(), found.values.bounds.tolist()
         values: list[Any] = []
         unfit = []
@@ -164,7 +165,7 @@ class FieldsBuilder:
             misfits: list[str] = []
             if present:
                 line = b'{"%s":%s}' % (_NAME.encode(), data[bounds[slot] : bounds[slot + 1]])
-                (value,), misfits = read(line)
+                (value,), misfits = read_line(line)
             values.append(None if misfits else value)
             if misfits:
                 unfit.append(slot)

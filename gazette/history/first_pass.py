@@ -48,10 +48,10 @@ def summarise_run(access: OpenAccess, run: Run) -> Summary:
 
 def summarise_messages(access: OpenAccess, run: Run) -> Summary:
     """Do as `summarise_run`, but accept unknown UUIDs: then only the offsets of the summary are right."""
-    kept = access.summaries(run.pieces)
+    store = access.summaries(run.pieces)
     try:
-        if kept is not None and not run.beyond:
-            summary = _of_pieces(access, run, kept)
+        if store is not None and not run.beyond:
+            summary = _of_pieces(access, run, store)
             if summary is not None:
                 return summary
         return _scanned(access, run)
@@ -70,14 +70,14 @@ def read_and_summarise(
     raises, and `Invalid` if UUIDs are unknown.
     """
     require_uuids(run.journal, run.shape)
-    kept = access.summaries(run.pieces)
+    store = access.summaries(run.pieces)
     summaries = []
     for piece in run.pieces:
-        summary = yield from _read(access, run, kept, piece, fields)
+        summary = yield from _read(access, run, store, piece, fields)
         summaries.append((piece, summary))
         if summary.reached != piece.end:
             break
-    return _combined(access, run, kept, summaries)
+    return _combined(access, run, store, summaries)
 
 
 def keep_summaries(access: OpenAccess, run: Run, portion_bytes: int | None = None) -> None:
@@ -105,8 +105,8 @@ def find_message(
     If the piece has fewer messages, return their number and the end of the piece. Stop reading at the
     message. Read nothing if a kept summary shows that the piece has fewer messages.
     """
-    kept = access.summaries([piece])
-    summary = None if kept is None else kept.get(journal.journal, journal.shape, [piece])
+    store = access.summaries([piece])
+    summary = None if store is None else store.get(journal.journal, journal.shape, [piece])
     if summary is not None and summary.rows <= position:
         return summary.rows, piece.end
     run = Run(journal.journal, journal.shape, 0, (piece,), piece.begin, sure=False)
@@ -197,12 +197,12 @@ def _parts(access: OpenAccess, run: Run, kept: SummaryStore) -> Iterator[tuple[P
     since = since_of(run)
     for piece in run.pieces:
         if piece.begin < run.begin:
-            before = replace(piece, end=min(piece.end, run.begin))
-            yield from _before(access, run, kept, before, since)
-            if before.end == piece.end:
+            piece_before = replace(piece, end=min(piece.end, run.begin))
+            yield from _before(access, run, kept, piece_before, since)
+            if piece_before.end == piece.end:
                 continue
-        after = replace(piece, begin=max(piece.begin, run.begin))
-        yield after, _summary(access, run, kept, after)
+        piece_after = replace(piece, begin=max(piece.begin, run.begin))
+        yield piece_after, _summary(access, run, kept, piece_after)
 
 
 def _before(
@@ -253,8 +253,7 @@ def _pending_in(
 def _pending_from(summary: ProducerSummary, at: Offset) -> ProducerSummary | None:
     """Return the part of a summary from offset ``at`` on, if its first pending message is there; else None.
 
-    All later messages of the producer are pending, or repeat committed messages. So their greatest clock
-    says everything about them.
+    All later messages of the producer are pending, or repeats. So their greatest clock says everything.
     """
     states = (
         summary.after,
@@ -321,8 +320,9 @@ def _is_compared(piece: Piece, digest: Any) -> bool:
 
 
 def _keep_portions(access: OpenAccess, run: Run, piece: Piece, portion_bytes: int) -> None:
-    kept = access.summaries([piece])
-    if kept is None:
+    """Keep the summaries of the portions of one piece: see `keep_summaries`."""
+    store = access.summaries([piece])
+    if store is None:
         return
     digest = _digest(access, piece)
     reader = RunReader(access, _part(run, piece), digest=digest)
@@ -355,7 +355,7 @@ def _keep_portions(access: OpenAccess, run: Run, piece: Piece, portion_bytes: in
     portions.append((Piece(begin, cut, piece.fragment), last_summary))
     if _is_compared(piece, digest):
         for portion, summary in portions:
-            kept.put(run.journal, run.shape, [portion], summary)
+            store.put(run.journal, run.shape, [portion], summary)
 
 
 def _part(run: Run, piece: Piece) -> Run:

@@ -331,26 +331,26 @@ def _local(raw: bytes, _: list[str]) -> int:
 
 def _micros(raw: bytes, *, zoned: bool) -> int:
     match = _TIME.fullmatch(_text(raw).strip())
-    wanted = "a timestamp" if zoned else "a timestamp without a zone"
+    expected = "a timestamp" if zoned else "a timestamp without a zone"
     if match is None:
-        raise _misfit(raw, wanted)
+        raise _misfit(raw, expected)
     year, month, day, hour, minute, second = (
         int(part) if part else default
         for part, default in zip(match.groups()[:6], (1, 1, 1, 0, 0, 0), strict=True)
     )
     fraction, zone = match.group(7) or "", (match.group(8) or "").strip()
     if hour > 23 or minute > 59 or second > 59 or (zone and not zoned):
-        raise _misfit(raw, wanted)
+        raise _misfit(raw, expected)
     try:
         seconds = _days(year, month, day) * _DAY_S + hour * 3600 + minute * 60 + second
         seconds -= _offset_s(zone, seconds) if zone else 0
     except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError) as error:
         # OSError: zones are files. The name may be the name of a directory, or too long.
-        raise _misfit(raw, wanted) from error
+        raise _misfit(raw, expected) from error
     # Truncate digits beyond microseconds, as Spark does.
     micros = seconds * _MICROS + int(f"{fraction:0<6}"[:6])
     if micros not in _INT64:
-        raise _misfit(raw, wanted)
+        raise _misfit(raw, expected)
     return micros
 
 

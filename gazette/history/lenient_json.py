@@ -119,8 +119,7 @@ def strict(text: bytes, *, kinds_only: bool = False) -> bytes:
     """Return a value as strict JSON. Numbers that JSON does not have become strings.
 
     With ``kinds_only``, only the kinds of values are right, which is enough to infer columns. Raise
-    ``ValueError`` for text that is no value. Without ``kinds_only``, raise it for halves of surrogate
-    pairs too.
+    ``ValueError`` for text that is no value and, without ``kinds_only``, for halves of surrogate pairs.
     """
     try:
         _decode_any(text)

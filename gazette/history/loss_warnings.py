@@ -13,11 +13,11 @@ LOGGER: Final = logging.getLogger(__name__)
 
 def warn_of_loss(snapshot: Snapshot, warned: set[tuple[JournalName, Offset]] | None = None) -> None:
     """Log a warning for each range of lost bytes whose end is not in ``warned``. Add the end there."""
-    known = set() if warned is None else warned
+    already_warned = set() if warned is None else warned
     for journal in snapshot.journals:
         for lost in journal.missed:
-            if (journal.journal, lost.end) not in known:
-                known.add((journal.journal, lost.end))
+            if (journal.journal, lost.end) not in already_warned:
+                already_warned.add((journal.journal, lost.end))
                 _warn(journal.journal, lost)
 
 

@@ -81,8 +81,8 @@ class FoldedSnapshot:
                 continue
             bound = max(state.last_ack for state in source.producers.values()) - horizon
             newest = self.newest[journal]
-            kept = {p: state for p, state in source.producers.items() if newest[p] >= bound}
-            sources[journal] = SourceCheckpoint(source.read_through, kept)
+            producers = {p: state for p, state in source.producers.items() if newest[p] >= bound}
+            sources[journal] = SourceCheckpoint(source.read_through, producers)
         return Checkpoint(sources)
 
 
@@ -122,8 +122,7 @@ def fold_snapshot(
 ) -> FoldedSnapshot:
     """Do the whole first pass. Raise what ``summarise``, `whole_runs` and `fold` raise.
 
-    Summarise some runs twice if messages from before the snapshot commit in it, or if a message
-    continues from one run to the next.
+    Summarise some runs twice if messages from before the snapshot commit, or if a message spans two runs.
     """
     while True:
         runs, summaries = whole_runs(snapshot.runs(run_bytes), summarise)
@@ -138,6 +137,8 @@ def fold_snapshot(
 
 
 class _JournalFold:
+    """The fold of one journal: the states of its producers, run after run."""
+
     def __init__(self, journal: JournalSnapshot, resolve: Resolve) -> None:
         self.journal = journal.journal
         self.replays: set[ProducerId] = set()
@@ -185,18 +186,18 @@ class _JournalFold:
 
     def _step(self, run: CommittedRun, producer: int, summary: ProducerSummary) -> None:
         """Move the state of a producer over one run, and note the fate of its earlier pending messages."""
-        before = self._states.get(producer)
-        if before is None:
+        former = self._states.get(producer)
+        if former is None:
             clock = summary.first_clock - 1
-            before = State(clock, clock, None)
+            former = State(clock, clock, None)
         else:
-            run.known[producer] = (before.acked, before.newest)
+            run.known[producer] = (former.acked, former.newest)
         if self._lost.get(producer) == summary.first_begin:
             del self._lost[producer]
-        after, fate = summary.apply(before, lambda clock: self._resolve(run.run, producer, clock))
+        state, fate = summary.apply(former, lambda clock: self._resolve(run.run, producer, clock))
         waiting = self._waiting.setdefault(producer, [])
         if fate is not Undecided.PENDING:
-            if isinstance(fate, int) and before.begin is not None:
+            if isinstance(fate, int) and former.begin is not None:
                 if producer in self._lost:
                     raise self._corrupt(producer, self._lost[producer])
                 if producer in self._unread:
@@ -206,9 +207,9 @@ class _JournalFold:
             self._lost.pop(producer, None)
             self._unread.discard(producer)
             waiting.clear()
-        if after.begin is not None:
+        if state.begin is not None:
             waiting.append(run)
-        self._states[producer] = after
+        self._states[producer] = state
 
     def _corrupt(self, producer: int, begin: Offset) -> Corrupt:
         return Corrupt(

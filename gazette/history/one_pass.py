@@ -82,8 +82,8 @@ def select_parts(
     Also return the folded runs that must be read again.
     """
     positions = {run.number: position for position, (run, _) in enumerate(read)}
-    wanted: list[tuple[int, int]] = []
-    again: list[CommittedRun] = []
+    selected: list[tuple[int, int]] = []
+    unread: list[CommittedRun] = []
     for committed in runs:
         parts = None
         position = positions.get(committed.run.number)
@@ -91,10 +91,10 @@ def select_parts(
         if position is not None and read[position][0] == committed.run:
             parts = _parts_that_count(committed, read[position][1])
         if position is None or parts is None:
-            again.append(committed)
+            unread.append(committed)
         else:
-            wanted += [(position, part) for part in parts]
-    return wanted, again
+            selected += [(position, part) for part in parts]
+    return selected, unread
 
 
 def _parts_that_count(run: CommittedRun, found: OnePass) -> set[int] | None:
@@ -124,6 +124,7 @@ def _parts_that_count(run: CommittedRun, found: OnePass) -> set[int] | None:
 def _read(
     access: OpenAccess, run: Run, format: RowFormat, combine: Combine
 ) -> Generator[Part, None, OnePass | None]:
+    """Do the work of `read_once`. Return None if the run must be read again."""
     rows = _Rows(run, format, combine)
     commit_filter: CommitFilter[Batch] = CommitFilter(CommittedRun(run), acks=format.acks)
     reading = read_and_summarise(access, run, rows.maker.scanned)

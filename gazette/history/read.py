@@ -127,9 +127,9 @@ class RunReader:
         if not has_fixed_frames or data.startswith(FIXED_MAGIC[: len(data)]) or piece.start is None:
             return False
         # The bytes here may be a malformed message. So read the frames before: does one end exactly here?
-        before = Piece(piece.start, piece.begin, piece.fragment)
+        piece_before = Piece(piece.start, piece.begin, piece.fragment)
         shape = replace(self._run.shape, malformed="skip")
-        run = replace(self._run, shape=shape, pieces=(before,), sure=False, beyond=())
+        run = replace(self._run, shape=shape, pieces=(piece_before,), sure=False, beyond=())
         reader = RunReader(self._access, run)
         for _ in reader.batches():
             pass
@@ -232,8 +232,8 @@ def committed(
         while len(runs_ahead) > 1 and batch.columns.begins[-1] >= runs_ahead[0].run.end:
             count = int(np.searchsorted(batch.columns.begins, runs_ahead[0].run.end))
             if count:
-                before = batch.part(0, count)
-                commit_filter.add(before.columns, before)
+                first_part = batch.part(0, count)
+                commit_filter.add(first_part.columns, first_part)
                 batch = batch.part(count, len(batch.columns))
             # The fold has computed the fates of all messages that are pending here.
             commit_filter.finish()
@@ -311,7 +311,7 @@ def _decoded_each(
     framing: Framing[Any], batch: Batch, rows: Array64, journal: JournalName, *, skips: bool
 ) -> tuple[Array64, list[Any]]:
     """Return the rows that are messages of the type, and their messages. Raise `MalformedMessage`."""
-    kept: list[int] = []
+    kept_rows: list[int] = []
     messages: list[Any] = []
     for row in rows.tolist():
         begin, end = int(batch.columns.begins[row]), int(batch.columns.ends[row])
@@ -321,6 +321,6 @@ def _decoded_each(
             if skips:
                 continue
             raise error.of(journal) from error.__cause__
-        kept.append(row)
+        kept_rows.append(row)
         messages.append(frames.messages[0])
-    return np.array(kept, np.int64), messages
+    return np.array(kept_rows, np.int64), messages

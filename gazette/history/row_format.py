@@ -62,16 +62,16 @@ class RowFormat:
         """Raise `Invalid` if the columns contradict each other."""
         require_distinct(self.schema)
         for name, key in self.meta:
-            kind = self.schema.field(name).type
-            if kind != META[key]:
-                raise Invalid(f"column {name} has type {META[key]}, not {kind}", path=name)
+            column_type = self.schema.field(name).type
+            if column_type != META[key]:
+                raise Invalid(f"column {name} has type {META[key]}, not {column_type}", path=name)
         if self.corrupt and self.schema.field(self.corrupt).type != pa.string():
             raise Invalid("the column of corrupt records must have type string", path=self.corrupt)
         fields = self.fields
         if self.value in ("text", "binary"):
-            want = pa.string() if self.value == "text" else pa.binary()
-            if len(fields) > 1 or any(field.type != want for field in fields):
-                raise Invalid(f"value={self.value} needs exactly one column of type {want}")
+            needed = pa.string() if self.value == "text" else pa.binary()
+            if len(fields) > 1 or any(field.type != needed for field in fields):
+                raise Invalid(f"value={self.value} needs exactly one column of type {needed}")
 
     def selects(self, run: CommittedRun | Run) -> bool:
         """Return True if a run may have rows within the bounds. Only a `CommittedRun` shows its clocks."""
@@ -94,18 +94,18 @@ class RowFormat:
 
 def require_distinct(fields: Iterable[pa.Field], path: str = "") -> None:
     """Raise `Invalid` if two columns, or two fields of a struct in them, have the same name."""
-    seen: set[str] = set()
+    names: set[str] = set()
     for field in fields:
-        place = f"{path}.{field.name}" if path else field.name
-        if field.name in seen:
+        field_path = f"{path}.{field.name}" if path else field.name
+        if field.name in names:
             raise Invalid(
-                f"there are two columns {place!r}",
-                path=place,
+                f"there are two columns {field_path!r}",
+                path=field_path,
                 hint="Give each column a name of its own, or leave one out.",
             )
-        seen.add(field.name)
-        kind = field.type
-        while pa.types.is_list(kind) or pa.types.is_map(kind):
-            kind = kind.value_type if pa.types.is_list(kind) else kind.item_type
-        if pa.types.is_struct(kind):
-            require_distinct(kind, place)
+        names.add(field.name)
+        type_ = field.type
+        while pa.types.is_list(type_) or pa.types.is_map(type_):
+            type_ = type_.value_type if pa.types.is_list(type_) else type_.item_type
+        if pa.types.is_struct(type_):
+            require_distinct(type_, field_path)

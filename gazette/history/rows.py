@@ -148,15 +148,15 @@ class RowMaker:
     def _parsed(self, found: Batch, wanted: Mask) -> _Parsed:
         if found.arrays is None:
             return self._parse(found, wanted)
-        fields, rest = found.arrays
-        mask = wanted if rest is None else wanted & ~rest
+        fields, unparsed = found.arrays
+        mask = wanted if unparsed is None else wanted & ~unparsed
         if not mask.all():
             arrow_mask = pa.array(mask)
             fields = [array.filter(arrow_mask) for array in fields]
         parsed = _Parsed(np.flatnonzero(mask), fields)
-        if rest is None or not (wanted & rest).any():
+        if unparsed is None or not (wanted & unparsed).any():
             return parsed
-        return _merged(parsed, self._parse_each_json(found, wanted & rest))
+        return _merged(parsed, self._parse_each_json(found, wanted & unparsed))
 
     def _meta_array(self, key: str, found: Batch, rows: Any) -> pa.Array:
         if key != "journal":
@@ -175,8 +175,8 @@ class RowMaker:
         foreign = found.columns.uuids.flags[rows] == FOREIGN_UUID
         if not foreign.any():
             return array
-        read = uuid_text_reader(self._run.shape)
-        texts = [read(self._payload(found, row)) for row in rows[foreign].tolist()]
+        read_text = uuid_text_reader(self._run.shape)
+        texts = [read_text(self._payload(found, row)) for row in rows[foreign].tolist()]
         return pa.compute.replace_with_mask(array, pa.array(foreign), pa.array(texts, pa.string()))
 
     def _parser(self) -> Callable[[Batch, Mask], _Parsed]:
@@ -190,10 +190,10 @@ class RowMaker:
             case "csv":
                 return lambda batch, wanted: self._parse_each(batch, wanted, self._csv_row, _csv)
             case "protobuf":
-                kind = self._run.shape.message_type()
-                row = protobuf_row(kind, self.fields)
+                message_type = self._run.shape.message_type()
+                row = protobuf_row(message_type, self.fields)
                 return lambda batch, wanted: self._parse_each(
-                    batch, wanted, lambda frame: row(_message(kind, frame)), _strict
+                    batch, wanted, lambda frame: row(_message(message_type, frame)), _strict
                 )
 
     def _payload(self, batch: Batch, row: int) -> bytes:
@@ -216,20 +216,20 @@ class RowMaker:
 
     def _parse_payloads(self, batch: Batch, wanted: Mask) -> _Parsed:
         rows = np.flatnonzero(wanted)
-        kind = self.fields.field(0).type
+        column_type = self.fields.field(0).type
         payloads = [self._payload(batch, row) for row in rows.tolist()]
-        if kind == pa.string():
+        if column_type == pa.string():
             texts = [payload.decode("utf-8", "replace") for payload in payloads]
-            return _Parsed(rows, [pa.array(texts, kind)])
-        return _Parsed(rows, [pa.array(payloads, kind)])
+            return _Parsed(rows, [pa.array(texts, column_type)])
+        return _Parsed(rows, [pa.array(payloads, column_type)])
 
     def _parse_each_json(self, batch: Batch, wanted: Mask) -> _Parsed:
         """Read messages one by one by the specification."""
         types = [field.type for field in self.fields]
-        kept = self._kept(batch, wanted, self._read_json)
-        rows, values, corrupt = zip(*kept, strict=True) if kept else ((), (), ())
+        kept_messages = self._kept(batch, wanted, self._read_json)
+        rows, values, corrupt = zip(*kept_messages, strict=True) if kept_messages else ((), (), ())
         columns = zip(*values, strict=True) if values else [()] * len(types)
-        arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+        arrays = [pa.array(column, type_) for column, type_ in zip(columns, types, strict=True)]
         return _Parsed(np.array(rows, np.int64), arrays, pa.array(corrupt, pa.string()))
 
     def _kept(
@@ -270,6 +270,7 @@ class RowMaker:
         decode: Callable[[bytes], dict[str, Any]],
         convert: Callable[[Sequence[Any], pa.DataType], pa.Array],
     ) -> _Parsed:
+        """Read all messages together, or one by one if a message does not fit its columns."""
         rows = np.flatnonzero(wanted).tolist()
         try:
             dicts = [decode(self._frame(batch, row)) for row in rows]
@@ -295,10 +296,10 @@ class RowMaker:
                     parts.append(pa.nulls(1, field.type))
             return parts, misfits
 
-        kept = self._kept(batch, wanted, read)
-        if not kept:
+        kept_messages = self._kept(batch, wanted, read)
+        if not kept_messages:
             return _Parsed(np.array([], np.int64), [])
-        kept_rows, parts, corrupt = zip(*kept, strict=True)
+        kept_rows, parts, corrupt = zip(*kept_messages, strict=True)
         arrays = [pa.concat_arrays(column) for column in zip(*parts, strict=True)]
         return _Parsed(np.array(kept_rows, np.int64), arrays, pa.array(corrupt, pa.string()))
 

@@ -207,17 +207,19 @@ async def _take(access: OpenAccess, selection: Selection, places: FragmentPlaces
                     else _brokered(access, client, spec, begin)
                 )
             cover_set = CoverSet(fragments)
-            until = _wanted(selection, name)
+            least_end = _wanted(selection, name)
             if client is None:
-                until = max(until, selection.end.get(name, selection.end_all or 0))
-            if begin and not _reaches(cover_set, _wanted(selection, name), until):
-                begin = 0
+                least_end = max(least_end, selection.end.get(name, selection.end_all or 0))
+            if begin and not _reaches(cover_set, _wanted(selection, name), least_end):
+                begin = 0  # The listing begins too late, or has a gap: list the whole journal.
                 continue
+            # Without a fragment, a piece is read through brokers: its bytes are not stored yet.
             pieces = [
                 Piece(part.begin, part.end, part if part.backing_store and part.mod_time else None)
                 for part in cover_set
             ]
             places.add(name, begin, pieces, now_s)
+            # Ask for the head after the listing, so that it is not before the last fragment.
             async with limit:
                 head = None if client is None else await _head(access, client, name)
             life = None if head is None else head.life
@@ -363,6 +365,7 @@ def _journal(
     selection: Selection,
     now: float,
 ) -> JournalSnapshot:
+    """Return the snapshot of one journal: its range of offsets, its pieces, and its lost bytes."""
     journal = spec.name
     source = selection.sources.get(journal)
     begin = selection.begin.get(journal, selection.begin_all)
@@ -399,15 +402,15 @@ def _journal(
         or DEFAULT_PLACE,
     )
     empty = JournalSnapshot(journal, shape, begin, end, (), producers)
-    whole = replace(empty, pieces=cover(pieces, empty.pieces_begin, end))
-    gaps = list(find_gaps(whole, pieces, losses, now))
+    snapshot = replace(empty, pieces=cover(pieces, empty.pieces_begin, end))
+    gaps = list(find_gaps(snapshot, pieces, losses, now))
     if selection.lost == "wait":
-        return _until_awaited(whole, gaps)
+        return _until_awaited(snapshot, gaps)
     if selection.lost != "skip":
         hint = STORE_GAP_HINT if head is None else GAP_HINT
-        require_final(gaps, whole, fails=selection.lost == "fail", hint=hint)
+        require_final(gaps, snapshot, fails=selection.lost == "fail", hint=hint)
         gaps = [gap for gap in gaps if gap.confirmed]
-    return replace(whole, lost=tuple(gap.lost for gap in gaps))
+    return replace(snapshot, lost=tuple(gap.lost for gap in gaps))
 
 
 def _until_awaited(journal: JournalSnapshot, gaps: Sequence[Gap]) -> JournalSnapshot:

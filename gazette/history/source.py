@@ -176,8 +176,7 @@ class OpenAccess:
     async def client(self) -> Client:
         """Return the client of the brokers. Call this on the loop.
 
-        Raise `Invalid` without brokers. Raise ``Unavailable`` if no broker answers the first call.
-        Later calls wait for brokers.
+        Raise `Invalid` without brokers, ``Unavailable`` if none answers the first call. Later calls wait.
         """
         if self._client is None:
             brokers = self.settings.brokers
@@ -281,6 +280,7 @@ class OpenAccess:
             file.skip_to(piece.begin)
             blocks: list[bytes] = []
             size, begin = 0, piece.begin
+            # At the end of the fragment, read on: only this checks the SHA-1, before the last yield.
             while block := file.read(min(BLOCK_BYTES, piece.end - file.offset) or 1):
                 blocks.append(block)
                 size += len(block)

@@ -156,6 +156,7 @@ def combine(first: Summary, second: Summary, first_beyond: FindBeyond) -> Summar
 def _joined(
     first: ProducerSummary, second: ProducerSummary, first_beyond: FirstBeyond
 ) -> ProducerSummary:
+    """Return the summary of one producer in two consecutive parts: see `combine`."""
     if first.acknowledged is not None:
         assert first.after is not None
         return replace(first, after=second.apply(first.after, first_beyond)[0])
@@ -230,8 +231,8 @@ class Summariser:
         for segment in split.segments:
             number, producer_summary = segment.producer, _of_segment(segment, columns)
             beyond = partial(_first_above, segment, columns)
-            if (after := self._after.get(number)) is not None:
-                self._after[number], _ = producer_summary.apply(after, beyond)
+            if (state := self._after.get(number)) is not None:
+                self._after[number], _ = producer_summary.apply(state, beyond)
                 continue
             if (earlier := self._producers.get(number)) is not None:
                 producer_summary = _joined(earlier, producer_summary, beyond)

@@ -6,8 +6,7 @@ for later readers. A kept summary may be removed at any time: then a reader read
 The name of an object is a digest of all that its summary depends on: the bytes (journal, offsets, and SHA-1
 of each fragment), the offset where the first message begins, the offset where reading ends, the decoding of
 messages, and the version of the format. So all writers of one name write the same bytes, and no object is
-ever stale. The object has a checksum, and repeats the digest. A damaged object is not used, and is written
-again.
+ever stale. The object has a checksum, and repeats the digest. A damaged object is written again.
 """
 
 from __future__ import annotations

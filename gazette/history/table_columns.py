@@ -92,11 +92,11 @@ class TableColumns:
         ``shapes`` are the formats of the journals' messages, if known. Raise `Invalid` for a column that does
         not exist, and for two columns of the same name.
         """
-        meta = [pa.field(f"{self.meta_prefix}{name}", kind) for name, kind in META.items()]
+        meta = [pa.field(f"{self.meta_prefix}{name}", type_) for name, type_ in META.items()]
         # Leave out a field that is the UUID: the metadata have it. Keep it if journals have UUIDs elsewhere.
-        places = {shape.uuid_field for shape in shapes}
-        places = places or {self.selection.shape.uuid_field or DEFAULT_PLACE}
-        names = {field.name for field in meta} & places if len(places) == 1 else set()
+        uuid_fields = {shape.uuid_field for shape in shapes}
+        uuid_fields = uuid_fields or {self.selection.shape.uuid_field or DEFAULT_PLACE}
+        names = {field.name for field in meta} & uuid_fields if len(uuid_fields) == 1 else set()
         fields = pa.schema([field for field in fields if field.name not in names])
         clash = {field.name for field in meta} & set(fields.names)
         if clash:
@@ -119,13 +119,13 @@ class TableColumns:
     def require_leading(self, columns: Sequence[str]) -> None:
         """Raise `Invalid` unless ``columns`` are the first fields of CSV: its fields have only positions."""
         meta_names = {f"{self.meta_prefix}{key}" for key in META}
-        chosen = [name for name in columns if name not in meta_names]
+        field_names = [name for name in columns if name not in meta_names]
         # Without given fields, the names are c1, c2 and so on.
-        numbered = [f"c{position + 1}" for position in range(len(chosen))]
+        numbered = [f"c{position + 1}" for position in range(len(field_names))]
         names = numbered if self.fields is None else self.fields.names
-        if self.columns and chosen != names[: len(chosen)]:
+        if self.columns and field_names != names[: len(field_names)]:
             raise Invalid(
-                f"CSV fields are positional: name a prefix of the columns, not {', '.join(chosen)}",
+                f"CSV fields are positional: name a prefix of the columns, not {', '.join(field_names)}",
                 path="columns",
                 hint="Name all fields before them, too, and in their order.",
             )
@@ -198,8 +198,8 @@ def _first_messages(access: OpenAccess, run: Run, bytes_max: int) -> list[bytes]
     size = 0
     for batch in read_columns(access, run):
         columns, buffer, base = batch.columns, batch.buffer, batch.base
-        wanted = columns.uuids.flags != ACK_TXN
-        begins, ends = columns.begins[wanted].tolist(), columns.ends[wanted].tolist()
+        is_message = columns.uuids.flags != ACK_TXN
+        begins, ends = columns.begins[is_message].tolist(), columns.ends[is_message].tolist()
         for begin, end in zip(begins, ends, strict=True):
             frames.append(buffer[begin - base : end - base])
             size += end - begin

@@ -198,11 +198,11 @@ def _require_known(options: TableOptions) -> None:
     for name in options:
         if name not in TableOptions.__annotations__:
             names = list(TableOptions.__annotations__)
-            near = near_name(name, names)
+            near_match = near_name(name, names)
             raise Invalid(
                 "there is no such option",
                 path=name,
-                hint=f"Did you mean {near}?" if near else f"Known: {', '.join(names)}.",
+                hint=f"Did you mean {near_match}?" if near_match else f"Known: {', '.join(names)}.",
             )
 
 
@@ -268,12 +268,12 @@ def _shape(options: TableOptions) -> tuple[MessageFormat, str]:
         raise Invalid('must be given for value="protobuf"', path="message")
     value = value or ("protobuf" if message else "")
     form = "protobuf" if message is not None else value
-    if place := options.get("uuid_field", ""):
+    if uuid_field := options.get("uuid_field", ""):
         with within("uuid_field"):
-            names_of(place)
+            names_of(uuid_field)
     shape = MessageFormat(
         CONTENT_TYPE_OF.get(form, CONTENT_JSON_LINES),
-        place,
+        uuid_field,
         "" if message is None else _importable(message),
         _choice("misfits", options, _MALFORMED, "fail"),  # type: ignore[arg-type]
     )
@@ -326,13 +326,13 @@ def _offsets(
 
 
 def _time(name: str, options: TableOptions) -> int | None:
-    given: Time | None = options.get(name)  # type: ignore[assignment]
-    if given is None:
+    time: Time | None = options.get(name)  # type: ignore[assignment]
+    if time is None:
         return None
     try:
-        return unix_ns(given)
+        return unix_ns(time)
     except Invalid as error:
-        raise Invalid(f"{error.message}, not {given!r}", path=name, hint=error.hint) from error
+        raise Invalid(f"{error.message}, not {time!r}", path=name, hint=error.hint) from error
 
 
 def _choice(name: str, options: TableOptions, choices: Sequence[str], default: str) -> str:

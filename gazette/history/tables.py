@@ -36,10 +36,9 @@ def read_batches(
 
     Blocks: on an event loop, call it by ``asyncio.to_thread``. ``KeyboardInterrupt`` ends it at once.
 
-    Raise ``Invalid`` for wrong options, or without the extra ``tables``. Raise ``NotFound`` for a journal
-    that does not exist. Raise ``Unavailable`` if brokers cannot be reached, or do not answer. Raise
-    ``NotYet`` for missing bytes that may still come. Raise ``Unfit`` or ``MalformedMessage`` for a
-    message that does not fit.
+    Raise ``Invalid`` for wrong options, or without the extra ``tables``. Raise ``NotFound`` for a missing
+    journal. Raise ``Unavailable`` if brokers are not reached, or do not answer. Raise ``NotYet`` for missing
+    bytes that may still come. Raise ``Unfit`` or ``MalformedMessage`` for a message that does not fit.
     """
     return _implementation().TableRead.parse(journals, options).batches()
 

@@ -24,14 +24,14 @@ class UuidCodec(MessageCodec[Any]):
         names = uuid_field.split(".")
         if not all(names):
             raise Invalid(f"invalid name of a field ({uuid_field!r})", path="uuid_field")
-        kind: Any = Any
+        peek_type: Any = Any
         for name in reversed(names):
             field = msgspec.field(default=None, name=name)
-            kind = msgspec.defstruct("Peek", [("value", kind | None, field)])
-        super().__init__(kind, TextForm())
+            peek_type = msgspec.defstruct("Peek", [("value", peek_type | None, field)])
+        super().__init__(peek_type, TextForm())
         self.names = names
         """Path of names to the UUID."""
-        self._decoder = msgspec.json.Decoder(kind)
+        self._decoder = msgspec.json.Decoder(peek_type)
 
     def decode(self, payload: bytes) -> Any:
         """Return the message; None for a blank line, which Spark skips too."""

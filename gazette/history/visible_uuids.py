@@ -68,12 +68,12 @@ def find_bytes(payload: bytes, numbers: Sequence[int]) -> bytes | None:
     ``numbers`` is the path of field numbers. If a field occurs twice, the last one counts. The message may
     be malformed: read it as far as possible.
     """
-    wanted: bytes | None = None
+    last_value: bytes | None = None
     for number, value in _texts(payload):
         if number == numbers[0]:
             inner = value if len(numbers) == 1 else find_bytes(value, numbers[1:])
-            wanted = wanted if inner is None else inner
-    return wanted
+            last_value = last_value if inner is None else inner
+    return last_value
 
 
 def _texts(payload: bytes) -> Iterator[tuple[int, bytes]]:
@@ -81,18 +81,18 @@ def _texts(payload: bytes) -> Iterator[tuple[int, bytes]]:
 
     The last value may be incomplete.
     """
-    at = groups = 0
-    while (tag := _varint(payload, at)) is not None:
-        (key, at), kind = tag, tag[0] & 7
-        varint = _varint(payload, at) if kind in (_VARINT, _LENGTH) else (0, at)
+    position = groups = 0
+    while (tag := _varint(payload, position)) is not None:
+        (key, position), kind = tag, tag[0] & 7
+        varint = _varint(payload, position) if kind in (_VARINT, _LENGTH) else (0, position)
         if varint is None or kind not in _KINDS:
             return
-        at = varint[1] + _FIXED_BYTES.get(kind, 0)
+        position = varint[1] + _FIXED_BYTES.get(kind, 0)
         groups += _GROUP_STEPS.get(kind, 0)
         if kind == _LENGTH:
-            begin, at = at, at + varint[0]
+            begin, position = position, position + varint[0]
             if not groups:
-                yield key >> 3, payload[begin:at]
+                yield key >> 3, payload[begin:position]
 
 
 def _varint(payload: bytes, at: int) -> tuple[int, int] | None:

@@ -148,13 +148,13 @@ def _read_runs(
         for batch in read_envelopes(access, run, message_type, time):
             on_read(max(0, batch[-1].end - offset))
             offset = max(offset, batch[-1].end)
-            own: Sequence[Envelope[Any]] = batch
+            messages: Sequence[Envelope[Any]] = batch
             if batch[0].begin < min_offset:
-                own = [envelope for envelope in batch if envelope.begin >= min_offset]
+                messages = [envelope for envelope in batch if envelope.begin >= min_offset]
             if belongs is not None:
-                own = [envelope for envelope in own if belongs(envelope)]
-            if own:
-                yield own
+                messages = [envelope for envelope in messages if belongs(envelope)]
+            if messages:
+                yield messages
         on_read(max(0, run.run.end - offset))
 
 
@@ -249,6 +249,7 @@ def build_state(
 def _build(
     task: ShardTask, backfill: Backfill, fill: Callable[[StateBuilder], int], builder: StateBuilder
 ) -> BuiltState:
+    """Build the state, or take the state that an attempt of the run has committed in the database."""
     facts = {"verified": True} if task.verify else {}
     if task.claim is not None and builder.held.is_of(task.claim.token):
         # An earlier attempt has committed the state in the database.

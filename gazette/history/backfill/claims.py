@@ -26,7 +26,7 @@ def look(
     Raise ``Invalid`` for stores that cannot be claimed, and if the consumers' prefix is unknown. Raise
     ``Unavailable`` if the database cannot be reached.
     """
-    held: dict[str, HeldState] = {}
+    states: dict[str, HeldState] = {}
     for spec in specs:
         if spec.recovery_log:
             continue
@@ -34,17 +34,16 @@ def look(
         shard = OfflineShard(spec, fqn(spec.id), _no_commit, application)
         store = checked_store(application.new_store(shard, None))
         try:
-            held[spec.id] = claimable(store, spec.id).held(shard)
+            states[spec.id] = claimable(store, spec.id).held(shard)
         finally:
             store.destroy()
-    return held
+    return states
 
 
 def require_claimable(held: Mapping[str, HeldState], token: str, *, overwrite: bool) -> None:
     """Check that a run with this token may write the states of shards, or has written them.
 
-    Raise ``NotAllowed`` for states that the run would overwrite. Raise ``Fenced`` for states of the run that
-    an owner has opened since.
+    Raise ``NotAllowed`` for states to overwrite, ``Fenced`` for states of the run that an owner has opened.
     """
     for shard, state in held.items():
         if state.is_followed(token):

@@ -97,8 +97,7 @@ def first_difference(first: Iterable[Any], second: Iterable[Any]) -> Difference 
 class Spooled:
     """Rows in a file, kept for a comparison.
 
-    The rows are pickled, since ``content`` of a `Backfill` may yield any values. The file has no name: no
-    other process can write to it.
+    Rows are pickled, since ``content`` may yield any values. No other process can write the nameless file.
     """
 
     def __init__(self, directory: Path | None) -> None:

@@ -188,7 +188,7 @@ class Cutover:
                 return base
         await self._require_idle([shard])
         path = await records.fetch(attempt, directory)
-        before = self.publication.appended_bytes
+        bytes_before = self.publication.appended_bytes
 
         async def note(head: int) -> None:
             """Note that the log gets the state. If the driver dies now, the note is the only record of it."""
@@ -199,7 +199,7 @@ class Cutover:
             await self._settle(shard.spec, end)
 
         base = await self.publication.append(built, path, records.pool, note, settle)
-        self._progress.add(self.publication.appended_bytes - before)
+        self._progress.add(self.publication.appended_bytes - bytes_before)
         await records.note_appended(attempt, base)
         path.unlink()
         return base

@@ -335,7 +335,8 @@ class _Transaction:
                 self._consumed += 1
 
     def _require_deferrable(self, message: Envelope[Any]) -> None:
-        place: dict[str, Any] = {
+        """Raise an error if the deferred message cannot begin a new transaction."""
+        facts: dict[str, Any] = {
             "journal": message.journal,
             "begin": message.begin,
             "end": message.end,
@@ -345,7 +346,7 @@ class _Transaction:
                 "the first message of a transaction was deferred to the next",
                 hint=DeferToNextTransaction.default_hint,
                 shard=self._shard.id,
-                **place,
+                **facts,
             )
         if not self._shard.commits_on_the_way:
             raise Invalid(
@@ -353,7 +354,7 @@ class _Transaction:
                 "of the build",
                 shard=self._shard.id,
                 hint="Implement build() of the Backfill.",
-                **place,
+                **facts,
             )
 
     def _deliver(self, messages: Sequence[Envelope[Any]]) -> int:

@@ -229,13 +229,13 @@ def in_force(intents: Sequence[Intent], stored: Sequence[FSMHints | None]) -> se
             continue
         for node in hints.live_nodes:
             for segment in node.segments:
-                before = [
+                candidates = [
                     intent
                     for intent in intents
                     if intent.author == segment.author
                     and intent.log == (segment.log or hints.log)
                     and intent.begin <= segment.first_offset
                 ]
-                if before:
-                    named.add(max(before, key=lambda intent: intent.begin))
+                if candidates:
+                    named.add(max(candidates, key=lambda intent: intent.begin))
     return named

@@ -129,8 +129,8 @@ def plan_snapshot(
         of_shape = replace(selection, journals=tuple(names), selector=None, shape=shape)
         snapshot = _snapshot(access, of_shape)
         if end.until_s and ends is None:
-            until = _ends_at(snapshot, end.until_s)
-            snapshot = take_snapshot(access, replace(of_shape, end=until))
+            time_ends = _ends_at(snapshot, end.until_s)
+            snapshot = take_snapshot(access, replace(of_shape, end=time_ends))
         journals += snapshot.journals
     merged = Snapshot(tuple(sorted(journals, key=lambda journal: journal.journal)))
     warn_of_loss(merged)

@@ -1,11 +1,11 @@
 """The owed acknowledgements of the state that a shard had before.
 
 A shard's transaction commits its checkpoint first. Then acknowledgements make its messages visible, journal
-by journal. If the shard ends in between, its next owner finds them in the checkpoint, as *ACK
-intents*. It appends them before it commits. A backfill replaces the checkpoint, so it appends them, too:
+by journal. If the shard ends in between, its next owner finds them in the checkpoint, as *ACK intents*.
+It appends them before it commits. A backfill replaces the checkpoint, so it appends them, too:
 
-- For a **recovery log**, the driver plays the former state back. It does so again if the log has grown before
-  the driver's fence. After the fence no owner can commit to that state, so its checkpoint is final. The driver
+- For a **recovery log**, the driver plays the former state back, and again if the log has grown before the
+  driver's fence. After the fence no owner can commit to that state, so its checkpoint is final. The driver
   appends the intents before it appends or publishes the new state.
 - For a **database**, the transaction of the new state locks the row, and adds the row's intents to the new
   checkpoint. The shard appends the intents when it starts (`gazette.stores.claims`).
@@ -173,19 +173,19 @@ def require_published(
         if not publishes and not checkpoint.ack_intents:
             continue
         minimum = {source.journal: source.min_offset for source in specs[shard].sources}
-        for source, read in checkpoint.sources.items():
+        for source, progress in checkpoint.sources.items():
             begin = minimum.get(source)
             end = ends.get(split_journal_meta(source)[0], begin)
-            if begin is not None and end is not None and end != max(begin, read.read_through):
-                gaps.setdefault((source, max(begin, read.read_through), end), shard)
+            if begin is not None and end is not None and end != max(begin, progress.read_through):
+                gaps.setdefault((source, max(begin, progress.read_through), end), shard)
     if not gaps:
         return
     sentences = "; ".join(
-        f"{shard} had read {journal} up to {before}, and would continue at {end}, so that "
-        f"messages are {'never published' if end > before else 'published twice'}"
-        for (journal, before, end), shard in list(gaps.items())[:_SHOWN_MAX]
+        f"{shard} had read {journal} up to {read_end}, and would continue at {end}, so that "
+        f"messages are {'never published' if end > read_end else 'published twice'}"
+        for (journal, read_end, end), shard in list(gaps.items())[:_SHOWN_MAX]
     )
-    offsets = {split_journal_meta(journal)[0]: before for journal, before, _ in gaps}
+    offsets = {split_journal_meta(journal)[0]: read_end for journal, read_end, _ in gaps}
     raise NotAllowed(
         f"messages would be lost or published twice: {sentences}",
         hint="End the history where they ended, by "
@@ -220,11 +220,11 @@ def require_whole(
     for shard, state in sorted(previous.items()):
         if not publishes and not state.checkpoint.ack_intents:
             continue
-        for journal, read in state.checkpoint.sources.items():
+        for journal, progress in state.checkpoint.sources.items():
             producers = new[shard].sources.get(journal, SourceCheckpoint()).producers
-            for producer, before in read.producers.items():
-                after = producers.get(producer)
-                if after is None or after.begin is None or before.last_ack <= after.last_ack:
+            for producer, former in progress.producers.items():
+                built = producers.get(producer)
+                if built is None or built.begin is None or former.last_ack <= built.last_ack:
                     continue
                 raise NotAllowed(
                     f"{shard} publishes, and had ended within a transaction of {journal}: "
@@ -232,5 +232,5 @@ def require_whole(
                     hint="Enable it until it has read on, disable it, and run this again; or give "
                     "--forget-publications.",
                     producer=producer.hex(),
-                    begin=after.begin,
+                    begin=built.begin,
                 )

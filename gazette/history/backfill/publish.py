@@ -52,9 +52,9 @@ def require_idle(shards: Collection[ListedShard]) -> None:
     """Raise ``NotAllowed`` naming shards that may run."""
     live = {live_shard.spec.id: reason for live_shard in shards if (reason := why_live(live_shard))}
     if live:
-        listed = "; ".join(f"{shard}: {reason}" for shard, reason in sorted(live.items())[:10])
+        reasons = "; ".join(f"{shard}: {reason}" for shard, reason in sorted(live.items())[:10])
         raise NotAllowed(
-            f"{len(live)} of {len(shards)} shards are live: {listed}",
+            f"{len(live)} of {len(shards)} shards are live: {reasons}",
             hint="Set `disable: true` in their specifications (gazctl shards edit), and wait "
             "until they have no members. With --enable, publication enables them again.",
         )
@@ -141,9 +141,8 @@ class Publication:
         as before. Await ``on_fenced(offset)`` once the log has our fence, before the state is
         appended: the log up to ``offset`` is then final. Do not call ``on_fenced`` for an empty log.
 
-        Raise ``Fenced`` when another author writes the log meanwhile. Raise ``Corrupt`` when the file
-        differs from the file that was built. A cancelled call may have appended a part, which has no
-        effect: call again.
+        Raise ``Fenced`` when another author writes the log meanwhile, ``Corrupt`` when the file differs from
+        the state that was built. A cancelled call may have appended a part, which has no effect: call again.
         """
         client, log = self._client, built.log
         await self.check_log(log)
@@ -195,6 +194,7 @@ class Publication:
             await self._publish_batch(targets[begin : begin + SHARDS_MAX], enable=enable)
 
     async def _publish_batch(self, batch: Sequence[Target], *, enable: bool) -> None:
+        """Publish at most `SHARDS_MAX` states in one transaction, if their shards were not changed."""
         shards_now = (await self._shards.list_shards(EVERYTHING)).shards
         require_unchanged([target.shard for target in batch], shards_now)
         current = {shard.spec.id: shard for shard in shards_now}

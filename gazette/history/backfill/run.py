@@ -94,10 +94,9 @@ class BackfillRun:
         """Run all steps. With ``dry_run``, make only the plan and the first pass, and write nothing.
 
         Call ``on_begin`` once the plan is stored: from then on the run can be resumed.
-        Raise ``NotAllowed`` for shards that are live, or have a state that must not be overwritten.
-        Raise ``Conflict`` or ``Fenced`` when a shard was changed meanwhile. Raise ``Corrupt`` when a
-        state differs from a replay. After an error or a cancellation the shards are unchanged (see
-        `Publication.publish`): call this again to resume.
+        Raise ``NotAllowed`` for live shards, and for states that must not be overwritten. Raise ``Conflict``
+        or ``Fenced`` when a shard was changed meanwhile, ``Corrupt`` when a state differs from a replay.
+        After an error or a cancellation the shards are unchanged (see `Publication.publish`): call again.
         """
         try:
             return await self._run(on_begin, dry_run=dry_run)
@@ -328,9 +327,9 @@ class BackfillRun:
             # Another driver was faster: the attempts of its manifest count.
             manifest = await self._records.manifest()
             assert manifest is not None
-        counted = {shard: await self._records.staged(shard, attempt) for shard, attempt in manifest}
-        _require_complete(tasks, counted)
-        return [counted[task.spec.id] for task in tasks]
+        built = {shard: await self._records.staged(shard, attempt) for shard, attempt in manifest}
+        _require_complete(tasks, built)
+        return [built[task.spec.id] for task in tasks]
 
     async def _verify(
         self, tasks: Sequence[ShardTask], attempts: Sequence[Attempt], directory: Path

@@ -15,8 +15,7 @@ from gazette.history.source import Access
 class Runner(Protocol):
     """Runner of the two passes over the history. Methods block, and may be called by any thread.
 
-    Some thread calls ``on_read`` with the number of bytes that were read since the last call. Bytes of
-    repeated attempts count again.
+    Some thread calls ``on_read`` with the bytes read since its last call. Repeated attempts count again.
     """
 
     @property

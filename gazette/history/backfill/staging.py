@@ -418,8 +418,7 @@ def garbage(staging: Staging, now_s: float, age_s: float) -> list[Garbage]:
     """Return objects that are older than ``age_s`` seconds and that no run needs.
 
     A published run needs only the record that it is published. A run with a manifest needs the attempts of
-    the manifest, to be resumed. A run without a manifest is abandoned if all its objects are older than
-    ``age_s``.
+    the manifest, to be resumed. A run without a manifest is abandoned if all its objects are that old.
     """
     unneeded: list[Garbage] = []
     for run, objects in sorted(runs_of(staging).items()):

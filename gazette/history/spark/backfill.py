@@ -131,6 +131,7 @@ class SparkRunner:
     def _build_folded(
         self, backfill: Backfill, tasks: Sequence[ShardTask], on_read: OnRead
     ) -> list[Attempt]:
+        """Fold the rows of all journals as a DataFrame, and load the rows of each shard by one task."""
         fold_rows = self._rows
         if fold_rows is None:
             raise Conflict("the second pass needs the first of the same runner")
@@ -201,11 +202,11 @@ def _require_counted(backfill: Backfill, snapshot: Snapshot) -> None:
     """Raise ``Invalid`` if a fold would count misplaced messages, which shards do not consume there."""
     application = backfill.new_application()
     for journal in snapshot.journals:
-        place = application.key_place(journal.journal)
-        if place is not None and place.policy != "count":
+        key_place = application.key_place(journal.journal)
+        if key_place is not None and key_place.policy != "count":
             raise Invalid(
                 f"a fold takes all rows, and shards do not consume misplaced messages of {journal.journal} "
-                f"(misplaced={place.policy!r}): those that were republished would count twice",
+                f"(misplaced={key_place.policy!r}): those that were republished would count twice",
                 path=f"{type(backfill).__name__}.fold",
                 hint="Implement build() instead, which gets the messages that shards consume.",
             )

@@ -63,15 +63,15 @@ def ensure_java(environ: Mapping[str, str], cache: Path | None = None) -> Path:
     `Unavailable` without a Java: the error says where Java was sought, and what to do.
     """
     reasons: list[str] = []
-    for home, found in _candidates(environ):
-        java = probe(home, found)
+    for home, origin in _candidates(environ):
+        java = probe(home, origin)
         if isinstance(java, str):
-            reasons.append(f"{found} ({home}) {java}")
+            reasons.append(f"{origin} ({home}) {java}")
         elif java.refusal:
-            reasons.append(f"{found} ({home}) {java.refusal}")
+            reasons.append(f"{origin} ({home}) {java.refusal}")
         else:
             return java.home if java.has_vector else _without_vector(java, cache, environ)
-        if found == "JAVA_HOME":
+        if origin == "JAVA_HOME":
             # The user has chosen this Java: do not take another one in silence.
             break
     looked = (

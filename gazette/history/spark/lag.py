@@ -34,13 +34,11 @@ class JournalLag:
     end: Offset
     """End of the journal when the batch was planned, also if the stream waits for earlier bytes."""
     read_until: datetime.datetime | None
-    """Time of the newest committed message that was read. None before the first message, and with
-    ``read_uncommitted``."""
+    """Time of the newest committed message read. None before the first, and for ``read_uncommitted``."""
     at: datetime.datetime
     """Time at which the batch began."""
     awaited: tuple[Offset, Offset] | None = None
-    """Range of the bytes that the stream waits for: they are not stored yet, but later bytes are. None if the
-    stream does not wait."""
+    """Bytes that the stream waits for: not stored yet, although later bytes are. None if it does not wait."""
 
     @property
     def behind_bytes(self) -> int:
@@ -63,22 +61,22 @@ def stream_lag(progress: Mapping[str, Any]) -> list[JournalLag]:
     ``progress`` is ``query.lastProgress``, an entry of ``query.recentProgress``, or
     ``event.progress`` of a listener.
     """
-    at = datetime.datetime.fromisoformat(progress["timestamp"])
+    batch_time = datetime.datetime.fromisoformat(progress["timestamp"])
     lags: list[JournalLag] = []
     for source in progress["sources"]:
-        lags += _of_source(source, at)
+        lags += _of_source(source, batch_time)
     return sorted(lags, key=lambda lag: lag.journal)
 
 
 def _of_source(source: Mapping[str, Any], at: datetime.datetime) -> Iterator[JournalLag]:
     try:
-        read = decode_offset(json.loads(source["endOffset"] or "{}"))
+        sources = decode_offset(json.loads(source["endOffset"] or "{}"))
         latest = json.loads(source["latestOffset"] or "{}")
         ends = {journal: (int(end[AT]), _awaited(end)) for journal, end in latest.items()}
     except (Corrupt, AttributeError, KeyError, TypeError, ValueError):
         return  # The source is not one of journals: its offsets have another form.
     for journal, (end, awaited) in ends.items():
-        checkpoint = read.get(journal)
+        checkpoint = sources.get(journal)
         clocks = [] if checkpoint is None else [p.last_ack for p in checkpoint.producers.values()]
         read_until = None
         if clocks:

@@ -49,8 +49,8 @@ def require_permitted(name: str) -> None:
     if match is None:
         raise _cannot_import(name, "it is not module:Class")
     module = match[1]
-    listed = os.environ.get(MODULES_VARIABLE, "").split(",")
-    if module in (permitted.strip() for permitted in listed):
+    permitted_modules = os.environ.get(MODULES_VARIABLE, "").split(",")
+    if module in (permitted.strip() for permitted in permitted_modules):
         return
     if not module.endswith(_GENERATED):
         raise Invalid(

@@ -61,8 +61,8 @@ class _Counted:
 
     def _reach(self, done: int) -> None:
         if done > self._done:
-            more, self._done = done - self._done, done
-            self._on_read(more)
+            new_bytes, self._done = done - self._done, done
+            self._on_read(new_bytes)
 
 
 def tasks_ended(stages: Iterable[StageTasks], tasks: int) -> int:

@@ -69,8 +69,7 @@ def task_frame(
 ) -> Any:
     """Return a DataFrame of the batches that ``work`` yields, or that ``batch`` makes from its results.
 
-    ``batch`` is called with the number of the item, too. With more than ``tasks_max`` items, neighbouring
-    items share a task.
+    ``batch`` also gets the number of the item. Beyond ``tasks_max`` items, neighbouring items share a task.
     """
     tasks = max(1, min(len(items), tasks_max))
     bounds = [-(-task * len(items) // tasks) for task in range(tasks + 1)]

@@ -159,6 +159,7 @@ class _Publishing:
         self._rolls_back: Mapping[JournalName, bytes] = {}
 
     def run(self, batches: Iterable[Sequence[Keyed]], query: str) -> Attempt:
+        """Publish all messages, and wait until they are appended. After a failure, roll them back."""
         publisher, rows = self._publisher, 0
         try:
             for batch in batches:
@@ -242,8 +243,8 @@ def _choose_by_column(choose: Choice, column: str, message: Message, key: Any) -
 def _some_of(names: Collection[str]) -> str:
     """Return some names, as text for an error."""
     shown = ", ".join(sorted(names)[:_NAMES_SHOWN])
-    more = len(names) - _NAMES_SHOWN
-    return f"{shown} and {more} more" if more > 0 else shown
+    hidden = len(names) - _NAMES_SHOWN
+    return f"{shown} and {hidden} more" if hidden > 0 else shown
 
 
 # These functions run on the driver:
@@ -348,5 +349,5 @@ class _Record:
             return None
         except OSError as error:
             raise Unavailable(f"cannot read {self._path}: {error.strerror}") from error
-        kind = dict[str, dict[str, bytes]]
-        return decoded(data, kind, "the record of a commit", file=self._path)
+        record_type = dict[str, dict[str, bytes]]
+        return decoded(data, record_type, "the record of a commit", file=self._path)

@@ -279,57 +279,57 @@ class ReadOptions(TableColumns):
     @classmethod
     def parse(cls, options: Mapping[str, str], known: Mapping[str, str] = READ) -> ReadOptions:
         """Parse the options. Raise `Invalid`."""
-        given = SourceOptions(options, known)
-        names = given.names("store")
-        stores = given.parsed("store", lambda _: tuple(map(store_url, names)))
-        direct = given.flag("direct", default=bool(stores))
+        values = SourceOptions(options, known)
+        names = values.names("store")
+        stores = values.parsed("store", lambda _: tuple(map(store_url, names)))
+        direct = values.flag("direct", default=bool(stores))
         if stores and not direct:
-            given.fail("direct", "must not be false if a store is given")
-        journals, selector = given.chosen()
+            values.fail("direct", "must not be false if a store is given")
+        journals, selector = values.chosen()
         if selector is not None and stores:
-            given.fail("selector", "is not known by stores: they need the option journal")
-        latest = given.text("startingOffsets").lower() == "latest"
+            values.fail("selector", "is not known by stores: they need the option journal")
+        latest = values.text("startingOffsets").lower() == "latest"
         if latest and known is READ:
-            given.fail("startingOffsets", "must not be latest: that is for streams")
-        begin_all, begin = (None, {}) if latest else given.offsets("startingOffsets", "earliest")
-        end_all, end = given.offsets("endingOffsets", "latest")
+            values.fail("startingOffsets", "must not be latest: that is for streams")
+        begin_all, begin = (None, {}) if latest else values.offsets("startingOffsets", "earliest")
+        end_all, end = values.offsets("endingOffsets", "latest")
         for name, by_journal in (("startingOffsets", begin), ("endingOffsets", end)):
             if journals and (unknown := sorted(by_journal.keys() - set(journals))):
-                given.fail(name, f"names journals that are not read: {', '.join(unknown)}")
-        begin_ns = given.time_ns("startingTimestamp")
-        end_ns = given.time_ns("endingTimestamp")
+                values.fail(name, f"names journals that are not read: {', '.join(unknown)}")
+        begin_ns = values.time_ns("startingTimestamp")
+        end_ns = values.time_ns("endingTimestamp")
         if begin_ns is not None and end_ns is not None and end_ns < begin_ns:
-            given.fail("endingTimestamp", "must not be before startingTimestamp")
-        shape = given.shape()
+            values.fail("endingTimestamp", "must not be before startingTimestamp")
+        shape = values.shape()
         with as_options():
-            fields = parse_columns(text) if (text := given.text("fields")) else None
+            fields = parse_columns(text) if (text := values.text("fields")) else None
         return cls(
-            access=given.access(direct=direct),
+            access=values.access(direct=direct),
             selection=Selection(
                 journals=journals,
                 selector=selector,
                 stores=stores,
-                content_type=given.text("contentType"),
+                content_type=values.text("contentType"),
                 shape=shape,
-                path_postfix_template=given.text("pathPostfix"),
+                path_postfix_template=values.text("pathPostfix"),
                 begin=begin,
                 end=end,
                 begin_all=begin_all or 0,
                 end_all=end_all,
                 begin_time_s=(begin_ns or 0) / 1e9,
-                lost="fail" if given.flag("failOnDataLoss", default=True) else "skip",
+                lost="fail" if values.flag("failOnDataLoss", default=True) else "skip",
             ),
-            value=given.text("value") or ("protobuf" if shape.message else ""),
+            value=values.text("value") or ("protobuf" if shape.message else ""),
             fields=fields,
-            columns=given.names("columns"),
-            meta_prefix=given.text("metaPrefix"),
-            committed=given.choice("isolation", Isolation, _COMMITTED) == _COMMITTED,
-            acks=given.flag("acks"),
+            columns=values.names("columns"),
+            meta_prefix=values.text("metaPrefix"),
+            committed=values.choice("isolation", Isolation, _COMMITTED) == _COMMITTED,
+            acks=values.flag("acks"),
             clock_begin=clock_at(begin_ns) if begin_ns else 0,
             clock_end=None if end_ns is None else clock_at(end_ns),
-            has_mode="mode" in given,
-            corrupt=given.text("columnNameOfCorruptRecord", _CORRUPT),
-            run_bytes=given.number("maxPartitionBytes", RUN_BYTES, 1),
+            has_mode="mode" in values,
+            corrupt=values.text("columnNameOfCorruptRecord", _CORRUPT),
+            run_bytes=values.number("maxPartitionBytes", RUN_BYTES, 1),
         )
 
     def inferred(self) -> ReadOptions:
@@ -359,22 +359,22 @@ class StreamOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StreamOptions:
         """Parse the options. Raise `Invalid`."""
-        given = SourceOptions(options, STREAM)
+        values = SourceOptions(options, STREAM)
         for name in ("endingOffsets", "endingTimestamp"):
-            if given.text(name):
-                given.fail(name, "is for tables, and not for streams")
-        latest = given.text("startingOffsets").lower() == "latest"
-        if latest and given.text("startingTimestamp"):
-            given.fail("startingTimestamp", "must not be given with startingOffsets=latest")
-        if given.text("maxBytesPerTrigger") and given.text("maxRowsPerTrigger"):
-            given.fail("maxRowsPerTrigger", "must not be given with maxBytesPerTrigger")
+            if values.text(name):
+                values.fail(name, "is for tables, and not for streams")
+        latest = values.text("startingOffsets").lower() == "latest"
+        if latest and values.text("startingTimestamp"):
+            values.fail("startingTimestamp", "must not be given with startingOffsets=latest")
+        if values.text("maxBytesPerTrigger") and values.text("maxRowsPerTrigger"):
+            values.fail("maxRowsPerTrigger", "must not be given with maxBytesPerTrigger")
         return cls(
             ReadOptions.parse(options, STREAM),
             latest,
-            given.number("maxBytesPerTrigger", None, 1),
-            given.number("maxRowsPerTrigger", None, 1),
-            given.number("refresh", 1.0, 0.0, float),
-            int(given.number("producerHorizon", 86400.0, 0.0, float) * 1e9),
+            values.number("maxBytesPerTrigger", None, 1),
+            values.number("maxRowsPerTrigger", None, 1),
+            values.number("refresh", 1.0, 0.0, float),
+            int(values.number("producerHorizon", 86400.0, 0.0, float) * 1e9),
         )
 
 
@@ -405,47 +405,47 @@ class WriteOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         """Parse the options. Raise `Invalid`."""
-        given = SourceOptions(options, WRITE)
-        journals, selector = given.chosen()
-        mapping = given.choice("mapping", MappingName, "")
-        key = given.text("key")
+        values = SourceOptions(options, WRITE)
+        journals, selector = values.chosen()
+        mapping = values.choice("mapping", MappingName, "")
+        key = values.text("key")
         if mapping in ("modulo", "rendezvous") and not key:
-            given.fail("key", f"must be given for mapping={mapping}")
+            values.fail("key", f"must be given for mapping={mapping}")
         if key and mapping in ("", "random"):
-            given.fail("mapping", "must be modulo or rendezvous if a key is given")
-        journal_column = given.text("journalColumn")
+            values.fail("mapping", "must be modulo or rendezvous if a key is given")
+        journal_column = values.text("journalColumn")
         if journal_column and mapping:
-            given.fail(
+            values.fail(
                 "mapping", "must not be given with journalColumn: that column is the mapping"
             )
-        commits = given.text("commits")
-        checkpoint = given.text("checkpointLocation")
+        commits = values.text("commits")
+        checkpoint = values.text("checkpointLocation")
         if streaming and not commits:
             if not checkpoint or (
                 re.match(r"\w+:", checkpoint) and not checkpoint.startswith("file:")
             ):
-                given.fail(
+                values.fail(
                     "commits",
                     "must be given, since commits cannot be recorded in the checkpoint location "
                     f"({checkpoint or 'which is not an option of this query'})",
                     "Give a directory that the driver has after a restart, too.",
                 )
             commits = f"{checkpoint.rstrip('/')}/gazette-commits"
-        commit_id = given.text("commitId")
+        commit_id = values.text("commitId")
         if not streaming and bool(commits) != bool(commit_id):
-            given.fail("commitId", "goes together with commits")
+            values.fail("commitId", "goes together with commits")
         if commit_id and not re.fullmatch(r"[\w.-]+", commit_id):
-            given.fail("commitId", "must be letters, digits, and any of _.-")
-        shape = given.shape()
-        if given.text("value") in ("text", "binary"):
-            given.fail("value", "must be json, csv or protobuf: what is written has a UUID")
+            values.fail("commitId", "must be letters, digits, and any of _.-")
+        shape = values.shape()
+        if values.text("value") in ("text", "binary"):
+            values.fail("value", "must be json, csv or protobuf: what is written has a UUID")
         return cls(
-            given.access(direct=False),
+            values.access(direct=False),
             journals,
             selector,
-            given.text("contentType"),
-            shape.content_type if given.text("value") or shape.message else "",
-            given.text("value") or ("protobuf" if shape.message else "json"),
+            values.text("contentType"),
+            shape.content_type if values.text("value") or shape.message else "",
+            values.text("value") or ("protobuf" if shape.message else "json"),
             shape,
             mapping,
             key,

@@ -33,8 +33,7 @@ TASKS_MAX: Final = 4096
 def read(spark: Any, *, schema: Any = None, **options: Any) -> Any:
     """Return a DataFrame of journals as of now. The executors make both passes.
 
-    ``options`` are the options of ``format("gazette")``. Write ``__`` for a dot in a name
-    (``broker__address``).
+    ``options`` are those of ``format("gazette")``, with ``__`` for a dot in names (``broker__address``).
     Messages that are appended after this call are not read. Raise what planning raises.
     """
     parsed = ReadOptions.parse(option_texts(options))

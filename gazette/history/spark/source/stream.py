@@ -103,25 +103,27 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @with_hints()
     def latestOffset(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:
+        """Return the end of the next batch; ``start`` itself if there is nothing to do."""
         logged, asked = decode_offset(start), decode_ahead(start)
         self._journals.resume(decode_lives(start))
-        listed = self._journals.listing(logged)
+        journals = self._journals.listing(logged)
         known = self._journals.kept(logged)
-        begins = {j.journal: self._journals.begin(j, known) for j in listed}
-        ends = self._admission.ends(listed, begins, limit)
+        begins = {j.journal: self._journals.begin(j, known) for j in journals}
+        ends = self._admission.ends(journals, begins, limit)
         if self._summarises_ahead(limit):
-            ends = self._ready_ends(listed, begins, ends, asked)
+            ends = self._ready_ends(journals, begins, ends, asked)
         sources = known
         while not all(
             journal in known and end <= known[journal].read_through for journal, end in ends.items()
         ):
             with _placed(known):
                 sources = {**known, **self._read_to(known, ends)}
-            further = _further(listed, begins, ends, sources)
+            # A message may continue after the end of the batch: read on until one is complete.
+            further = _further(journals, begins, ends, sources)
             if not further:
                 break
             ends = {**ends, **further}
-        ahead = self._ahead_ends(listed, sources, asked, limit)
+        ahead = self._ahead_ends(journals, sources, asked, limit)
         if sources is logged and all(asked.get(name, 0) >= to for name, to in ahead.items()):
             return start
         self._planned = True
@@ -136,6 +138,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @with_hints()
     def partitions(self, start: StreamOffset, end: StreamOffset) -> list[InputPartition]:
+        """Return the tasks of a batch: for its rows, and for summaries of later batches."""
         self._planned = True
         end_sources, lives, start_lives = decode_offset(end), decode_lives(end), decode_lives(start)
         self._journals.resume(lives)
@@ -149,26 +152,26 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 and start_lives.get(journal, lives.get(journal)) == lives.get(journal)
             )
         }
-        ahead = self._ahead(start, end_sources, decode_ahead(end))
+        ahead_tasks = self._ahead(start, end_sources, decode_ahead(end))
         ends = {
             journal: source.read_through
             for journal, source in end_sources.items()
             if source.read_through > known.get(journal, SourceCheckpoint()).read_through
         }
         if not ends:
-            return ahead
-        read = replace(self._options.read, clock_begin=decode_since(end))
+            return ahead_tasks
+        options = replace(self._options.read, clock_begin=decode_since(end))
         runs: Sequence[CommittedRun | Run]
-        if read.committed:
+        if options.committed:
             with _placed(known):
                 folded = self._fold(start, end, known, ends)
             snapshot, runs = folded.snapshot, folded.runs
         else:
             snapshot = self._journals.snapshot(known, ends)
-            runs = snapshot.runs(read.run_bytes)
-        format = row_format(read, self._schema, snapshot.shapes)
+            runs = snapshot.runs(options.run_bytes)
+        format = row_format(options, self._schema, snapshot.shapes)
         rows = [RunPartition(run, format) for run in runs if format.selects(run)]
-        return [*rows, *ahead]
+        return [*rows, *ahead_tasks]
 
     def commit(self, end: StreamOffset) -> None:
         """Do nothing: Spark may repeat the same batch."""
@@ -231,15 +234,15 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         limit: ReadLimit,
     ) -> dict[JournalName, Offset]:
         """Return, by journal, the offset up to which to ask tasks for summaries of later batches."""
-        ahead: dict[JournalName, Offset] = {}
+        ahead_ends: dict[JournalName, Offset] = {}
         for journal in listed if self._summarises_ahead(limit) else ():
             name = journal.journal
             pieces = next_pieces(journal, self._journals.begin(journal, sources), limit)
             if any(
                 piece.end > asked.get(name, 0) and self._lacks(journal, piece) for piece in pieces
             ):
-                ahead[name] = pieces[-1].end
-        return ahead
+                ahead_ends[name] = pieces[-1].end
+        return ahead_ends
 
     def _lacks(self, journal: JournalSnapshot, piece: Piece) -> bool:
         """Return True if a piece has no kept summary, and a task could make one."""
@@ -260,15 +263,15 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: StreamOffset, until: Sources, ahead: Mapping[JournalName, Offset]
     ) -> list[InputPartition]:
         """Return tasks for the summaries that this batch asks for, and that the batch before did not."""
-        asked = decode_ahead(start)
-        ends = {name: end for name, end in ahead.items() if end > asked.get(name, 0)}
+        asked_ends = decode_ahead(start)
+        ends = {name: end for name, end in ahead.items() if end > asked_ends.get(name, 0)}
         if not ends:
             return []
         begins = {name: SourceCheckpoint(until[name].read_through) for name in ends}
         return [
             AheadPartition(replace(run, sure=False))
             for run in self._journals.snapshot(begins, ends).runs(self._options.read.run_bytes)
-            if run.end > asked.get(run.journal, 0)
+            if run.end > asked_ends.get(run.journal, 0)
         ]
 
     # How far a batch reads:

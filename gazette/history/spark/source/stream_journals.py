@@ -22,6 +22,7 @@ from gazette.runtime.clock import Clock, SystemClock
 LOGGER: Final = logging.getLogger(__name__)
 
 Sources = Mapping[JournalName, SourceCheckpoint]
+"""By journal: how far the query has read. An argument ``known`` has the sources before a batch."""
 
 _LISTED_MAX: Final = 1000
 _PER_FRAGMENT_S: Final = 0.0005
@@ -90,9 +91,9 @@ class StreamJournals:
     @property
     def lives(self) -> dict[JournalName, JournalLife]:
         """Lives of the journals: those of the query, or else those of the last listing."""
-        listed = {} if self.recent is None else {j.journal: j.life for j in self.recent.journals}
-        known = {name: life for name, life in listed.items() if life is not None}
-        return {**known, **self._lives, **self._others}
+        lives = {} if self.recent is None else {j.journal: j.life for j in self.recent.journals}
+        listed = {name: life for name, life in lives.items() if life is not None}
+        return {**listed, **self._lives, **self._others}
 
     @property
     def recent(self) -> Snapshot | None:
@@ -111,7 +112,7 @@ class StreamJournals:
     def starts(self) -> dict[JournalName, SourceCheckpoint]:
         """Return the offsets at which a new query begins."""
         selection, latest = self._options.read.selection, self._options.latest
-        listed = self._list({}).journals  # List in any case: `lives` needs a listing.
+        journals = self._list({}).journals  # List in any case: `lives` needs a listing.
         if selection.begin_time_s or latest:
             selection = replace(selection, lost="skip")
             snapshot = take_snapshot(self.access, selection, self._places)
@@ -120,7 +121,7 @@ class StreamJournals:
                 journal.journal: SourceCheckpoint(journal.end if latest else journal.begin)
                 for journal in snapshot.journals
             }
-        return {journal.journal: SourceCheckpoint(self.first(journal)) for journal in listed}
+        return {journal.journal: SourceCheckpoint(self.first(journal)) for journal in journals}
 
     def first(self, journal: JournalSnapshot) -> Offset:
         """Return the offset at which to begin a journal that the query has not read."""
@@ -134,13 +135,12 @@ class StreamJournals:
     def listing(self, known: Sources) -> list[JournalSnapshot]:
         """Return a recent listing; for a query with a target, only up to the target.
 
-        Raise ``Corrupt`` for a journal that ends before the offset which was read, unless lost bytes are
-        skipped.
+        Raise ``Corrupt`` for a journal that ends before what was read, unless lost bytes are skipped.
         """
-        listed = self._list(known).journals
+        journals = self._list(known).journals
         if self._target is None:
-            return list(listed)
-        return [_until(j, self._target[j.journal]) for j in listed if j.journal in self._target]
+            return list(journals)
+        return [_until(j, self._target[j.journal]) for j in journals if j.journal in self._target]
 
     def kept(self, known: Sources) -> Sources:
         """Return ``known`` without journals that were created again: read them from their begin."""
@@ -207,8 +207,8 @@ class StreamJournals:
             )
         self._again = {cut.journal: cut.begin for cut in short}
         to_reread = self._again.keys() | self._others.keys()
-        kept = {name: offset for name, offset in begin.items() if name not in to_reread}
-        selection = replace(selection, begin={**self._selection.begin, **kept})
+        begins_kept = {name: offset for name, offset in begin.items() if name not in to_reread}
+        selection = replace(selection, begin={**self._selection.begin, **begins_kept})
         self._places = FragmentPlaces()
         return take_snapshot(self.access, selection, self._places)
 
@@ -217,7 +217,7 @@ class StreamJournals:
 
         Raise ``Corrupt`` for the first such journal, unless lost bytes are skipped.
         """
-        others = {}
+        other_lives = {}
         for journal in snapshot.journals:
             life, former = journal.life, self._lives.get(journal.journal)
             if (
@@ -227,7 +227,7 @@ class StreamJournals:
                 or not life.is_other(former)
             ):
                 continue
-            others[journal.journal] = life
+            other_lives[journal.journal] = life
             if self._selection.lost == "fail":
                 raise created_again(
                     journal.journal,
@@ -240,7 +240,7 @@ class StreamJournals:
                 "journal %(journal)s was deleted and created again: it is read from its begin",
                 {"journal": journal.journal},
             )
-        return others
+        return other_lives
 
     def _report_awaited(self, snapshot: Snapshot) -> None:
         """Log each range of bytes that the stream waits for, once."""

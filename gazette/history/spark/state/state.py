@@ -1,8 +1,7 @@
 """The state of shards as a table, from their recovery logs: ``format("gazette-state")``.
 
-The table has the rows of a table of SQLite, the entries of a RocksDB column family, or the document of a JSON
-file. They show the state at the last commit, or at the `gazette.recoverylog.time_travel.Moment` that the user
-selects. Each shard is a task.
+The table has the rows of a table of SQLite, the entries of a RocksDB column family, or a JSON document. They
+are as of the last commit, or of a `gazette.recoverylog.time_travel.Moment`. Each shard is a task.
 """
 
 from __future__ import annotations
@@ -69,24 +68,24 @@ class StateOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StateOptions:
         """Parse the options. Raise `Invalid` with the name of the option."""
-        given = Options(options, KNOWN)
-        if "path" in given:
+        values = Options(options, KNOWN)
+        if "path" in values:
             raise Invalid(
-                f"shards are not named by a path ({given.text('path')!r})",
+                f"shards are not named by a path ({values.text('path')!r})",
                 path="load()",
                 hint="Set the option selector, as id=shard-000.",
             )
         for name in ("broker.address", "consumer.address"):
-            if not given.text(name):
-                given.fail(name, "an address is required")
+            if not values.text(name):
+                values.fail(name, "an address is required")
         return cls(
-            BrokerClientFlags(given.text("broker.address"), **given.credentials("broker")),
-            ConsumerClientFlags(given.text("consumer.address"), **given.credentials("consumer")),
-            given.selector() or LabelSelector.parse("id"),
-            given.text("table"),
-            given.text("columnFamily", "default"),
-            given.text("fields"),
-            given.parsed("at", Moment.parse) if given.text("at") else NOW,
+            BrokerClientFlags(values.text("broker.address"), **values.credentials("broker")),
+            ConsumerClientFlags(values.text("consumer.address"), **values.credentials("consumer")),
+            values.selector() or LabelSelector.parse("id"),
+            values.text("table"),
+            values.text("columnFamily", "default"),
+            values.text("fields"),
+            values.parsed("at", Moment.parse) if values.text("at") else NOW,
         )
 
 
