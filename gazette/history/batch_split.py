@@ -51,7 +51,7 @@ class BatchSplit(NamedTuple):
 def split_batch(columns: Columns, run: Run) -> BatchSplit:
     """Cut the next messages of a run.
 
-    Leave out messages before ``run.begin``, but not those of producers in ``run.since`` from there on.
+    Leave out messages before ``run.begin``. For a producer in ``run.since``, take the offset there instead.
     """
     counts = columns.begins >= run.begin
     clocked = columns.uuids.clocks != 0

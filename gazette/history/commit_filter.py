@@ -88,7 +88,7 @@ class CommitFilter(Generic[T]):
         for segment in segments:
             producer = self._producers.get(segment.producer)
             if producer is None:
-                clock = int(segment.clocks[0]) - 1
+                clock = int(segment.clocks[0]) - 1  # So its first message is new.
                 producer = self._producers[segment.producer] = _Producer(clock, clock)
             self._step(producer, segment, batch, columns)
 

@@ -64,7 +64,7 @@ def summarise_messages(access: OpenAccess, run: Run) -> Summary:
 def read_and_summarise(
     access: OpenAccess, run: Run, fields: Sequence[Field]
 ) -> Generator[tuple[Batch, BatchSplit], None, Summary | None]:
-    """Yield all messages of a run without replays, and their split. Keep the summary, and return it.
+    """Yield all messages of a run that replays none, with their split. Keep the summary, and return it.
 
     Return None if a message continues from one piece to the next. Raise what `RunReader.batches`
     raises, and `Invalid` if UUIDs are unknown.

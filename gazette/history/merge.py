@@ -188,12 +188,12 @@ class _JournalFold:
         """Move the state of a producer over one run, and note the fate of its earlier pending messages."""
         former = self._states.get(producer)
         if former is None:
-            clock = summary.first_clock - 1
+            clock = summary.first_clock - 1  # So its first message is new, as for the sequencer.
             former = State(clock, clock, None)
         else:
             run.known[producer] = (former.acked, former.newest)
         if self._lost.get(producer) == summary.first_begin:
-            del self._lost[producer]
+            del self._lost[producer]  # The begin of its transaction is there.
         state, fate = summary.apply(former, lambda clock: self._resolve(run.run, producer, clock))
         waiting = self._waiting.setdefault(producer, [])
         if fate is not Undecided.PENDING:

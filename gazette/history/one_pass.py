@@ -64,7 +64,7 @@ def read_once(
         try:
             result = yield from _read(access, run, format, partial(_guarded, combine))
         except (MalformedMessage, Unfit):
-            pass  # The second reading raises it again if the message commits.
+            pass  # The second reading raises the error again if the message commits.
         except _NotCombined as error:
             LOGGER.warning(
                 "combine() has raised %(error)r for rows that may not commit: the rows of %(journal)s from "
@@ -83,7 +83,7 @@ def select_parts(
     """
     positions = {run.number: position for position, (run, _) in enumerate(read)}
     selected: list[tuple[int, int]] = []
-    unread: list[CommittedRun] = []
+    to_reread: list[CommittedRun] = []
     for committed in runs:
         parts = None
         position = positions.get(committed.run.number)
@@ -91,10 +91,10 @@ def select_parts(
         if position is not None and read[position][0] == committed.run:
             parts = _parts_that_count(committed, read[position][1])
         if position is None or parts is None:
-            unread.append(committed)
+            to_reread.append(committed)
         else:
             selected += [(position, part) for part in parts]
-    return selected, unread
+    return selected, to_reread
 
 
 def _parts_that_count(run: CommittedRun, found: OnePass) -> set[int] | None:

@@ -38,14 +38,14 @@ RUN_PIECES: Final = 256
 class Piece:
     """Bytes ``[begin, end)`` of a journal, and their stored fragment.
 
-    Without a ``fragment``, read them through brokers.
+    Without a ``fragment``, the bytes are read through brokers.
     """
 
     begin: Offset
     end: Offset
     fragment: Fragment | None = None
     start: Offset | None = None
-    """Offset from which bytes before ``begin`` were cut off. None: none were cut off."""
+    """Begin of the piece before bytes were cut off there. None: no bytes were cut off."""
 
 
 class Awaited(NamedTuple):

@@ -136,6 +136,7 @@ def _read_runs(
     access: OpenAccess,
     on_read: OnRead,
 ) -> Batches:
+    """Yield the messages of runs that belong to the shard. Report also bytes without such messages."""
     belongs = _filter(task, backfill)
     min_offsets = {split_journal_meta(s.journal)[0]: s.min_offset for s in task.spec.sources}
     for run in runs:

@@ -85,8 +85,8 @@ class FoldRows:
         else:
             with self._access.open() as opened:
                 folded = fold_snapshot(snapshot, summarise_all, resolver(opened), run_bytes)
-        self._wanted, unread = select_parts(self._read, folded.runs)
-        self.runs = tuple(run for run in unread if self._format.selects(run))
+        self._wanted, to_reread = select_parts(self._read, folded.runs)
+        self.runs = tuple(run for run in to_reread if self._format.selects(run))
         return folded
 
     def _read_all(self, runs: Sequence[Run], on_read: OnRead) -> list[Summary]:

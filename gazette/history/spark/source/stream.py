@@ -295,9 +295,9 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the end of the journal's last complete message: usually the end of its last fragment."""
         if not journal.pieces:
             return journal.end
-        last_piece = replace(journal, begin=journal.pieces[-1].begin, pieces=journal.pieces[-1:])
+        tail = replace(journal, begin=journal.pieces[-1].begin, pieces=journal.pieces[-1:])
         # Try only the last fragment, which is fast. But it may begin within a message.
-        end = self._last_end(last_piece, sure=False)
+        end = self._last_end(tail, sure=False)
         if end is None:
             end = self._last_end(journal, sure=True)
         return journal.begin if end is None else end
