@@ -109,7 +109,7 @@ def _of_producer(columns: Columns, producer: int, rows: Array64) -> Iterator[Seg
 
 
 def _are_whole(flags: Clocks, clocks: Clocks) -> bool:
-    """Return True for whole transactions with ascending clocks. ``clocks`` has the clock before them, too."""
+    """Return True for whole transactions with ascending clocks. ``clocks`` begins with the clock before."""
     return bool(((flags == CONTINUE_TXN) | (flags == ACK_TXN)).all()) and bool(
         (clocks[1:] > clocks[:-1]).all()
     )

@@ -273,7 +273,7 @@ def _pending_from(summary: ProducerSummary, at: Offset) -> ProducerSummary | Non
 
 
 def _summary(access: OpenAccess, run: Run, kept: SummaryStore, piece: Piece) -> Summary:
-    """Return the summary of a piece, all of whose messages count: the kept one, or read the piece."""
+    """Return the kept summary of a piece, or read the piece. All its messages count."""
     kept_summary = kept.get(run.journal, run.shape, [piece])
     if kept_summary is not None:
         return kept_summary

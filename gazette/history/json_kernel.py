@@ -403,7 +403,7 @@ def _plain_end(buffer: Any, at: int) -> int:
 
 @_compiled()
 def _nested_end(buffer: Any, at: int, lenient: bool) -> int:
-    """Return the end of the object or list at ``at``, or -1. If ``lenient``, it may contain NaN.
+    """Return the end of the object or list at ``at``, or -1. If ``lenient``, accept NaN and infinities.
 
     ``objects`` has a bit for each level, the lowest for the innermost. The bit is set for an object.
     """

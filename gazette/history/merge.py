@@ -193,7 +193,7 @@ class _JournalFold:
         else:
             run.known[producer] = (former.acked, former.newest)
         if self._lost.get(producer) == summary.first_begin:
-            del self._lost[producer]  # The begin of its transaction is there.
+            del self._lost[producer]  # The begin of the transaction is not lost.
         state, fate = summary.apply(former, lambda clock: self._resolve(run.run, producer, clock))
         waiting = self._waiting.setdefault(producer, [])
         if fate is not Undecided.PENDING:

@@ -114,7 +114,7 @@ class Summary:
     end: Offset
     """End offset of the last complete message; the begin of the run without one."""
     reached: Offset
-    """Offset up to which messages are complete, also skipped malformed ones. A later one has no end here."""
+    """Offset up to which messages are complete, also skipped malformed ones. Later ones end elsewhere."""
     rows: int
     """Number of all messages, also acknowledgements and messages that do not count."""
     clock_min: int

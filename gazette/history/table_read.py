@@ -53,7 +53,7 @@ class TableRead(TableColumns):
 
     @classmethod
     def parse(cls, journals: str | Sequence[str], options: TableOptions) -> TableRead:
-        """Check the options. Raise `Invalid`, with its name, for a wrong one."""
+        """Check the options. Raise `Invalid`, with the name of the option, for a wrong option."""
         _require_known(options)
         names = _names(journals)
         selector = _selector(options.get("selector"))

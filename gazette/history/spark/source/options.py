@@ -138,7 +138,7 @@ class SourceOptions(Options):
         self._empty = not options
 
     def offsets(self, name: str, every: str) -> tuple[int | None, dict[str, int]]:
-        """Return an offset for all journals, and offsets by journal. The text ``every`` means none."""
+        """Return an offset for all journals, and offsets by journal. The text ``every`` means no offset."""
         text = self.text(name)
         if text.lower() in ("", every):
             return None, {}

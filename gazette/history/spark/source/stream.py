@@ -352,7 +352,7 @@ def _further(
     ends: Mapping[JournalName, Offset],
     sources: Sources,
 ) -> dict[JournalName, Offset]:
-    """Return later ends for journals of which no message was read: the next one ends after the end."""
+    """Return later ends for journals of which nothing was read, because the next message is longer."""
     further = {}
     for journal in listed:
         begin = begins[journal.journal]
