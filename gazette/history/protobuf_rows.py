@@ -65,7 +65,7 @@ def _single(field: FieldDescriptor, depth: int) -> pa.DataType:
 
 
 def _row(descriptor: Descriptor, columns: Sequence[pa.Field]) -> Callable[[Any], dict[str, Any]]:
-    values = []
+    readers = []
     for column in columns:
         field = descriptor.fields_by_name.get(column.name)
         if field is None:
@@ -74,8 +74,8 @@ def _row(descriptor: Descriptor, columns: Sequence[pa.Field]) -> Callable[[Any],
                 f"{descriptor.full_name} has no such field (its fields are {names})",
                 path=column.name,
             )
-        values.append((column.name, _value(field, column.type)))
-    return lambda message: {name: value(message) for name, value in values}
+        readers.append((column.name, _value(field, column.type)))
+    return lambda message: {name: read(message) for name, read in readers}
 
 
 def _value(field: FieldDescriptor, kind: pa.DataType) -> Value:

@@ -43,7 +43,7 @@ def look(
 def require_claimable(held: Mapping[str, HeldState], token: str, *, overwrite: bool) -> None:
     """Check that a run with this token may write the states of shards, or has written them.
 
-    Raise ``NotAllowed`` for states to overwrite, ``Fenced`` for states of the run that an owner has opened.
+    Raise ``NotAllowed`` for others' states without ``overwrite``, ``Fenced`` for own ones that were opened.
     """
     for shard, state in held.items():
         if state.is_followed(token):
