@@ -1,7 +1,7 @@
 """One call of a gRPC client: the listener of its stream, and the methods that `grpc.aio` gives a call.
 
-A call begins at once. Its owner reads it to its end, or cancels it. Until then the call occupies a stream
-and holds what has arrived.
+A call begins at once. Its owner reads the call to its end, or cancels it. Until then the call occupies a
+stream, and holds the bytes that have arrived.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Method:
     decode: Callable[[bytes], Any] | None
 
     def content(self, request: Any) -> bytes:
-        """Return the content for the only request, or for a tuple of all requests."""
+        """Return the bytes to send for the only request, or for a tuple of all requests."""
         if not self.streams_requests:
             return self.content_of_one(request)
         if not isinstance(request, tuple):
@@ -53,19 +53,19 @@ class Method:
         return b"".join(map(self.content_of_one, request))
 
     def content_of_one(self, request: Any) -> bytes:
-        """Return the content for a request."""
+        """Return the bytes to send for one request."""
         return prefixed(request if self.encode is None else self.encode(request))
 
 
 class Opener(Protocol):
-    """The part of a channel that its calls use."""
+    """The methods of a channel that its calls use."""
 
     def start(self, call: ClientCall) -> None:
         """Open the call's stream now or later, and pass it to ``call.opened``."""
         ...
 
     def ended(self, call: ClientCall) -> None:
-        """Note that the call needs nothing more."""
+        """Forget the call, which has ended."""
         ...
 
 
@@ -126,9 +126,9 @@ class ClientCall(StreamListener):
         self._content = content
         """The content of all requests. None if requests are written, or once it is not needed any more."""
         self._rest = memoryview(b"")
-        """The part of the content, or of the request that is being written, that was not sent yet."""
+        """Bytes of the content, or of the request that ``write`` sends, that were not sent yet."""
         self._repeats = content is not None
-        """True if the call may begin a second time."""
+        """True while the call may begin a second time: its content is kept, and no answer has come."""
         self._opener = opener
         self._method = method
         self._max = receive_bytes_max
@@ -139,7 +139,7 @@ class ClientCall(StreamListener):
         self.status: tuple[grpc.StatusCode, str] | None = None
         """Code and text with which the call has ended; None before."""
         self._trailers: tuple[grpc.StatusCode, str] | None = None
-        """The status of a successful call of which responses are still to be read."""
+        """The status of a successful call, until its last response is read; otherwise None."""
         self._trailing: Metadata = ()
         self._cancelled = False
         self._half_closed = content is not None
@@ -147,8 +147,10 @@ class ClientCall(StreamListener):
         self._changed = Waiters()
         """Wakes tasks that wait for the stream, the head of the answer, or the status."""
         self._arrived = Waiters()
+        """Wakes the task that reads."""
         self._sink: Callable[[Any], None] | None = None
         self._room = Waiters()
+        """Wakes the task that writes."""
         self._deadline = (
             None
             if timeout_s is None
@@ -191,7 +193,7 @@ class ClientCall(StreamListener):
             self._end(answer.code, answer.details)
             return
         if answer.http[:1] == b"1":
-            return  # Informational status, before the answer.
+            return  # An informational status, such as 100, comes before the answer.
         if self._queue is not None:
             self.finish(grpc.StatusCode.INTERNAL, "the server sent a second head")
         elif answer.http != b"200" or not answer.is_grpc:
@@ -229,18 +231,18 @@ class ClientCall(StreamListener):
 
     def on_fault(self, error: GazetteError) -> None:
         if self._trailers is not None:
-            return  # The server has sent the status, and every response has arrived.
+            return  # The call has succeeded already: its reader gets the responses and the status.
         name = str(error.facts.get("code"))
         if name == FaultCode.REFUSED_STREAM.name and self._repeats:
             self._repeat()
             return
         code = grpc.StatusCode.UNAVAILABLE
-        if "stream" in error.facts:  # Only the stream has ended, and not the connection.
+        if "stream" in error.facts:  # The fault is of this stream, and not of the connection.
             code = _STATUS_OF_RESET.get(name, grpc.StatusCode.INTERNAL)
         self.finish(code, str(error))
 
     def _repeat(self) -> None:
-        """Begin the call again: a server that refuses a stream has handled no part of its call."""
+        """Begin the call again. A server that refuses a stream has handled no part of its call."""
         assert self._stream is not None
         self._repeats = False
         self._stream.release()
@@ -248,7 +250,7 @@ class ClientCall(StreamListener):
         self._opener.start(self)
 
     def _end(self, code: grpc.StatusCode, details: str) -> None:
-        """Take the status that the server has sent."""
+        """End the call with the status that the server has sent, once all responses are read."""
         queue = self._queue
         if code is grpc.StatusCode.OK and queue is not None:
             if queue.is_cut:
@@ -268,7 +270,7 @@ class ClientCall(StreamListener):
         self.finish(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     def finish(self, code: grpc.StatusCode, details: str) -> None:
-        """End the call with a status, as far as this side knows. Do nothing if it has ended."""
+        """End the call with a status, and reset its stream. Do nothing if the call has ended."""
         if self.status is not None:
             return
         self.status = (code, details)
@@ -277,7 +279,7 @@ class ClientCall(StreamListener):
             self._deadline.cancel()
         stream = self._stream
         if stream is not None:
-            stream.reset(FaultCode.CANCEL)  # No effect on a stream that has ended on both sides.
+            stream.reset(FaultCode.CANCEL)  # Without effect once both sides have ended the stream.
             stream.release()
         self._opener.ended(self)
         for waiters in (self._changed, self._arrived, self._room):
@@ -286,7 +288,7 @@ class ClientCall(StreamListener):
         for callback in callbacks:
             callback(self)
 
-    # -- in addition to what grpc.aio offers
+    # -- beyond grpc.aio
 
     @property
     def error(self) -> grpc.aio.AioRpcError | None:
@@ -295,7 +297,7 @@ class ClientCall(StreamListener):
             return None
         return self._failure(*self.status)
 
-    # -- what grpc.aio offers
+    # -- as in grpc.aio
 
     def cancel(self) -> bool:
         """End the call. Return False if it has ended."""
@@ -329,23 +331,23 @@ class ClientCall(StreamListener):
         return (await self._ended())[1]
 
     async def initial_metadata(self) -> Metadata:
-        """Return the metadata at the head of the answer; none if the call ended before."""
+        """Return the metadata at the head of the answer; empty if the call ended before its head."""
         while self._head is None and self.status is None:
             await self._changed.wait()
         return self._head or ()
 
     async def trailing_metadata(self) -> Metadata:
-        """Return the metadata beside the status."""
+        """Return the metadata that came with the status."""
         await self._ended()
         return self._trailing
 
     async def wait_for_connection(self) -> None:
-        """Return once the call has a connection. Raise ``AioRpcError`` if the call ends before."""
+        """Return once the call has a stream. Raise ``AioRpcError`` if the call ends before."""
         await self._until_opened()
         self._raise_for_status()
 
     async def write(self, request: Any) -> None:
-        """Send a request, and return once the server and the socket have taken it.
+        """Send a request. Return once the windows of the server and the socket have taken all of it.
 
         Raise ``AioRpcError`` if the call ends meanwhile, ``InvalidStateError`` if it has ended.
         """
@@ -428,17 +430,15 @@ class ClientCall(StreamListener):
         return self._take()
 
     def _take(self) -> Any:
-        """Return the next response, decoded. If that fails, end the call and raise ``AioRpcError``."""
+        """Return the next response, decoded. If decoding fails, end the call and raise ``AioRpcError``."""
         assert self._queue is not None
         try:
             message, consumed = self._queue.take()
         except GazetteError as error:
             self._queue.clear()
             self.finish(_code_of(error), str(error))
-            self.status = (
-                _code_of(error),
-                str(error),
-            )  # The server may have sent a status of success.
+            # Replace the status: the server may have sent one of success.
+            self.status = (_code_of(error), str(error))
             self._raise_for_status()
             raise
         if consumed and self._stream is not None:
@@ -454,7 +454,7 @@ class ClientCall(StreamListener):
         return response
 
     def _undecoded(self, error: Exception) -> grpc.aio.AioRpcError:
-        """End the call, whatever its server answers, and return its error."""
+        """End the call with an error, even if its server reported success, and return the error."""
         text = printable(f"a response cannot be decoded: {error!r:.200}", one_line=True)
         code = grpc.StatusCode.INTERNAL
         self.finish(code, text)
@@ -496,5 +496,5 @@ class ClientCall(StreamListener):
 
 def _code_of(error: GazetteError) -> grpc.StatusCode:
     """Return the status of a call that refuses a response."""
-    large = isinstance(error, TooLarge)
-    return grpc.StatusCode.RESOURCE_EXHAUSTED if large else grpc.StatusCode.INTERNAL
+    is_too_large = isinstance(error, TooLarge)
+    return grpc.StatusCode.RESOURCE_EXHAUSTED if is_too_large else grpc.StatusCode.INTERNAL

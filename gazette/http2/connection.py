@@ -1,12 +1,12 @@
 """One HTTP/2 connection, of a server or of a client, without its socket (RFC 9113).
 
-Received bytes go to ``receive``; bytes to send go to the function ``write``. The listener of each stream
-gets the stream's parts. Nothing waits here: a stream that may not send now is called back (``on_room``).
+The caller passes received bytes to ``receive``; the function ``write`` gets bytes to send. A stream's parts
+go to its listener. No method waits: if a stream cannot send now, ``on_room`` of its listener is called later.
 
-Bounds: a stream's peer may send `STREAM_BYTES` ahead of what its listener has consumed. A connection's peer
-may send `HELD_BYTES` ahead of all listeners together. Header blocks, open streams and frames without content
-are bounded as well (`headers`, `flood_credit`). ``receive`` does as much work as its caller permits, and
-leaves the rest for a later call: see `turns`.
+Bounds: on a stream, the peer may send `STREAM_BYTES` beyond the bytes that the listener has consumed. On a
+connection, the peer may send `HELD_BYTES` beyond those that all listeners have consumed. `headers` and
+`flood_credit` bound header blocks, open streams and frames without content. ``receive`` does as much work as
+its caller permits, and leaves the rest for a later call: see `gazette.net.grpc.turns`.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from gazette.http2.headers import (
 from gazette.http2.peer import UNKNOWN
 
 STREAM_BYTES: Final = 1 << 22
-"""Bytes that a peer may send on a stream ahead of what was consumed.
+"""Bytes that a peer may send on a stream beyond the consumed ones.
 
-With a round trip of 1 ms that permits 4 GB/s, with 100 ms 40 MB/s.
+A stream carries at most 4 GB/s with a round trip of 1 ms, and 40 MB/s with 100 ms.
 """
 FIRST_BYTES: Final = 1 << 19
-"""Bytes that a peer may send on a stream before any of them was consumed."""
+"""Bytes that a peer may send on a stream before the listener has consumed any."""
 CONNECTION_BYTES: Final = 1 << 23
 HELD_BYTES: Final = 1 << 25
 STREAMS_MAX: Final = 2_000
 """Most streams of a connection whose handlers run, unless a server has another limit."""
 BEGIN_WORK: Final = 4
-"""Work units of a stream that begins. Any other frame is one unit, about 10 µs."""
+"""Units of work to begin a stream, beyond the one unit of each frame. A unit takes about 10 µs."""
 _BLOCK_BYTES: Final = 64
-"""Bytes of a header block that count as one unit of work."""
+"""Bytes of a header block for one unit of work."""
 _SETTINGS_BYTES: Final = 64
-"""Bytes of settings that cost as much credit as a frame without content."""
+"""Bytes of settings for one unit of credit."""
 _LOOKS: Final = 100
-"""Streams to look at for the same cost."""
+"""Waiting streams that a change of windows examines for one unit of credit."""
 ALL_WORK: Final = 1 << 60
 _JOINED_BYTES: Final = 1 << 11
-"""Greatest length of content that is written together with the head of its frame."""
+"""Greatest length of content that is copied behind the head of its frame, for one write."""
 _RESETS_KEPT: Final = 1_000
-"""Most streams that are remembered as reset here, since the peer may not know it yet."""
+"""Most streams remembered as reset by this side. Their peer may send more frames until it knows."""
 
 BytesLike: TypeAlias = bytes | memoryview
 
@@ -66,24 +66,24 @@ class StreamListener(Protocol):
         ...
 
     def on_data(self, content: BytesLike, *, ended: bool) -> None:
-        """Take content, and call ``Http2Stream.consume`` once it is not held any more."""
+        """Take content. Call ``Http2Stream.consume`` once the content is not held any more."""
         ...
 
     def on_fault(self, error: GazetteError) -> None:
-        """Handle that the stream is over before both sides have ended it."""
+        """Handle a stream that was cut off: a reset, a fault, or a lost connection."""
         ...
 
     def on_room(self) -> None:
-        """Send more, at once. Called once after a ``send`` that did not take everything.
+        """Send more, within this call. Called once after a ``send`` that did not take everything.
 
-        If a listener leaves it to a task, its room stays unused, and all other waiting listeners are called
-        in vain.
+        Do not leave this to a task: the room would stay unused, and all other waiting listeners would be
+        called in vain.
         """
         ...
 
 
 Accept: TypeAlias = Callable[["Http2Stream", RequestHead, bool], StreamListener]
-"""Begins a stream of the peer, from its head. The last argument is True if no content follows."""
+"""Returns the listener of a stream that the peer begins. The last argument is True if no content follows."""
 
 
 class Http2Stream:
@@ -116,11 +116,11 @@ class Http2Stream:
         """Bytes of content that the head has announced and that have not arrived yet."""
         self._released = False
         self._taken = 0
-        """Bytes that the peer takes beyond its initial window, minus those that were sent."""
+        """The stream's window minus ``connection.first_window``, which may change."""
 
     @property
     def window(self) -> int:
-        """Bytes that the peer takes now."""
+        """Bytes that the peer takes now on this stream."""
         return self._taken + self.connection.first_window
 
     @property
@@ -132,44 +132,42 @@ class Http2Stream:
         """Send a header block. Do nothing if this side has ended."""
         if self.local_ended:
             return
-        connection, kind = self.connection, fr.HEADERS
+        connection, frame_type = self.connection, fr.HEADERS
         flags, limit = fr.END_STREAM if ended else 0, connection._frame_bytes
         while len(block) > limit:
-            connection._write(fr.frame(kind, flags, self.id, block[:limit]))
-            block, flags, kind = block[limit:], 0, fr.CONTINUATION
-        connection._write(fr.frame(kind, flags | fr.END_HEADERS, self.id, block))
+            connection._write(fr.frame(frame_type, flags, self.id, block[:limit]))
+            block, flags, frame_type = block[limit:], 0, fr.CONTINUATION
+        connection._write(fr.frame(frame_type, flags | fr.END_HEADERS, self.id, block))
         if ended:
             connection._end_local(self)
 
     def send(self, content: memoryview, *, ended: bool) -> int:
-        """Send what may be sent now, and return its number of bytes. ``ended``: all of it ends the stream.
-
-        If it is less than all, ``on_room`` follows. Raise ``Closed`` if this side has ended.
+        """Send as much as may be sent now, and return its number of bytes. ``ended``: the last byte ends the
+        stream. If less than all was sent, ``on_room`` follows. Raise ``Closed`` if this side has ended.
         """
         if self.local_ended:
             raise Closed("the stream has ended")
-        connection, length, at, window = self.connection, content.nbytes, 0, self.window
+        connection, length, sent, window = self.connection, content.nbytes, 0, self.window
         room = max(0, min(length, window, connection._window))
-        # A write may fill the socket, and that pauses this loop.
-        while at < room and not connection._paused:
-            end = min(at + connection._frame_bytes, room)
+        # A write may fill the socket, and so set ``_paused``.
+        while sent < room and not connection._paused:
+            end = min(sent + connection._frame_bytes, room)
             flags = fr.END_STREAM if ended and end == length else 0
-            head = fr.head(end - at, fr.DATA, flags, self.id)
-            connection._write_content(content[at:end], head)
-            at = end
-        self._taken -= at
-        connection._window -= at
-        if at < length:
-            (connection._waiting if at < window else connection._shut)[self] = None
+            head = fr.head(end - sent, fr.DATA, flags, self.id)
+            connection._write_content(content[sent:end], head)
+            sent = end
+        self._taken -= sent
+        connection._window -= sent
+        if sent < length:
+            (connection._waiting if sent < window else connection._shut)[self] = None
         elif ended:
             if not length:
                 connection._write(fr.frame(fr.DATA, fr.END_STREAM, self.id))
             connection._end_local(self)
-        return at
+        return sent
 
     def send_whole(self, content: bytes) -> bool:
-        """Send all of the content now. Return False, and send nothing, if the peer or the socket has no
-        room."""
+        """Send all content now. Send nothing and return False if the peer or the socket has no room."""
         connection = self.connection
         length, limit = len(content), connection._frame_bytes
         window = min(self.window, connection._window)
@@ -177,19 +175,19 @@ class Http2Stream:
             return False
         self._taken -= length
         connection._window -= length
-        # A write may fill the socket, and pause others. What was begun here is sent to its end.
+        # Do not stop if a write fills the socket: the content must be sent as a whole.
         if length <= limit:
             connection._write_content(content, fr.head(length, fr.DATA, 0, self.id))
             return True
         view = memoryview(content)
-        for at in range(0, length, limit):
-            part = view[at : at + limit]
+        for begin in range(0, length, limit):
+            part = view[begin : begin + limit]
             connection._write_content(part, fr.head(len(part), fr.DATA, 0, self.id))
         return True
 
     def answer(self, head: bytes, content: bytes, trailers: bytes) -> bool:
-        """Send a whole answer: a header block, content, and a block of trailers. Return False, and send
-        nothing, if the content may not be sent at once."""
+        """Send a whole answer: a header block, content, and a block of trailers. If the content may not be
+        sent at once, send nothing and return False."""
         connection, length, id = self.connection, len(content), self.id
         limit = min(connection._frame_bytes, self.window, connection._window)
         largest = max(length, len(head), len(trailers))
@@ -214,11 +212,11 @@ class Http2Stream:
         return True
 
     def charge(self, work: int) -> None:
-        """Count work of the connection, in addition to that of its frames."""
+        """Count units of work beyond those of frames. ``receive`` stops when its units are used up."""
         self.connection.work -= work
 
     def consume(self, length: int) -> None:
-        """Let the peer send ``length`` more bytes: the listener has as many and does not hold them."""
+        """Let the peer send ``length`` more bytes, since the listener has consumed as many."""
         connection = self.connection
         length = min(length, self._held)  # A released stream holds nothing.
         connection._held -= length
@@ -226,10 +224,10 @@ class Http2Stream:
         connection._grant()
         if self.remote_ended:
             return
-        room = connection.ahead_bytes - self._held - self._granted
-        if room >= connection.ahead_bytes // 4:
-            self._granted += room
-            connection._write(fr.window_update(self.id, room))
+        increment = connection.ahead_bytes - self._held - self._granted
+        if increment >= connection.ahead_bytes // 4:
+            self._granted += increment
+            connection._write(fr.window_update(self.id, increment))
 
     def reset(self, code: FaultCode) -> None:
         """End the stream at once on both sides. Do nothing if it has ended."""
@@ -239,7 +237,7 @@ class Http2Stream:
         self.connection.note_reset(self, code)
 
     def release(self) -> None:
-        """Give up the stream's place among running streams, and the bytes that it holds. May be repeated."""
+        """Give up the stream's place among running streams, and the bytes that it holds. Calls may repeat."""
         if self._released:
             return
         self._released = True
@@ -273,9 +271,9 @@ _NO_LISTENER: Final = _NoListener()
 class Http2Connection:
     """The state of one connection. Loop-bound.
 
-    ``write`` takes bytes for the peer, in order. With ``accept`` it is a server of at most ``streams_max``
-    streams; without, a client. Call ``begin`` first. When ``receive`` raises, its caller closes the
-    connection: the peer has been sent the reason.
+    ``write`` takes bytes for the peer, in order. With ``accept``, the connection is that of a server of at
+    most ``streams_max`` streams; without, that of a client. Call ``begin`` first. Close the connection when
+    ``receive`` raises: the reason is on its way to the peer.
     """
 
     def __init__(
@@ -301,7 +299,7 @@ class Http2Connection:
         """True if ``receive`` has left something for a later call."""
         self._preface = fr.PREFACE if accept is not None else b""
         self._data_left = 0
-        """Bytes of the present DATA frame that have not arrived yet."""
+        """Bytes of the current DATA frame that have not arrived yet."""
         self._data_flags = 0
         self._data_of: Http2Stream | None = None
         self._block: list[bytes] = []
@@ -315,22 +313,22 @@ class Http2Connection:
         self.first_window = fr.WINDOW_DEFAULT
         """Bytes that the peer takes on a new stream. A change of it applies to all streams."""
         self._taken_most = 0
-        """An upper bound of ``_taken`` of all streams."""
+        """An upper bound of ``Http2Stream._taken`` over all streams."""
         self._frame_bytes = fr.FRAME_BYTES_MIN
         self._last = 0
         """Number of the peer's last stream."""
         self._fields: Fields = []
         self._request = RequestHead(b"", b"", b"", [])
-        """The parsed fields of the last request."""
+        """The parsed form of ``_fields``, which are those of the last request."""
         self._next = 1
         """Number of the next stream that a client begins."""
         self._waiting: OrderedDict[Http2Stream, None] = OrderedDict()
         """Streams that wait for the window of the connection, or for the socket, in order."""
         self._shut: dict[Http2Stream, None] = {}
-        """Streams that wait for their own windows."""
+        """Streams that wait for their own windows to open."""
         self._paused = False
         self.ahead_bytes = STREAM_BYTES
-        """Bytes by which the peer may be ahead on a consumed stream; at least `FIRST_BYTES`."""
+        """Bytes that the peer may send on a stream beyond the consumed ones; at least `FIRST_BYTES`."""
         self.is_known = False
         """True once a server has served a call of its peer."""
         self.peer = UNKNOWN
@@ -352,15 +350,15 @@ class Http2Connection:
         """Send the opening frames of a connection."""
         if self._accept is None:
             self._write(fr.PREFACE)
-        ours = {
+        settings = {
             fr.INITIAL_WINDOW_SIZE: FIRST_BYTES,
             fr.MAX_HEADER_LIST_SIZE: LIST_BYTES_MAX,
         }
         if self._accept is None:
-            ours[fr.ENABLE_PUSH] = 0
+            settings[fr.ENABLE_PUSH] = 0
         else:
-            ours[fr.MAX_CONCURRENT_STREAMS] = self._streams_max
-        self._write(fr.settings(ours))
+            settings[fr.MAX_CONCURRENT_STREAMS] = self._streams_max
+        self._write(fr.settings(settings))
         self._grant()
 
     @property
@@ -373,9 +371,9 @@ class Http2Connection:
         self._write(fr.ping(payload))
 
     def drain(self, *, last: bool = False) -> None:
-        """Ask the peer to begin no more streams. With ``last``, refuse those that it begins from now on.
+        """Ask the peer to begin no more streams. With ``last``, refuse streams that begin from now on.
 
-        A peer may begin streams before it reads the request. It may repeat refused ones.
+        The peer may begin streams until this request reaches it. It may repeat refused streams elsewhere.
         """
         self.draining = self.draining or last
         self._write(fr.goaway(self._last if last else fr.WINDOW_MAX, FaultCode.NO_ERROR))
@@ -403,7 +401,7 @@ class Http2Connection:
         self._credit.earn(len(content))
 
     def note_reset(self, stream: Http2Stream, code: FaultCode) -> None:
-        """Reset a stream at the peer."""
+        """Send a reset of a stream, and remember the stream for frames that still arrive."""
         self._write(fr.rst_stream(stream.id, code))
         self._reset[stream.id] = None
         if len(self._reset) > _RESETS_KEPT:
@@ -434,7 +432,7 @@ class Http2Connection:
     # -- the peer
 
     def receive(self, data: bytes, work: int = ALL_WORK) -> None:
-        """Take bytes that have arrived, and handle at most ``work`` units of them. The rest is a backlog.
+        """Take bytes that have arrived, and do at most ``work`` units of work. The rest is a backlog.
 
         Raise ``ConnectionFault`` if the peer broke a rule of the connection.
         """
@@ -458,46 +456,46 @@ class Http2Connection:
             self._rest, self._at, self.has_backlog = data, 0, True
 
     def _receive(self) -> None:
-        data, at = self._rest, self._at
+        data, position = self._rest, self._at
         end = len(data)
-        if self._preface and at < end:
-            expected = self._preface
-            if not expected.startswith(data[: len(expected)]):
+        if self._preface and position < end:
+            preface = self._preface
+            if not preface.startswith(data[: len(preface)]):
                 raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "the client does not speak HTTP/2")
-            if end < len(expected):
+            if end < len(preface):
                 self.has_backlog = False
                 return
-            at, self._preface = len(expected), b""
-        while at < end and self.work > 0:
+            position, self._preface = len(preface), b""
+        while position < end and self.work > 0:
             if self._data_left:
-                part = min(self._data_left, end - at)
-                self._data_left -= part
-                self._on_content(memoryview(data)[at : at + part])
-                at += part
+                available = min(self._data_left, end - position)
+                self._data_left -= available
+                self._on_content(memoryview(data)[position : position + available])
+                position += available
                 continue
-            if end - at < fr.HEAD_BYTES:
+            if end - position < fr.HEAD_BYTES:
                 break
             self.work -= 1
-            length, kind, flags, stream = fr.read_head(data, at)
-            self._check_head(length, kind, stream)
-            begin = at + fr.HEAD_BYTES
-            if kind == fr.DATA and length and not flags & fr.PADDED:
-                self._begin_data(length, flags, stream)
+            length, frame_type, flags, number = fr.read_head(data, position)
+            self._check_head(length, frame_type, number)
+            begin = position + fr.HEAD_BYTES
+            if frame_type == fr.DATA and length and not flags & fr.PADDED:
+                self._begin_data(length, flags, number)
                 self._data_left = length
-                at = begin
+                position = begin
                 continue
             if end - begin < length:
                 break
-            at = begin + length
+            position = begin + length
             try:
-                self._on_frame(kind, flags, stream, data[begin:at])
+                self._on_frame(frame_type, flags, number, data[begin:position])
             except StreamFault as fault:
                 self._on_stream_fault(fault)
-        self.has_backlog = at < end and self.work <= 0
+        self.has_backlog = position < end and self.work <= 0
         if self.has_backlog:
-            self._rest, self._at = data, at
+            self._rest, self._at = data, position
         else:
-            self._rest, self._at = data[at:], 0
+            self._rest, self._at = data[position:], 0
 
     def _check_head(self, length: int, kind: int, stream: int) -> None:
         if length > fr.FRAME_BYTES_MIN:
@@ -546,6 +544,7 @@ class Http2Connection:
     def _begin_data(self, length: int, flags: int, number: int) -> None:
         """Check a DATA frame by its head, and charge its length to both windows."""
         self._data_of, self._data_flags = None, flags
+        # Before the checks of the stream: a frame of an ended stream uses the connection's window, too.
         self._granted -= length
         if self._granted < 0:
             raise ConnectionFault(
@@ -576,7 +575,7 @@ class Http2Connection:
     def _on_content(self, content: memoryview) -> None:
         """Pass on a part of a DATA frame that is not padded."""
         stream = self._data_of
-        if stream is None or stream.remote_ended:  # It may have been reset between two parts.
+        if stream is None or stream.remote_ended:  # A reset may have come between two parts.
             self._grant()
             return
         ended = bool(self._data_flags & fr.END_STREAM) and not self._data_left
@@ -619,11 +618,11 @@ class Http2Connection:
             self._end_remote(stream)
 
     def _grant(self) -> None:
-        """Let the peer send more on the connection, if the bytes that are held permit it."""
-        room = min(CONNECTION_BYTES, HELD_BYTES - self._held) - self._granted
-        if room >= CONNECTION_BYTES // 4:
-            self._granted += room
-            self._write(fr.window_update(0, room))
+        """Let the peer send more on the connection, unless listeners hold too many bytes."""
+        increment = min(CONNECTION_BYTES, HELD_BYTES - self._held) - self._granted
+        if increment >= CONNECTION_BYTES // 4:
+            self._granted += increment
+            self._write(fr.window_update(0, increment))
 
     # Headers.
 
@@ -631,16 +630,16 @@ class Http2Connection:
         if not number:
             raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "HEADERS has no stream")
         block = fr.without_padding(payload, flags)
-        itself = False
+        depends_on_itself = False
         if flags & fr.PRIORITIZED:
             if len(block) < 5:
                 raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, "HEADERS has no whole priority")
-            itself = fr.read_long(block[:4], "HEADERS") & fr.WINDOW_MAX == number
+            depends_on_itself = fr.read_long(block[:4], "HEADERS") & fr.WINDOW_MAX == number
             block = block[5:]
         self._block, self._block_of, self._block_flags = [block], number, flags
         if flags & fr.END_HEADERS:
-            self._end_block(depends_on_itself=itself)
-        elif itself:
+            self._end_block(depends_on_itself=depends_on_itself)
+        elif depends_on_itself:
             raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "a stream depends on itself")
 
     def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
@@ -685,7 +684,7 @@ class Http2Connection:
         self.work -= BEGIN_WORK
         if self.draining or self.running >= self._streams_max:
             raise StreamFault(number, FaultCode.REFUSED_STREAM, "no more streams are taken")
-        # If a block only refers to the table, the decoder returns the same list again.
+        # For a block that it has kept, the decoder returns the same list. Then reuse the parsed request.
         request = self._request if fields is self._fields else RequestHead.of(number, fields)
         self._fields, self._request = fields, request
         if ended and request.content_length:
@@ -766,15 +765,15 @@ class Http2Connection:
         self._changed()
 
     def _change_windows(self, size: int) -> None:
-        """Adopt the peer's initial window, and adjust the windows of all streams."""
+        """Adopt the peer's initial window, which changes the windows of all streams."""
         grown, self.first_window = size > self.first_window, size
         if size + self._taken_most > fr.WINDOW_MAX:
-            self._taken_most = max((one._taken for one in self._streams.values()), default=0)
+            self._taken_most = max((stream._taken for stream in self._streams.values()), default=0)
             if size + self._taken_most > fr.WINDOW_MAX:
                 raise ConnectionFault(FaultCode.FLOW_CONTROL_ERROR, "a window is too large")
         if grown and self._shut:
             self._credit.spend(len(self._shut) // _LOOKS)
-            open_now = [one for one in self._shut if one.window > 0]
+            open_now = [stream for stream in self._shut if stream.window > 0]
             for stream in open_now:
                 del self._shut[stream]
             self._waiting.update(dict.fromkeys(open_now))
@@ -806,16 +805,16 @@ class Http2Connection:
         if len(payload) < 8:
             raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, "GOAWAY is cut short")
         self.draining = True
-        last = fr.read_long(payload[:4], "GOAWAY") & fr.WINDOW_MAX
+        last_number = fr.read_long(payload[:4], "GOAWAY") & fr.WINDOW_MAX
         code = fr.read_long(payload[4:8], "GOAWAY")
         if self._accept is None:
-            for stream in [one for one in self._streams.values() if one.id > last]:
+            for stream in [stream for stream in self._streams.values() if stream.id > last_number]:
                 stream.local_ended = stream.remote_ended = True
                 self._forget(stream)
                 stream.listener.on_fault(_reset_by_peer(stream.id, FaultCode.REFUSED_STREAM))
             if code != FaultCode.NO_ERROR:
-                said = payload[8 : 8 + fr.GOAWAY_TEXT_BYTES].decode(errors="replace")
-                text = printable(said, one_line=True)
+                reason = payload[8 : 8 + fr.GOAWAY_TEXT_BYTES].decode(errors="replace")
+                text = printable(reason, one_line=True)
                 raise ConnectionFault(
                     FaultCode.NO_ERROR, f"the peer gave the connection up: {text}"
                 )
@@ -836,8 +835,8 @@ class Http2Connection:
         """Return the stream of a frame; None if it has ended. Raise ``ConnectionFault`` if it never began."""
         stream = self._streams.get(number)
         if stream is None:
-            ours = self._next if self._accept is None else self._last + 1
-            if not number or number >= ours or not number % 2:
+            next_number = self._next if self._accept is None else self._last + 1
+            if not number or number >= next_number or not number % 2:
                 text = f"{name} for a stream that never began"
                 raise ConnectionFault(FaultCode.PROTOCOL_ERROR, text)
         return stream
@@ -861,7 +860,7 @@ class Http2Connection:
             self._changed()
 
     def _give_room(self) -> None:
-        """Call back streams that wait for room, for as long as there is room."""
+        """Call the listeners of waiting streams, in order, for as long as there is room."""
         waiting = self._waiting
         while waiting and self._window > 0 and not self._paused:
             stream, _ = waiting.popitem(last=False)

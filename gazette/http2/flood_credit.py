@@ -1,8 +1,8 @@
 """Credit for frames that cause work and carry no content: a peer that sends only such frames is cut off.
 
 Pure. A stream that begins, a ping, a reset or an empty frame costs its sender a few bytes, and costs us an
-answer or a task. Every peer sends some of these. Bytes of content, sent or received, earn credit for more,
-and so does time. The number of frames earns nothing: a peer may cut its bytes into as many as it likes.
+answer or a task. Each such frame costs credit. Time earns credit, and so do bytes of content, sent or
+received. The number of frames earns nothing: a peer may cut its content into as many frames as it likes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from gazette.http2.frames import ConnectionFault, FaultCode
 
 CREDIT_MAX: Final = 24_000
-"""A client may begin as many calls as a connection has streams, and cancel all of them at once."""
+"""Enough for a client that begins as many calls as a connection has streams, and cancels all at once."""
 CREDIT_PER_S: Final = 1_000
 BYTES_PER_CREDIT: Final = 64
 
@@ -34,7 +34,7 @@ class FloodCredit:
             self._left += length / BYTES_PER_CREDIT
 
     def refund(self) -> None:
-        """Give back the cost of a stream that we have answered to its end."""
+        """Return the cost of a stream that we have answered to its end."""
         if self._left < CREDIT_MAX:
             self._left += 1
 

@@ -39,14 +39,14 @@ MAX_FRAME_SIZE: Final = 0x5
 MAX_HEADER_LIST_SIZE: Final = 0x6
 
 FRAME_BYTES_MIN: Final = 1 << 14
-"""Largest payload that every peer accepts. Only by settings does a peer accept more."""
+"""Largest payload that every peer accepts. A peer that accepts more says so in its settings."""
 FRAME_BYTES_MAX: Final = (1 << 24) - 1
 WINDOW_MAX: Final = (1 << 31) - 1
 WINDOW_DEFAULT: Final = 65_535
-"""Window of a connection at its begin, and of a stream without settings."""
+"""Window of a connection at its begin, and of a stream until settings change it."""
 
 GOAWAY_TEXT_BYTES: Final = 64
-"""Length of the reason in a GOAWAY frame that we send, and of what we show of a peer's."""
+"""Most bytes of the reason in a GOAWAY frame that we send, and that we show of a peer's reason."""
 
 _HEAD: Final = struct.Struct(">HBBBL")
 _LONG: Final = struct.Struct(">L")
@@ -92,8 +92,8 @@ class StreamFault(GazetteError):
 
 def read_head(data: bytes | bytearray | memoryview, at: int) -> tuple[int, int, int, int]:
     """Return length, type, flags and stream of the frame whose nine bytes begin at ``at``."""
-    high, low, kind, flags, stream = _HEAD.unpack_from(data, at)
-    return high << 8 | low, kind, flags, stream & WINDOW_MAX
+    high, low, frame_type, flags, stream = _HEAD.unpack_from(data, at)
+    return high << 8 | low, frame_type, flags, stream & WINDOW_MAX
 
 
 def head(length: int, kind: int, flags: int, stream: int) -> bytes:
@@ -113,7 +113,7 @@ def settings(values: dict[int, int]) -> bytes:
 
 
 def window_update(stream: int, increment: int) -> bytes:
-    """Return a frame that gives the peer ``increment`` bytes more to send."""
+    """Return the frame that permits the peer to send ``increment`` more bytes."""
     return frame(WINDOW_UPDATE, 0, stream, _LONG.pack(increment))
 
 
@@ -123,7 +123,7 @@ def rst_stream(stream: int, code: FaultCode) -> bytes:
 
 
 def goaway(last_stream: int, code: FaultCode, text: str = "") -> bytes:
-    """Return the frame that ends a connection. The peer may repeat streams after ``last_stream``."""
+    """Return the frame that ends a connection. The peer may repeat streams numbered above ``last_stream``."""
     return frame(GOAWAY, 0, 0, _GOAWAY.pack(last_stream, code) + text.encode()[:GOAWAY_TEXT_BYTES])
 
 
@@ -133,13 +133,13 @@ def ping(payload: bytes, *, ack: bool = False) -> bytes:
 
 
 def read_settings(payload: bytes) -> dict[int, int]:
-    """Return the checked settings of a payload: the last value of each. Unknown ones are left out.
+    """Return the checked settings of a payload: the last value of each. Leave out unknown settings.
 
     Raise ``ConnectionFault``.
     """
     if len(payload) % _SETTING.size:
         raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, "SETTINGS has a part of a setting")
-    read = {}
+    checked = {}
     for key, value in _SETTING.iter_unpack(payload):
         if key == ENABLE_PUSH and value > 1:
             raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
@@ -148,8 +148,8 @@ def read_settings(payload: bytes) -> dict[int, int]:
         if key == MAX_FRAME_SIZE and not FRAME_BYTES_MIN <= value <= FRAME_BYTES_MAX:
             raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "the frame size is out of bounds")
         if HEADER_TABLE_SIZE <= key <= MAX_HEADER_LIST_SIZE:
-            read[key] = value
-    return read
+            checked[key] = value
+    return checked
 
 
 def read_long(payload: bytes, name: str) -> int:

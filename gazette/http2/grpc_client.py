@@ -1,9 +1,9 @@
 """A gRPC channel over our own HTTP/2, with the methods and states of `grpc.aio.Channel`.
 
-It connects for the first call. If a connection is lost, or its server drains it, the next call makes
-another. After a failed attempt it waits before the next, and calls fail meanwhile. A connection that soon
-ends without an answered call also counts as a failed attempt, except the first one in a row. Each connection
-resolves the host, and reads the files of TLS, again.
+A channel connects for the first call. If a connection is lost, or its server drains it, the next call makes
+another one. After a failed attempt the channel waits before the next one, and calls fail meanwhile. A
+connection that soon ends without an answered call also counts as a failed attempt, except the first one in a
+row. For each connection, the channel resolves the host and reads the files of TLS.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ State = grpc.ChannelConnectivity
 _UNIX: Final = "unix:"
 _PORT_MAX: Final = 65_535
 _GROWTH: Final = 1.6
-"""Factor between two waits after failed attempts, as in gRPC."""
+"""Factor by which the wait grows from one failed attempt to the next, as in gRPC."""
 _JITTER: Final = 0.2
 _GOODBYE_S: Final = 1.0
 """Seconds for a server to take the last bytes of a channel that is closed."""
 _ADDRESSES_AT_ONCE: Final = 4
-"""Most addresses of a host among which one attempt divides its time."""
+"""Most addresses of a host that share the time of one attempt."""
 _SOON_S: Final = 10.0
-"""Seconds in which a new connection must answer a call, or which it must last, to count as useful."""
+"""A connection counts as useful if its server answers a call, or if it lasts this many seconds."""
 _CONNECTIONS_MAX: Final = 16
-"""Most connections of a channel: another one is made when the server takes no more calls on the others."""
+"""Most connections of a channel. It makes another one when the server takes no more calls on the others."""
 _KEEPALIVE_MAX_S: Final = 7200.0
 _REFUSED_PINGS: Final = "too_many_pings"
 """The reason that a gRPC server gives when it refuses pings as too many."""
@@ -66,12 +66,12 @@ class _Options:
     """The options of `grpc.aio` that apply here. All others are ignored."""
 
     def __init__(self, options: Sequence[tuple[str, Any]]) -> None:
-        given: Mapping[str, Any] = dict(options)
+        values: Mapping[str, Any] = dict(options)
 
         def seconds(name: str, default_s: float) -> float:
-            return float(given.get(f"grpc.{name}_ms", default_s * 1e3)) / 1e3
+            return float(values.get(f"grpc.{name}_ms", default_s * 1e3)) / 1e3
 
-        self.receive_bytes_max = int(given.get("grpc.max_receive_message_length", 4 << 20))
+        self.receive_bytes_max = int(values.get("grpc.max_receive_message_length", 4 << 20))
         if self.receive_bytes_max < 0:
             self.receive_bytes_max = 1 << 32
         self.connect_timeout_s = seconds("min_reconnect_backoff", 20.0)
@@ -108,7 +108,7 @@ class Http2Channel:
         """All connections, including those that take no more calls while their calls go on."""
         self._connecting = False
         self._useless = 0
-        """Number of connections since the last useful one."""
+        """Number of connections in a row that were of no use (`ClientConnection.was_of_use`)."""
         self._retry: asyncio.TimerHandle | None = None
         self._backoff_s = self._options.backoff_min_s
         self._reason = ""
@@ -214,11 +214,11 @@ class Http2Channel:
             self._find_room()
 
     def _find_room(self) -> None:
-        """Let waiting calls use another connection with room, or make one."""
-        for one in self._connections:
-            if one.has_room:
-                self._connection = one
-                self.room(one)
+        """Give waiting calls to a connection with room. If no connection has room, make one."""
+        for connection in self._connections:
+            if connection.has_room:
+                self._connection = connection
+                self.room(connection)
                 return
         current = self._connection
         is_wanted = current is None or (
@@ -269,27 +269,27 @@ class Http2Channel:
             self._changed.wake()
 
     async def _attempt(self) -> None:
-        made: list[ClientConnection] = []
+        connections: list[ClientConnection] = []
 
         def make() -> ClientConnection:
-            made.append(ClientConnection(self, self._options))
-            return made[-1]
+            connections.append(ClientConnection(self, self._options))
+            return connections[-1]
 
         try:
             async with timeout(self._options.connect_timeout_s):
                 await self._open_socket(make)
-                await made[-1].until_settled()
+                await connections[-1].until_settled()
         except BaseException as error:
-            for one in made:
-                one.abort()
+            for connection in connections:
+                connection.abort()
             if not isinstance(error, Exception):
                 raise
             if not isinstance(error, (OSError, ValueError, GazetteError)):
-                # This is a defect. Calls must fail, and not wait.
+                # This is a defect of the package. Let calls fail, so that they do not wait for ever.
                 log.exception("cannot connect to %(address)s", {"address": self.target})
             self._not_connected(_why(error))
         else:
-            self._connected(made[-1])
+            self._connected(connections[-1])
 
     async def _open_socket(self, make: Callable[[], ClientConnection]) -> None:
         loop = asyncio.get_running_loop()
@@ -303,10 +303,10 @@ class Http2Channel:
         tls = None if self._tls is None else self._tls()
         name = None if tls is None else self._host
         addresses = await self._addresses.find()
-        # An address that does not answer leaves time for others. The next attempt begins behind it.
+        # Each address gets a share of the time. The next attempt begins behind the last address tried.
         share_s = self._options.connect_timeout_s / min(len(addresses), _ADDRESSES_AT_ONCE)
-        begin = self._tried % len(addresses)
-        for at, address in enumerate(addresses[begin:] + addresses[:begin], 1):
+        first = self._tried % len(addresses)
+        for count, address in enumerate(addresses[first:] + addresses[:first], 1):
             self._tried += 1
             try:
                 async with timeout(share_s):
@@ -315,11 +315,11 @@ class Http2Channel:
                     )
                 break
             except OSError:
-                if at == len(addresses):
+                if count == len(addresses):
                     raise
         self._tried = 0
-        used = transport.get_extra_info("ssl_object")
-        if used is not None and used.selected_alpn_protocol() != "h2":
+        tls_object = transport.get_extra_info("ssl_object")
+        if tls_object is not None and tls_object.selected_alpn_protocol() != "h2":
             raise Unavailable("the server does not speak HTTP/2 over TLS")
         _end_when_unheard(transport.get_extra_info("socket"), self._options.keepalive_timeout_s)
 
@@ -361,7 +361,7 @@ class Http2Channel:
             self._find_room()
 
     def is_spare(self, connection: ClientConnection) -> bool:
-        """Return True if calls now go to another connection than this one."""
+        """Return True if new calls go to another connection than this one."""
         return not self._connecting and self._connection not in (None, connection)
 
     @property
@@ -370,7 +370,7 @@ class Http2Channel:
         return self._options.keepalive_s
 
     def ping_less(self) -> None:
-        """Make ``keepalive_s`` twice as long: the server refuses so many pings."""
+        """Make ``keepalive_s`` twice as long: the server has refused pings as too many."""
         self._options.keepalive_s = min(2 * self._options.keepalive_s, _KEEPALIVE_MAX_S)
 
     def made(self, connection: ClientConnection) -> None:
@@ -378,10 +378,10 @@ class Http2Channel:
         self._connections[connection] = None
 
     def drained(self, connection: ClientConnection) -> None:
-        """Give later calls to another connection."""
+        """Give later calls to another connection: this one takes no more."""
         if self._connection is not connection:
             return
-        others = (one for one in self._connections if one is not connection and one.is_live)
+        others = (other for other in self._connections if other is not connection and other.is_live)
         self._connection = next(others, None)
         if connection.was_of_use:
             self._useless, self._backoff_s = 0, self._options.backoff_min_s
@@ -428,7 +428,7 @@ class Http2Channel:
             await self._scope.stop()
 
     def abort(self) -> None:
-        """Take no more calls, cancel running ones, and cut off the connections, at once. On the loop."""
+        """Take no more calls, cancel running calls, and cut off the connections, at once. On the loop."""
         self._closed = True
         self._changed.wake()
         if self._retry is not None:
@@ -454,7 +454,7 @@ class ClientConnection(Http2Socket):
         self._settled = Waiters()
         self._began_at = self._loop.time()
         self.reason = ""
-        """Why the connection ends; empty if that is not known."""
+        """Why the connection ends; empty while this is not known."""
         self.answered = False
         """See `Carrier`."""
 
@@ -472,7 +472,7 @@ class ClientConnection(Http2Socket):
 
     @property
     def is_full(self) -> bool:
-        """True if the server takes a further call once another one has ended."""
+        """True if the server takes a further call only after another call has ended."""
         return self.is_live and not self.has_room
 
     @property
@@ -533,12 +533,12 @@ class ClientConnection(Http2Socket):
             self.reason = "keepalive watchdog timeout"
             self.abort()
             return
-        asked = self._pinged_at is not None
-        self._set_timer(self._keepalive_timeout_s if asked else self._keepalive_s, self._check)
+        is_pinged = self._pinged_at is not None
+        self._set_timer(self._keepalive_timeout_s if is_pinged else self._keepalive_s, self._check)
 
 
 def _why(error: BaseException) -> str:
-    """Return in words why there is no connection."""
+    """Return in words why an attempt to connect has failed, or a connection has ended."""
     if isinstance(error, TimeoutError):
         return "connect timed out"
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -547,11 +547,11 @@ def _why(error: BaseException) -> str:
         return "what listens there does not speak TLS"
     if isinstance(error, ssl.SSLError) or not isinstance(error, OSError) or not error.errno:
         return str(error)
-    return os.strerror(error.errno)  # asyncio replaces the text of the system by its own.
+    return os.strerror(error.errno)  # Not str(error): asyncio replaces the text of the system.
 
 
 def _end_when_unheard(connection: Any, seconds: float) -> None:
-    """Close the connection if the peer's machine acknowledges nothing that was sent for ``seconds``."""
+    """Let the kernel close the connection once sent bytes stay unacknowledged for ``seconds``."""
     if connection is None or not hasattr(socket, "TCP_USER_TIMEOUT"):
         return
     milliseconds = int(seconds * 1e3)
@@ -576,11 +576,11 @@ class Http2Transport:
         credentials: grpc.ChannelCredentials | None,
         options: Sequence[tuple[str, Any]],
     ) -> grpc.aio.Channel:
-        """Make a channel; with TLS if ``credentials`` is not None. Its value is not used.
+        """Make a channel; with TLS if ``credentials`` is not None. The value of ``credentials`` is not used.
 
-        Raise what making a context of TLS raises.
+        Raise what ``tls`` raises, which makes the context of TLS.
         """
         tls = None if credentials is None else self._tls
         if tls is not None:
-            tls()  # Unusable files are an error of the caller, and not a failure to connect.
+            tls()  # Raise here, at the caller, if files of TLS are unusable.
         return cast("grpc.aio.Channel", Http2Channel(target, tls, options))

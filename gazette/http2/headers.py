@@ -1,7 +1,7 @@
 """Header lists of HTTP/2: compressed blocks in both directions, and the rules for requests (RFC 9113, 8).
 
 `hpack` decodes a block, within a bound on its decoded size. Blocks that we send use no table: each field is
-written as it is, so most blocks can be made once.
+written in full, so that a block can be made once and sent many times.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ _REFERENCE: Final = 0x80
 _KNOWN_MAX: Final = 64
 _KNOWN_BYTES_MAX: Final = 1 << 10
 _UPDATE: Final = 0x20
-"""Least first byte of a change of the table's size (RFC 7541, 6.3). Its double begins
-another kind of field."""
+"""Least first byte of a change of the table's size (RFC 7541, 6.3). Twice its value begins a field."""
 _UPDATES_MAX: Final = 2
-"""Most changes of the table's size in a block: the smallest since the last block, and the last (RFC 7541,
-4.2)."""
+"""Most changes of the table's size in a block: the smallest since the last block, and the final one
+(RFC 7541, 4.2)."""
 
 _OF_THE_CONNECTION: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
@@ -60,12 +59,13 @@ class HeaderDecoder:
         table = self._decoder.header_table
         was_empty = not table.dynamic_entries
         fields = self._checked(block)
-        leaves = not block or min(block) >= _REFERENCE
-        if not leaves and was_empty and not _UPDATE <= block[0] < 2 * _UPDATE:
-            leaves = not table.dynamic_entries  # The block has neither used nor added an entry.
-        if not leaves or len(self._known) == _KNOWN_MAX:
+        keeps_table = not block or min(block) >= _REFERENCE
+        if not keeps_table and was_empty and not _UPDATE <= block[0] < 2 * _UPDATE:
+            # A table that is empty before and after: the block has neither used nor added an entry.
+            keeps_table = not table.dynamic_entries
+        if not keeps_table or len(self._known) == _KNOWN_MAX:
             self._known.clear()
-        if leaves and len(block) <= _KNOWN_BYTES_MAX:
+        if keeps_table and len(block) <= _KNOWN_BYTES_MAX:
             self._known[block] = fields
         return fields
 
@@ -87,20 +87,20 @@ class HeaderDecoder:
 
 
 def _updates(block: bytes) -> int:
-    """Return how often a block begins with a change of the table's size. `hpack` refuses later ones."""
-    found, at, end = 0, 0, len(block)
-    while at < end and _UPDATE <= block[at] < 2 * _UPDATE and found <= _UPDATES_MAX:
-        found += 1
-        more = block[at] == 2 * _UPDATE - 1  # The size goes on in bytes of seven bits.
-        at += 1
-        while more and at < end:
-            more = block[at] >= 0x80
-            at += 1
-    return found
+    """Return how many changes of the table's size begin a block. `hpack` refuses changes behind a field."""
+    updates, position, end = 0, 0, len(block)
+    while position < end and _UPDATE <= block[position] < 2 * _UPDATE and updates <= _UPDATES_MAX:
+        updates += 1
+        continues = block[position] == 2 * _UPDATE - 1  # Then more bytes of the size follow.
+        position += 1
+        while continues and position < end:
+            continues = block[position] >= 0x80
+            position += 1
+    return updates
 
 
 def encode_fields(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return a block of the fields as plain text, which changes no table (RFC 7541, 6.2.2)."""
+    """Return a block with the fields as plain text, which changes no table (RFC 7541, 6.2.2)."""
     out = bytearray()
     for name, value in fields:
         out.append(0)
@@ -127,8 +127,8 @@ def _write_text(out: bytearray, text: bytes) -> None:
 class RequestHead:
     """The fields of a request: those that name its target, and the others in order.
 
-    Requests with the same header block share one object. In ``plan`` and ``metadata`` a server may keep what
-    it has derived from the fields.
+    Requests with the same header block share one object. A server keeps in ``plan`` and ``metadata`` the
+    values that it has derived from the fields.
     """
 
     method: bytes

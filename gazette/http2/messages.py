@@ -1,5 +1,5 @@
 """Messages of gRPC in the content of a stream. Before a message, one byte says if it is compressed, and four
-give its length. Pure."""
+bytes give its length. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ PREFIX_BYTES: Final = 5
 MESSAGE_BYTES: Final = 128
 """Bytes of memory of a message in addition to its content."""
 _LARGE: Final = 1 << 18
-"""A message of more bytes is consumed while it arrives, if no other message waits to be taken. So it need
-not fit into the window."""
+"""A message larger than this counts as consumed while it arrives, if no other message waits to be taken. So
+a message may be larger than the window of its stream."""
 _SMALL: Final = 1 << 10
 """Parts of a message with fewer bytes are joined."""
 _WINDOW_BITS: Final = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
@@ -51,11 +51,11 @@ class MessageQueue:
         self._max = bytes_max
         self._encoding = encoding
         self._messages: deque[tuple[bytes, int, bool]] = deque()
-        """Each message, the number of bytes that are consumed when it is taken, and if it is compressed."""
+        """Each message, the bytes that count as consumed when it is taken, and True if it is compressed."""
         self._head = b""
         """The beginning of an incomplete prefix."""
         self._parts: list[bytes | bytearray] = []
-        """Parts of the incomplete message, copied: each arrives as a view of all bytes of one read."""
+        """Copied parts of the incomplete message. Views would keep all bytes of a read alive."""
         self._need = 0
         """Length of the incomplete message, with its prefix; 0 without one."""
         self._missing = 0
@@ -77,12 +77,12 @@ class MessageQueue:
         return self._need > 0 or bool(self._head)
 
     def feed(self, content: memoryview) -> int:
-        """Take content. Return how many bytes this consumes.
+        """Take content. Return how many bytes count as consumed now.
 
         Raise ``TooLarge`` for a message that is refused: then the stream cannot be used any more.
         """
         if self._need:
-            content = self._go_on(content)  # The rest is ignored while the message is incomplete.
+            content = self._go_on(content)  # Used only if this completes the message.
         elif self._head:
             content, self._head = memoryview(self._head + content), b""
         if not self._need:
@@ -90,9 +90,9 @@ class MessageQueue:
         return self._consumed_early() if self._need > _LARGE else 0
 
     def take(self) -> tuple[bytes, int]:
-        """Return the next message, and the number of bytes that this consumes. There must be a message.
+        """Return the next message, and how many bytes count as consumed now. There must be a message.
 
-        Raise ``TooLarge`` or ``Invalid`` if it cannot be decompressed: then the stream cannot be used.
+        Raise ``TooLarge`` or ``Invalid`` if the message cannot be decompressed: the stream is unusable then.
         """
         message, consumed, compressed = self._messages.popleft()
         self.held -= len(message) + MESSAGE_BYTES + self.inflated
@@ -112,14 +112,14 @@ class MessageQueue:
         self._need = self._missing = self._reported = self.inflated = self.held = 0
 
     def _consumed_early(self) -> int:
-        """Return how many more bytes the peer of a large incomplete message may send, for received ones.
+        """Return how many received bytes of a large incomplete message count as consumed now.
 
-        Return zero while other messages wait: the memory of messages that were not taken must not grow.
+        Return zero while other messages wait, so that the memory of waiting messages does not grow.
         """
         if self._messages:
             return 0
-        have = self._need - self._missing
-        consumed, self._reported = have - self._reported, have
+        received = self._need - self._missing
+        consumed, self._reported = received - self._reported, received
         return consumed
 
     def _go_on(self, content: memoryview) -> memoryview:
@@ -141,7 +141,7 @@ class MessageQueue:
         return content[missing:]
 
     def _keep(self, part: memoryview) -> None:
-        """Copy a part of the incomplete message. Join small parts, which cost more than their bytes."""
+        """Copy a part of the incomplete message. Join small parts: each object costs memory of its own."""
         parts = self._parts
         if part.nbytes >= _SMALL:
             parts.append(bytes(part))
@@ -151,25 +151,25 @@ class MessageQueue:
             parts.append(bytearray(part))
 
     def _split(self, data: memoryview) -> None:
-        at, end = 0, data.nbytes
-        while end - at >= PREFIX_BYTES:
-            begin = at + PREFIX_BYTES
-            length = int.from_bytes(data[at + 1 : begin], "big")
+        position, end = 0, data.nbytes
+        while end - position >= PREFIX_BYTES:
+            body = position + PREFIX_BYTES
+            length = int.from_bytes(data[position + 1 : body], "big")
             if length > self._max:
                 raise TooLarge(f"a message is larger than {self._max} bytes", bytes=length)
-            stop = begin + length
-            compressed = data[at] != 0
-            if stop > end:
-                self._need, self._missing = PREFIX_BYTES + length, stop - end
+            body_end = body + length
+            compressed = data[position] != 0
+            if body_end > end:
+                self._need, self._missing = PREFIX_BYTES + length, body_end - end
                 self._compressed = compressed
                 self.held += self._need
-                self._keep(data[begin:])
+                self._keep(data[body:])
                 return
-            self._messages.append((bytes(data[begin:stop]), stop - at, compressed))
+            self._messages.append((bytes(data[body:body_end]), body_end - position, compressed))
             self.held += length + MESSAGE_BYTES
-            at = stop
-        if at < end:
-            self._head = bytes(data[at:])
+            position = body_end
+        if position < end:
+            self._head = bytes(data[position:])
 
     def _decompressed(self, message: bytes) -> bytes:
         bits = _WINDOW_BITS.get(self._encoding)

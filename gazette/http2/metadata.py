@@ -18,7 +18,7 @@ from gazette.http2.headers import Fields, encode_fields, is_field
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
 EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
-"""The value that a read returns after the last message."""
+"""The value that ``read`` returns after the last message."""
 CONTENT_TYPE: Final = b"application/grpc"
 _CONTENT_TYPES: Final = frozenset({CONTENT_TYPE, b"application/grpc+proto"})
 """Content types of calls: gRPC, with messages of protobuf."""
@@ -63,12 +63,12 @@ _HTTP_STATUS: Final = re.compile(rb"[1-9][0-9][0-9]")
 
 
 def is_grpc(content_type: bytes) -> bool:
-    """Return True if content of that type, whatever its parameters, is messages of gRPC."""
+    """Return True for the content type of gRPC messages, with any parameters."""
     return content_type.partition(b";")[0].strip().lower() in _CONTENT_TYPES
 
 
 class ReplyHead(NamedTuple):
-    """What a header list of an answer says. The list is the head or the trailers of the answer."""
+    """The values in a header list of an answer, which is its head or its trailers."""
 
     metadata: Metadata
     http: bytes
@@ -82,13 +82,13 @@ class ReplyHead(NamedTuple):
 
 @lru_cache(maxsize=64)
 def reply_of(fields: tuple[tuple[bytes, bytes], ...]) -> ReplyHead:
-    """Return what a server's header list says, from a cache. Raise ``ValueError`` as `metadata_of`."""
-    found = dict(fields)
+    """Return the values of a server's header list, from a cache. Raise ``ValueError`` as `metadata_of`."""
+    values = dict(fields)
     return ReplyHead(
-        metadata_of([one for one in fields if one[0][:1] != b":"]),
-        found.get(b":status", b""),
-        is_grpc(found.get(b"content-type", b"")),
-        found.get(b"grpc-encoding", b"identity").decode("latin-1"),
+        metadata_of([field for field in fields if field[0][:1] != b":"]),
+        values.get(b":status", b""),
+        is_grpc(values.get(b"content-type", b"")),
+        values.get(b"grpc-encoding", b"identity").decode("latin-1"),
         *status_of(fields),
     )
 
@@ -174,22 +174,22 @@ def trailers(code: grpc.StatusCode, details: str, metadata: Metadata) -> Fields:
 
 
 def status_of(fields: Iterable[tuple[bytes, bytes]]) -> tuple[grpc.StatusCode, str]:
-    """Return code and details of a server's trailers, which may hold anything."""
-    found = dict(fields)
-    status = found.get(b"grpc-status")
+    """Return the code and the text in a server's trailers, which may hold anything."""
+    values = dict(fields)
+    status = values.get(b"grpc-status")
     if status is None:
-        http = found.get(b":status", b"")
+        http = values.get(b":status", b"")
         code = _STATUS_OF_HTTP.get(http, grpc.StatusCode.UNKNOWN)
         number = http.decode() if _HTTP_STATUS.fullmatch(http) else "none"
         return code, f"the server does not speak gRPC (status of HTTP: {number})"
-    details = _unquoted(found.get(b"grpc-message", b""))
-    known = _CODES.get(status)
-    if known is None:
+    details = _unquoted(values.get(b"grpc-message", b""))
+    status_code = _CODES.get(status)
+    if status_code is None:
         return (
             grpc.StatusCode.UNKNOWN,
             details or "the server gave a status that gRPC does not have",
         )
-    return known, details
+    return status_code, details
 
 
 def _quoted(text: str) -> bytes:
@@ -198,7 +198,8 @@ def _quoted(text: str) -> bytes:
     if _PLAIN.fullmatch(data) and b"%" not in data:
         return data
     return b"".join(
-        bytes([one]) if 0x20 <= one <= 0x7E and one != 0x25 else b"%%%02X" % one for one in data
+        bytes([code]) if 0x20 <= code <= 0x7E and code != 0x25 else b"%%%02X" % code
+        for code in data
     )
 
 

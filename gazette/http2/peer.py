@@ -43,9 +43,9 @@ def _address(name: Any) -> str:
 
 def _properties(certificate: Mapping[str, Any]) -> dict[str, list[bytes]]:
     subject = [pair for part in certificate.get("subject", ()) for pair in part]
-    found = {
+    properties = {
         _SECURITY: [b"ssl"],
         _NAME: [text.encode() for name, text in subject if name == "commonName"],
         _NAMES: [text.encode() for _, text in certificate.get("subjectAltName", ())],
     }
-    return {name: values for name, values in found.items() if values}
+    return {name: values for name, values in properties.items() if values}

@@ -17,8 +17,8 @@ _NUMERIC: Final = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
 class HostResolver:
     """The addresses of one host, from the resolver of the machine. Loop-bound.
 
-    A resolver that does not answer blocks the thread that asks it. So a separate thread asks, at most one at
-    a time. Neither other work nor the end of the process waits for it.
+    A resolver that does not answer blocks the thread that asks it. So a thread of its own asks, at most one
+    at a time. Neither other work nor the end of the process waits for this thread.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class HostResolver:
     async def find(self) -> list[str]:
         """Return the numeric addresses of the host, in the order in which to try them.
 
-        Raise ``OSError`` if there are none. Cancellation: the thread goes on, for the next caller.
+        Raise ``OSError`` if the host has no address. Cancellation: the thread goes on, for the next caller.
         """
         with contextlib.suppress(OSError, UnicodeError):
             return _addresses(self._getaddrinfo(self._host, None, flags=_NUMERIC))
@@ -47,8 +47,8 @@ class HostResolver:
     def _ask(self, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[list[str]]) -> None:
         tell: Callable[[], None]
         try:
-            found = _addresses(self._getaddrinfo(self._host, None, type=socket.SOCK_STREAM))
-            tell = lambda: answer.set_result(found)  # noqa: E731
+            addresses = _addresses(self._getaddrinfo(self._host, None, type=socket.SOCK_STREAM))
+            tell = lambda: answer.set_result(addresses)  # noqa: E731
         except Exception as error:  # noqa: BLE001 - a caller would wait for ever
             failure = OSError(str(getattr(error, "strerror", None) or error))
             tell = lambda: answer.set_exception(failure)  # noqa: E731
@@ -57,8 +57,8 @@ class HostResolver:
 
     def _forget(self, answer: asyncio.Future[list[str]]) -> None:
         self._answer = None
-        answer.exception()  # Retrieve it, or asyncio logs it if no caller waits.
+        answer.exception()  # Without this, asyncio logs an error for which no caller waits.
 
 
 def _addresses(found: list[Any]) -> list[str]:
-    return list(dict.fromkeys(str(one[4][0]) for one in found))
+    return list(dict.fromkeys(str(info[4][0]) for info in found))

@@ -24,16 +24,16 @@ log = logging.getLogger(__name__)
 CLOSING_S: Final = 5.0
 """Seconds that a peer gets to take the last bytes of a connection."""
 UNREAD_BYTES_MAX: Final = 1 << 24
-"""Most bytes that wait for the socket. A peer that reads nothing, but causes answers, is cut off there.
+"""Most bytes that wait for the socket. A peer that causes answers and reads none is cut off.
 
-Content waits in its streams, so these bytes are heads, trailers and answers to pings.
+Content waits in its streams. So the waiting bytes are heads, trailers and answers to pings.
 """
 _FLUSH_BYTES: Final = 1 << 16
 _PING: Final = b"gazette\x01"
 
 
 class Http2Socket(asyncio.Protocol):
-    """A protocol of asyncio that moves bytes between its transport and an `Http2Connection`."""
+    """Protocol of asyncio that moves bytes between its transport and an `Http2Connection`."""
 
     def __init__(self, accept: Accept | None, streams_max: int = STREAMS_MAX) -> None:
         self._loop = asyncio.get_running_loop()
@@ -75,10 +75,10 @@ class Http2Socket(asyncio.Protocol):
         self._flush()
 
     def _on_received(self) -> None:
-        """Handle that all frames that have arrived were handled."""
+        """Act after a call of ``receive``. A subclass may override this."""
 
     def eof_received(self) -> bool:
-        # The transport is closed: a peer that has ended its side cannot be answered.
+        # False closes the transport: calls of a peer that has ended its side are not answered.
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -96,7 +96,7 @@ class Http2Socket(asyncio.Protocol):
         self._connection.resume()
 
     def close(self) -> None:
-        """End the connection once the peer has taken what was sent, within a short time."""
+        """End the connection once the peer has taken all sent bytes, or after `CLOSING_S`."""
         if self._closing:
             return
         self._flush()
@@ -112,17 +112,17 @@ class Http2Socket(asyncio.Protocol):
             self._transport.abort()
 
     def _on_change(self) -> None:
-        """Handle that streams have ended, or that the peer's settings have changed."""
+        """Act after streams have ended, or after the peer's settings have changed."""
 
     def _on_fault(self, fault: ConnectionFault) -> None:
-        """Handle that the peer broke a rule. The connection cannot be used any more."""
+        """Close the connection: the peer broke a rule of HTTP/2."""
         log.debug("a connection is ended: %(error)s", {"error": fault})
         self.close()
 
     def _fell_silent(self, silence_s: float, answer_s: float) -> bool:
-        """Ask for an answer if the peer has sent nothing for ``silence_s``.
+        """Send a PING if the peer has sent nothing for ``silence_s``.
 
-        Return True if it has not answered for ``answer_s``.
+        Return True if the peer has sent nothing for ``answer_s`` since a PING.
         """
         now = self._loop.time()
         if self._pinged_at is not None:
@@ -163,7 +163,7 @@ class Http2Socket(asyncio.Protocol):
 
 
 class Waiters:
-    """Wakes all tasks that wait. Loop-bound."""
+    """The tasks that wait for an event. Loop-bound."""
 
     __slots__ = ("_waiting",)
 

@@ -1,4 +1,4 @@
-"""The source of gRPC channels. Tests can replace it by their own network between processes."""
+"""The source of gRPC channels. Tests can replace it by a simulated network between processes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import grpc.aio
 
 
 class Transport(Protocol):
-    """Makes channels, with the calls of `gazette.http2.client_call`. Passed to constructors; None: the
-    network."""
+    """Makes channels whose calls have the methods of `gazette.http2.client_call`. Constructors take one;
+    None means the network of this machine."""
 
     @property
     def ends_silent_calls(self) -> bool:
