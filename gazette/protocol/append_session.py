@@ -1,19 +1,19 @@
 """Append sessions: metadata by which a broker recognizes a late copy of an earlier append.
 
 An append service retries an append with an unknown outcome, often at another broker. The first attempt may
-still be on its way: in a kernel that repeats its packets behind a partition, or in a paused process. If it
-arrived after later appends, readers would mistake an old acknowledgement of a transaction for a roll-back by
-its producer. They would lose or repeat messages.
+still be on its way: in a kernel that repeats its packets behind a partition, or in a paused process. Suppose
+that it arrives after later appends. Readers would take an old acknowledgement of a transaction for a
+roll-back by its producer, and would lose or repeat messages.
 
-So each append of a service carries metadata, which brokers that do not know it ignore:
+So each append of a service carries metadata, which brokers ignore that do not know it:
 
-- the *session*: random, of one service and one journal;
-- its *sequence*: one more for each append, the same for all attempts of an append;
-- the *ledger* of the journal's primary that the session has learned; empty at first.
+- the *session*: a random name of the appends of one service to one journal;
+- the *sequence*: one more for each append of the session, the same for all attempts of an append;
+- the *ledger* of the journal's primary, as the session has learned its name; empty at first.
 
-``broker/append/sessions`` is the primary's part. The metadata that names a ledger also has the revision at
-which the journal was created. If the journal was deleted and created again, the session ends: what it
-appended before is gone.
+`gazette.broker.append.sessions` is the primary's part. A primary that names its ledger also gives the
+revision at which the journal was created. If the journal was deleted and created again, the session ends:
+its earlier appends are gone.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SESSION_KEY: Final = "gazette-append-session"
 LEDGER_KEY: Final = "gazette-append-ledger"
 """Key of the trailing metadata of an Append that was refused because its session is unknown."""
 CREATED_KEY: Final = "gazette-journal-created"
-"""Key beside `LEDGER_KEY`: the CreateRevision of the journal. It shows a session another
-life of the journal."""
+"""Key beside `LEDGER_KEY`: the CreateRevision of the journal. By it, a session notices another life of
+the journal."""
 _DIGITS_MAX: Final = 18
 
 _SESSION: Final = re.compile(r"([0-9a-f]{32}) ([0-9]{1,18}) ([0-9]{1,18}\.[0-9]{1,18})?", re.ASCII)

@@ -1,4 +1,4 @@
-"""Checkpoints: a shard's offsets, states of producers, and acknowledgements still to append."""
+"""Checkpoints: a shard's offsets, states of producers, and ACK intents."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _NO_SPAN: Final = -1
 class ProducerState:
     """State of one producer in one journal.
 
-    ``last_ack`` is the clock up to which its messages have committed. ``begin`` is the offset of
-    its first message that has not committed, or ``None`` without one. On the wire and in JSON,
-    ``None`` is -1, and an absent ``begin`` is offset 0.
+    ``last_ack`` is the clock up to which the producer's messages have committed. ``begin`` is the offset of
+    its first message that has not committed, or ``None`` without one. On the wire and in JSON, ``None``
+    is -1, and an absent ``begin`` is offset 0.
     """
 
     last_ack: int
@@ -39,7 +39,7 @@ class SourceCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Sources by journal, and the acknowledgements to append, by journal, once the checkpoint has committed.
+    """Sources by journal, and ACK intents by journal: what to append once the checkpoint has committed.
 
     Encoded forms are canonical: equal checkpoints have equal bytes, in any order of their dictionaries.
     """
@@ -50,7 +50,7 @@ class Checkpoint:
     """Name of the application that committed the checkpoint. Empty in checkpoints of earlier versions and of
     the original."""
     lives: dict[JournalName, JournalLife] = field(default_factory=dict)
-    """Lives of the sources to which the offsets belong. None for a source that the original has read."""
+    """The life of each source to which its offsets belong; absent for a source that the original has read."""
 
     def to_pb(self) -> consumer_pb2.Checkpoint:
         pb = consumer_pb2.Checkpoint(ack_intents=self.ack_intents, application=self.application)
@@ -94,7 +94,7 @@ class Checkpoint:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Checkpoint:
-        """Read ``to_bytes``, in any order. Raise ``Corrupt`` if it is not a checkpoint."""
+        """Decode a checkpoint of ``to_bytes``, in any order. Raise ``Corrupt`` for other bytes."""
         try:
             pb = consumer_pb2.Checkpoint.FromString(data)
         except DecodeError as error:
@@ -121,7 +121,7 @@ class Checkpoint:
 
     @classmethod
     def from_json(cls, data: bytes) -> Checkpoint:
-        """Read ``to_json``. Raise ``Corrupt`` if it is not a checkpoint."""
+        """Decode a checkpoint of ``to_json``. Raise ``Corrupt`` for other bytes."""
         value = go_json.loads(data)
         intents = go_json.as_object(value.get("ack_intents"))
         return cls(
@@ -149,7 +149,7 @@ def _name_from_json(value: Any) -> str:
 
 def _life_from_json(value: Any) -> JournalLife:
     numbers = go_json.as_list(value)
-    if len(numbers) != len(JournalLife._fields) or not all(type(one) is int for one in numbers):
+    if len(numbers) != len(JournalLife._fields) or not all(type(part) is int for part in numbers):
         raise Corrupt("expected the life of a journal: the id of an etcd cluster, and a revision")
     return JournalLife(*numbers)
 
@@ -173,8 +173,8 @@ def _source_to_json(source: SourceCheckpoint) -> dict[str, Any]:
 
 def _source_from_json(source: dict[str, Any]) -> SourceCheckpoint:
     producers = {}
-    for item in go_json.as_list(source.get("producers")):
-        entry = go_json.as_object(item)
+    for value in go_json.as_list(source.get("producers")):
+        entry = go_json.as_object(value)
         state = go_json.as_object(entry.get("state"))
         producers[go_json.decode_bytes(entry.get("id"))] = _state(
             go_json.get_int(state, "last_ack", go_json.UINT64), go_json.get_int(state, "begin")

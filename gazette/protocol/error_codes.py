@@ -27,9 +27,9 @@ from gazette.errors import (
 _Codes: TypeAlias = tuple[tuple[tuple[type[GazetteError], ...], grpc.StatusCode], ...]
 
 _OF_PROTOCOL: Final[_Codes] = (
-    # A client does not repeat a request that is beyond a limit.
+    # With this code, clients do not repeat the request, which is beyond a limit.
     ((TooLarge,), grpc.StatusCode.INVALID_ARGUMENT),
-    # A client then looks for another process.
+    # With this code, clients try another process.
     ((Unavailable, Closed), grpc.StatusCode.UNAVAILABLE),
     ((Corrupt,), grpc.StatusCode.DATA_LOSS),
 )
@@ -54,7 +54,7 @@ _HTTP: Final = {
 _ERRORS: Final[dict[grpc.StatusCode, type[GazetteError]]] = {
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: Unavailable,
-    # A server that stops gives this answer to calls that had reached it, and were not served yet.
+    # A server that stops gives this code to calls that have arrived and were not served yet.
     grpc.StatusCode.CANCELLED: Unavailable,
     grpc.StatusCode.UNAUTHENTICATED: NotAllowed,
     grpc.StatusCode.PERMISSION_DENIED: NotAllowed,
@@ -74,7 +74,7 @@ def code_of(error: GazetteError) -> grpc.StatusCode:
 
 
 def http_status_of(code: grpc.StatusCode) -> int:
-    """Return the HTTP status of a call that ended with a code; 500 for one without a status of its own."""
+    """Return the HTTP status of a call that ended with a code; 500 for a code that the table lacks."""
     return _HTTP.get(code, 500)
 
 
@@ -86,12 +86,12 @@ def error_of(code: grpc.StatusCode) -> type[GazetteError]:
 def refusal_of(code: grpc.StatusCode) -> type[GazetteError]:
     """Return the error for a code by which a service of our own refuses a call permanently.
 
-    Any other process would answer the same. Return `GazetteError` if no such error has the code.
+    Any other process would refuse the call, too. Return `GazetteError` if the code is not permanent.
     """
-    final = (kinds[0] for kinds, own in _OF_OURS if own is code and Retryable not in kinds)
+    final = (types[0] for types, mapped in _OF_OURS if mapped is code and Retryable not in types)
     return next(final, GazetteError)
 
 
 def _code_of(error: GazetteError, table: _Codes) -> grpc.StatusCode:
-    codes = (code for kinds, code in table if isinstance(error, kinds))
+    codes = (code for types, code in table if isinstance(error, types))
     return next(codes, grpc.StatusCode.UNKNOWN)

@@ -1,4 +1,4 @@
-"""Labels that say which fragments below a journal's directory are its own. Values are percent-encoded."""
+"""Labels that say which fragments below a journal's directory belong to it. Values are percent-encoded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VALUE_BYTES_MAX: Final = 1024
 
 
 def former_templates(labels: LabelSet) -> list[str]:
-    """Return the templates that a journal's labels keep."""
+    """Return the former templates that a journal's labels keep."""
     return [unquote(value) for value in labels.values_of(FORMER_POSTFIX)]
 
 
@@ -48,8 +48,8 @@ def _encoded(text: str, path: str) -> str:
 
 
 def validate_fragment_labels(labels: LabelSet) -> None:
-    """Require that the labels about fragments can be understood."""
+    """Require former templates that are complete."""
     for template in former_templates(labels):
-        # It may be a template that only the original or an earlier version understands.
+        # Do not parse the template: perhaps only the original or an earlier version understands it.
         if not is_complete(template):
             raise Invalid(f"unclosed action ({template})", path=FORMER_POSTFIX)

@@ -2,16 +2,16 @@
 
 The path of an object does not fully decide to which journal it belongs. Fragments of journal ``a`` may be in
 subdirectories, by its ``path_postfix_template``. All fragments of journal ``a/b`` are in a subdirectory of
-``a``, too. So ``a/b/<name>`` is a fragment of ``a`` with postfix ``b``, or one of ``a/b``. The rule:
+``a``, too. So ``a/b/<name>`` is a fragment of ``a`` with postfix ``b``, or a fragment of ``a/b``. The rule:
 
 1. An object directly in ``a/`` is a fragment of ``a``.
-2. An object at or below the directory of another journal is never one of ``a``. The other journal exists, or
+2. An object at or below the directory of another journal is never a fragment of ``a``, even if that journal
    is known to have been deleted. The same holds for a directory that a label of ``a`` declares foreign.
 3. Otherwise, an object in ``a/<postfix>/`` is a fragment of ``a`` if a template can have written the postfix:
-   the present template, or a former one that a label of ``a`` keeps. It is also one if all components of the
-   postfix are ``key=value``.
+   the present template, or a former one that a label of ``a`` keeps. The object is also a fragment of ``a``
+   if all components of the postfix are ``key=value``.
 4. All others are unexplained. They may be fragments of ``a``, by an unknown template. A deleted journal may
-   have left them, or a person may have put them there. So no journal is served as if they were not there.
+   have left them, or a person may have put them there. So brokers never treat unexplained objects as absent.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Attribution(Enum):
 
 
 class FragmentOwner:
-    """Applies the rule above for one journal. ``others`` are journals; only those below it count."""
+    """Applies the rule above for one journal. Of ``others``, only journals below its directory count."""
 
     def __init__(self, spec: JournalSpec, others: Collection[JournalName] = ()) -> None:
         self.journal = spec.name
@@ -69,7 +69,7 @@ class FragmentOwner:
         return self.of(postfix) is Attribution.OWN
 
     def of(self, postfix: str) -> Attribution:
-        """Return the owner of a fragment at that postfix, from a cache: many fragments share a postfix."""
+        """Return the owner of a fragment at that postfix. Cache it: many fragments share a postfix."""
         owner = self._owners.get(postfix)
         if owner is None:
             owner = self._owners[postfix] = self._decide(postfix)
@@ -86,13 +86,13 @@ class FragmentOwner:
 
 
 def _paths_to(path: str) -> list[str]:
-    """Return a path and all directories that it is in."""
+    """Return all parent directories of a path, and the path."""
     components = path.split("/")
     return ["/".join(components[:count]) for count in range(1, len(components) + 1)]
 
 
 def _shapes(spec: JournalSpec) -> list[PostfixShape]:
-    """Return the shapes of the journal's templates, without templates that can have written nothing."""
+    """Return the shapes of the present and former templates. Leave out those that cannot write any path."""
     shapes = []
     for template in (spec.fragment.path_postfix_template, *former_templates(spec.labels)):
         try:
@@ -105,14 +105,14 @@ def _shapes(spec: JournalSpec) -> list[PostfixShape]:
 def keep_explanations(labels: LabelSet, former: JournalSpec, template: str) -> LabelSet:
     """Return the labels of a specification that replaces ``former`` and has ``template``.
 
-    They keep the template that the journal had so far: its fragments are in its directories. Former labels
-    about fragments stay if ``labels`` does not give them. Raise ``Invalid`` if a label cannot keep the
-    template.
+    The returned labels keep the template of ``former``, in whose directories fragments are stored. Former
+    labels about fragments stay if ``labels`` does not give them. Raise ``Invalid`` if a label cannot keep
+    the template.
     """
-    about_fragments = (FORMER_POSTFIX, FOREIGN_FRAGMENTS)
-    kept = LabelSet(tuple(one for one in former.labels.labels if one.name in about_fragments))
-    labels = label_set.union(labels, kept)
-    before = former.fragment.path_postfix_template
-    if before in ("", template) or not is_complete(before):
+    names = (FORMER_POSTFIX, FOREIGN_FRAGMENTS)
+    former_labels = LabelSet(tuple(label for label in former.labels.labels if label.name in names))
+    labels = label_set.union(labels, former_labels)
+    former_template = former.fragment.path_postfix_template
+    if former_template in ("", template) or not is_complete(former_template):
         return labels
-    return with_former_template(labels, before)
+    return with_former_template(labels, former_template)

@@ -17,8 +17,8 @@ from gazette.protocol.text import go_json
 from gazette.protocol.text.validation import within
 
 HINTS_BYTES_MAX: Final = (3 << 19) - (8 << 10)
-"""Greatest size of hints in bytes: etcd's default ``--max-request-bytes``, 1.5 MiB, minus the rest of the
-request."""
+"""Greatest size of hints in bytes: etcd's default ``--max-request-bytes``, 1.5 MiB, minus 8 KiB for the rest
+of the request."""
 FEWER_FILES: Final = (
     "Reduce the number of files: raise table_bytes (target_file_size_base) for RocksDB, run VACUUM for"
     " SQLite, or use more shards with less state each."
@@ -46,9 +46,9 @@ class Property:
 class Segment:
     """A run of operations by one author, with sequence numbers ``[first_seq_no, last_seq_no]``.
 
-    They are at offsets ``[first_offset, last_offset)`` of ``log``. ``last_offset`` is 0 if the author itself
-    wrote the hints and did not know it. ``log`` is ``""`` if it is the log of the hints. ``first_checksum``
-    is the checksum in the first operation.
+    The operations are at offsets ``[first_offset, last_offset)`` of ``log``. ``last_offset`` is 0 if the
+    author wrote the hints before it knew the offset. ``log`` is ``""`` for the log of the hints.
+    ``first_checksum`` is the checksum in the first operation.
     """
 
     author: int
@@ -116,14 +116,14 @@ class FnodeSegments:
 
 @dataclass(frozen=True, slots=True)
 class FSMHints:
-    """Live files of a recovery log. Without nodes, playback begins at the log's first byte."""
+    """Live files of a recovery log. Without ``live_nodes``, playback begins at the log's first byte."""
 
     log: JournalName
     live_nodes: tuple[FnodeSegments, ...] = ()
     properties: tuple[Property, ...] = ()
 
     def validate(self) -> None:
-        """Require valid segments that do not repeat the log of the hints."""
+        """Require valid segments, whose ``log`` is not that of the hints."""
         for node in self.live_nodes:
             for segment in node.segments:
                 if segment.log and segment.log == self.log:
@@ -147,7 +147,7 @@ class FSMHints:
         )
 
     def to_json(self) -> bytes:
-        """Return the JSON encoding, in which hints are kept in etcd."""
+        """Return the JSON encoding of hints in etcd."""
         value = {
             "log": self.log,
             "live_nodes": [_node_to_json(node) for node in self.live_nodes] or None,
@@ -166,13 +166,13 @@ class HintsForm(enum.Enum):
     JSON = "JSON"
     PROTOBUF = "protobuf"
     COMPRESSED = "compressed protobuf"
-    """Protobuf compressed by gzip. The original cannot read it."""
+    """Protobuf compressed by gzip. The original cannot read this form."""
 
 
 def encode_hints(hints: FSMHints, bytes_max: int = HINTS_BYTES_MAX) -> tuple[HintsForm, bytes]:
     """Encode hints for etcd in the first form that fits: JSON, protobuf, or compressed protobuf.
 
-    The original reads the first two. Raise ``Invalid`` if none fits into ``bytes_max``.
+    The original reads the first two forms. Raise ``Invalid`` if no form fits into ``bytes_max``.
     """
     encoded = hints.to_json()
     if len(encoded) <= bytes_max:
@@ -239,7 +239,7 @@ def _node_to_json(node: FnodeSegments) -> dict[str, Any]:
 
 def _hints_from_json(value: dict[str, Any]) -> FSMHints:
     nodes = [go_json.as_object(node) for node in go_json.as_list(value.get("live_nodes"))]
-    properties = [go_json.as_object(item) for item in go_json.as_list(value.get("properties"))]
+    properties = [go_json.as_object(entry) for entry in go_json.as_list(value.get("properties"))]
     return FSMHints(
         log=go_json.get_str(value, "log"),
         live_nodes=tuple(
@@ -253,8 +253,8 @@ def _hints_from_json(value: dict[str, Any]) -> FSMHints:
             for node in nodes
         ),
         properties=tuple(
-            Property(go_json.get_str(item, "path"), go_json.get_str(item, "content"))
-            for item in properties
+            Property(go_json.get_str(entry, "path"), go_json.get_str(entry, "content"))
+            for entry in properties
         ),
     )
 

@@ -46,7 +46,7 @@ def validate_token(value: str, minimum: int, maximum: int) -> None:
 
 
 def validate_path_token(value: str, minimum: int, maximum: int) -> None:
-    """Require what ``validate_token`` does, with ``=`` and ``%`` permitted. The token need not be a path."""
+    """Check as ``validate_token`` does, but permit ``=`` and ``%``. The token need not be a path."""
     _validate_symbols(value, _PATH_TOKEN, minimum, maximum)
 
 
@@ -54,7 +54,7 @@ def validate_path_token(value: str, minimum: int, maximum: int) -> None:
 def validate_path_component(value: str, minimum: int, maximum: int) -> None:
     """Require a relative path in its clean form that stays below its parent.
 
-    The protocol permits a leading ``..``, which could leave a blob store or a directory. We refuse it.
+    The protocol permits a leading ``..``, which could leave a blob store or a directory. Refuse it here.
     """
     _validate_symbols(value, _PATH_TOKEN, minimum, maximum)
     if not value:
@@ -70,7 +70,7 @@ def validate_path_component(value: str, minimum: int, maximum: int) -> None:
 
 @lru_cache(maxsize=4096)
 def split_journal_meta(name: JournalName) -> tuple[JournalName, str]:
-    """Split ``journal;meta`` at the first ``;``. Without one, meta is ``""``."""
+    """Split ``journal;meta`` at the first ``;``. Without a ``;``, meta is ``""``."""
     journal, _, meta = name.partition(META_DELIMITER)
     return journal, meta
 

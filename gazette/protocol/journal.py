@@ -163,8 +163,8 @@ class FragmentSpec:
 class JournalSpec:
     """Specification of a journal.
 
-    Fields that are zero are unset. ``validate`` refuses most of them, but a partial specification may have
-    them, such as a node of a YAML tree. ``max_append_rate`` is in bytes per second. 0 means no limit.
+    A field that is zero is unset. ``validate`` refuses most unset fields. A partial specification, such as a
+    node of a YAML tree, may have them. ``max_append_rate`` is in bytes per second; 0 means no limit.
     """
 
     name: JournalName
@@ -199,11 +199,11 @@ class JournalSpec:
         return min(desired, max_replication)
 
     def labels_with_name(self) -> LabelSet:
-        """Return the labels that selectors match: its own, and its name as ``name``."""
+        """Return the labels that selectors match: those of the journal, and its name as label ``name``."""
         return label_set.union(LabelSet.of((META_NAME, self.name)), self.labels)
 
     def validate(self) -> None:
-        """Require a complete specification that can be applied. Raise the first problem."""
+        """Require a complete specification that can be applied. Raise ``Invalid`` for the first problem."""
         self.validate_stored()
         with within("Fragment"), within("PathPostfixTemplate"):
             _try_postfix(self.fragment.path_postfix_template)
@@ -211,10 +211,10 @@ class JournalSpec:
             validate_fragment_labels(self.labels)
 
     def validate_stored(self) -> None:
-        """Require what `validate` does, of a specification that another process has applied.
+        """Check as `validate` does a specification that another process has applied.
 
-        Its template is not executed. A template that fails here may work elsewhere, and a failure
-        only costs a postfix.
+        Do not execute its template. A template that fails here may work elsewhere, and a failure only
+        costs a postfix.
         """
         with within("Name"):
             validate_journal_name(self.name)
@@ -259,17 +259,17 @@ class JournalSpec:
     def template_data(self) -> Struct:
         """Return the specification in the form that a template of path postfixes reads."""
         labels = label_data(self.labels)
-        part, flags, suspend = self.fragment, self.flags, self.suspend
-        flag = next((one.name for one in JournalFlag if one == flags), str(int(flags)))
+        fragment_spec, flags, suspend = self.fragment, self.flags, self.suspend
+        flag = next((member.name for member in JournalFlag if member == flags), str(int(flags)))
         fragment = Struct(
             {
-                "Length": lambda: part.length,
-                "CompressionCodec": lambda: codec_data(part.codec),
-                "Stores": lambda: list(part.stores),
-                "RefreshInterval": lambda: _duration_data(part.refresh_interval_ns),
-                "Retention": lambda: _duration_data(part.retention_ns),
-                "FlushInterval": lambda: _duration_data(part.flush_interval_ns),
-                "PathPostfixTemplate": lambda: part.path_postfix_template,
+                "Length": lambda: fragment_spec.length,
+                "CompressionCodec": lambda: codec_data(fragment_spec.codec),
+                "Stores": lambda: list(fragment_spec.stores),
+                "RefreshInterval": lambda: _duration_data(fragment_spec.refresh_interval_ns),
+                "Retention": lambda: _duration_data(fragment_spec.retention_ns),
+                "FlushInterval": lambda: _duration_data(fragment_spec.flush_interval_ns),
+                "PathPostfixTemplate": lambda: fragment_spec.path_postfix_template,
             }
         )
         return Struct(
@@ -321,17 +321,17 @@ def validate_journal_labels(labels: LabelSet) -> None:
 
 def _validate_media_type(text: str) -> None:
     # A label's value cannot hold ";" or a space, so it has no parameters to parse.
-    kind = _MIME_TOKEN.match(text)
+    main_type = _MIME_TOKEN.match(text)
     problem = ""
-    if kind is None:
+    if main_type is None:
         problem = "no media type"
-    elif rest := text[kind.end() :]:
-        subtype = _MIME_TOKEN.match(rest, 1)
-        if rest[0] != "/":
+    elif suffix := text[main_type.end() :]:
+        subtype = _MIME_TOKEN.match(suffix, 1)
+        if suffix[0] != "/":
             problem = "expected slash after first token"
         elif subtype is None:
             problem = "expected token after slash"
-        elif subtype.end() < len(rest):
+        elif subtype.end() < len(suffix):
             problem = "unexpected content after media subtype"
     if problem:
         raise Invalid(f"parsing {CONTENT_TYPE}: mime: {problem}")
@@ -342,8 +342,8 @@ def _duration_data(nanos: int) -> NamedInt:
 
 
 def _try_postfix(text: str) -> None:
-    # Evaluate the template with an empty and with a full context. So an invalid layout, such as one with a
-    # space, is found when it is applied. Otherwise a fragment could not be stored later.
+    # Evaluate the template with an empty and with a full context. This finds an invalid layout, such as one
+    # with a space, when the specification is applied. Later, no fragment could be stored with it.
     template = postfix_template.parse(text)
     for context in (_ZERO_CONTEXT, _FULL_CONTEXT):
         template.evaluate(context)

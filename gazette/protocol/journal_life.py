@@ -1,4 +1,4 @@
-"""The life of a journal: it sets a journal that was created again apart from the former one."""
+"""The life of a journal. It distinguishes a journal that was created again from the former one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gazette.protocol.ids import JournalName, Revision
 class JournalLife(NamedTuple):
     """The creation of a journal: an etcd cluster, and the CreateRevision of the journal's key there.
 
-    Offsets have a meaning within one life only. Lives of two etcd clusters cannot be compared: a cluster that
-    was moved to another etcd created all of its journals again.
+    An offset is valid within one life only. Lives of two etcd clusters cannot be compared: brokers that were
+    moved to another etcd created all of their journals again.
     """
 
     cluster_id: int

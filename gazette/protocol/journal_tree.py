@@ -61,8 +61,8 @@ class JournalNode:
     """A directory with its children, or a journal.
 
     ``spec`` may be partial. ``delete`` requests the deletion of the journal, or of every journal
-    below. ``None`` inherits it from the directory above. ``revision`` is the one at which the
-    journal was read from etcd, or 0 for a journal to create, or -1 for no comparison.
+    below; ``None`` takes the value of the directory above. ``revision`` is that of etcd at which the
+    journal was read. It is 0 for a journal to create, and -1 to compare no revision.
     """
 
     spec: JournalSpec
@@ -71,7 +71,7 @@ class JournalNode:
     revision: Revision = 0
     children: tuple[JournalNode, ...] = ()
     no_stores: bool = False
-    """True if ``stores`` was given as an empty list, which does not inherit a directory's."""
+    """True if ``stores`` was given as an empty list: then those of the directory are not inherited."""
 
     @classmethod
     def parse(cls, text: str) -> JournalNode:
@@ -135,9 +135,9 @@ class JournalNode:
         )
 
     def hoist(self) -> JournalNode:
-        """Return this tree with each field that all children share in their directory.
+        """Return this tree with each field that all children share moved to their directory.
 
-        This inverts ``push_down``. Call that first, since fields of directories are replaced.
+        This inverts ``push_down``. Call ``push_down`` first, since fields of directories are replaced.
         Suspensions stay with their journals.
         """
         if not self.is_directory or not self.children:
@@ -166,9 +166,9 @@ class JournalNode:
 
 
 def extract_tree(nodes: Iterable[JournalNode]) -> JournalNode:
-    """Wrap nodes in directories: one for each path at which two of them part.
+    """Wrap nodes in directories: one for each path at which names of nodes diverge.
 
-    Nodes without a common path are wrapped in a directory with an empty name. So is an empty list.
+    Wrap nodes without a common path, and an empty list, in a directory with an empty name.
     """
     ordered = sorted(nodes, key=lambda node: node.spec.name)
     return _extract(ordered) if ordered else JournalNode(JournalSpec(""))
@@ -177,14 +177,14 @@ def extract_tree(nodes: Iterable[JournalNode]) -> JournalNode:
 def _extract(nodes: Sequence[JournalNode]) -> JournalNode:
     if len(nodes) == 1:
         return nodes[0]
-    shared = [
+    lengths = [
         shared_prefix(nodes[index - 1].spec.name, nodes[index].spec.name)
         for index in range(1, len(nodes))
     ]
-    length = min(shared)
-    cuts = [0, *(index + 1 for index, prefix in enumerate(shared) if prefix == length), len(nodes)]
+    least = min(lengths)
+    cuts = [0, *(index + 1 for index, length in enumerate(lengths) if length == least), len(nodes)]
     children = [_extract(nodes[begin:end]) for begin, end in pairwise(cuts)]
-    return JournalNode(JournalSpec(nodes[0].spec.name[:length]), children=tuple(children))
+    return JournalNode(JournalSpec(nodes[0].spec.name[:least]), children=tuple(children))
 
 
 def shared_prefix(a: str, b: str) -> int:
@@ -260,9 +260,9 @@ def _encode_node(node: JournalNode) -> dict[str, Any]:
         "children": [_encode_node(child) for child in node.children],
     }
     return {
-        key: item
-        for key, item in value.items()
-        if item or (key == "delete" and item is False) or (key == "suspend" and item is not None)
+        key: field
+        for key, field in value.items()
+        if field or (key == "delete" and field is False) or (key == "suspend" and field is not None)
     }
 
 
@@ -276,7 +276,7 @@ def _encode_fragment(spec: FragmentSpec, no_stores: bool) -> dict[str, Any]:
         "flush_interval": strict_yaml.encode_duration(spec.flush_interval_ns),
         "path_postfix_template": spec.path_postfix_template,
     }
-    return {key: item for key, item in value.items() if item or (key == "stores" and no_stores)}
+    return {key: field for key, field in value.items() if field or (key == "stores" and no_stores)}
 
 
 def _encode_flags(flags: int) -> str | int:
@@ -287,4 +287,4 @@ def _encode_flags(flags: int) -> str | int:
 
 def _encode_suspend(suspend: Suspend) -> dict[str, Any]:
     value = {"level": suspend.level.name if suspend.level else "", "offset": suspend.offset}
-    return {key: item for key, item in value.items() if item}
+    return {key: field for key, field in value.items() if field}

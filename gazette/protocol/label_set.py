@@ -18,7 +18,7 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.text.validation import within
 
 PREFIX_SUFFIX: Final = ":prefix"
-"""Suffix of a label's name in a selector, which matches the value as a prefix."""
+"""Suffix of a label's name in a selector: the label matches each value that begins with its own."""
 
 _NAME_BYTES_MIN: Final = 2
 _NAME_BYTES_MAX: Final = 64
@@ -35,9 +35,9 @@ class Label:
 
     @classmethod
     def of(cls, name: str, value: str = "") -> Label:
-        """Return a label. A ``name`` that ends in ``:prefix`` sets the flag ``prefix``."""
-        bare = name.removesuffix(PREFIX_SUFFIX)
-        return cls(bare, value, prefix=bare != name)
+        """Return a label. If ``name`` ends in ``:prefix``, set ``prefix`` instead of this ending."""
+        bare_name = name.removesuffix(PREFIX_SUFFIX)
+        return cls(bare_name, value, prefix=bare_name != name)
 
     def validate(self, *, allow_prefix: bool = False) -> None:
         with within("Name"):
@@ -62,8 +62,8 @@ _name_of: Callable[[Label], str] = attrgetter("name")
 class LabelSet:
     """Labels in strictly ascending order of name, then value. A name may have several values.
 
-    The constructor keeps labels in the given order, so that validation can refuse a received set that is out
-    of order. ``of`` and the ``with_…`` methods keep the set sorted.
+    The constructor does not sort, so that ``validate`` can refuse a received set that is out of order. ``of``
+    and the ``with_…`` methods keep the set sorted.
     """
 
     labels: tuple[Label, ...] = ()
@@ -82,12 +82,12 @@ class LabelSet:
         return self.to_pb().ByteSize()
 
     def values_of(self, name: str) -> tuple[str, ...]:
-        """Return all values of ``name``, ascending, or none if the set does not have it."""
+        """Return all values of ``name``, ascending; empty if the set does not have the name."""
         begin, end = self._range_of(name)
         return tuple(label.value for label in self.labels[begin:end])
 
     def value_of(self, name: str) -> str | None:
-        """Return the first value of ``name``, or None."""
+        """Return the least value of ``name``; None if the set does not have the name."""
         begin, end = self._range_of(name)
         return self.labels[begin].value if begin < end else None
 
@@ -100,10 +100,10 @@ class LabelSet:
     def with_added(self, name: str, value: str) -> LabelSet:
         """Return this set with ``value`` added to the values of ``name``."""
         label = Label.of(name, value)
-        at = bisect_left(self.labels, label)
-        if at < len(self.labels) and self.labels[at] == label:
+        index = bisect_left(self.labels, label)
+        if index < len(self.labels) and self.labels[index] == label:
             return self
-        return LabelSet((*self.labels[:at], label, *self.labels[at:]))
+        return LabelSet((*self.labels[:index], label, *self.labels[index:]))
 
     def without(self, name: str) -> LabelSet:
         """Return this set without the values of ``name``."""
@@ -159,7 +159,7 @@ def _validate_order(index: int, previous: Label, label: Label) -> None:
 
 
 def validate_single_valued(labels: LabelSet) -> None:
-    """Require a single value of each well-known label that may not have more."""
+    """Require a single value of each well-known label that may not have several."""
     for index in range(1, len(labels.labels)):
         label = labels.labels[index]
         if labels.labels[index - 1].name == label.name and label.name in SINGLE_VALUED:
@@ -187,12 +187,12 @@ def union(left: LabelSet, right: LabelSet) -> LabelSet:
 
 def intersect(left: LabelSet, right: LabelSet) -> LabelSet:
     """Return the labels of names that have the same list of values in both sets."""
-    others = _grouped(right.labels)
+    right_groups = _grouped(right.labels)
     return LabelSet(
         tuple(
             label
             for name, group in _grouped(left.labels).items()
-            if name in others and _values(group) == _values(others[name])
+            if name in right_groups and _values(group) == _values(right_groups[name])
             for label in group
         )
     )
@@ -200,12 +200,12 @@ def intersect(left: LabelSet, right: LabelSet) -> LabelSet:
 
 def subtract(left: LabelSet, right: LabelSet) -> LabelSet:
     """Return the labels of ``left``, without names that have the same list of values in ``right``."""
-    others = _grouped(right.labels)
+    right_groups = _grouped(right.labels)
     return LabelSet(
         tuple(
             label
             for name, group in _grouped(left.labels).items()
-            if _values(group) != _values(others.get(name, ()))
+            if _values(group) != _values(right_groups.get(name, ()))
             for label in group
         )
     )
@@ -215,9 +215,9 @@ def subtract(left: LabelSet, right: LabelSet) -> LabelSet:
 class LabelSelector:
     """Selector of label sets.
 
-    For every name of ``include``, the set must have a matching value. For a name of ``exclude``, it must not.
-    Several values of one name in a selector are alternatives. The value ``""`` matches any value. A label
-    with ``prefix`` matches every value that begins with its own. An empty selector matches everything.
+    The set must have a matching value for every name of ``include``, and for no name of ``exclude``. Several
+    values of one name in a selector are alternatives. The value ``""`` matches any value. A label with
+    ``prefix`` matches every value that begins with its own. An empty selector matches any set.
     """
 
     include: LabelSet = EMPTY_LABELS
@@ -277,9 +277,9 @@ class LabelSelector:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> LabelSelector:
-        """Read the form of ``to_json``. Raise ``Invalid`` for any other form.
+        """Decode the form of ``to_json``. Raise ``Invalid`` for any other form.
 
-        Refuse an unknown field as well: if it was ignored, the selector would match more than was meant.
+        Refuse unknown fields: a selector without one of its fields would match more than was meant.
         """
         _refuse_unknown("selector", value, ("include", "exclude"))
         return cls(
@@ -300,12 +300,12 @@ def _any_matches(alternatives: Iterable[Label], values: Iterable[str]) -> bool:
 
 
 def _terms(labels: LabelSet, bang: str, equal: str, member: str) -> list[str]:
-    named = sorted(
+    suffixed = sorted(
         replace(label, name=label.name + PREFIX_SUFFIX) if label.prefix else label
         for label in labels.labels
     )
     terms = []
-    for name, group in groupby(named, key=_name_of):
+    for name, group in groupby(suffixed, key=_name_of):
         values = _values(group)
         if values == ("",):
             terms.append(f"{bang}{name}")
@@ -317,11 +317,11 @@ def _terms(labels: LabelSet, bang: str, equal: str, member: str) -> list[str]:
 
 
 def _to_json(labels: LabelSet) -> dict[str, Any]:
-    items = []
+    entries = []
     for label in labels.labels:
-        item: dict[str, Any] = {"name": label.name, "value": label.value, "prefix": label.prefix}
-        items.append({key: value for key, value in item.items() if value})
-    return {"labels": items or None}
+        entry: dict[str, Any] = {"name": label.name, "value": label.value, "prefix": label.prefix}
+        entries.append({key: value for key, value in entry.items() if value})
+    return {"labels": entries or None}
 
 
 def _refuse_unknown(context: str, value: Mapping[Any, Any], known: tuple[str, ...]) -> None:
@@ -337,11 +337,11 @@ def _from_json(context: str, value: Any) -> LabelSet:
         return EMPTY_LABELS
     if isinstance(value, Mapping):
         _refuse_unknown(context, value, ("labels",))
-        items = value.get("labels")
-        if items is None:
+        entries = value.get("labels")
+        if entries is None:
             return EMPTY_LABELS
-        if isinstance(items, list):
-            return LabelSet(tuple(_label_from_json(context, item) for item in items))
+        if isinstance(entries, list):
+            return LabelSet(tuple(_label_from_json(context, entry) for entry in entries))
     raise Invalid("expected an object with a list of labels", path=context)
 
 

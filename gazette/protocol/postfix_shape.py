@@ -1,11 +1,11 @@
-"""The shape of a path postfix template: all paths that it can have written, for any data.
+"""The shape of a path postfix template: all paths that the template can have written, for any data.
 
 A shape never refuses a path that its template can write. It is exact for literal text, for parts of times and
 for numbers. Registers, labels, variables and results of functions may be any text, of several components.
 Both sides of a condition are possible. A template that is not understood here may have written any path: the
 original supports more of Go's language, and so did earlier versions.
 
-A path is matched in time proportional to its length and to the template's: the author of a template is not
+Matching takes time in proportion to the lengths of path and template: the author of a template is not
 trusted.
 """
 
@@ -64,12 +64,12 @@ class PostfixShape:
     def matches(self, path: str) -> bool:
         """Return True if the template can have written ``path``, which is clean."""
         ends = _Path(path).through(self._parts, {(0, True)})
-        return any(at == len(path) for at, _ in ends)
+        return any(end == len(path) for end, _ in ends)
 
 
 @lru_cache(maxsize=256)
 def shape_of(template: str, journal: JournalName) -> PostfixShape:
-    """Return the shape of a template. Raise ``Invalid`` if it can have written nothing."""
+    """Return the shape of a template. Raise ``Invalid`` for an incomplete one, which has written no path."""
     try:
         return PostfixShape(_Shaper(journal).sequence(go_template.parse(template).nodes))
     except Invalid:
@@ -79,17 +79,17 @@ def shape_of(template: str, journal: JournalName) -> PostfixShape:
 
 
 _State: TypeAlias = tuple[int, bool]
-"""A position in the path. True if a component begins there: further slashes are then left out."""
+"""A position in the path, and True if a component begins there: a clean path leaves out further slashes."""
 
 
 class _Path:
-    """Matches parts of a shape with one path, for all possible positions at the same time."""
+    """Matches parts of a shape with one path, from all possible positions at the same time."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def through(self, parts: Iterable[Part], states: set[_State]) -> set[_State]:
-        """Return the possible positions behind ``parts``, for a begin at ``states``."""
+        """Return the possible states behind ``parts`` that begin at ``states``."""
         for part in parts:
             if not states:
                 break
@@ -105,21 +105,21 @@ class _Path:
             case Digits(least, most):
                 return self._digits(least, most, states)
             case Choice(choices):
-                return {end for one in choices for end in self.through(one, states)}
+                return {end for choice in choices for end in self.through(choice, states)}
         return self._any(states)
 
     def _char(self, char: str, states: set[_State]) -> set[_State]:
-        return {(at + 1, False) for at, _ in states if self._path.startswith(char, at)}
+        return {(end + 1, False) for end, _ in states if self._path.startswith(char, end)}
 
     def _slash(self, states: set[_State]) -> set[_State]:
-        """Pass a slash. The path lacks it at its begin and end, and behind another slash."""
-        passed = {(at, True) for at, begins in states if begins or at == len(self._path)}
-        return passed | {(at + 1, True) for at, _ in states if self._path.startswith("/", at)}
+        """Pass a slash. A clean path lacks the slash at its begin and end, and behind another slash."""
+        left_out = {(end, True) for end, at_start in states if at_start or end == len(self._path)}
+        return left_out | {(end + 1, True) for end, _ in states if self._path.startswith("/", end)}
 
     def _digits(self, least: int, most: int, states: set[_State]) -> set[_State]:
         ends: set[_State] = set()
         for count in range(1, most + 1):
-            states = {(at + 1, False) for at, _ in states if self._path[at : at + 1] in _DIGITS}
+            states = {(end + 1, False) for end, _ in states if self._path[end : end + 1] in _DIGITS}
             if not states:
                 break
             if count >= least:
@@ -127,9 +127,9 @@ class _Path:
         return ends
 
     def _any(self, states: set[_State]) -> set[_State]:
-        first = min(at for at, _ in states)
-        later = range(first + 1, len(self._path) + 1)
-        ends = {(at, self._path[at - 1] == "/") for at in later}
+        earliest = min(end for end, _ in states)
+        later = range(earliest + 1, len(self._path) + 1)
+        ends = {(end, self._path[end - 1] == "/") for end in later}
         return states | ends | {(len(self._path), True)}
 
 
@@ -153,7 +153,7 @@ class _Shaper:
     def _node(self, node: Node) -> Sequence[Part]:
         match node:
             case str():
-                # A path leaves out a component ".".
+                # A clean path leaves out components ".": the text may differ in the path.
                 return _ANY if "./" in f"{node}/" else (node,)
             case Condition():
                 return self._condition(node)
@@ -161,9 +161,9 @@ class _Shaper:
 
     def _condition(self, node: Condition) -> Sequence[Part]:
         otherwise = tuple(self.sequence(node.otherwise))
-        knew, self._knows_dot = self._knows_dot, self._knows_dot and node.keyword == "if"
+        outer_knows_dot, self._knows_dot = self._knows_dot, self._knows_dot and node.keyword == "if"
         body = tuple(self.sequence(node.body))
-        self._knows_dot = knew
+        self._knows_dot = outer_knows_dot
         return (Choice((body, otherwise)),)
 
     def _value(self, node: Expression) -> Sequence[Part]:
@@ -186,7 +186,7 @@ class _Shaper:
 def _part_of_time(names: Sequence[str], arguments: Sequence[str]) -> Sequence[Part]:
     *zones, name = names or [""]
     if not all(zone == "UTC" for zone in zones):
-        return _ANY  # Another broker may have another local zone.
+        return _ANY  # The broker that wrote the path may have another local zone.
     if not arguments:
         if name in _NUMBERS_OF_TIME:
             return _NUMBER

@@ -1,11 +1,11 @@
 """Templates of the path postfix under which a journal's fragments are stored.
 
-They are templates of Go's text/template, as far as `go_template` supports it:
+They are in the language of Go's text/template, as far as `go_template` supports it:
 
     date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}/hour={{ .Spool.FirstAppendTime.Format "15" }}
     region={{ .Spool.Registers.ValueOf "region" }}
 
-Their data are ``.Spool``, with the fields of its fragment, and the fields of the journal's specification.
+The data of a template are ``.Spool``, with the fields of its fragment, and the journal's specification.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class PostfixTemplate:
         """Return the postfix: a path component, or ``""``.
 
         Leave out empty components, such as a register that is not set. Raise ``Invalid`` if the template
-        fails. Raise it also for a path under which a fragment could not be found again: it has ``..`` or
-        symbols that a fragment's path may not have.
+        fails. Raise ``Invalid`` also for a path with ``..``, or with symbols that a fragment's path may not
+        have: a fragment could not be found there again.
         """
         try:
             text = self.template.execute(template_data(context))
@@ -124,12 +124,12 @@ def label_data(labels: LabelSet) -> Struct:
             "Labels": lambda: [
                 Struct(
                     {
-                        "Name": lambda one=one: one.name,  # type: ignore[misc]
-                        "Value": lambda one=one: one.value,  # type: ignore[misc]
-                        "Prefix": lambda one=one: one.prefix,  # type: ignore[misc]
+                        "Name": lambda label=label: label.name,  # type: ignore[misc]
+                        "Value": lambda label=label: label.value,  # type: ignore[misc]
+                        "Prefix": lambda label=label: label.prefix,  # type: ignore[misc]
                     }
                 )
-                for one in labels.labels
+                for label in labels.labels
             ]
         },
         {

@@ -39,8 +39,8 @@ class ProcessSpec:
 class BrokerSpec:
     """A broker, as a member of the allocator. ``exiting`` requests its drain.
 
-    ``http_endpoint`` is the URL at which it serves HTTP. If it is empty, it is ``endpoint``, as for
-    brokers of the original.
+    ``http_endpoint`` is the URL at which the broker serves HTTP. If it is empty, ``endpoint`` is that
+    URL, as for brokers of the original.
     """
 
     id: ProcessId

@@ -29,7 +29,7 @@ def validate_endpoint(endpoint: str) -> None:
 def grpc_target(endpoint: str) -> tuple[str, bool]:
     """Return the target of a gRPC channel to ``endpoint``, and True if the channel uses TLS.
 
-    The host of ``unix://host/path`` is only for people: its target is ``unix:///path``. Raise
+    The host of ``unix://host/path`` is only for people: the target is ``unix:///path``. Raise
     ``Invalid`` for an endpoint that ``validate_endpoint`` refuses.
     """
     url, host = _parse_endpoint(endpoint)
@@ -200,8 +200,8 @@ _HEADERS: Final = 1024
 
 @lru_cache(maxsize=_HEADERS)
 def _header_of(data: bytes) -> Header:
-    # Every response has a header, and most responses share a few. To parse and check each header took a
-    # quarter of a client's time for a small append, so cache them.
+    # Every response has a header, and most responses share a few headers. To decode and check each header
+    # took a quarter of a client's time for a small append.
     pb = broker_pb2.Header.FromString(data)
     process_id = ProcessId.from_pb(pb.process_id)
     return Header(
@@ -213,7 +213,7 @@ def _header_of(data: bytes) -> Header:
 
 @lru_cache(maxsize=_HEADERS)
 def valid_header_of(data: bytes) -> Header:
-    """Return a header from its encoded form. Raise ``Invalid`` as `valid_header`."""
+    """Return the checked header of an encoded one. Raise ``Invalid`` as `valid_header`."""
     header = _header_of(data)
     with within("Header"):
         header.validate()

@@ -1,7 +1,7 @@
 """Checks of requests and responses of the Journal service, on receipt and before sending.
 
-Every function takes a generated message. It raises ``Invalid`` with a path
-that names the field. It never changes the message. `shard_checks` has those of the Shard service.
+Every function takes a generated message, and never changes it. ``Invalid`` has a path that names the field.
+`shard_checks` has the checks of the Shard service.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def validate_read_response(pb: broker_pb2.ReadResponse) -> None:
     check_optional_header(pb)
     if pb.write_head < 0:
         raise Invalid(f"invalid WriteHead ({pb.write_head}; expected >= 0)")
-    for lost in pb.lost:
-        if not 0 <= lost.begin < lost.end:
-            raise Invalid(f"invalid Lost ({lost.begin} to {lost.end}; expected 0 <= begin < end)")
+    for gap in pb.lost:
+        if not 0 <= gap.begin < gap.end:
+            raise Invalid(f"invalid Lost ({gap.begin} to {gap.end}; expected 0 <= begin < end)")
     if pb.HasField("fragment"):
         _read_fragment(pb)
     elif status is Status.OK and pb.offset != 0:
@@ -145,7 +145,7 @@ def validate_append_chunk(pb: broker_pb2.AppendRequest) -> None:
 def validate_append_response(
     pb: broker_pb2.AppendResponse,
 ) -> tuple[Status, Header, Fragment | None, LabelSet]:
-    """Check a response, and return status, header, commit and registers. A status OK has a commit."""
+    """Check a response, and return its parts. A response with status OK has a fragment: the commit."""
     status = _status(pb.status)
     header = valid_header_of(pb.header.SerializeToString())
     commit = None
@@ -165,7 +165,7 @@ def validate_append_response(
 def validate_replicate_request(
     pb: broker_pb2.ReplicateRequest,
 ) -> tuple[Fragment, LabelSet] | None:
-    """Check a proposal, and return its fragment and registers; or a chunk of content, and return None.
+    """Check a proposal and return its fragment and registers, or check a chunk of content and return None.
 
     Absent registers of a proposal mean empty registers.
     """
@@ -211,8 +211,8 @@ def _replicate_content(pb: broker_pb2.ReplicateRequest) -> None:
 def validate_replicate_response(pb: broker_pb2.ReplicateResponse) -> None:
     """Check the fields of an acknowledgement that a primary relies on.
 
-    With the first acknowledgement of a stream, peers send a header, whatever the status. With a
-    mismatch, they send a fragment without a codec. Neither is refused.
+    Do not refuse a header, which peers send with the first acknowledgement of a stream for any status. Do not
+    refuse a fragment without a codec, which peers send for a mismatch.
     """
     status = _status(pb.status)
     if status is Status.WRONG_ROUTE and not pb.HasField("header"):
@@ -239,7 +239,7 @@ def validate_list_request(pb: broker_pb2.ListRequest) -> None:
 
 
 def validate_list_response(pb: broker_pb2.ListResponse) -> None:
-    """Require a status and a header. Journals are checked one by one: any process may have applied them."""
+    """Require a status and a header. Callers check each journal: any process may have applied it."""
     _status(pb.status)
     valid_header(pb.header)
 
@@ -363,13 +363,13 @@ def check_listed(mod_revision: int, route: broker_pb2.Route) -> None:
 
 
 def check_upsert_revision(revision: int) -> None:
-    """Require a revision that an upsert may expect: 0 for one that creates, -1 for any."""
+    """Require a revision that an upsert may expect: 0 to create, -1 for any revision."""
     if revision < 0 and revision != _ANY_REVISION:
         raise Invalid(f"invalid ExpectModRevision ({revision}; expected >= 0 or -1)")
 
 
 def check_delete_revision(revision: int) -> None:
-    """Require a revision that a deletion may expect: -1 for any."""
+    """Require a revision that a deletion may expect: -1 for any revision."""
     if revision <= 0 and revision != _ANY_REVISION:
         raise Invalid(f"invalid ExpectModRevision ({revision}; expected > 0 or -1)")
 

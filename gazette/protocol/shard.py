@@ -73,7 +73,7 @@ class ShardSpec:
 
     @property
     def hint_primary_key(self) -> str:
-        """Key of etcd at which the primary keeps hints of the log it writes."""
+        """Key of etcd at which the primary keeps hints for the log that it writes."""
         return f"{self.hint_prefix}/{self.id}.primary"
 
     @property
@@ -87,11 +87,11 @@ class ShardSpec:
         return 0 if self.disable else 1 + min(self.hot_standbys, max_hot_standbys)
 
     def labels_with_id(self) -> LabelSet:
-        """Return the labels that selectors match: its own, and its id as ``id``."""
+        """Return the labels that selectors match: those of the shard, and its id as label ``id``."""
         return label_set.union(LabelSet.of((META_SHARD_ID, self.id)), self.labels)
 
     def validate(self) -> None:
-        """Require a complete specification. Raise the first problem."""
+        """Require a complete specification. Raise ``Invalid`` for the first problem."""
         with within("Id"):
             validate_shard_id(self.id)
         self._validate_recovery()
@@ -178,7 +178,7 @@ class ReplicaCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """Status of one replica, or of several reduced to one. Only FAILED has errors."""
+    """Status of one replica, or of several replicas together. Only FAILED has errors."""
 
     code: ReplicaCode = ReplicaCode.IDLE
     errors: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Checks of requests and responses of the Shard service. `rpc` has those of the Journal service.
+"""Checks of requests and responses of the Shard service. `rpc` has the checks of the Journal service.
 
 Brokers do not load this module: only consumers need hints and specifications of shards.
 """

@@ -1,8 +1,8 @@
-"""Shard specifications as a list, with a common part for the fields that all of them share.
+"""Shard specifications as a list, with a common part for the fields that all shards share.
 
 Operators read and write this form as YAML. A shard's specification is its own fields, and the common fields
-where its own are absent. A field that is present and ``false``, 0 or empty also overrides the common one. The
-original treats such a field as absent.
+where its own are absent. A field that is present but ``false``, 0 or empty also replaces the common field.
+The original treats such a field as absent.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _NOTHING: Final = ShardSpec("")
 class ShardEntry:
     """One shard of the list. ``spec`` may be partial.
 
-    ``revision`` is that at which the shard was read from etcd. It is 0 for a shard to create, and -1 to
-    compare no revision.
+    ``revision`` is that of etcd at which the shard was read. It is 0 for a shard to create, and -1 to compare
+    no revision.
     """
 
     spec: ShardSpec
@@ -58,7 +58,7 @@ class ShardEntry:
     delete: bool | None = None
     revision: Revision = 0
     zeros: frozenset[str] = frozenset()
-    """Names of fields of ``spec`` that are zero on purpose, and so are not inherited."""
+    """Names of fields of ``spec`` that are zero on purpose, and so do not take the common value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,9 @@ class ShardList:
     @classmethod
     def of(cls, specs: Iterable[tuple[ShardSpec, Revision]]) -> ShardList:
         """Return the list of complete specifications and their revisions, with shared fields hoisted."""
-        ordered = sorted(specs, key=lambda item: item[0].id)
+        ordered = sorted(specs, key=lambda pair: pair[0].id)
         return cls(
-            shards=tuple(ShardEntry(s, revision=revision) for s, revision in ordered)
+            shards=tuple(ShardEntry(spec, revision=revision) for spec, revision in ordered)
         ).hoist()
 
     def validate(self) -> None:
@@ -100,9 +100,9 @@ class ShardList:
         )
 
     def hoist(self) -> ShardList:
-        """Return this list with each field that all shards share moved to the common ones.
+        """Return this list with each field that all shards share moved to the common fields.
 
-        This inverts ``push_down``. Call that first, since common fields are replaced.
+        This inverts ``push_down``. Call ``push_down`` first, since common fields are replaced.
         """
         if not self.shards:
             return self
@@ -215,4 +215,4 @@ def _encode_spec(spec: ShardSpec) -> dict[str, Any]:
         "ring_buffer_size": spec.ring_buffer_size,
         "read_channel_size": spec.read_channel_size,
     }
-    return {key: item for key, item in value.items() if item}
+    return {key: field for key, field in value.items() if field}

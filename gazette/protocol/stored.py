@@ -1,8 +1,8 @@
 """Reader of specifications that other processes have stored in etcd, even if our validation refuses them.
 
-An item that one implementation or version refuses must not vanish. Its clients would get "not found", and two
-clusters of brokers would disagree on the items that exist. So an invalid value is replaced by the nearest
-value that can be served. Only the identity of the item must be valid.
+An item that one implementation or version refuses must not vanish. Its clients would get "not found", and
+brokers would disagree on the items that exist. So an invalid value is replaced by the nearest value that can
+be served. Only the identity of the item must be valid.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _TXN_DURATION_NS: Final = duration.SECOND
-"""Longest transaction, in nanoseconds, of a shard whose specification has an invalid one."""
+"""Longest transaction, in nanoseconds, of a shard whose specification has an invalid longest transaction."""
 
 
 def stored_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
     """Return a specification that can be served, and why the stored one is invalid, else "".
 
-    Raise ``Invalid`` for an invalid name. Stores are not checked: a store that cannot be opened fails when it
-    is used, with the reason.
+    Raise ``Invalid`` for an invalid name. Do not check stores: a store that cannot be opened fails when it is
+    used, with the reason.
     """
     try:
         spec = JournalSpec.from_pb(pb)
@@ -100,20 +100,20 @@ def listed_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
         JournalSpec.from_pb(pb).validate_stored()
     except Invalid as error:
         problem = str(error)
-    known = broker_pb2.JournalSpec()
-    known.CopyFrom(pb)
+    readable_pb = broker_pb2.JournalSpec()
+    readable_pb.CopyFrom(pb)
     if int(pb.fragment.compression_codec) not in set(Codec):
-        known.fragment.compression_codec = Codec.INVALID.value  # type: ignore[assignment]
+        readable_pb.fragment.compression_codec = Codec.INVALID.value  # type: ignore[assignment]
     if pb.HasField("suspend") and int(pb.suspend.level) not in set(SuspendLevel):
-        known.suspend.level = SuspendLevel.NONE.value  # type: ignore[assignment]
-    return JournalSpec.from_pb(known), problem
+        readable_pb.suspend.level = SuspendLevel.NONE.value  # type: ignore[assignment]
+    return JournalSpec.from_pb(readable_pb), problem
 
 
 def stored_shard(pb: consumer_pb2.ShardSpec) -> tuple[ShardSpec, str]:
     """Return a specification that can be assigned, and why the stored one is invalid, else "".
 
-    Raise ``Invalid`` for an invalid id. Invalid names of journals or hints stay: by the same rule, the shard
-    fails when it starts.
+    Raise ``Invalid`` for an invalid id. Keep invalid names of journals and hints: the shard that uses them
+    fails when it starts, with the reason.
     """
     spec = ShardSpec.from_pb(pb)
     try:
@@ -138,7 +138,7 @@ def stored_shard(pb: consumer_pb2.ShardSpec) -> tuple[ShardSpec, str]:
 
 
 def stored_broker(pb: broker_pb2.BrokerSpec) -> tuple[BrokerSpec, str]:
-    """Return a member that can be assigned to, and why the stored one is invalid, else ""."""
+    """Return a member that items can be assigned to, and why the stored one is invalid, else ""."""
     spec = BrokerSpec.from_pb(pb)
     try:
         spec.validate()
@@ -149,7 +149,7 @@ def stored_broker(pb: broker_pb2.BrokerSpec) -> tuple[BrokerSpec, str]:
 
 
 def stored_consumer(pb: consumer_pb2.ConsumerSpec) -> tuple[ConsumerSpec, str]:
-    """Return a member that can be assigned to, and why the stored one is invalid, else ""."""
+    """Return a member that items can be assigned to, and why the stored one is invalid, else ""."""
     spec = ConsumerSpec.from_pb(pb)
     try:
         spec.validate()
@@ -161,7 +161,7 @@ def stored_consumer(pb: consumer_pb2.ConsumerSpec) -> tuple[ConsumerSpec, str]:
 def stored_route(pb: broker_pb2.Route) -> tuple[Route, str]:
     """Return a route, and why the stored one is invalid, else "".
 
-    An invalid route becomes the empty route. It is never consistent, so the primary writes it again.
+    An invalid route becomes the empty route. The empty route is never consistent, so the primary replaces it.
     """
     try:
         route = Route.from_pb(pb)
@@ -197,7 +197,7 @@ def readable(what: str) -> Iterator[None]:
 
 
 def noted(what: str, value: T, problem: str) -> T:
-    """Return ``value``, and log ``problem``. A value of etcd is decoded, and logged, once for each change."""
+    """Return ``value``, and log ``problem``. Each change of etcd is decoded, and so logged, only once."""
     if problem:
         log.warning(
             "%(what)s is not valid here, and is served as far as possible: %(problem)s",
@@ -212,8 +212,8 @@ def _between(least: int, value: int, most: int) -> int:
 
 def _ordered(labels: Iterable[Label], *, reserved: tuple[str, ...]) -> LabelSet:
     """Return the labels sorted and unique, without the reserved labels that stand for the item itself."""
-    kept = {Label(one.name, one.value) for one in labels if one.name not in reserved}
-    return LabelSet(tuple(sorted(kept)))
+    unique = {Label(label.name, label.value) for label in labels if label.name not in reserved}
+    return LabelSet(tuple(sorted(unique)))
 
 
 def _is_file(stores: tuple[str, ...]) -> bool:

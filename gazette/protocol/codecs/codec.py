@@ -1,8 +1,8 @@
 """Stages 6, 7 and 10 of the byte path: journal bytes to file bytes and back, in bounded memory.
 
 A fragment file holds exactly the journal's bytes in one of five codecs. Their numbers are those of
-`CompressionCodec` on the wire (``gazette.protocol.fragment.Codec``). This module lies below
-``protocol``, and takes them as ints.
+`CompressionCodec` on the wire (``gazette.protocol.fragment.Codec``). This module takes the numbers
+as ints.
 
 - ``NONE``: the bytes themselves.
 - ``GZIP``: any number of gzip members, one after the other.
@@ -10,8 +10,8 @@ A fragment file holds exactly the journal's bytes in one of five codecs. Their n
 - ``SNAPPY``: the framed variant: blocks of at most 64 KiB, each with a CRC.
 - ``GZIP_OFFLOAD_DECOMPRESSION``: one gzip member, which the store or HTTP may have decoded.
 
-Neither direction knows where a fragment ends, or its digest: see ``fragment.decoder``. Use each
-object for one stream, and in one thread at a time. Its work releases the interpreter lock.
+Neither direction knows where a fragment ends, or its digest: see `gazette.protocol.codecs.decoder`.
+Use each object for one stream, and in one thread at a time. Its work releases the interpreter lock.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _GZIP_MAGIC = b"\x1f\x8b\x08"
 
 
 _GZIP_SLICE_BYTES: Final = 1 << 12
-"""Bytes of a slice of a deflate stream. Its decoded content may be 1032 times as large."""
+"""Bytes of a slice of a deflate stream. The decoded content may be 1032 times as large."""
 _SNAPPY_SLICE_BYTES: Final = 1 << 17
 
 
 class Compressor(Protocol):
-    """One stream from journal bytes to file bytes. The input of one call bounds its memory."""
+    """One stream from journal bytes to file bytes. Its memory is bounded by the input of one call."""
 
     def compress(self, content: bytes) -> bytes:
         """Add content. Return the file bytes that are ready, possibly none."""
@@ -65,8 +65,8 @@ class Decompressor(Protocol):
     def decompress(self, data: bytes, max_length: int) -> bytes:
         """Add file bytes (or ``b""`` to continue). Return at most ``max_length`` journal bytes.
 
-        Input that is not decoded yet is kept: pass more only if ``needs_input``. At most 32 MiB of decoded
-        bytes are held, for any input. Raise ``Corrupt`` if the input does not fit the codec.
+        Keep the input that is not decoded yet: pass more only if ``needs_input``. Hold at most 32 MiB of
+        decoded bytes, for any input. Raise ``Corrupt`` if the input does not fit the codec.
         """
         ...
 
@@ -78,8 +78,8 @@ class Decompressor(Protocol):
     def finish(self) -> bytes:
         """End the file. Return the last bytes, of which there are at most two.
 
-        In every codec, an empty file has no content. Raise ``Corrupt`` if the file is cut, or if
-        not all of its content was read.
+        An empty file is valid in every codec: it has no content. Raise ``Corrupt`` if the file is cut,
+        or if not all of its content was read.
         """
         ...
 
@@ -104,8 +104,8 @@ def new_decompressor(codec: int, *, transport_decoded: bool = False) -> Decompre
     """Return a decompressor of one file. Raise ``Invalid`` for a number that is not a codec.
 
     ``transport_decoded`` matters only for GZIP_OFFLOAD_DECOMPRESSION. Set it if the store or the
-    HTTP library has undone the gzip. If it is unset, the first bytes decide. That is right for all
-    content that does not begin like a gzip file.
+    HTTP library has undone the gzip. If it is unset, the first bytes decide. They decide rightly for
+    all content that does not begin like a gzip file.
     """
     match int(codec):
         case 1:
@@ -181,14 +181,14 @@ class _ZstandardCompressor:
 class _SnappyCompressor:
     """Compressor of framed snappy.
 
-    The stream holds compressed bytes until it is flushed, and a flush ends a block. To keep blocks
-    large, flush only after a whole block went in.
+    The library holds compressed bytes until a flush, and a flush ends a block. To keep blocks large,
+    flush only after as many bytes as a block can have.
     """
 
     __slots__ = ("_held", "_stream")
 
     def __init__(self) -> None:
-        import cramjam  # Takes a thirtieth of a broker's start, and few journals need it.
+        import cramjam  # Not at the top: it takes 3 % of a broker's start, and few journals need it.
 
         self._stream = cramjam.snappy.Compressor()
         self._held = 0
@@ -218,9 +218,9 @@ class _NoDecompressor:
     def decompress(self, data: bytes, max_length: int) -> bytes:
         if not self._held and len(data) <= max_length:
             return data
-        held = _joined(self._held, data)
-        self._held = held[max_length:]
-        return bytes(held[:max_length])
+        unread = _joined(self._held, data)
+        self._held = unread[max_length:]
+        return bytes(unread[:max_length])
 
     @property
     def needs_input(self) -> bool:
@@ -252,15 +252,15 @@ class _SlicedDecompressor(ABC):
                     break
                 piece = self._input[: self._slice(self._input)]
                 self._input = self._input[len(piece) :]
-                made = self._step(piece)
-                if made and not pieces and room // 2 <= len(made) <= room:
-                    return made  # Return less than `max_length`, to avoid a copy.
-                self._output = memoryview(made)
+                content = self._step(piece)
+                if content and not pieces and room // 2 <= len(content) <= room:
+                    return content  # Return less than `max_length`, to avoid a copy.
+                self._output = memoryview(content)
                 continue
-            taken = self._output[:room]
-            self._output = self._output[len(taken) :]
-            room -= len(taken)
-            pieces.append(taken)
+            part = self._output[:room]
+            self._output = self._output[len(part) :]
+            room -= len(part)
+            pieces.append(part)
         return b"".join(pieces)
 
     @property
@@ -276,7 +276,7 @@ class _SlicedDecompressor(ABC):
 
     @abstractmethod
     def _slice(self, data: memoryview) -> int:
-        """Return the number of the next bytes that make a slice. The caller feeds them next."""
+        """Return the length of the slice that begins ``data``. The caller passes this slice to ``_step``."""
 
     @abstractmethod
     def _step(self, piece: memoryview) -> bytes:
@@ -301,15 +301,15 @@ class _GzipDecompressor(_SlicedDecompressor):
 
     def _step(self, piece: memoryview) -> bytes:
         pieces: list[bytes] = []
-        rest: bytes | memoryview = piece
-        while rest:
+        remaining: bytes | memoryview = piece
+        while remaining:
             if self._member is None:
                 self._member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
             try:
-                pieces.append(self._member.decompress(rest))
+                pieces.append(self._member.decompress(remaining))
             except zlib.error as error:
                 raise Corrupt(f"not a gzip stream: {error}") from error
-            rest = self._member.unused_data
+            remaining = self._member.unused_data
             if self._member.eof:
                 self._member = None
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -319,7 +319,7 @@ class _GzipDecompressor(_SlicedDecompressor):
 
 
 class _ZstandardDecompressor(_SlicedDecompressor):
-    """Decompressor of consecutive zstd frames, with skippable ones."""
+    """Decompressor of consecutive zstd frames, also of skippable frames."""
 
     __slots__ = ("_blocks", "_frame")
 
@@ -333,15 +333,15 @@ class _ZstandardDecompressor(_SlicedDecompressor):
 
     def _step(self, piece: memoryview) -> bytes:
         pieces: list[bytes] = []
-        rest: bytes | memoryview = piece
-        while rest:
+        remaining: bytes | memoryview = piece
+        while remaining:
             if self._frame is None:
                 self._frame = zstandard.ZstdDecompressor().decompressobj()
             try:
-                pieces.append(self._frame.decompress(rest))
+                pieces.append(self._frame.decompress(remaining))
             except zstandard.ZstdError as error:
                 raise Corrupt(f"not a zstd stream: {error}") from error
-            rest = self._frame.unused_data
+            remaining = self._frame.unused_data
             if self._frame.eof:
                 self._frame = None
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -353,7 +353,7 @@ class _ZstandardDecompressor(_SlicedDecompressor):
 class _SnappyDecompressor(_SlicedDecompressor):
     """Decompressor of framed snappy, by whole chunks (type, 24-bit length, body).
 
-    The library needs a whole stream, so every run of chunks gets another stream identifier.
+    The library decodes whole streams only. So each run of chunks gets a stream identifier of its own.
     """
 
     __slots__ = ("_identified", "_pending", "_skip")
@@ -370,28 +370,28 @@ class _SnappyDecompressor(_SlicedDecompressor):
     def _step(self, piece: memoryview) -> bytes:
         data = self._pending + piece if self._pending else bytes(piece)
         run: list[bytes] = [_SNAPPY_STREAM_ID]
-        at = 0
+        begin = 0
         while True:
             if self._skip:
-                skipped = min(self._skip, len(data) - at)
+                skipped = min(self._skip, len(data) - begin)
                 self._skip -= skipped
-                at += skipped
-            if len(data) - at < 4:
+                begin += skipped
+            if len(data) - begin < 4:
                 break
-            kind, length = data[at], int.from_bytes(data[at + 1 : at + 4], "little")
-            if kind >= 0x80 and kind != 0xFF and self._identified:
-                at, self._skip = at + 4, length
+            chunk_type, length = data[begin], int.from_bytes(data[begin + 1 : begin + 4], "little")
+            if chunk_type >= 0x80 and chunk_type != 0xFF and self._identified:
+                begin, self._skip = begin + 4, length
                 continue
-            self._check(kind, length)
-            if len(data) - at - 4 < length:
+            self._check(chunk_type, length)
+            if len(data) - begin - 4 < length:
                 break
-            chunk = data[at : at + 4 + length]
-            at += 4 + length
-            if kind == 0xFF:
+            chunk = data[begin : begin + 4 + length]
+            begin += 4 + length
+            if chunk_type == 0xFF:
                 self._identify(chunk)
             else:
                 run.append(chunk)
-        self._pending = data[at:]
+        self._pending = data[begin:]
         return self._decode(run)
 
     def _check(self, kind: int, length: int) -> None:
@@ -425,7 +425,7 @@ class _SnappyDecompressor(_SlicedDecompressor):
 
 
 class _OffloadDecompressor:
-    """Decompressor of gzip if the input begins like gzip. Otherwise the transport has decoded it."""
+    """Decompressor of gzip if the input begins like gzip. Otherwise the transport has decoded the input."""
 
     __slots__ = ("_chosen", "_head")
 

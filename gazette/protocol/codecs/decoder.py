@@ -1,8 +1,8 @@
 """Stage 10 of the byte path: the file bytes of a stored fragment become its journal bytes.
 
 A stored file is not trusted. Its name gives the number of its decoded bytes, and their SHA-1. Decoding stops
-at the first additional byte. A file that ends early is an error. So is another digest, if the fragment was
-read from its start to its end.
+at the first additional byte. A file that ends early is an error. If the fragment was read from its start to
+its end, another digest is an error, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gazette.runtime.tasks import Pool
 
 _READ_BYTES: Final = 1 << 18
 _SUM_BYTES: Final = 1 << 20
-"""Bytes that are handed to another thread together, to be hashed. Fewer would cost more than they gain."""
+"""Bytes that another thread hashes at a time. To hand over fewer bytes costs more than it saves."""
 _TRAILER_BYTES_MAX: Final = 1 << 20
 """Most bytes of the file after the last byte of content: checksums, empty members."""
 
@@ -28,12 +28,12 @@ _TRAILER_BYTES_MAX: Final = 1 << 20
 class FragmentDecoder:
     """Decodes one fragment: bytes in, bytes out. For one thread at a time.
 
-    Decoding starts with the file's first byte; only codec NONE can start elsewhere. With NONE it may start at
-    the byte of offset ``start``, and then the digest is not checked. Pass ``verify`` False if the caller
-    compares the digest elsewhere.
+    Decoding starts with the file's first byte. Only with codec NONE may it start elsewhere: at the byte of
+    offset ``start``; then the digest is not checked. Pass ``verify`` False if the caller compares the digest
+    elsewhere.
 
-    With ``sums`` the digest is computed in that pool, while decoding goes on. Decode in a thread of another
-    pool: a thread of the same pool would wait for itself.
+    With ``sums``, that pool computes the digest while decoding goes on. Decode in a thread of another pool: a
+    thread of the same pool would wait for itself.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class FragmentDecoder:
         self._sum = hashlib.sha1(usedforsecurity=False) if verify else None
         self._sums = sums
         self._unsummed: list[bytes] = []
-        """Content that is not hashed yet: ``_unsummed_bytes`` bytes."""
+        """Content that was not handed over for hashing yet: ``_unsummed_bytes`` bytes."""
         self._unsummed_bytes = 0
         self._summing: list[bytes] = []
-        """Content that ``sums`` is hashing, until ``_summed`` is done."""
+        """Content that the pool hashes, until ``_summed`` is done."""
         self._summed: concurrent.futures.Future[None] | None = None
 
     @property
@@ -75,16 +75,16 @@ class FragmentDecoder:
         return self.fragment.end - self.offset
 
     def decode(self, data: bytes, max_length: int) -> bytes:
-        """Take bytes of the file (or ``b""`` to go on); return at most ``max_length`` bytes of the journal.
+        """Take bytes of the file (or ``b""`` to go on). Return at most ``max_length`` bytes of the journal.
 
         Pass more only when ``needs_input``. Raise ``Corrupt`` if the file is damaged
         or holds more than the fragment.
         """
         remaining = self.remaining
         # Ask for one byte more than is left, to notice an additional byte.
-        wanted = min(max_length, remaining + 1) if max_length else 0
+        length_max = min(max_length, remaining + 1) if max_length else 0
         try:
-            content = self._decompressor.decompress(data, wanted)
+            content = self._decompressor.decompress(data, length_max)
         except Corrupt as error:
             raise self._located(error) from error
         self._take(content, remaining)
@@ -126,19 +126,19 @@ class FragmentDecoder:
             self._summing = pieces
             try:
                 self._summed = self._sums.submit(_update, self._sum, pieces)
-            except RuntimeError:
+            except RuntimeError:  # The pool is closed.
                 self._await_sum()
 
     def _await_sum(self) -> None:
-        """Wait until the digest has all that was handed over. Hash it here if the pool was
-        closed meanwhile."""
+        """Wait until the digest has all content that was handed over. If the pool was closed meanwhile,
+        hash this content here."""
         pieces, self._summing = self._summing, []
         summed, self._summed = self._summed, None
         if summed is not None:
             try:
                 summed.result()
             except concurrent.futures.CancelledError:
-                pass  # The pool was closed before it began.
+                pass  # The pool was closed before it began to hash.
             else:
                 return
         if self._sum is not None:
@@ -173,7 +173,7 @@ def _update(digest: Any, pieces: list[bytes]) -> None:
 class DecodedFile:
     """Reads a stored fragment from an open file. Blocks: use it in a thread.
 
-    Takes over ``source``; closes it with ``close`` or at the end of ``with``.
+    The object owns ``source``: ``close`` and the end of ``with`` close the file.
     """
 
     def __init__(self, source: BinaryIO, decoder: FragmentDecoder) -> None:
@@ -187,9 +187,9 @@ class DecodedFile:
         return self._decoder.offset
 
     def read(self, max_length: int) -> bytes:
-        """Return the next bytes, at most ``max_length`` (> 0); none at the end of the fragment.
+        """Return the next bytes, at most ``max_length`` (> 0); ``b""`` at the end of the fragment.
 
-        The end is reported only after the file was checked to end there, too. Raise ``Corrupt``.
+        Report the end only after a check that the file ends there, too. Otherwise raise ``Corrupt``.
         """
         trailer = 0
         while not self._finished:

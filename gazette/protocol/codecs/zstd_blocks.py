@@ -1,7 +1,7 @@
 """Boundaries of the blocks of a zstd stream, so that a decompressor can be fed some blocks at a time. Pure.
 
-A few bytes may stand for 128 KiB of content, but no block for more (RFC 8878, section 3.1.1.2.4). So a feed
-of whole blocks has a known bound on its content. It can be larger than a slice for the worst case.
+A few bytes may decode to 128 KiB of content, but no block decodes to more (RFC 8878, section 3.1.1.2.4). So
+the content of whole blocks is bounded. Without boundaries, slices must be small enough for the worst case.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final
 BLOCK_BYTES_MAX: Final = 128 << 10
 """Greatest content of a block, in bytes."""
 _BLOCKS: Final = 7
-"""Number of whole blocks to feed at once, after the rest of a block. They hold at most 1 MiB of content."""
+"""Most whole blocks to feed at once, after the rest of a block. Together they decode to at most 1 MiB."""
 _LOST_BYTES: Final = 1 << 10
-"""Bytes to feed at once if blocks are unknown. They hold at most 256 RLE blocks: 32 MiB of content."""
+"""Bytes to feed at once if boundaries are unknown: at most 256 RLE blocks, which decode to 32 MiB."""
 
 _MAGIC: Final = 0xFD2FB528
 _SKIPPABLE: Final = 0x184D2A50
@@ -41,7 +41,7 @@ class _Next(Enum):
 class ZstdBlocks:
     """Follows one stream of consecutive frames.
 
-    If it does not understand the stream, it stops following. The decompressor will then report the error.
+    A stream that is not understood has no known boundaries any more. The decompressor will report the error.
     """
 
     __slots__ = ("_checksum", "_header", "_next", "_skip", "_wanted")
@@ -50,34 +50,34 @@ class ZstdBlocks:
         self._next = _Next.FRAME
         self._wanted = _MAGIC_BYTES
         self._header = b""
-        """Bytes seen so far of the ``_wanted`` bytes of the next header."""
+        """The first bytes of the next header, which has ``_wanted`` bytes."""
         self._skip = 0
-        """Bytes of the present element that are still to come and are not inspected."""
+        """Bytes of the current element that are still to come and are not inspected."""
         self._checksum = 0
 
     def take(self, data: memoryview) -> int:
-        """Return the number of the next bytes of the stream to feed at once: at least one,
-        if there is any."""
-        at, blocks, size = 0, 0, len(data)
-        while at < size:
+        """Return how many of the next bytes of the stream to feed at once. The result is zero only for
+        empty ``data``."""
+        position, blocks, size = 0, 0, len(data)
+        while position < size:
             if self._next is _Next.LOST:
-                return min(size, at + _LOST_BYTES)
+                return min(size, position + _LOST_BYTES)
             if self._skip:
-                taken = min(self._skip, size - at)
-                self._skip -= taken
-                at += taken
+                count = min(self._skip, size - position)
+                self._skip -= count
+                position += count
                 continue
             if self._next is _Next.BLOCK and not self._header:
                 if blocks == _BLOCKS:
                     break
                 blocks += 1
-            taken = min(self._wanted - len(self._header), size - at)
-            self._header += data[at : at + taken]
-            at += taken
+            count = min(self._wanted - len(self._header), size - position)
+            self._header += data[position : position + count]
+            position += count
             if len(self._header) == self._wanted:
                 header, self._header = self._header, b""
                 self._step(header)
-        return at
+        return position
 
     def _step(self, header: bytes) -> None:
         number = int.from_bytes(header, "little")
@@ -91,8 +91,8 @@ class ZstdBlocks:
             case _Next.DESCRIPTOR:
                 single = number >> 5 & 1
                 self._checksum = _CHECKSUM_BYTES if number & 4 else 0
-                rest = _ID_BYTES[number & 3] + (_SIZE_BYTES[number >> 6] or single) + 1 - single
-                self._expect(_Next.BLOCK, _BLOCK_HEADER_BYTES, rest)
+                skip = _ID_BYTES[number & 3] + (_SIZE_BYTES[number >> 6] or single) + 1 - single
+                self._expect(_Next.BLOCK, _BLOCK_HEADER_BYTES, skip)
             case _Next.BLOCK if number >> 1 & 3 != _RESERVED:
                 content = 1 if number >> 1 & 3 == _RLE else number >> 3
                 if number & 1:

@@ -45,8 +45,8 @@ def parse_go_duration(text: str) -> int:
     while position < len(body):
         term = _TERM.match(body, position)
         assert term is not None
-        whole, fraction, unit = term.group(1), term.group(2) or "", term.group(3)
-        if not whole and not fraction:
+        integer, fraction, unit = term.group(1), term.group(2) or "", term.group(3)
+        if not integer and not fraction:
             raise Invalid(f'time: invalid duration "{text}"')
         if not unit:
             raise Invalid(
@@ -54,9 +54,9 @@ def parse_go_duration(text: str) -> int:
             )
         if unit not in _UNITS:
             raise Invalid(f'time: unknown unit "{unit}" in duration "{text}"')
-        if len(whole) + len(fraction) > 64:
+        if len(integer) + len(fraction) > 64:
             raise Invalid(f'time: invalid duration "{text}"')
-        total += int(whole or "0") * _UNITS[unit]
+        total += int(integer or "0") * _UNITS[unit]
         total += int(fraction or "0") * _UNITS[unit] // 10 ** len(fraction)
         position = term.end()
     if total > _MAX + (sign == "-"):
@@ -66,13 +66,13 @@ def parse_go_duration(text: str) -> int:
 
 def format_go_duration(ns: int) -> str:
     """Return the shortest exact text: ``0s``, ``250ms``, ``1m0s``, ``24h0m0s``."""
-    sign, rest = ("-", -ns) if ns < 0 else ("", ns)
-    if rest < SECOND:
+    sign, magnitude = ("-", -ns) if ns < 0 else ("", ns)
+    if magnitude < SECOND:
         for unit, scale in (("ms", MILLISECOND), ("\u00b5s", MICROSECOND), ("ns", NANOSECOND)):
-            if rest >= scale:
-                return f"{sign}{_decimal(rest, scale)}{unit}"
+            if magnitude >= scale:
+                return f"{sign}{_decimal(magnitude, scale)}{unit}"
         return "0s"
-    minutes, seconds_ns = divmod(rest, MINUTE)
+    minutes, seconds_ns = divmod(magnitude, MINUTE)
     hours, minutes = divmod(minutes, 60)
     text = f"{_decimal(seconds_ns, SECOND)}s"
     if hours or minutes:
@@ -99,7 +99,7 @@ def from_pb(pb: duration_pb2.Duration) -> int:
 
 
 def _decimal(value: int, scale: int) -> str:
-    whole, fraction = divmod(value, scale)
+    integer, fraction = divmod(value, scale)
     if not fraction:
-        return str(whole)
-    return f"{whole}.{str(fraction).rjust(len(str(scale)) - 1, '0').rstrip('0')}"
+        return str(integer)
+    return f"{integer}.{str(fraction).rjust(len(str(scale)) - 1, '0').rstrip('0')}"

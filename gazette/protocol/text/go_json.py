@@ -42,7 +42,7 @@ def loads(data: bytes) -> dict[str, Any]:
 
 def omit_zero(value: dict[str, Any], *keep: str) -> dict[str, Any]:
     """Return ``value`` without the members that are zero, except those of ``keep``."""
-    return {key: item for key, item in value.items() if item or key in keep}
+    return {key: member for key, member in value.items() if member or key in keep}
 
 
 def as_object(value: Any) -> dict[str, Any]:
@@ -74,24 +74,24 @@ def as_text(value: str) -> str:
 
 def get_int(value: dict[str, Any], key: str, bounds: tuple[int, int] = INT64) -> int:
     """Return the integer member of that name, or 0 if it is absent."""
-    item = value.get(key)
-    if item is None:
+    member = value.get(key)
+    if member is None:
         return 0
-    if not isinstance(item, int) or isinstance(item, bool):
-        raise Corrupt(f"expected {key} to be an integer, not {type(item).__name__}")
-    if not bounds[0] <= item <= bounds[1]:
-        raise Corrupt(f"{key} is out of range ({item})")
-    return item
+    if not isinstance(member, int) or isinstance(member, bool):
+        raise Corrupt(f"expected {key} to be an integer, not {type(member).__name__}")
+    if not bounds[0] <= member <= bounds[1]:
+        raise Corrupt(f"{key} is out of range ({member})")
+    return member
 
 
 def get_str(value: dict[str, Any], key: str) -> str:
     """Return the string member of that name, or "" if it is absent."""
-    item = value.get(key)
-    if item is None:
+    member = value.get(key)
+    if member is None:
         return ""
-    if not isinstance(item, str):
-        raise Corrupt(f"expected {key} to be a string, not {type(item).__name__}")
-    return as_text(item)
+    if not isinstance(member, str):
+        raise Corrupt(f"expected {key} to be a string, not {type(member).__name__}")
+    return as_text(member)
 
 
 def encode_bytes(value: bytes) -> str:

@@ -1,7 +1,7 @@
 """The part of Go's text/template that path postfixes use: `parse`, and `Template.execute`. Pure.
 
-It supports text, fields and methods, constants, ``if``, ``with``, and the functions ``and``, ``or``, ``not``,
-``eq`` and ``ne``. Everything else of Go is refused by name. So a template writes the same here as in Go.
+Templates have text, fields and methods, constants, ``if``, ``with``, and the functions ``and``, ``or``,
+``not``, ``eq`` and ``ne``. All else of Go is refused by name. So a template writes the same here as in Go.
 
 Data are Python values: None, bool, int, str, list, and `Struct`. Templates see nothing else of Python.
 """
@@ -40,9 +40,9 @@ class NamedInt(int):
     name: str
 
     def __new__(cls, value: int, name: str) -> Self:
-        made = super().__new__(cls, value)
-        made.name = name
-        return made
+        named_int = super().__new__(cls, value)
+        named_int.name = name
+        return named_int
 
     def __str__(self) -> str:
         return self.name
@@ -70,7 +70,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Fields that are looked up in the data of the template (``$``) or in the value of a ``with``."""
+    """Fields of the template's data if ``is_rooted`` (``$``), else of the value of the inner ``with``."""
 
     is_rooted: bool
     names: tuple[str, ...]
@@ -100,17 +100,17 @@ Node: TypeAlias = "str | Expression | Condition"
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A template that has been read."""
+    """A template that was parsed."""
 
     nodes: tuple[Node, ...] = field(repr=False)
 
     def execute(self, data: Struct) -> str:
-        """Return the output of the template. Raise ``Invalid`` where Go's would fail."""
+        """Return the output of the template. Raise ``Invalid`` where Go would fail."""
         return "".join(_written(self.nodes, data, data))
 
 
 def parse(text: str) -> Template:
-    """Read a template. Raise ``Invalid`` at what Go's parser refuses, and at what is not supported here."""
+    """Parse a template. Raise ``Invalid`` for one that Go's parser refuses, or that is not supported here."""
     return Template(_Parser(text).all())
 
 
@@ -120,12 +120,12 @@ def is_complete(text: str) -> bool:
 
 
 class _Parser:
-    """Reads one template, action by action."""
+    """Parses one template, action by action."""
 
     def __init__(self, text: str) -> None:
         self._pieces = _pieces(text)
         self._tokens: list[tuple[str, str]] = []
-        """Tokens of the present action: kind and text, in reverse."""
+        """Unread tokens of the current action, in reverse: symbol and text."""
         self._action = ""
         self._depth = 0
 
@@ -144,8 +144,8 @@ class _Parser:
             raise self._fail("nested too deeply")
 
     def _body(self) -> tuple[tuple[Node, ...], str]:
-        """Return the nodes up to the end of the text, or to an ``end`` or ``else``, and
-        that keyword or ""."""
+        """Return the nodes before the next ``end`` or ``else``, and this keyword. Without one, return all
+        nodes and ""."""
         nodes: list[Node] = []
         for literal, action, tokens in self._pieces:
             if literal:
@@ -194,9 +194,9 @@ class _Parser:
         return value
 
     def _command(self) -> Expression:
-        """Return a value, or a call of a function or a method."""
-        kind, text = self._tokens[-1] if self._tokens else ("", "")
-        if kind == "name" and text in _FUNCTIONS:
+        """Read a value, or a call of a function or a method."""
+        symbol, text = self._tokens[-1] if self._tokens else ("", "")
+        if symbol == "name" and text in _FUNCTIONS:
             self._tokens.pop()
             arguments = self._arguments()
             least, most = _FUNCTIONS[text]
@@ -207,12 +207,12 @@ class _Parser:
         arguments = self._arguments()
         if not arguments:
             return value
-        if not isinstance(value, Chain) or not value.names or kind == "open":
+        if not isinstance(value, Chain) or not value.names or symbol == "open":
             raise self._fail("can't give an argument to what is no function")
         texts = tuple(
-            one.value
-            for one in arguments
-            if isinstance(one, Constant) and isinstance(one.value, str)
+            argument.value
+            for argument in arguments
+            if isinstance(argument, Constant) and isinstance(argument.value, str)
         )
         if len(texts) != len(arguments):
             raise self._fail("only a constant text is supported as an argument of a method")
@@ -227,8 +227,8 @@ class _Parser:
     def _operand(self) -> Expression:
         if not self._tokens:
             raise self._fail("missing value")
-        kind, text = self._tokens.pop()
-        match kind:
+        symbol, text = self._tokens.pop()
+        match symbol:
             case "open":
                 self._deeper()
                 value = self._command()
@@ -253,7 +253,7 @@ class _Parser:
 def _pieces(text: str) -> Iterator[tuple[str, str, list[tuple[str, str]] | None]]:
     """Yield each piece of literal text, with the action that follows it as text and as tokens.
 
-    A comment has None for tokens.
+    Tokens are None for a comment, and at the end of the text.
     """
     position, trim = 0, False
     while begin := _BEGIN.search(text, position):
@@ -267,12 +267,12 @@ def _pieces(text: str) -> Iterator[tuple[str, str, list[tuple[str, str]] | None]
         tokens: list[tuple[str, str]] = []
         position = begin.end()
         while (token := _TOKEN.match(text, position)) and token.lastgroup != "end":
-            kind = str(token.lastgroup)
-            tokens.append((kind, token[kind]))
+            symbol = str(token.lastgroup)
+            tokens.append((symbol, token[symbol]))
             position = token.end()
         if token is None:
-            rest, closed, _ = text[position:].partition("}}")
-            problem = f"{rest.strip()} is not supported" if closed else "unclosed action"
+            unread, closed, _ = text[position:].partition("}}")
+            problem = f"{unread.strip()} is not supported" if closed else "unclosed action"
             raise Invalid(f"{problem} in a path postfix template ({text[begin.start() :]})")
         position, trim = token.end(), token["end"].startswith("-")
         yield literal, text[begin.start() : position], tokens
@@ -300,16 +300,16 @@ def _value(expression: Expression, root: Struct, dot: Any) -> Any:
         case Constant(value):
             return value
         case FunctionCall(function, arguments):
-            return _called(function, (_value(one, root, dot) for one in arguments))
+            return _called(function, (_value(argument, root, dot) for argument in arguments))
         case Chain(is_rooted, names, arguments):
-            found = root if is_rooted else dot
-            for at, name in enumerate(names, 1):
-                found = _field(found, name, arguments if at == len(names) else ())
-            return found
+            target = root if is_rooted else dot
+            for count, name in enumerate(names, 1):
+                target = _field(target, name, arguments if count == len(names) else ())
+            return target
 
 
 def _called(function: str, arguments: Iterator[Any]) -> Any:
-    """Return the result of a function. It evaluates no more arguments than it needs, as in Go."""
+    """Return the result of a function. As in Go, ``and`` and ``or`` stop at the first that decides."""
     if function in ("and", "or"):
         for value in arguments:
             if is_true(value) == (function == "or"):
@@ -345,19 +345,19 @@ def _field(value: Any, name: str, arguments: Sequence[str]) -> Any:
 
 
 def is_true(value: Any) -> bool:
-    """Return True if ``if`` takes a value as true: it is neither zero nor empty. A struct always is true."""
+    """Return True if ``if`` takes a value for true: one that is not zero or empty, or any struct."""
     return True if isinstance(value, Struct) else bool(value)
 
 
 def _kind(value: Any) -> str:
-    kinds = (
+    type_names = (
         (bool, "a bool"),
         (int, "an int"),
         (str, "a string"),
         (list, "a list"),
         (Struct, "a struct"),
     )
-    return next((name for kind, name in kinds if isinstance(value, kind)), "nil")
+    return next((name for python_type, name in type_names if isinstance(value, python_type)), "nil")
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Times in the layouts of Go. A layout is the text of Monday, January 2 2006 15:04:05 in that format."""
+"""Times in the layouts of Go. A layout is the time Monday, January 2 2006 15:04:05, written in its format."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def format_go_time(layout: str, seconds: float | None) -> str:
 
 def elements(layout: str) -> Iterator[tuple[bool, str]]:
     """Yield the pieces of a layout in order: True with an element of the time, False with literal text."""
-    at = 0
+    position = 0
     for element in _ELEMENT.finditer(layout):
-        if element.start() > at:
-            yield False, layout[at : element.start()]
+        if element.start() > position:
+            yield False, layout[position : element.start()]
         yield True, element.group()
-        at = element.end()
-    if at < len(layout):
-        yield False, layout[at:]
+        position = element.end()
+    if position < len(layout):
+        yield False, layout[position:]
 
 
 def words_of(element: str) -> Sequence[str]:
@@ -61,7 +61,7 @@ def words_of(element: str) -> Sequence[str]:
             return [name[:3] for name in _DAYS]
         case "PM" | "pm":
             return ["AM", "PM"] if element == "PM" else ["am", "pm"]
-    # Times are in UTC.
+    # Other elements with text are of time zones, and all times are in UTC.
     return [_format(element, _ZERO)] if element[0] in "Z-M" else ()
 
 

@@ -1,7 +1,7 @@
 """YAML that is read into typed fields. An unknown or a repeated key is an error.
 
-A field's type determines how its text is read. So a label value of ``yes``, ``1.10`` or ``2020-01-01`` stays
-that text, unlike in plain YAML. Anchors, aliases and merge keys work.
+The type of a field determines how its text is read. So a label's value stays as it is written, such as
+``yes``, ``1.10`` or ``2020-01-01``, unlike in plain YAML. Anchors, aliases and merge keys work.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TEXT_MAX: Final = 32 << 20
 _NODES_MAX: Final = 1_000_000
 _FREE_NODES: Final = 100_000
 _ALIAS_RATIO: Final = 10
-"""Greatest number of values, aliases included, for each value in the text. Some values are free."""
+"""Greatest number of values, aliases included, for each value in the text, after `_FREE_NODES` free ones."""
 _SHOWN_MAX: Final = 100
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -101,7 +101,7 @@ class Fields:
             raise _invalid(node, error.message) from None
 
     def enum(self, name: str, values: type[IntEnum], *, numbers: bool = False) -> int:
-        """Return the number of one of the ``values``, given by name or, if permitted, as any number."""
+        """Return the number of one of ``values``, given by its name. With ``numbers``, permit any number."""
         node = self._nodes.get(name)
         if node is None:
             return 0
@@ -123,7 +123,7 @@ class Fields:
         return tuple(decode(item) for item in node.value)
 
     def labels(self, name: str) -> LabelSet:
-        """Return labels, sorted. Validation finds repeated ones."""
+        """Return labels, sorted. Keep repeated labels: `LabelSet.validate` refuses them."""
         return LabelSet(tuple(sorted(self.items(name, _decode_label))))
 
     def fields(self, name: str, known: Iterable[str]) -> Fields | None:
@@ -133,7 +133,7 @@ class Fields:
 
 
 def decode(text: str, decode_root: Callable[[yaml.Node | None], Item]) -> Item:
-    """Decode the root of one YAML document, which is ``None`` if it is empty.
+    """Decode the root of one YAML document. The root of an empty document is ``None``.
 
     Raise ``Invalid`` as ``compose`` does, and what ``decode_root`` raises.
     """
@@ -144,7 +144,7 @@ def decode(text: str, decode_root: Callable[[yaml.Node | None], Item]) -> Item:
 
 
 def compose(text: str) -> yaml.Node | None:
-    """Return the root of one YAML document, or ``None`` if it is empty.
+    """Return the root of one YAML document, or ``None`` if the document is empty.
 
     A walk over the nodes takes time and memory in proportion to the text, even if aliases repeat nodes. Raise
     ``Invalid`` for text that is not YAML, has several documents, nests too deeply, or grows too large.
@@ -170,7 +170,7 @@ def compose(text: str) -> yaml.Node | None:
 def _check_events(text: str) -> int:
     """Return the number of nodes, aliases included. Raise ``Invalid`` beyond the limits.
 
-    Without this check, the C loader would exhaust the stack and end the process.
+    Without this check, deep nesting would exhaust the stack of the C loader, and end the process.
     """
     depth = nodes = 0
     for event in yaml.parse(text, Loader=_LOADER):
@@ -196,9 +196,9 @@ def _check_aliases(root: yaml.Node, limit: int) -> None:
 
     def measure(node: yaml.Node) -> tuple[int, int]:
         """Return the number of nodes, and their depth."""
-        known = sizes.get(id(node))
-        if known is not None:
-            return known
+        cached = sizes.get(id(node))
+        if cached is not None:
+            return cached
         if isinstance(node, yaml.ScalarNode):
             return 1, 0
         if id(node) in open_nodes:
@@ -206,7 +206,7 @@ def _check_aliases(root: yaml.Node, limit: int) -> None:
         open_nodes.add(id(node))
         children = node.value
         if isinstance(node, yaml.MappingNode):
-            children = [one for pair in node.value for one in pair]
+            children = [child for pair in node.value for child in pair]
         size, depth = 1, 0
         for child in children:
             inner, below = measure(child)
@@ -273,7 +273,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def entries(node: yaml.Node) -> dict[str, yaml.Node]:
-    """Return the values of a mapping by their keys, with merged ones. Raise ``Invalid``."""
+    """Return the values of a mapping by key, including those of merge keys. Raise ``Invalid``."""
     if not isinstance(node, yaml.MappingNode):
         raise _invalid(node, "expected a mapping")
     return {name: value for name, (_, value) in _flattened(node).items()}
@@ -285,21 +285,21 @@ def is_null(node: yaml.Node) -> bool:
 
 
 def _flattened(node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-    own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
-    merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+    own_fields: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+    merged_fields: dict[str, tuple[yaml.Node, yaml.Node]] = {}
     for key, value in node.value:
         if key.tag == _TAG + "merge":
             sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
             for source in sources:
                 if not isinstance(source, yaml.MappingNode) or source is node:
                     raise _invalid(value, "expected a mapping to merge")
-                merged = _flattened(source) | merged
+                merged_fields = _flattened(source) | merged_fields
             continue
         name = _scalar(key).value
-        if name in own:
+        if name in own_fields:
             raise _invalid(key, f"field {name} is set more than once")
-        own[name] = (key, value)
-    return merged | own
+        own_fields[name] = (key, value)
+    return merged_fields | own_fields
 
 
 def _scalar(node: yaml.Node) -> yaml.ScalarNode:
