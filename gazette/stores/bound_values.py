@@ -1,6 +1,5 @@
 """Parameters of SQL that a database would change, or refuse without naming the parameter. Pure.
 
-
 SQLite stores NaN as NULL, and numbers of NumPy as the bytes of their memory.
 """
 
@@ -82,14 +81,14 @@ def has_memory(value: Any) -> bool:
 
 
 def _object_objection(value: Any) -> Objection | None:
-    kind = type(value).__name__
+    class_name = type(value).__name__
     if not has_memory(value):
         advice = "Give str(…), int(…), float(…) or bytes(…)."
-        return Objection(f"is of type {kind}, which SQLite does not have", advice)
+        return Objection(f"is of type {class_name}, which SQLite does not have", advice)
     if isinstance(value, memoryview) and value.format == "B" and value.contiguous:
         return None
     return Objection(
-        f"is of type {kind}, of which SQLite stores the memory", "Give int(…) or bytes(…)."
+        f"is of type {class_name}, of which SQLite stores the memory", "Give int(…) or bytes(…)."
     )
 
 
@@ -99,11 +98,11 @@ def require(parameters: Parameters, objection_to: ObjectionOf, sql: str, path: s
     if isinstance(parameters, Mapping):
         steps = parameters.items()
     for place, value in steps:
-        if (found := objection_to(value)) is not None:
+        if (objection := objection_to(value)) is not None:
             raise InvalidValue(
-                f"{shown(value)} {found.reason}",
+                f"{shown(value)} {objection.reason}",
                 path=path + key_step(place),
-                hint=found.advice,
+                hint=objection.advice,
                 sql=shown_sql(sql),
             )
 

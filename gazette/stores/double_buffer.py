@@ -48,13 +48,13 @@ class DoubleBuffer(StateView, Generic[CopyT]):
     def refresh(self, files: PlayedFiles) -> Any:
         if not self._free:
             raise Bug("both copies of a view are in use")
-        # The copy that was used last is the newest one, so it needs the fewest changes.
+        # The copy that was released last is the newest, so it needs the fewest changes.
         copy = self._free.pop()
         try:
             try:
                 copy.follow(files)
             except Corrupt:
-                copy.follow(files)  # Build it from nothing: the copy may be the damaged part.
+                copy.follow(files)  # Perhaps only the copy was damaged: build it from nothing.
             reader = self._open_reader(copy)
         except BaseException:
             self._free.insert(0, copy)

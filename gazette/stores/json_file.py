@@ -110,12 +110,12 @@ class JSONFileStore(Store, Generic[StateT]):
         return _JSONFileView(open_reader)
 
     def _encode(self) -> bytes:
-        """Return the state as JSON, to commit it. Raise ``Invalid`` unless it reads back equal."""
+        """Return the state as JSON, to commit it. Raise ``Invalid`` if the JSON would not read back equal."""
         return self._encoding.encode(self.state, "state")
 
     def _load(self, data: bytes) -> StateT:
-        *lines, rest = data.split(b"\n")
-        if rest:
+        *lines, tail = data.split(b"\n")
+        if tail:
             lines = []  # The file lost its end.
         if len(lines) < 2:
             raise Corrupt("state.json does not hold offsets and state", lines=len(lines))

@@ -52,8 +52,8 @@ _COMMIT_TIMEOUT_S: Final = 600.0
 class BuiltState:
     """A state that was built: a branch of ``log``, in a file of ``size`` bytes.
 
-    Offsets in ``hints`` and ``ends`` count from the file's begin. With an empty ``log``, the state is in
-    its database already, and there is no file.
+    Offsets in ``hints`` and ``ends`` count from the file's begin. If ``log`` is empty, the state is in its
+    database already, and there is no file.
     """
 
     shard: str
@@ -65,7 +65,7 @@ class BuiltState:
     sha256: str
     checkpoint: Checkpoint
     messages: int = 0
-    """Number of messages that it was built from; of rows of a fold, if only these are known."""
+    """Number of messages from which the state was built; of rows of a fold, if only their number is known."""
     facts: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
@@ -184,8 +184,8 @@ class OfflineShard(WithTimers):
         """Let the application set timers, if it defines ``on_timer``. Raise as `open_timers` does."""
         assert self._application is not None
         self._clock = _MessageTime()
-        # Messages come in the order of publication. If that is their time, do not wait for any source.
-        # Sources with declared times wait for each other, as on a shard.
+        # Messages come in the order of publication. If that is also their time, the watermark waits for no
+        # source. Sources with declared times wait for each other, as on a shard.
         sources = None if declared_times(self._application, self) else ()
         self.timers = open_timers(self._application, self, store, self._clock, sources)
         if self.timers is not None:
@@ -219,7 +219,7 @@ class OfflineShard(WithTimers):
     def commits_on_the_way(self) -> bool:
         """True if ``commit`` may be called before the state is finished.
 
-        That takes a recovery log: without one, every commit would take effect at once.
+        Then there is a recovery log. Without one, every commit would take effect at once.
         """
         return bool(self._spec.recovery_log)
 
@@ -337,7 +337,7 @@ class StateBuilder:
     def commit(self, checkpoint: Checkpoint | None = None) -> OpFuture[Any]:
         """Commit the writes so far. Without ``checkpoint``, further commits must follow.
 
-        In a store without a recovery log every commit takes effect: give a checkpoint there.
+        In a store without a recovery log, every commit takes effect at once: give a checkpoint there.
         """
         if self._built is not None or self._opened is None:
             raise Bug("a commit of a state that is finished", shard=self.shard.id)
@@ -348,11 +348,11 @@ class StateBuilder:
         waits, self.shard.waits = self.shard.waits, []
         for future in waits:
             future.result(_COMMIT_TIMEOUT_S)
-        done = self._opened.start_commit(self.shard, checkpoint or Checkpoint(), ())
-        done.result(_COMMIT_TIMEOUT_S)
+        committed = self._opened.start_commit(self.shard, checkpoint or Checkpoint(), ())
+        committed.result(_COMMIT_TIMEOUT_S)
         if timers is not None:
             timers.begin()
-        return done
+        return committed
 
     def finish(
         self, checkpoint: Checkpoint, *, messages: int = 0, facts: dict[str, Any] | None = None
@@ -408,13 +408,13 @@ class StateBuilder:
 
 
 def pieces(ends: list[int]) -> tuple[int, ...]:
-    """Return some of the ends of appends: each piece but the last has at least `PIECE_BYTES`."""
-    kept: list[int] = []
+    """Return the ends of pieces, out of the ends of appends. All but the last have `PIECE_BYTES` or more."""
+    piece_ends: list[int] = []
     begin = 0
     for end in ends:
         if end - begin >= PIECE_BYTES:
-            kept.append(end)
+            piece_ends.append(end)
             begin = end
-    if ends and (not kept or kept[-1] != ends[-1]):
-        kept.append(ends[-1])
-    return tuple(kept)
+    if ends and (not piece_ends or piece_ends[-1] != ends[-1]):
+        piece_ends.append(ends[-1])
+    return tuple(piece_ends)

@@ -1,6 +1,6 @@
 """Statements that end a transaction, found in the text of SQL. Pure.
 
-The text is divided into statements as the database does: not at semicolons in strings, quoted names,
+The text is divided into statements as the database divides it: not at semicolons in strings, quoted names,
 comments and bodies of functions. Only the first words of a statement matter.
 """
 
@@ -42,10 +42,10 @@ def ending_words(sql: str, dialect: str) -> str | None:
     if _SUSPECT.search(sql) is None:
         return None
     for words in _statements(sql, dialect):
-        first, rest = words[0], words[1:]
-        if first == "ROLLBACK" and "TO" in rest:
+        first_word, later_words = words[0], words[1:]
+        if first_word == "ROLLBACK" and "TO" in later_words:
             continue
-        if first in _ENDS or words[:2] == ["PREPARE", "TRANSACTION"]:
+        if first_word in _ENDS or words[:2] == ["PREPARE", "TRANSACTION"]:
             return " ".join(words[:2])
     return None
 
@@ -54,13 +54,13 @@ def _statements(sql: str, dialect: str) -> Iterator[list[str]]:
     """Yield the first words of each statement, in capitals."""
     words: list[str] = []
     has_body, depth = False, 0
-    for kind, text in _tokens(sql, dialect):
-        if kind == "end" and depth == 0:
+    for group, text in _tokens(sql, dialect):
+        if group == "end" and depth == 0:
             if words:
                 yield words
             words, has_body = [], False
             continue
-        word = text.upper() if kind == "word" else text
+        word = text.upper() if group == "word" else text
         if len(words) < _WORDS_KEPT:
             words.append(word)
         has_body = has_body or (words[0] == "CREATE" and word in _BODIES)
@@ -71,20 +71,20 @@ def _statements(sql: str, dialect: str) -> Iterator[list[str]]:
 
 
 def _tokens(sql: str, dialect: str) -> Iterator[tuple[str, str]]:
-    at = 0
-    while (token := _TOKEN.match(sql, at)) is not None:
-        kind, at = str(token.lastgroup), token.end()
-        if kind == "escaped" and dialect != "postgresql":
-            kind, at = "word", token.start() + 1
-        if kind == "quoted" and dialect in _ESCAPES and token.group()[0] != "`":
-            at = _end_of_escaped(sql, token.start())
-        if kind == "comment":
-            at = _end_of_comment(sql, at, nests=dialect in _NESTS_COMMENTS)
-        elif kind == "dollar":
-            found = sql.find(token.group(), at)
-            at = len(sql) if found < 0 else found + len(token.group())
-        elif kind != "skip":
-            yield kind, token.group()
+    position = 0
+    while (token := _TOKEN.match(sql, position)) is not None:
+        group, position = str(token.lastgroup), token.end()
+        if group == "escaped" and dialect != "postgresql":
+            group, position = "word", token.start() + 1
+        if group == "quoted" and dialect in _ESCAPES and token.group()[0] != "`":
+            position = _end_of_escaped(sql, token.start())
+        if group == "comment":
+            position = _end_of_comment(sql, position, nests=dialect in _NESTS_COMMENTS)
+        elif group == "dollar":
+            closing = sql.find(token.group(), position)
+            position = len(sql) if closing < 0 else closing + len(token.group())
+        elif group != "skip":
+            yield group, token.group()
 
 
 def _end_of_escaped(sql: str, start: int) -> int:

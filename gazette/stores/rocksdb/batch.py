@@ -1,4 +1,4 @@
-"""Content of a RocksDB WAL as a map: hot standbys read it instead of RocksDB's memory. Pure.
+"""Content of a RocksDB WAL as a map, which hot standbys read instead of RocksDB's memory. Pure.
 
 A record of a WAL is a batch of writes: a sequence number (8 bytes), a count (4), and the writes. A write is
 a tag, the family's number (not for the default family), key and value.
@@ -17,7 +17,7 @@ from gazette.stores.rocksdb.write_buffer import Pending
 
 _DELETION, _VALUE, _LOG_DATA, _SINGLE_DELETION, _NOOP, _RANGE_DELETION = 0, 1, 3, 7, 13, 15
 _OF_FAMILY: Final = {4: _DELETION, 5: _VALUE, 8: _SINGLE_DELETION, 14: _RANGE_DELETION}
-"""Tags of writes to families other than the default one, with the tag of the same write to that one."""
+"""Tags of writes to other families than the default one, with the tags of these writes to the default one."""
 
 
 class Layer:
@@ -30,7 +30,7 @@ class Layer:
         self._order: list[bytes] | None = None
 
     def changed(self) -> Pending:
-        """Return the writes. The caller will change them."""
+        """Return the writes for the caller to change. Forget the order of the keys."""
         self._order = None
         return self.pending
 
@@ -81,7 +81,7 @@ class WrittenAhead:
 
 
 def lookup(layers: Sequence[Layer], key: bytes) -> tuple[bool, bytes | None]:
-    """Return True if a layer has a write of the key, and its value (None: deleted). Oldest layer first."""
+    """Return True if a layer has a write of the key, and the value (None: deleted). Layers: oldest first."""
     for layer in reversed(layers):
         values = layer.pending.values
         if key in values:
@@ -93,12 +93,12 @@ def lookup(layers: Sequence[Layer], key: bytes) -> tuple[bool, bytes | None]:
 
 def folded(layers: Sequence[Layer], low: bytes, high: bytes | None) -> Pending:
     """Return the writes of all layers to keys from ``low`` up to ``high``, as one layer."""
-    one = Pending()
+    combined = Pending()
     for layer in layers:
         for begin, end in layer.pending.ranges:
             if end > low and (high is None or begin < high):
-                one.delete_range(begin, end)
+                combined.delete_range(begin, end)
         values = layer.pending.values
         for key in layer.between(low, high):
-            one.values[key] = values[key]
-    return one
+            combined.values[key] = values[key]
+    return combined

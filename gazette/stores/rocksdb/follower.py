@@ -2,14 +2,14 @@
 
 A copy has two parts:
 
-- The tables, and the manifest that names them. They are opened read-only, and again whenever the
-  manifest has changed. That is cheap, since tables are linked, not copied: a table never changes once
-  the manifest refers to it. A link stays while the copy needs it, even if the log unlinks the file.
-- The later writes, in WALs. The copy reads their new bytes and keeps them in memory, over the tables.
+- The tables, and the manifest that names them. The copy opens them read-only, and again whenever the
+  manifest has changed. Opening is cheap, since tables are linked, not copied: a table never changes once
+  the manifest refers to it. A link stays while the copy needs the table, even if the log unlinks the file.
+- The later writes, in WALs. The copy reads their new bytes, and keeps the writes in memory, over the tables.
 
-RocksDB could do both, with two faults. Opening reads all WALs again and holds the interpreter's lock
-meanwhile (seconds, for tens of megabytes). A *secondary* instance reads only new bytes, but answers with
-overwritten values after flushes (facebook/rocksdb issues 14444 and 15051).
+RocksDB itself could read both parts, with two faults. Opening reads all WALs again, and holds the
+interpreter's lock meanwhile (seconds, for tens of megabytes). A *secondary* instance reads only new bytes,
+but answers with overwritten values after flushes (facebook/rocksdb issues 14444 and 15051).
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ class FollowedRocksDB:
         source = files.paths.get(current)
         if source is None:
             raise Corrupt("the log has no manifest of the name in CURRENT", manifest=current)
-        at = (source, source.stat().st_size)
-        if at == self._opened:
+        manifest_read = (source, source.stat().st_size)
+        if manifest_read == self._opened:
             return
         self._close_tables()
         self._take(files)
@@ -137,23 +137,23 @@ class FollowedRocksDB:
                 "RocksDB finds other column families than its manifest names",
                 found=", ".join(sorted(self._tables)),
             )
-        self._opened = at
+        self._opened = manifest_read
 
     def _take(self, files: PlayedFiles) -> None:
         """Link or copy the present tables and manifest into the directory, and remove all other files."""
         make_private(self._path)
-        wanted = {name for name in files.paths if _is_taken(name)}
+        to_take = {name for name in files.paths if _is_taken(name)}
         for path in self._path.iterdir():
             # Remove a table with another inode: it was recorded again, or no file refers to it.
-            if path.name in wanted and TABLE.fullmatch(path.name):
+            if path.name in to_take and TABLE.fullmatch(path.name):
                 source = files.paths[path.name]
                 linked = os.path.samestat(path.stat(), source.stat())
                 if linked or self._copied.get(path.name) == (source, source.stat().st_size):
-                    wanted.discard(path.name)
+                    to_take.discard(path.name)
                     continue
             self._copied.pop(path.name, None)
             path.unlink()
-        for name in wanted:
+        for name in to_take:
             source = files.paths[name]
             if not TABLE.fullmatch(name):
                 copy_private(source, self._path / name)
@@ -189,21 +189,21 @@ class FollowedRocksDB:
             database.close()
 
     def _follow_wals(self, paths: Mapping[str, Path]) -> None:
-        before, self._wals = self._wals, {}
+        former_wals, self._wals = self._wals, {}
         names = [name for name in paths if WAL.fullmatch(name)]
         for name in sorted(names, key=_number):
-            wal = before.get(name)
+            wal = former_wals.get(name)
             if wal is None or wal.source != paths[name]:
                 wal = _FollowedWal(paths[name])
             wal.read()
             self._wals[name] = wal
 
     def _layers_of(self, family: int) -> tuple[Layer, ...]:
-        first = self._manifest.first_wals.get(family, 0)
+        first_wal = self._manifest.first_wals.get(family, 0)
         return tuple(
             layer
             for name, wal in self._wals.items()
-            if _number(name) >= first and (layer := wal.written.layers.get(family)) is not None
+            if _number(name) >= first_wal and (layer := wal.written.layers.get(family)) is not None
         )
 
     def close(self) -> None:
@@ -216,7 +216,7 @@ class FollowedRocksDB:
 
 
 def _is_taken(name: str) -> bool:
-    return any(kind.fullmatch(name) for kind in (TABLE, MANIFEST, SMALL))
+    return any(pattern.fullmatch(name) for pattern in (TABLE, MANIFEST, SMALL))
 
 
 def _linked(source: Path, target: Path) -> bool:

@@ -22,7 +22,7 @@ Compression = Literal["none", "snappy", "lz4", "lz4hc", "zlib", "zstd"]
 
 MANIFEST_BYTES: Final = 128 << 10
 WAL_BYTES: Final = 64 << 20
-"""Limit of all WALs in bytes: a new owner replays at most these."""
+"""Limit of all WALs in bytes: a new owner replays at most as many."""
 
 FORMAT_VERSION: Final = 5
 """Form of new tables. Debian's RocksDB 7.8 reads it, but not form 6, the binding's default."""
@@ -42,7 +42,6 @@ _RECORDABLE: Final = {
 }
 """Options on which recording relies, as RocksDB writes them."""
 
-
 _UNRECORDABLE: Final = frozenset({"set_cf_paths", "set_db_paths"})
 """Calls whose effect is not in the options that RocksDB writes."""
 
@@ -52,8 +51,8 @@ class RocksDBOptions:
     """Options of a column family. They may differ at each opening.
 
     ``tune`` is called with the ``rocksdict.Options``, to set other options. Options on which recording
-    relies are set after it, or refused (``Invalid``). New tables have the form `FORMAT_VERSION`. Raises
-    ``Invalid`` for values out of range.
+    relies are set after ``tune``, or refused (``Invalid``). New tables have the form `FORMAT_VERSION`.
+    Raises ``Invalid`` for values out of range.
     """
 
     write_buffer_bytes: int = 16 << 20
@@ -154,10 +153,10 @@ def recorded_options(native: Any, path: str, cache: Any) -> OpenedWith | None:
     options.
     """
     config = Path(path, CONFIG_FILE)
-    texts = [one for one in Path(path).iterdir() if _OPTIONS_FILE.fullmatch(one.name)]
+    texts = [file for file in Path(path).iterdir() if _OPTIONS_FILE.fullmatch(file.name)]
     if not texts or not config.exists():
         return None
-    newest = max(texts, key=lambda one: int(one.name.partition("-")[2]))
+    newest = max(texts, key=lambda file: int(file.name.partition("-")[2]))
     bits = RocksDBOptions().bloom_bits_per_key
     with tempfile.TemporaryDirectory(prefix="options-", dir=Path(path).parent) as scratch:
         # RocksDB reads its own text of a filter as "no filter": write the default bits instead.
@@ -228,7 +227,7 @@ def native_options(native: Any, options: RocksDBOptions) -> Any:
 
 
 class _Tuned:
-    """The options that ``tune`` gets. It notes calls whose effect RocksDB cannot report."""
+    """The options that ``tune`` gets. They refuse calls whose effect RocksDB does not report."""
 
     def __init__(self, options: Any) -> None:
         self._options = options
@@ -258,7 +257,7 @@ def _make_recordable(native: Any, database: Any) -> None:
 
 
 def check_recordable(text: str, *, has_wal: bool) -> None:
-    """Refuse options, as RocksDB wrote them, with which it would not write files as recording expects."""
+    """Refuse options, as RocksDB wrote them, with which RocksDB would write files in another way."""
     actual = dict(line.strip().split("=", 1) for line in text.splitlines() if "=" in line)
     for name, value in _RECORDABLE.items():
         if actual.get(name, value) != value:

@@ -1,6 +1,6 @@
 """Recording of a RocksDB database's commits in the recovery log, by the changes of its directory.
 
-RocksDB flushes and compacts in its own threads, and does not report it. Recording relies on how RocksDB
+RocksDB flushes and compacts in its own threads, and reports neither. Recording relies on how RocksDB
 treats its files:
 
 - Tables (``.sst``) and blob files are appended to until they are complete, and never change again.
@@ -13,7 +13,6 @@ commit reads the manifest's name and size, gathers what is new, and reads both a
 change, the gathered files are consistent, and go to the log as one append. Tables go to the log before,
 since no file refers to them yet. If the manifest has not changed since the last commit, only the WALs
 have new bytes. Sequence numbers prove that these bytes have every write.
-
 
 Rules that keep this exact, each found by cutting logs:
 
@@ -51,7 +50,7 @@ PIECE: Final = 4 << 20
 SYNC_ATTEMPTS: Final = 10_000
 """Most attempts to gather files while the manifest does not change. Heavy load needs a few."""
 HORIZON_SLACK: Final = 32 << 20
-"""Files are recorded again once a recovery would read 1.5 times the live files and these bytes.
+"""Files are recorded again once a recovery would read more than 1.5 times the live files plus these bytes.
 
 While a file is recorded again, the log that a recovery reads grows by 5/4 of the file.
 """
@@ -147,7 +146,7 @@ class RocksDBRecording:
     def start(self, latest: Callable[[], int], live: Callable[[], Iterable[str]]) -> None:
         """Record the database as it was opened. Raise as ``ship`` does.
 
-        ``latest`` returns its latest sequence number, ``live`` the names of the tables that it reads.
+        ``latest`` returns the database's latest sequence number, ``live`` the names of its tables.
         """
         self._latest = latest
         self._live = live
@@ -196,19 +195,19 @@ class RocksDBRecording:
                 current = file.read()
             return current, os.stat(self._local(current.decode().strip())).st_size
         except FileNotFoundError:
-            return None  # RocksDB is replacing it right now.
+            return None  # RocksDB is replacing CURRENT or the manifest.
 
     def _tails(self) -> list[tuple[_Tracked, bytes]] | None:
         """Return the new bytes of the WALs; None if anything else is new."""
         latest = self._latest()
         for listed in (False, True):
             if listed:
-                # List the files only here: a directory may have many files, and few WALs.
+                # List the files only if held WALs lack a write: the directory may have many files.
                 with contextlib.suppress(FileNotFoundError):
                     self._hold_wals(os.listdir(self._directory))
             tails = [(wal, _unrecorded(wal)) for wal in self._wals]
-            known = [(data, wal.recorded) for wal, data in tails]
-            if continues(known, self._sequence, latest):
+            placed_tails = [(data, wal.recorded) for wal, data in tails]
+            if continues(placed_tails, self._sequence, latest):
                 self._sequence = latest
                 return tails
         return None
@@ -271,7 +270,7 @@ class RocksDBRecording:
                     self._append(group, wal, _unrecorded(wal))
             self._append(group, manifest, _unrecorded(manifest, sample[1]))
             self._record_small(group, small)
-            for tracked in [t for t in self._tracked.values() if t.name not in keep]:
+            for tracked in [file for file in self._tracked.values() if file.name not in keep]:
                 self._forget(group, tracked)
             if everything:
                 self._unlink_unknown(group)
@@ -315,13 +314,13 @@ class RocksDBRecording:
         self._wals = sorted(wals.values(), key=lambda wal: int(wal.name.partition(".")[0]))
 
     def _record_tables(self) -> None:
-        """Record the new bytes of tables. Safe at any time: no recorded file refers to them yet."""
+        """Record the new bytes of tables. Safe at any time: no recorded file refers to these bytes yet."""
         names = [name for name in os.listdir(self._directory) if TABLE.fullmatch(name)]
         for name in names:
             tracked = self._tracked.get(name)
             status = os.stat(self._local(name))
-            known = tracked is not None and tracked.inode == status.st_ino
-            if tracked is None or not known or tracked.recorded < status.st_size:
+            is_same_file = tracked is not None and tracked.inode == status.st_ino
+            if tracked is None or not is_same_file or tracked.recorded < status.st_size:
                 self._record_table(name)
 
     def _record_table(self, name: str) -> None:
@@ -336,12 +335,12 @@ class RocksDBRecording:
                 self._release(tracked)
 
     def _read_small(self, names: Collection[str]) -> dict[str, bytes]:
-        found: dict[str, bytes] = {}
+        contents: dict[str, bytes] = {}
         for name in names:
             if SMALL.fullmatch(name) or "/" + name in PROPERTY_PATHS:
                 with open(self._local(name), "rb") as file:
-                    found[name] = file.read()
-        return found
+                    contents[name] = file.read()
+        return contents
 
     def _record_small(self, group: Group, small: dict[str, bytes]) -> None:
         for name, content in sorted(small.items()):
@@ -395,17 +394,17 @@ class RocksDBRecording:
         bound = self.live_bytes * 3 // 2 + self._horizon_slack
         room = max(COPY_MIN, COPY_RATIO * self._logged)
         while room > 0 and recorder.horizon_bytes > bound:
-            done = self._copy_some(room)
-            if done == 0:
+            copied = self._copy_some(room)
+            if copied == 0:
                 return
-            room -= max(done, 4096)
+            room -= max(copied, 4096)
 
     def _copy_some(self, limit: int) -> int:
-        """Record a part of the oldest file again. Return its bytes; 0 if that must wait."""
+        """Record a part of the oldest file again. Return its number of bytes; 0 to try later."""
         copy = self._copy
         if copy is None:
             nodes = self._recorder.fsm.nodes
-            (path,) = nodes[next(iter(nodes))].links
+            (path,) = nodes[next(iter(nodes))].links  # The oldest: nodes are in order of creation.
             name = path[1:]
             if name in self._small:
                 with self._recorder.group() as group:
@@ -436,7 +435,7 @@ class RocksDBRecording:
         try:
             fd = os.open(self._local(source.name), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            # RocksDB removed it, after a recorded manifest had made it obsolete.
+            # RocksDB removed the file, after a recorded manifest had made the file obsolete.
             self._is_gone = True
             return None
         if os.fstat(fd).st_ino != source.inode:
@@ -457,7 +456,7 @@ class RocksDBRecording:
 
 
 def _is_recorded(name: str) -> bool:
-    return any(kind.fullmatch(name) for kind in (TABLE, WAL, MANIFEST))
+    return any(pattern.fullmatch(name) for pattern in (TABLE, WAL, MANIFEST))
 
 
 def _unrecorded(tracked: _Tracked, size: int | None = None) -> bytes:

@@ -77,8 +77,8 @@ class RocksDBStore(Store):
     to its running transaction. The transaction sees its own writes, which stay in memory until
     the commit. Other threads read by ``view``, which shows the last local commit.
 
-    In the default column family a few keys are reserved: see `recoverylog/rocksdb/keys`. To write
-    them raises ``Invalid``. Iterations leave them out, and ``delete_range`` keeps them.
+    In the default column family a few keys are reserved: see `gazette.recoverylog.rocksdb.keys`. To
+    write them raises ``Invalid``. Iterations leave them out, and ``delete_range`` keeps them.
     """
 
     def __init__(
@@ -155,8 +155,8 @@ class RocksDBStore(Store):
 
         Queries on a standby get an object of this class that was made without ``__init__``. Methods that
         use only ``view`` work as on the primary; everything else raises ``NotAllowed``. ``cache_bytes``
-        bounds the cache of uncompressed blocks of all column families. Memory has the content of WALs, at
-        most 64 MiB, twice. Raise ``Invalid``.
+        bounds the cache of uncompressed blocks of all column families. Each of two copies holds the content
+        of WALs in memory, at most 64 MiB. Raise ``Invalid``.
         """
         native = load_rocksdict("RocksDBStore")
         require_count("cache_bytes", cache_bytes)
@@ -194,12 +194,12 @@ class RocksDBStore(Store):
         return value
 
     def put(self, key: bytes, value: bytes, *, column_family: str = DEFAULT) -> None:
-        """Set a key. Raise ``Invalid`` for a reserved one."""
+        """Set a key. Raise ``Invalid`` for a reserved key."""
         require_writable(key, value, column_family == DEFAULT)
         self._pending_of(column_family).set(key, value)
 
     def delete(self, key: bytes, *, column_family: str = DEFAULT) -> None:
-        """Remove a key, if it exists. Raise ``Invalid`` for a reserved one."""
+        """Remove a key, if it exists. Raise ``Invalid`` for a reserved key."""
         require_writable(key, b"", column_family == DEFAULT)
         self._pending_of(column_family).set(key, None)
 
@@ -227,19 +227,19 @@ class RocksDBStore(Store):
     ) -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) in key order, of keys with ``prefix`` from ``begin`` up to ``end``.
 
-        The items are those of the running transaction at the time of this call, without later writes.
-        Do not use the iterator after the commit: the rest of it is undefined.
+        Yield the content of the running transaction at the time of this call, without later writes. Do not
+        use the iterator after the commit: what it yields then is undefined.
         """
         pending = self._pending_of(column_family)
         pinned = Pinned(self._native, self._families[column_family], self._path)
 
         def scan_span(low: bytes, high: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-            ours = pending.between(low, high, reverse=reverse)
+            writes = pending.between(low, high, reverse=reverse)
             scan = Scan(pinned, low, high, reverse=reverse)
             self._scans.add(scan)
-            if not ours and not pending.ranges:
+            if not writes and not pending.ranges:
                 return scan
-            return merged(scan, ours, Pending(dict(ours), list(pending.ranges)), reverse)
+            return merged(scan, writes, Pending(dict(writes), list(pending.ranges)), reverse)
 
         return joined(spans(prefix, begin, end, column_family), scan_span, reverse=reverse)
 
@@ -257,8 +257,8 @@ class RocksDBStore(Store):
         pending = self._pending_of(DEFAULT)
         scan = Scan(Pinned(self._native, self._database, self._path), low, high, reverse=False)
         self._scans.add(scan)
-        ours = pending.between(low, high, reverse=False)
-        return merged(scan, ours, Pending(dict(ours)), False)
+        writes = pending.between(low, high, reverse=False)
+        return merged(scan, writes, Pending(dict(writes)), False)
 
     def savepoint(self) -> PendingSavepoint:
         if self._closed:
@@ -297,7 +297,7 @@ class RocksDBStore(Store):
             )
         family = self._families[column_family]
         count = 0
-        last: bytes | None = None
+        last_key: bytes | None = None
         with tempfile.TemporaryDirectory(prefix="ingest-", dir=Path(self._path).parent) as scratch:
             tables: list[str] = []
             writer: Any = None
@@ -305,18 +305,18 @@ class RocksDBStore(Store):
             with native_errors("ingest keys", self._path):
                 for key, value in items:
                     require_writable(key, value, column_family == DEFAULT)
-                    if last is not None and key <= last:
+                    if last_key is not None and key <= last_key:
                         raise Invalid(
                             "keys must be in ascending order, each once",
                             key=key.hex(),
-                            last=last.hex(),
+                            last=last_key.hex(),
                         )
                     if writer is None:
                         writer = self._native.SstFileWriter(self._table_options[column_family])
                         tables.append(f"{scratch}/{len(tables):06d}.sst")
                         writer.open(tables[-1])
                     writer[key] = value
-                    last = key
+                    last_key = key
                     count += 1
                     size += len(key) + len(value)
                     if size >= _INGESTED_TABLE_BYTES:
@@ -348,10 +348,10 @@ class RocksDBStore(Store):
         native, path = self._native, self._path
         families: dict[str, FamilyView] = {}
         if self._copy is None:
-            ours = threading.get_ident() == self._thread
+            is_shard_thread = threading.get_ident() == self._thread
             for name, family in self._families.items():
                 families[name] = FamilySnapshot(native, family, path)
-                if ours and (pending := self._pending[name]):
+                if is_shard_thread and (pending := self._pending[name]):
                     families[name] = FamilyTransaction(families[name], pending.copy())
         else:
             for name, followed in self._copy.families.items():
@@ -369,12 +369,12 @@ class RocksDBStore(Store):
     def start_commit(
         self, shard: Shard, checkpoint: Checkpoint, wait_for: Collection[OpFuture[Any]]
     ) -> OpFuture[Any]:
-        ours = self._pending_of(DEFAULT).values
-        ours[CHECKPOINT_KEY] = checkpoint.to_bytes()
+        values = self._pending_of(DEFAULT).values
+        values[CHECKPOINT_KEY] = checkpoint.to_bytes()
         for journal, source in checkpoint.sources.items():
             if self._marks.get(journal) != source.read_through:
                 self._marks[journal] = source.read_through
-                ours[mark_key(journal)] = encode_offset(source.read_through)
+                values[mark_key(journal)] = encode_offset(source.read_through)
         with self._lock, native_errors("write a commit", self._path):
             for batch in self._batches():
                 self._write(batch)
@@ -465,7 +465,7 @@ class RocksDBStore(Store):
             try:
                 database.close()
             except Exception as error:
-                # Closing would flush first. That is not needed: the log has everything.
+                # Closing would flush first. This flush may fail: the log has everything.
                 if "Shutdown in progress" not in str(error):
                     raise
 

@@ -30,14 +30,14 @@ _KEY_BEGIN: Final = _AT_BEGIN + _AT.size
 
 
 class RocksDBTimers(TimerTable):
-    """Timers as reserved keys. ``scan`` yields keys from one up to another, in order."""
+    """Timers as reserved keys. ``scan`` yields keys and values from one key up to another, in order."""
 
     def __init__(self, get: Get, set_key: Set, scan: Scan) -> None:
         self._get = get
         self._set = set_key
         self._scan = scan
         self._floor = dict.fromkeys(TimeDomain, BEFORE_ALL)
-        """Positions before the first timers. Scans begin here: RocksDB skips deleted keys one by one."""
+        """Positions before the first timers. Scans begin there: RocksDB skips deleted keys one by one."""
 
     def put(self, domain: TimeDomain, row: TimerRow) -> None:
         self.remove(domain, row.key)
@@ -72,9 +72,9 @@ class RocksDBTimers(TimerTable):
         prefix = TIMER_AT_PREFIX + bytes((domain.value,))
         # All keys up to `until_us` in the domain are before `high`.
         high = prefix + _at(until_us + 1) if until_us < _BIAS - 1 else prefix + b"\xff" * 9
-        for found, payload in self._scan(low, high):
-            at_us = _at_us(found[_AT_BEGIN:_KEY_BEGIN])
-            yield TimerRow(at_us, found[_KEY_BEGIN:].decode(), payload)
+        for stored_key, payload in self._scan(low, high):
+            at_us = _at_us(stored_key[_AT_BEGIN:_KEY_BEGIN])
+            yield TimerRow(at_us, stored_key[_KEY_BEGIN:].decode(), payload)
 
     def event_time(self) -> bytes | None:
         return self._get(EVENT_TIME_KEY)
@@ -94,8 +94,8 @@ def _at(at_us: int) -> bytes:
 
 
 def _at_us(data: bytes) -> int:
-    (at,) = _AT.unpack(data)
-    return int(at) - _BIAS
+    (biased,) = _AT.unpack(data)
+    return int(biased) - _BIAS
 
 
 def _at_key(domain: TimeDomain, position: Position) -> bytes:

@@ -1,6 +1,6 @@
 """The content of a RocksDB store at one commit, for queries.
 
-On the primary it is a snapshot; on a hot standby it is tables and the writes over them.
+On the primary, the content is a snapshot. On a hot standby, it is tables and the writes over them.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class FamilyCopy:
         self._closed = False
 
     def get(self, key: bytes) -> bytes | None:
-        known, written = lookup(self._family.layers, key)
-        if known:
+        is_written, written = lookup(self._family.layers, key)
+        if is_written:
             return written
         try:
             value: bytes | None = self._family.tables.get(key)
@@ -105,15 +105,17 @@ class FamilyCopy:
     def scan(
         self, low: bytes, high: bytes | None, *, reverse: bool
     ) -> Iterator[tuple[bytes, bytes]]:
-        over = folded(self._family.layers, low, high)
-        ours = over.between(low, high, reverse=reverse)
-        return self._open(merged(self._pins.scan(low, high, reverse=reverse), ours, over, reverse))
+        pending = folded(self._family.layers, low, high)
+        writes = pending.between(low, high, reverse=reverse)
+        return self._open(
+            merged(self._pins.scan(low, high, reverse=reverse), writes, pending, reverse)
+        )
 
     def _open(self, items: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-        for item in items:
+        for entry in items:
             if self._closed:
                 raise closed_error()
-            yield item
+            yield entry
 
     def close(self) -> None:
         self._closed = True
@@ -135,8 +137,8 @@ class FamilyTransaction:
     def scan(
         self, low: bytes, high: bytes | None, *, reverse: bool
     ) -> Iterator[tuple[bytes, bytes]]:
-        ours = self._written.between(low, high, reverse=reverse)
-        return merged(self._below.scan(low, high, reverse=reverse), ours, self._written, reverse)
+        writes = self._written.between(low, high, reverse=reverse)
+        return merged(self._below.scan(low, high, reverse=reverse), writes, self._written, reverse)
 
     def close(self) -> None:
         self._below.close()
@@ -149,7 +151,7 @@ class RocksDBView:
     """
 
     def __init__(self, families: Mapping[str, FamilyView], path: str) -> None:
-        """Create it; see `RocksDBStore.view`."""
+        """Create the view: see `RocksDBStore.view`."""
         self._path = path
         self._families = dict(families)
         self._lock = threading.Lock()
@@ -182,10 +184,10 @@ class RocksDBView:
 
         Raise ``Closed``, also when the view is closed meanwhile, or ``Corrupt``.
         """
-        found = spans(prefix, begin, end, column_family)
+        key_spans = spans(prefix, begin, end, column_family)
         with self._lock:
             scan = partial(self._family(column_family).scan, reverse=reverse)
-            return joined(found, scan, reverse=reverse)
+            return joined(key_spans, scan, reverse=reverse)
 
     @property
     def column_families(self) -> tuple[str, ...]:

@@ -27,25 +27,25 @@ def _fragments(data: bytes, offset: int) -> Iterator[tuple[int, int, int] | None
 
     Yield None at the end for an incomplete fragment, and the type ``_INVALID`` for one that crosses blocks.
     """
-    at, length = 0, len(data)
-    while at < length:
-        room = BLOCK - (offset + at) % BLOCK
+    position, length = 0, len(data)
+    while position < length:
+        room = BLOCK - (offset + position) % BLOCK
         if room < HEADER:
-            at += room
+            position += room
             continue
-        if at + HEADER > length:
+        if position + HEADER > length:
             yield None
             return
-        _, size, kind = _FRAGMENT.unpack_from(data, at)
-        begin = at + HEADER
-        at = begin + size
+        _, size, fragment_type = _FRAGMENT.unpack_from(data, position)
+        begin = position + HEADER
+        position = begin + size
         if HEADER + size > room:
             yield _INVALID, begin, begin
             return
-        if at > length:
+        if position > length:
             yield None
             return
-        yield kind, begin, at
+        yield fragment_type, begin, position
 
 
 def batches(data: bytes, offset: int) -> list[tuple[int, int]] | None:
@@ -53,51 +53,51 @@ def batches(data: bytes, offset: int) -> list[tuple[int, int]] | None:
 
     Return None unless ``data`` has only whole records.
     """
-    found: list[tuple[int, int]] = []
+    headers: list[tuple[int, int]] = []
     head: bytearray | None = None
     for fragment in _fragments(data, offset):
         if fragment is None:
             return None
-        kind, begin, end = fragment
-        if kind in (_FULL, _FIRST) and head is None:
+        fragment_type, begin, end = fragment
+        if fragment_type in (_FULL, _FIRST) and head is None:
             head = bytearray()
-        elif kind not in (_MIDDLE, _LAST) or head is None:
+        elif fragment_type not in (_MIDDLE, _LAST) or head is None:
             return None
         if len(head) < BATCH_HEADER:
             head += data[begin : min(end, begin + BATCH_HEADER - len(head))]
-        if kind in (_FULL, _LAST):
+        if fragment_type in (_FULL, _LAST):
             if len(head) < BATCH_HEADER:
                 return None
-            found.append(_BATCH.unpack(head))
+            headers.append(_BATCH.unpack(head))
             head = None
-    return found if head is None else None
+    return headers if head is None else None
 
 
 def records(data: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
     """Yield (record, its end in the file) of each complete record in ``data``, which stands at ``offset``.
 
-    End, as RocksDB does, at a record without its end, or at zeros, which RocksDB has not written yet.
-    Manifests have the same form. Raise ``Corrupt`` at anything else: a reader that ended there in
-    silence would never get past it, and would show old content as the present one.
+    End, as RocksDB does, at an incomplete record, or at zeros, where RocksDB has not written yet.
+    Manifests have the same form. Raise ``Corrupt`` for any other bytes. A reader that ended there in
+    silence would show old content as the current content for ever.
     """
     # None between records. A first fragment may be empty: its block had only room for the header.
     record: bytearray | None = None
     for fragment in _fragments(data, offset):
         if fragment is None:
             return
-        kind, begin, end = fragment
-        if kind == _ZEROS and begin == end and record is None:
+        fragment_type, begin, end = fragment
+        if fragment_type == _ZEROS and begin == end and record is None:
             return
-        begins = kind in (_FULL, _FIRST)
-        if not (begins or kind in (_MIDDLE, _LAST)) or begins != (record is None):
+        begins = fragment_type in (_FULL, _FIRST)
+        if not (begins or fragment_type in (_MIDDLE, _LAST)) or begins != (record is None):
             raise Corrupt(
                 "a file of RocksDB holds bytes that are not a record",
                 offset=offset + begin - HEADER,
-                kind=kind,
+                kind=fragment_type,
             )
         record = bytearray() if record is None else record
         record += data[begin:end]
-        if kind in (_FULL, _LAST):
+        if fragment_type in (_FULL, _LAST):
             yield bytes(record), offset + end
             record = None
 
@@ -105,16 +105,16 @@ def records(data: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
 def continues(tails: Iterable[tuple[bytes, int]], last: int, latest: int) -> bool:
     """Return True if the tails of WALs (data, offset), in order, have exactly the writes (last, latest].
 
-    If not, a write is missing: it is in a table already, or in a WAL that was removed before a commit
-    has seen it.
+    Otherwise a write is missing. It is in a table already, or in a WAL that was removed before a commit
+    looked for WALs.
     """
-    following = last + 1
+    expected = last + 1
     for data, offset in tails:
-        found = batches(data, offset)
-        if found is None:
+        headers = batches(data, offset)
+        if headers is None:
             return False
-        for first, count in found:
-            if first != following:
+        for first_number, count in headers:
+            if first_number != expected:
                 return False
-            following += count
-    return following == latest + 1
+            expected += count
+    return expected == latest + 1

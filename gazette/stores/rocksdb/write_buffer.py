@@ -10,7 +10,7 @@ from functools import partial
 class Pending:
     """Writes of the running transaction to one column family.
 
-    Delete ``ranges`` first, then set ``values``: None deletes a key.
+    A commit deletes ``ranges`` first, and then sets ``values``. The value None deletes a key.
     """
 
     __slots__ = ("ranges", "undo", "values")
@@ -23,7 +23,7 @@ class Pending:
         self.values = {} if values is None else values
         self.ranges = [] if ranges is None else ranges
         self.undo: list[Callable[[], object]] | None = None
-        """With a savepoint: functions that undo the changes since. Call the last one first."""
+        """With a savepoint: functions that undo the changes since then. Call the last function first."""
 
     def set(self, key: bytes, value: bytes | None) -> None:
         if self.undo is not None:
@@ -58,13 +58,13 @@ class Pending:
     def between(
         self, low: bytes, high: bytes | None, *, reverse: bool
     ) -> list[tuple[bytes, bytes | None]]:
-        found = [
+        entries = [
             (key, value)
             for key, value in self.values.items()
             if low <= key and (high is None or key < high)
         ]
-        found.sort(reverse=reverse)
-        return found
+        entries.sort(reverse=reverse)
+        return entries
 
 
 class PendingSavepoint:
@@ -72,21 +72,21 @@ class PendingSavepoint:
 
     def __init__(self, pending: Iterable[Pending]) -> None:
         self._marks: list[tuple[Pending, list[Callable[[], object]] | None, int]] = []
-        for one in pending:
-            self._marks.append((one, one.undo, len(one.undo or ())))
-            if one.undo is None:
-                one.undo = []
+        for family in pending:
+            self._marks.append((family, family.undo, len(family.undo or ())))
+            if family.undo is None:
+                family.undo = []
 
     def release(self) -> None:
-        for one, outer, _ in self._marks:
-            one.undo = outer
+        for family, outer, _ in self._marks:
+            family.undo = outer
 
     def roll_back(self) -> None:
-        for one, outer, length in self._marks:
-            undo, one.undo = one.undo or [], None
+        for family, outer, length in self._marks:
+            undo, family.undo = family.undo or [], None
             while len(undo) > length:
                 undo.pop()()
-            one.undo = outer
+            family.undo = outer
 
 
 def merged(
@@ -95,12 +95,12 @@ def merged(
     pending: Pending,
     reverse: bool,
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the database's entries with the transaction's deletions and writes applied."""
+    """Yield the entries of ``scan`` as ``pending`` changes them. ``ours``: its writes in the range."""
     values, ranges = pending.values, pending.ranges
-    kept = (
-        item
-        for item in scan
-        if item[0] not in values and not (ranges and pending.is_deleted(item[0]))
+    unchanged = (
+        entry
+        for entry in scan
+        if entry[0] not in values and not (ranges and pending.is_deleted(entry[0]))
     )
     written = ((key, value) for key, value in ours if value is not None)
-    return heapq.merge(kept, written, reverse=reverse)
+    return heapq.merge(unchanged, written, reverse=reverse)

@@ -30,9 +30,9 @@ def held_in(connection: sa.Connection, table: sa.Table, fqn: str) -> HeldState:
             table.c.shard_fqn.in_(keys)
         )
     ).all()
-    found = {row.shard_fqn: (int(row.fence), bytes(row.checkpoint)) for row in rows}
-    fence, data = found.get(fqn, (0, b""))
-    mark_fence, mark = found.get(fqn + MARK, (0, b""))
+    by_key = {row.shard_fqn: (int(row.fence), bytes(row.checkpoint)) for row in rows}
+    fence, data = by_key.get(fqn, (0, b""))
+    mark_fence, mark = by_key.get(fqn + MARK, (0, b""))
     return HeldState(
         fence, Checkpoint.from_bytes(data), mark.decode("utf-8", "replace"), mark_fence
     )
@@ -64,15 +64,15 @@ class ClaimedRow:
     def lock(self, connection: sa.Connection) -> None:
         """Lock the row until the transaction ends, and leave the mark. Raise ``Fenced``.
 
-        Wait for a transaction that holds the lock. After this, the owed acknowledgements of the row's
-        checkpoint do not change.
+        Wait for a transaction that holds the lock. From then on, the owed ACK intents of the row's checkpoint
+        do not change.
         """
         table = self._table
         if self._claim.fence:
-            mine = sa.select(table.c.fence, table.c.checkpoint).where(
+            own_row = sa.select(table.c.fence, table.c.checkpoint).where(
                 table.c.shard_fqn == self._fqn
             )
-            row = connection.execute(mine.with_for_update()).one_or_none()
+            row = connection.execute(own_row.with_for_update()).one_or_none()
             if row is None or row.fence != self._claim.fence:
                 raise taken_over(self._fqn)
             self._owed = Checkpoint.from_bytes(bytes(row.checkpoint)).ack_intents
@@ -83,7 +83,7 @@ class ClaimedRow:
         self._insert(connection, key, self.next_fence, self._claim.token.encode())
 
     def carrying(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Return the checkpoint with the owed acknowledgements of the replaced one. Call `lock` first."""
+        """Return the checkpoint, with the owed ACK intents of the replaced one. Call `lock` first."""
         return replace(checkpoint, ack_intents={**self._owed, **checkpoint.ack_intents})
 
     def _insert(self, connection: sa.Connection, key: str, fence: int, value: bytes) -> None:

@@ -20,7 +20,7 @@ from gazette.stores.transaction_words import ending_words
 
 
 class Translating(Protocol):
-    """Function that returns a context which turns the database's errors into a `GazetteError`."""
+    """Function that returns a context. The context raises a `GazetteError` for errors of the database."""
 
     def __call__(
         self, what: str, hint: str | None = None
@@ -54,13 +54,13 @@ _MARK: Final = "gazette_transaction"
 class RunningTransaction:
     """A connection with a transaction that only the store may end.
 
-    A statement that would end it is refused by its text. An end that the text does not show, such as a
-    procedure that commits, is noticed at the commit: PostgreSQL's number of the transaction has changed,
-    or in other databases a savepoint is gone.
+    A statement that would end the transaction is refused by its text. A procedure that commits is noticed
+    only at the commit: PostgreSQL's number of the transaction has changed, or in other databases a
+    savepoint is gone.
     """
 
     def __init__(self, connection: sa.Connection, session_name: str = "") -> None:
-        """Begin a transaction. PostgreSQL's session has the name ``session_name`` while it runs."""
+        """Begin a transaction. While it runs, PostgreSQL's session has the name ``session_name``."""
         self.connection = connection
         self._ours = False
         self._number: int | None = None
@@ -72,8 +72,8 @@ class RunningTransaction:
             event.listen(connection, "before_cursor_execute", self._on_statement)
             event.listen(connection, "before_cursor_execute", require_kept)
             if connection.dialect.name == "postgresql":
-                begun = connection.execute(_POSTGRES_BEGUN, {"name": session_name}).one()
-                self._number = int(begun[0])
+                row = connection.execute(_POSTGRES_BEGUN, {"name": session_name}).one()
+                self._number = int(row[0])
             else:
                 connection.exec_driver_sql(f"SAVEPOINT {_MARK}")
                 event.listen(connection, "after_cursor_execute", _keep_rows)
@@ -95,8 +95,8 @@ class RunningTransaction:
     def execute_last(self, statement: sa.Update) -> int:
         """Execute the last statement before the commit. Return the number of rows that it changed.
 
-        Raise ``Broken``, and change nothing, if the transaction that was begun has ended. Raise
-        ``GazetteError`` if the application rolled back: its earlier changes are lost.
+        Raise ``Broken``, and change nothing, if a statement has ended the transaction. Raise ``GazetteError``
+        if the application rolled back: its earlier changes are lost.
         """
         self._require_whole()
         if self._number is None:
@@ -137,7 +137,7 @@ class RunningTransaction:
     def give_up(self) -> None:
         """Roll back, and return the connection to the pool."""
         self._ours = True
-        # After a refused commit, SQLAlchemy assumes that it has ended, and would not roll back.
+        # After a refused commit, SQLAlchemy takes the transaction for ended, and would not roll back.
         if self.transaction.is_active:
             self.connection.close()
         else:
@@ -199,7 +199,7 @@ class SQLCommit:
         self._translating = translating
         self._lock = threading.Lock()
         self._step = _Step.WAITING
-        self._remaining = 1
+        self._remaining = 1  # One for `start` itself, which is done when it has seen all futures.
         self._submitted = False
 
     def start(self, wait_for: Collection[OpFuture[Any]], pool: BlockingPool) -> None:
@@ -237,11 +237,11 @@ class SQLCommit:
         except BaseException as raised:  # noqa: BLE001 - it belongs to the caller that waits for the commit
             error = raised
             # Roll back now: the locks of an abandoned transaction would block others.
-            lost = isinstance(raised, Unavailable)
-            self._end(self._running.drop if lost else self._running.give_up)
+            is_lost = isinstance(raised, Unavailable)
+            self._end(self._running.drop if is_lost else self._running.give_up)
         else:
             self._end(self._running.connection.close)
-        # Set the future last: its waiters may need this connection, or its locks.
+        # Set the future last: tasks that wait for it may need this connection, or its locks.
         if error is None:
             self.future.set_result(None)
         else:

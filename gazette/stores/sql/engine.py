@@ -41,7 +41,7 @@ def create_checkpoint_table(engine: sa.Engine, name: str = TABLE) -> None:
 
 
 def create_tables(engine: sa.Engine, metadata: sa.MetaData) -> None:
-    """Create the tables that are missing. Members and shards may do so at the same time.
+    """Create the tables that are missing. Members and shards may call this at the same time.
 
     ``metadata`` has tables of the application beside that of checkpoints (`checkpoint_table`).
     Existing tables are not checked. Raise SQLAlchemy's errors.
@@ -60,7 +60,7 @@ def create_tables(engine: sa.Engine, metadata: sa.MetaData) -> None:
 def create_engine(url: str, **options: Any) -> sa.Engine:
     """Return an engine of SQLAlchemy with the settings that stores need. All shards may share it.
 
-    Each connection is tested when it leaves the pool, so that a restart of the database breaks none.
+    Each connection is tested when it leaves the pool, so that none is used that a restart has broken.
     SQLite uses WAL mode, takes the write lock when a transaction begins, and waits up to 30 s for it.
     """
     try:
@@ -95,7 +95,7 @@ def shared_engine(url: str, metadata: sa.MetaData) -> sa.Engine:
     """Return the process's only engine for a URL, and create missing tables of ``metadata``.
 
     Any thread; the first call blocks until the tables are created. ``metadata`` is the
-    application's, with `checkpoint_table`; keep it while the process runs. Raise as
+    application's, with `checkpoint_table`; keep the object while the process runs. Raise as
     `create_engine` and `create_tables` do.
     """
     key = (url, id(metadata))

@@ -1,4 +1,4 @@
-"""Errors of a SQL database: their cause, and the `GazetteError` of those of the connection."""
+"""Errors of a SQL database: their cause, and the `GazetteError` for an error of the connection."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TERMINATED: Final = "57P01"
 def classify(error: Exception) -> ErrorCause:
     """Return the cause of an error. See `gazette.consumer.application.Store.classify_error`.
 
-    The SQLSTATE or the class of an error of SQLAlchemy or a driver decides. The message causes all others.
+    The SQLSTATE or the class of an error of SQLAlchemy or a driver decides. Others have the cause MESSAGE.
     """
     if isinstance(error, exc.DBAPIError):
         if error.connection_invalidated:
@@ -64,14 +64,14 @@ def _of_driver(error: Exception) -> ErrorCause:
         return ErrorCause.ABORTED
     if state[:2] in _TRANSIENT or state in _TRANSIENT_STATES:
         return ErrorCause.TRANSIENT
-    kinds = _kinds(error)
-    if kinds & _MESSAGE_KINDS or unadapted_class(error):
+    class_names = _kinds(error)
+    if class_names & _MESSAGE_KINDS or unadapted_class(error):
         return ErrorCause.MESSAGE
-    return ErrorCause.TRANSIENT if kinds & _TRANSIENT_KINDS else ErrorCause.STORE
+    return ErrorCause.TRANSIENT if class_names & _TRANSIENT_KINDS else ErrorCause.STORE
 
 
 def _kinds(error: Exception) -> set[str]:
-    return {kind.__name__ for kind in type(error).__mro__}
+    return {base.__name__ for base in type(error).__mro__}
 
 
 @contextlib.contextmanager
@@ -85,8 +85,8 @@ def translating(
 ) -> Iterator[None]:
     """Raise a `GazetteError` for an error of the connection. With ``table``, also for errors of a restore.
 
-    Let other errors pass. If the session was ended, call ``is_fenced``: a new owner ends the session of
-    the former one, and then the error is ``Fenced``. An error of ``is_fenced`` counts as False.
+    Let other errors pass. If the session was ended, call ``is_fenced``: the error is ``Fenced`` if a new
+    owner has ended the session of the former owner. An error of ``is_fenced`` counts as False.
     """
     try:
         yield
@@ -117,8 +117,8 @@ def translating(
             ) from error
         if _sqlstate(error) == _TERMINATED and is_fenced is not None and _agrees(is_fenced):
             raise Fenced(f"{message} (its fence was counted up)", database=_name(engine)) from error
-        lost = isinstance(error, exc.OperationalError | exc.InterfaceError)
-        if (lost or error.connection_invalidated) and classify(error) is not ErrorCause.MESSAGE:
+        is_lost = isinstance(error, exc.OperationalError | exc.InterfaceError)
+        if (is_lost or error.connection_invalidated) and classify(error) is not ErrorCause.MESSAGE:
             raise Unavailable(message, database=_name(engine), hint=hint) from error
         raise
 

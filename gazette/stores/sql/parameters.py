@@ -1,4 +1,4 @@
-"""Checks of statements' parameters: one that the database would not keep is refused by its name."""
+"""Checks of statements' parameters: a value that the database would not keep is refused by its name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def require_kept(
 ) -> None:
     """Raise ``InvalidValue`` for a parameter that the database would change, or refuse without its name.
 
-    This is a listener of ``before_cursor_execute``: SQLAlchemy's types have converted the values.
+    This is a listener of ``before_cursor_execute``: SQLAlchemy's types have converted the values before.
     """
     objection_to = _objection_to(connection.dialect.name)
     rows = parameters if executemany else [parameters]
@@ -48,19 +48,19 @@ def require_kept(
 
 def unadapted_class(error: object) -> str:
     """Return the name of the class that the driver has refused; empty for another error."""
-    may_be = any(kind.__name__ == "ProgrammingError" for kind in type(error).__mro__)
-    found = _UNADAPTED.search(str(error)) if may_be else None
-    return found[1] if found is not None else ""
+    may_be = any(base.__name__ == "ProgrammingError" for base in type(error).__mro__)
+    match = _UNADAPTED.search(str(error)) if may_be else None
+    return match[1] if match is not None else ""
 
 
 def unadapted(error: exc.DBAPIError) -> InvalidValue | None:
     """Return the error for a parameter whose class the driver does not know; None for another error."""
-    kind = unadapted_class(error.orig)
-    if not kind:
+    class_name = unadapted_class(error.orig)
+    if not class_name:
         return None
-    places = _places_within(error.params, kind.rpartition(".")[2], 2 if error.ismulti else 1)
+    places = _places_within(error.params, class_name.rpartition(".")[2], 2 if error.ismulti else 1)
     return InvalidValue(
-        f"the driver of the database cannot adapt a value of class {kind}",
+        f"the driver of the database cannot adapt a value of class {class_name}",
         path=f"parameters{next(places, '')}",
         hint="Give text, a number, bytes, or another type of the database. Or register an adapter.",
         sql=shown_sql(error.statement or ""),

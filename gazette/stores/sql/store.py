@@ -2,7 +2,7 @@
 
 Needs the extra ``pygazette[postgres]`` (SQLAlchemy, and a driver). There is no recovery log: the
 shard's checkpoint is a row of the same database, and commits together with the application's
-changes. Every new owner increments a *fence* in that row: then former owners cannot commit.
+changes. Every new owner increments a *fence* in that row, so that former owners cannot commit.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ class SQLStore(Store):
     The specifications of shards name no recovery log (``recovery_log_prefix`` is empty). The table of
     checkpoints must exist: call `create_checkpoint_table`, or create it by hand:
 
-
         CREATE TABLE gazette_checkpoints (shard_fqn TEXT PRIMARY KEY, fence INTEGER NOT NULL,
             checkpoint BYTEA NOT NULL)
 
@@ -70,12 +69,12 @@ class SQLStore(Store):
     begins, on any connection of the pool. So an application reads its own writes, at every isolation
     level. Two transactions that change a row in turn do not conflict.
 
-    With ``overlap`` it does not wait: the next transaction begins on a second connection, while the
-    previous one waits for its messages to be published. It does **not** see the previous one's
-    changes. That is exact only if each statement finds and changes its row in one step. Examples are
-    ``UPDATE … SET n = n + 1`` and ``INSERT … ON CONFLICT``, which wait for a row's lock under READ
-    COMMITTED. It is never exact to read a value and write it back. Under REPEATABLE READ or
-    above such transactions fail. SQLite, which has one writer, waits.
+    With ``overlap``, the next transaction begins at once, on a second connection, while the previous one
+    waits for its messages to be published. The next one does **not** see the changes of the previous one.
+    Results are exact only if each statement finds and changes its row in one step. Examples are ``UPDATE
+    … SET n = n + 1`` and ``INSERT … ON CONFLICT``, which wait for a row's lock under READ COMMITTED. To
+    read a value and write it back is never exact. Under REPEATABLE READ or above, such transactions fail.
+    SQLite, which has one writer, waits.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class SQLStore(Store):
         """The shard's thread: its queries see the writes of the running transaction."""
 
     def transaction(self) -> sa.Connection:
-        """Return the connection of the running transaction; the first call begins it.
+        """Return the connection of the running transaction. The first call begins the transaction.
 
         Only the runtime may commit it: a commit by the application raises ``NotAllowed``, and the
         transaction is lost. ``begin_nested`` is a savepoint. Wait for the previous commit (see the
@@ -130,7 +129,7 @@ class SQLStore(Store):
             self._commit.future.result()
 
     def _require_claimed(self, claimed: ClaimedRow) -> None:
-        """Lock the shard's row first in a backfill's transaction. Raise ``Fenced``: it has then ended."""
+        """Lock the shard's row, before all statements of a backfill. End the transaction if this fails."""
         assert self._running is not None
         try:
             with self._translating("lock the shard's row"):
@@ -178,10 +177,10 @@ class SQLStore(Store):
     def query(self, statement: Statement, parameters: Parameters | None = None) -> list[Any]:
         """Return all rows of a reading statement. Any thread; the rows stay valid.
 
-        On the shard's thread the query sees the writes of the running transaction. Before its first
-        statement, the query waits for the previous commit and sees it (not with ``overlap``). On
-        another thread it sees everything committed, by this shard and others. Raise as ``execute``
-        does. In PostgreSQL a failed statement ends the transaction.
+        On the shard's thread, the query sees the writes of the running transaction. Before the first
+        statement of a transaction, the query waits for the previous commit and sees it (not with
+        ``overlap``). On another thread, the query sees everything committed, by this shard and others.
+        Raise as ``execute`` does. In PostgreSQL, a failed statement ends the transaction.
         """
         if isinstance(statement, str):
             statement = sa.text(statement)
@@ -273,35 +272,37 @@ class SQLStore(Store):
 
     def claim(self, shard: Shard, claim: BackfillClaim) -> HeldState:
         """Claim the state for a backfill, instead of ``restore_checkpoint``: see `Claimable`. Blocks."""
-        held = self.held(shard)
-        if not held.is_of(claim.token):
-            if held.fence != claim.fence or held.is_followed(claim.token):
+        state = self.held(shard)
+        if not state.is_of(claim.token):
+            if state.fence != claim.fence or state.is_followed(claim.token):
                 raise taken_over(shard.fqn)
             self._fence = claim.fence
             self._claimed = ClaimedRow(self._table, shard.fqn, claim)
             if self.engine.dialect.name == "postgresql":
                 # By this name the shard's next owner ends the session of an attempt that hangs.
                 self._session_name = _session_name(self._table.name, shard.fqn)
-        return held
+        return state
 
     def _take_over(self, fqn: str) -> tuple[int, bytes]:
         """Increment the fence in a transaction of its own. Return the new fence and the checkpoint."""
         table = self._table
         if self.engine.dialect.name == "postgresql":
             self._session_name = _session_name(table.name, fqn)
-            # End the session of a former owner: if it is stopped (SIGSTOP) or cut off, it holds its locks.
+            # End the session of a former owner. One that is stopped (SIGSTOP) or cut off holds locks.
             with self.engine.begin() as connection:
                 connection.execute(_END_FORMER, {"name": self._session_name})
         with self.engine.begin() as connection:
-            mine = table.c.shard_fqn == fqn
-            # Lock the row first: this waits for a running commit, and then sees it.
-            counted = connection.execute(
-                table.update().where(mine).values(fence=table.c.fence + 1)
+            own_row = table.c.shard_fqn == fqn
+            # Lock the row before reading it: this waits for a running commit, and then sees its result.
+            updated = connection.execute(
+                table.update().where(own_row).values(fence=table.c.fence + 1)
             ).rowcount
-            if counted == 0:
+            if updated == 0:
                 empty = Checkpoint().to_bytes()
                 connection.execute(table.insert().values(shard_fqn=fqn, fence=1, checkpoint=empty))
-            row = connection.execute(sa.select(table.c.fence, table.c.checkpoint).where(mine)).one()
+            row = connection.execute(
+                sa.select(table.c.fence, table.c.checkpoint).where(own_row)
+            ).one()
             return int(row.fence), bytes(row.checkpoint)
 
     def destroy(self) -> None:

@@ -98,13 +98,13 @@ class SQLTimers(TimerTable):
         self, domain: TimeDomain, after: Position, until_us: int, limit: int
     ) -> Sequence[TimerRow]:
         columns = self._table.c
-        found = self._query(
+        due = self._query(
             sa.select(columns.at_us, columns.key, columns.payload)
             .where(*self._behind(domain, after), columns.at_us <= until_us)
             .order_by(columns.at_us, columns.key)
             .limit(limit)
         )
-        rows = [TimerRow(one.at_us, bytes(one.key).decode(), bytes(one.payload)) for one in found]
+        rows = [TimerRow(row.at_us, bytes(row.key).decode(), bytes(row.payload)) for row in due]
         if rows:
             until = _position(columns) <= _literal(rows[-1].position)
             self._execute(sa.delete(self._table).where(*self._behind(domain, after), until))
@@ -112,18 +112,18 @@ class SQLTimers(TimerTable):
 
     def first(self, domain: TimeDomain, after: Position = BEFORE_ALL) -> int | None:
         columns = self._table.c
-        found = self._query(
+        rows = self._query(
             sa.select(columns.at_us)
             .where(*self._behind(domain, after))
             .order_by(columns.at_us, columns.key)
             .limit(1)
         )
-        return int(found[0].at_us) if found else None
+        return int(rows[0].at_us) if rows else None
 
     def event_time(self) -> bytes | None:
-        one = sa.select(self._table.c.payload).where(*self._one(_EVENT_TIME, b""))
-        found = self._query(one)
-        return bytes(found[0].payload) if found else None
+        statement = sa.select(self._table.c.payload).where(*self._one(_EVENT_TIME, b""))
+        rows = self._query(statement)
+        return bytes(rows[0].payload) if rows else None
 
     def set_event_time(self, value: bytes) -> None:
         self._write(_EVENT_TIME, b"", 0, value)

@@ -1,4 +1,4 @@
-"""Checks of SQL's bindings: one that SQLite would store as something else is refused by its name."""
+"""Checks of SQL's bindings: a value that SQLite would store as another one is refused by its name."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Bindings: TypeAlias = Sequence[Any] | dict[str, Any]
 
 
 def checked(bindings: Any, sql: str, connection: apsw.Connection) -> Bindings:
-    """Return bindings in the form for SQLite, from an iterator too.
+    """Return bindings as a tuple, list or dict, also of an iterator.
 
-    Raise ``InvalidValue`` for one that SQLite would change.
+    Raise ``InvalidValue`` for a binding that SQLite would change.
     """
-    kept = _listed(bindings)
-    if not are_kept(kept.values() if isinstance(kept, dict) else kept):
-        require_storable(kept, sql, connection)
-    return kept
+    listed = _listed(bindings)
+    if not are_kept(listed.values() if isinstance(listed, dict) else listed):
+        require_storable(listed, sql, connection)
+    return listed
 
 
 def _listed(bindings: Any) -> Bindings:
@@ -39,8 +39,8 @@ def _listed(bindings: Any) -> Bindings:
 def are_kept(values: Iterable[Any]) -> bool:
     """Return True if SQLite keeps all of these values exactly; False if it may change one."""
     for value in values:
-        kind = type(value)
-        if kind not in KEPT and (kind is not float or isnan(value)):
+        value_type = type(value)
+        if value_type not in KEPT and (value_type is not float or isnan(value)):
             return False
     return True
 

@@ -11,8 +11,8 @@ import apsw
 class BufferedCursor(apsw.Cursor):
     """A cursor of SQL that has run to its end, with the rows that it returned.
 
-    SQLite runs the next statement, or the next row of bindings, only when all rows of the one before are
-    fetched. With a cursor that is not read, they would not run.
+    SQLite runs the next statement, or the next row of bindings, only when all rows of the statement before
+    are fetched. If the caller did not read the cursor, later statements would not run.
     """
 
     _columns: tuple[tuple[str, str], ...] = ()
@@ -25,9 +25,9 @@ class BufferedCursor(apsw.Cursor):
             columns = cursor.get_description()
         except apsw.ExecutionCompleteError:
             return cursor
-        kept = cls(cursor.get_connection())
-        kept._columns, kept._rows = columns, iter(cursor.fetchall())
-        return kept
+        buffered = cls(cursor.get_connection())
+        buffered._columns, buffered._rows = columns, iter(cursor.fetchall())
+        return buffered
 
     def __iter__(self) -> BufferedCursor:
         return self

@@ -1,8 +1,8 @@
 """Settings of all connections to a SQLite state, and the one place at which each PRAGMA is permitted.
 
-SQLite has most settings, all functions and all collations per connection: queries would not have a setting
-of the writing connection. Within a transaction SQLite ignores some settings in silence. So each PRAGMA is
-permitted at one place, and refused by name elsewhere.
+In SQLite, most settings, all functions and all collations belong to one connection: queries would lack a
+setting of the writing connection. Within a transaction, SQLite ignores some settings in silence. So each
+PRAGMA is permitted at one place, and refused by name elsewhere.
 """
 
 from __future__ import annotations
@@ -175,14 +175,14 @@ class ConnectionSetup:
 
     def set_pragmas(self, connection: apsw.Connection) -> None:
         """Make the settings, outside a transaction. Raise ``Invalid`` for one that SQLite does not accept."""
-        for one in self._settings:
-            connection.execute(f"PRAGMA {one.name}={one.value}").fetchall()
-            if one.expected is None:
+        for setting in self._settings:
+            connection.execute(f"PRAGMA {setting.name}={setting.value}").fetchall()
+            if setting.expected is None:
                 continue
-            actual = connection.execute(f"PRAGMA {one.name}").fetchall()
-            if actual != [(one.expected,)]:
+            actual = connection.execute(f"PRAGMA {setting.name}").fetchall()
+            if actual != [(setting.expected,)]:
                 raise Invalid(
-                    f"SQLite did not accept PRAGMA {one.name}={one.value}",
+                    f"SQLite did not accept PRAGMA {setting.name}={setting.value}",
                     path="connection_pragmas",
                     hint="This build of SQLite may lack the feature: leave the setting out.",
                 )

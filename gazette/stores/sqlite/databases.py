@@ -1,7 +1,7 @@
 """The databases of one SQLite store, which commit together: the redo mode.
 
 A transaction may change several attached databases. SQLite commits them one after the other, each in its
-own WAL. The commit is atomic in the log, because a single append records all of them after that.
+own WAL. The commit is atomic in the log, because a single append then records all databases.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gazette.stores.sqlite.hand_over import NO_FORMER, NOTE_PATH, Former, record
 from gazette.stores.sqlite.redo_recording import RedoRecording
 
 REIMAGE_MAX: Final = 4
-"""Most groups that one commit images: it bounds the time of a commit."""
+"""Most groups of which one commit records images. This bounds the time of a commit."""
 IMAGE_FILES: Final = 1024
 """Approximate number of files of images of a large store: each has 1/1024 of the store."""
 FILES_PER_IMAGE_FILE: Final = 2
 """Multiple of `IMAGE_FILES` above which images are made again, even if the horizon is short enough."""
 MERGE_EVERY: Final = 8
-"""Commits between two images that only reduce the number of files: so they add few recorded bytes."""
+"""Commits between two images that only reduce the number of files, so that such images add few bytes."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED: Final = frozenset({"main", "temp", "primary"})
@@ -47,8 +47,8 @@ def no_frames(path: Path) -> Broken:
 def database_names(given: Iterable[str], links: Iterable[str]) -> list[str]:
     """Return the databases of a store beside its primary: the given ones, and those in the log.
 
-    A database that only a former version of the application attached stays attached. Otherwise its
-    files would keep the log from being pruned, since no owner would record it again. Raise ``Invalid``.
+    A database that only a former version of the application attached stays attached. Otherwise no owner
+    would record its files again, and they would keep the log from being pruned. Raise ``Invalid``.
     """
     names = list(dict.fromkeys(given))
     for name in names:
@@ -90,7 +90,7 @@ class RedoDatabases:
             for name, schema in schemas.items()
         ]
         self._primary = self._all[0]
-        self._by_schema = {one.schema: one for one in self._all}
+        self._by_schema = {database.schema: database for database in self._all}
         self._connection: apsw.Connection | None = None
 
     @property
@@ -101,7 +101,7 @@ class RedoDatabases:
     @property
     def attached(self) -> Mapping[str, Path]:
         """The other databases, by name."""
-        return {one.schema: one.path for one in self._all[1:]}
+        return {database.schema: database.path for database in self._all[1:]}
 
     def open(self) -> apsw.Connection:
         """Open the recorded databases, or new ones. Blocks. Raise ``Corrupt`` or ``Invalid``."""
@@ -111,8 +111,8 @@ class RedoDatabases:
             raise Invalid(
                 f"too many databases ({len(self._all) - 1} beside the primary; SQLite attaches {limit})"
             )
-        for one in self._all[1:]:
-            one.attach(connection)
+        for database in self._all[1:]:
+            database.attach(connection)
         connection.set_wal_hook(self._on_commit)
         if self._recorder.offline:
             self._recorder.at_end(self._record_images)
@@ -122,52 +122,52 @@ class RedoDatabases:
         return connection
 
     def _record_images(self) -> None:
-        for one in self._all:
-            one.settle()
-        for one in self._all:
-            one.record_images(self._file_bytes)
+        for database in self._all:
+            database.settle()
+        for database in self._all:
+            database.record_images(self._file_bytes)
 
     def _on_commit(self, _connection: object, schema: str, frames: int) -> int:
-        if (one := self._by_schema.get(schema)) is not None:
-            one.wal.note_commit(frames)
+        if (database := self._by_schema.get(schema)) is not None:
+            database.wal.note_commit(frames)
         return apsw.SQLITE_OK
 
     def ship(
         self, wait_for: Collection[OpFuture[Any]] = (), *, changed: bool = True
     ) -> OpFuture[Any]:
-        """Record the commits since the last call, as one append after ``wait_for``. Do not wait for it.
+        """Record the commits since the last call, as one append after ``wait_for``. Do not await the append.
 
         ``changed``: the commit changed the primary database. In an offline log (see `Recorder.offline`),
         record nothing now, and everything at its end. Raise ``Broken`` for a change that left no frame,
         and as `WalChanges.collect` does.
         """
         if self._recorder.offline:
-            shortened = [one.wal.shorten() for one in self._all]
+            shortened = [database.wal.shorten() for database in self._all]
             if changed and not shortened[0]:
                 raise no_frames(self.path)
             return self._recorder.barrier(wait_for)
-        collected = [(one, one.collect()) for one in self._all]
+        collected = [(database, database.collect()) for database in self._all]
         if changed and collected[0][1] is None:
             raise no_frames(self.path)
         if all(changes is None for _, changes in collected):
-            # The store was just opened. An owner that never commits must not only add a redo file.
+            # The store was just opened. Merge files: owners that never commit would only add redo files.
             for _ in range(REIMAGE_MAX):
                 if self._many_files:
                     self._merge_files()
             return self._recorder.barrier(wait_for)
         with self._recorder.group(wait_for) as group:
-            for one, changes in collected:
+            for database, changes in collected:
                 if changes is not None:
-                    one.record(group, changes)
+                    database.record(group, changes)
         self._bound_horizon()
         self._bound_files()
-        for one in self._all:
-            one.wal.checkpoint_if_due()
+        for database in self._all:
+            database.wal.checkpoint_if_due()
         return group.future
 
     @property
     def live_bytes(self) -> int:
-        return sum(one.live_bytes for one in self._all)
+        return sum(database.live_bytes for database in self._all)
 
     @property
     def _bound(self) -> int:
@@ -180,11 +180,11 @@ class RedoDatabases:
 
     def _bound_horizon(self) -> None:
         # A cycle of images records the live state once; the rest of the horizon is redo. The more redo the
-        # horizon has, the fewer bytes of images for each byte of redo (here at most 4/3).
+        # horizon has, the fewer bytes of images are recorded for each byte of redo: here at most 4/3.
         recorder = self._recorder
         bound = self._bound
-        for one in self._all:
-            one.rotate_if_long(bound)
+        for database in self._all:
+            database.rotate_if_long(bound)
         for _ in range(REIMAGE_MAX):
             if recorder.horizon_bytes <= bound:
                 return
@@ -195,10 +195,10 @@ class RedoDatabases:
                 return
 
     def _bound_files(self) -> None:
-        """Merge files if there are too many, from an older version or from many short-lived owners.
+        """Merge files if an older version, or many short-lived owners, left too many.
 
-        Images and redo are replaced in the order of their age. So making the oldest image again removes
-        the smallest files first. A whole cycle of images replaces each file.
+        To make the oldest image again replaces the oldest files first: these are the smallest. A whole cycle
+        of images replaces each file.
         """
         if not self._many_files:
             self._until_merge = 0
@@ -210,10 +210,10 @@ class RedoDatabases:
 
     @property
     def _many_files(self) -> bool:
-        return sum(one.files for one in self._all) > FILES_PER_IMAGE_FILE * self._image_files
+        return sum(db.files for db in self._all) > FILES_PER_IMAGE_FILE * self._image_files
 
     def _merge_files(self) -> None:
-        max(self._all, key=lambda one: one.files).renew(self._bound, self._file_bytes)
+        max(self._all, key=lambda database: database.files).renew(self._bound, self._file_bytes)
 
     def _of_oldest_file(self) -> RedoRecording | None:
         """Return the recorder of the log's oldest file; None if it belongs to no database."""
@@ -237,12 +237,12 @@ class RedoDatabases:
         """Close the connection, and then descriptors. Record nothing."""
         if self._connection is not None:
             self._connection.set_wal_hook(None)
-            for one in self._all:
-                one.wal.release()
+            for database in self._all:
+                database.wal.release()
             self._connection.close()
             self._connection = None
-        for one in self._all:
-            one.wal.close()
+        for database in self._all:
+            database.wal.close()
 
 
 __all__ = ["RedoDatabases", "database_names", "no_frames"]

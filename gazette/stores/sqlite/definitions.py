@@ -1,7 +1,7 @@
 """Definitions of declared parts of a SQLite state, such as windows and joins, stored beside their tables.
 
-The SQL of a schema writes them, in the transaction that opens the store. A state without a definition adopts
-the declared one. A state with another definition is refused: rows of one rule would be read by another.
+The SQL of a schema writes definitions, in the transaction that opens the store. A state without a definition
+adopts the declared one. A state with another definition is refused: it has rows that another rule wrote.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ def unchanged_definitions(connection: apsw.Connection) -> Iterator[None]:
 def _check(connection: apsw.Connection) -> None:
     if not connection.execute(_EXISTS).fetchall():
         return
-    known: dict[str, str] = {}
+    definitions: dict[str, str] = {}
     rows: list[Any] = connection.execute(_ALL).fetchall()
     for name, definition in rows:
-        if name in known:
-            raise _changed(name, known[name], definition)
-        known[name] = definition
+        if name in definitions:
+            raise _changed(name, definitions[name], definition)
+        definitions[name] = definition
 
 
 def _changed(name: str, before: str, declared: str) -> Invalid:

@@ -1,10 +1,10 @@
 """Hand-over of SQLite databases between this store and that of the Go original: `Former`, `record_note`.
 
 The original's store cannot read our records. It would find no directory ``/pageDB/`` in our log, and begin
-without a state. So each of our logs has a file of that name. The original fails at it, with the name in
-the error, and the file's text says why.
+without a state. So each of our logs has a file of that name. The original fails at this file, with its name
+in the error, and the text of the file says why.
 
-Our store takes the original's databases over at promotion: it records them whole, and then unlinks the
+At promotion, our store takes over the original's databases. It records them whole, and then unlinks the
 original's files in one append. Until that append, the original's files are the state for every owner.
 """
 
@@ -49,11 +49,11 @@ class Former:
         Raise ``Invalid`` for the log of another store or mode, and as `take_out` does.
         """
         links = recorder.fsm.links
-        found = require_form(links, "SQLiteStore", form, StateForm.PAGES)
+        present_form = require_form(links, "SQLiteStore", form, StateForm.PAGES)
         check_lengths(recorder)
-        before = {path for path in links if path.startswith(f"{NOTE_PATH}/")}
-        if found is not StateForm.PAGES:
-            return cls(paths=tuple(sorted(before)))
+        former = {path for path in links if path.startswith(f"{NOTE_PATH}/")}
+        if present_form is not StateForm.PAGES:
+            return cls(paths=tuple(sorted(former)))
         databases = take_out(recorder.directory)
         for name in databases:
             if not _NAME.fullmatch(name):
@@ -62,14 +62,14 @@ class Former:
                     hint="Names here are letters, digits and underscores before .db. Let the original's"
                     " application move its tables to a database with such a name.",
                 )
-        before |= {path for path in links if path.endswith(("-wal", "-journal")) or "-mj" in path}
+        former |= {path for path in links if path.endswith(("-wal", "-journal")) or "-mj" in path}
         with recorder.group() as group:
-            for path in set(links) - before:
-                group.unlink(path)  # An interrupted hand-over left it.
-        return cls(databases, tuple(sorted(before)))
+            for path in set(links) - former:
+                group.unlink(path)  # An interrupted hand-over has left this file.
+        return cls(databases, tuple(sorted(former)))
 
     def leave(self, recorder: Recorder) -> None:
-        """Call `end` in an append of its own, if there are files to unlink."""
+        """Call `end` in an append of its own, if there are files to unlink, or no note yet."""
         if not self.paths and NOTE_PATH in recorder.fsm.links:
             return
         with recorder.group() as group:

@@ -45,8 +45,8 @@ def apply_migrations(connection: apsw.Connection, migrations: Sequence[Migration
             hint="Run the later version of the application that wrote it; versions do not go "
             "back. (`gazctl shards recover --at` has the state before.)",
         )
-    for version, (known, migration) in enumerate(zip(applied, migrations, strict=False), 1):
-        if known != _digest(migration):
+    for version, (digest, migration) in enumerate(zip(applied, migrations, strict=False), 1):
+        if digest != _digest(migration):
             raise Invalid(
                 "a migration is not the one that was applied to this state",
                 version=version,

@@ -45,8 +45,8 @@ def recording_of(
 ) -> Recording:
     """Return the recording of a store in ``mode``, before it is opened. Blocks.
 
-    Take databases of the Go original over. Raise ``Invalid`` for an unknown mode, and for the log of
-    another store or mode. Raise ``Corrupt`` for damaged files.
+    Take over databases of the Go original. Raise ``Invalid`` for an unknown mode, and for the log of another
+    store or mode. Raise ``Corrupt`` for damaged files.
     """
     if mode == "redo":
         former = Former.take(recorder, StateForm.REDO)

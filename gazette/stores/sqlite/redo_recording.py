@@ -2,7 +2,7 @@
 
 SQLite runs on its own VFS, in WAL mode, and never waits for a disk: the recovery log makes a commit
 durable. After each commit, its frames in the WAL are compared with the former content of their pages
-(`wal_changes`). Only the difference is recorded, in the form of `recoverylog/sqlite/redo`.
+(`wal_changes`). Only the differences are recorded, in the form of `gazette.recoverylog.sqlite.redo`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from gazette.stores.sqlite.wal_changes import BUSY_MS, WalChanges
 
 GROUP_PAGES: Final = 1024
 HORIZON_SLACK: Final = 32 << 20
-"""A recovery reads at most twice the live state and 64 MiB. Re-imaging starts well before that."""
+"""Re-imaging starts at 7/4 of live state plus this. Recoveries read at most twice the state and 64 MiB."""
 
 
 class RedoRecording:
     """Recorder of one database of a recorder's directory, named ``schema`` in its connection.
 
-    Only for the shard's thread. `stores/sqlite/databases` calls those of all databases of a store.
+    Only for the shard's thread. `RedoDatabases` calls the recorders of all databases of a store.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class RedoRecording:
         self._redo_end = 0
         self._old_redo: list[int] = []
         self._first_redo: dict[int, int] = {}
-        """By group without an image, oldest first: index of the first redo file that has all its changes."""
+        """By group without an image, oldest first: index of the redo file in which its changes begin."""
         self._dropped: range = range(0)
-        """Groups that the database has lost: it shrank with the commits that were collected last."""
+        """Groups that the database lost when it shrank, with the commits that were collected last."""
         self._image_files: Counter[ImageFile] = Counter()
         """By file of images: the number of groups whose latest image it has."""
         self._image_file: ImageFile | None = None
@@ -93,9 +93,9 @@ class RedoRecording:
         self._begin(connection, recorded=recorded)
 
     def _recover(self) -> bool:
-        """Prepare the file. Return False for a new database, which must be recorded whole."""
+        """Prepare the database file. Return False for a new database, which must be recorded whole."""
         recorded = is_recorded(self.recorder.directory, self.database)
-        known = recorded or self._is_taken_over
+        is_in_log = recorded or self._is_taken_over
         if recorded:
             self._state = materialize(self.recorder.directory, self.database)
             self._serial = max((image.serial for image in self._state.groups.values()), default=0)
@@ -113,7 +113,7 @@ class RedoRecording:
                 size, _ = page_header(file.read(HEADER_BYTES))
             self._state = RedoState(page_size=size, pages=0)
         self.wal.open_file(self._state.page_size)
-        return known
+        return is_in_log
 
     def _require_groups(self) -> None:
         for number, image in self._state.groups.items():
@@ -199,18 +199,18 @@ class RedoRecording:
 
     def collect(self) -> Iterator[PageChange] | None:
         """Return the changes since the last call, or None. Raise as `WalChanges.collect` does."""
-        found = self.wal.collect(self._state.pages)
-        if found is None:
+        collected = self.wal.collect(self._state.pages)
+        if collected is None:
             return None
-        self._resize(found.pages)
-        return found.changes
+        self._resize(collected.pages)
+        return collected.changes
 
     def _resize(self, pages: int) -> None:
-        before, self._state.pages = self._group_count(), pages
-        after = self._group_count()
-        for number in range(before, after):
+        former_count, self._state.pages = self._group_count(), pages
+        count = self._group_count()
+        for number in range(former_count, count):
             self._first_redo[number] = self._redo_index
-        self._dropped = range(after, before)
+        self._dropped = range(count, former_count)
 
     def record(self, group: Group, changes: Iterable[PageChange]) -> None:
         """Record the changes of `collect`."""
@@ -253,12 +253,12 @@ class RedoRecording:
         return len(self._image_files) + len(self._old_redo)
 
     def rotate_if_long(self, bound: int) -> None:
-        """Begin a new redo file if the present one is too long for a horizon of ``bound`` bytes."""
+        """Begin a new redo file if the current one is too long for a horizon of ``bound`` bytes."""
         if self._redo_end > max(bound // 32, 64 << 10):
             self._rotate()
 
     def renew(self, bound: int, file_bytes: int) -> bool:
-        """Record the oldest part that a recovery needs again. Return False if nothing is recorded.
+        """Record again the oldest part that a recovery needs. Return False if there is nothing to record.
 
         ``file_bytes``: add an image to the last file if the file then has at most this many bytes.
         """
@@ -266,7 +266,7 @@ class RedoRecording:
             return False
         redo = self.recorder.fsm.nodes[self._redo_fnode].segments[0]
         if self.recorder.write_head - redo.first_offset > bound // 2:
-            # In a database with few writes, the present redo file is old too.
+            # In a database with few writes, the current redo file is old, too.
             self._rotate()
         self._reimage(self._oldest_group(), file_bytes)
         return True
@@ -278,7 +278,7 @@ class RedoRecording:
             self._create_redo(group, previous_end)
 
     def _oldest_group(self) -> int:
-        """Return the oldest group, with an image or without. Both are in order of age: this is a look-up."""
+        """Return the group that needs the oldest redo, with image or bare. Both dicts are in order of age."""
         imaged = next(iter(self._state.groups), None)
         bare = next(iter(self._first_redo), None)
         if imaged is None or bare is None:
@@ -286,10 +286,10 @@ class RedoRecording:
         return bare if self._first_redo[bare] <= self._state.groups[imaged].redo_index else imaged
 
     def _reimage(self, number: int, file_bytes: int) -> None:
-        """Record all pages of one group: then it needs no earlier redo."""
-        first = number * self._group_pages + 1
-        count = min(self._group_pages, self._state.pages - first + 1)
-        data = self.wal.read(first, count)
+        """Record all pages of one group. Then the group needs no earlier redo."""
+        first_page = number * self._group_pages + 1
+        count = min(self._group_pages, self._state.pages - first_page + 1)
+        data = self.wal.read(first_page, count)
         self._serial += 1
         former = self._state.groups.get(number)
         with self.recorder.group() as group:
@@ -299,7 +299,7 @@ class RedoRecording:
             self._image_end += len(data)
             self._image_files[file] += 1
             crc, pages = zlib.crc32(data), self._state.pages
-            frame = ImageFrame(number, self._serial, first, count, crc, pages, file, begin)
+            frame = ImageFrame(number, self._serial, first_page, count, crc, pages, file, begin)
             self._append_redo(group, encode_image(frame))
             self._drop_image(group, former)
             self._state.note_image(frame, self._redo_index)
@@ -309,14 +309,14 @@ class RedoRecording:
     def _file_for_image(self, group: Group, number: int, file_bytes: int) -> tuple[ImageFile, int]:
         """Return the file that gets the image of a group, and its fnode. Each owner begins its own files.
 
-        If a file has room for one whole group only, it gets one image, which earlier versions can read. A
-        file never gets a second image of the same group: else the file, with its oldest bytes, would
-        still be needed for that group.
+        A file with room for one whole group only gets one image, and earlier versions can read it. A file
+        never gets a second image of the same group: else the group would still need the file, with its
+        oldest bytes.
         """
-        whole = self._group_pages * self._state.page_size
+        group_bytes = self._group_pages * self._state.page_size
         file, former = self._image_file, self._state.groups.get(number)
         has_former = former is not None and former.file == file
-        if file is not None and not has_former and self._image_end + whole <= file_bytes:
+        if file is not None and not has_former and self._image_end + group_bytes <= file_bytes:
             fnode = group.fnode_of("/" + file.name(self.database))
             assert fnode is not None
             return file, fnode

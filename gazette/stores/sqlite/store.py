@@ -65,8 +65,8 @@ CREATE TABLE IF NOT EXISTS gazette_checkpoint (
 def _count_unshared() -> int:
     # Hold the object as `SQLiteStore.execute` does.
     holder = SimpleNamespace(held=object())
-    held = holder.held
-    return getrefcount(held)
+    cursor = holder.held
+    return getrefcount(cursor)
 
 
 _UNSHARED: Final = _count_unshared()
@@ -84,12 +84,12 @@ class SQLiteStore(Store):
     names (``archive``: tables are ``archive.…``). They commit together with the main one,
     ``primary.db``. A database of the log that is not named any more stays attached. ``mode`` says how
     commits are recorded: ``"redo"`` records the bytes that changed. ``"vfs"`` records every write
-    through our own VFS; it is slower, and the plain specification of the other.
+    through our own VFS; it is slower, and serves as the specification of ``"redo"``.
 
     ``execute`` and ``executemany`` belong to the shard's thread and to its running transaction. The
     first statement begins the transaction and the runtime commits it. BEGIN, COMMIT and ROLLBACK raise
-    ``NotAllowed``; use SAVEPOINT for changes that you may undo. ATTACH and DETACH raise it too:
-    recording would miss the attached database.
+    ``NotAllowed``; use SAVEPOINT for changes that you may undo. ATTACH and DETACH raise ``NotAllowed``,
+    too: recording would miss the attached database.
 
     Any thread may call ``query``. On the shard's thread, which opened the store, it sees the running
     transaction; on others, the last local commit.
@@ -207,7 +207,7 @@ class SQLiteStore(Store):
         return store
 
     def _transaction(self, statement: str) -> None:
-        # Do not cache it: an application's COMMIT would find the cached statement and pass unchecked.
+        # Do not cache the statement: an application's COMMIT would find it in the cache, and pass unchecked.
         self._ours = True
         self._begun = _NOT_BEGUN
         try:
@@ -275,8 +275,8 @@ class SQLiteStore(Store):
         """
         if type(bindings) is tuple:
             for value in bindings:  # `are_kept` inlined: its call would double the cost.
-                kind = type(value)
-                if kind not in KEPT and (kind is not float or isnan(value)):
+                value_type = type(value)
+                if value_type not in KEPT and (value_type is not float or isnan(value)):
                     bindings = checked(bindings, sql, self.connection)
                     break
         elif bindings:
@@ -387,8 +387,8 @@ class SQLiteStore(Store):
     def vacuum(self, database: str = "main", *, limit_bytes: int = VACUUM_BYTES_MAX) -> None:
         """Rewrite a database without its free pages. Blocks; the next commit records it.
 
-        SQLite makes the new database in memory. The commit is one append of about its size, which memory
-        has twice. Raise ``TooLarge`` with these sizes, and change nothing, for more than ``limit_bytes``.
+        SQLite makes the new database in memory. The commit is one append of about its size, and takes twice
+        this size of memory. Raise ``TooLarge``, with the sizes, and change nothing, beyond ``limit_bytes``.
         Call it before the first statement of a transaction, in ``new_store`` or ``begin_transaction``.
         Raise ``NotAllowed`` later.
         """
@@ -405,9 +405,9 @@ class SQLiteStore(Store):
     def query(self, sql: str, bindings: Bindings = ()) -> list[tuple[Any, ...]]:
         """Return all rows of a reading statement. Any thread; the rows stay valid.
 
-        On the shard's thread it sees the writes of the running transaction. On another thread it
-        sees every transaction that was committed locally, even if its append is not done. There it
-        waits while all ``readers`` are in use. Raise ``NotAllowed`` for SQL that writes. Raise
+        On the shard's thread, the query sees the writes of the running transaction. On another thread, it
+        sees every transaction that was committed locally, even if its append is not done. On such a thread,
+        it waits while all ``readers`` are in use. Raise ``NotAllowed`` for SQL that writes. Raise
         ``Closed`` when the store is destroyed, also during the query. Raise ``apsw.Error`` for faults
         of the SQL: the transaction continues.
         """
@@ -432,7 +432,7 @@ class SQLiteStore(Store):
         # Virtual tables prepare statements that write, so the authorizer permits these.
         cursor.exec_trace = _only_if_reading
         # A function of the application within this query may make a query too.
-        before, self._querying = self._querying, True
+        outer_querying, self._querying = self._querying, True
         try:
             # Do not use the cache: a cached statement of `execute` would pass unchecked.
             return cursor.execute(sql, bindings, can_cache=False).fetchall()
@@ -442,7 +442,7 @@ class SQLiteStore(Store):
         except OF_THE_DISK as error:
             raise of_the_disk("run a query", self._directory, error) from error
         finally:
-            self._querying = before
+            self._querying = outer_querying
 
     @property
     def live_bytes(self) -> int:
@@ -467,7 +467,7 @@ class SQLiteStore(Store):
             (data,),
         )
         self._commit()
-        # SQLite writes no frame for an unchanged row.
+        # A commit of an unchanged checkpoint may leave no frame: SQLite writes none for an unchanged row.
         changed, self._committed = data != self._committed, data
         with self._disk_errors("record a commit"):
             return self._recording.ship(wait_for, changed=changed)

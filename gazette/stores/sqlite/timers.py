@@ -74,19 +74,19 @@ class SQLiteTimers(TimerTable):
     def take(
         self, domain: TimeDomain, after: Position, until_us: int, limit: int
     ) -> Sequence[TimerRow]:
-        found = self._query(TAKE, (domain.value, *after, until_us, limit))
-        rows = [TimerRow(*row) for row in found]
+        due = self._query(TAKE, (domain.value, *after, until_us, limit))
+        rows = [TimerRow(*row) for row in due]
         if rows:
             self._execute(_REMOVE_TAKEN, (domain.value, *after, *rows[-1].position))
         return rows
 
     def first(self, domain: TimeDomain, after: Position = BEFORE_ALL) -> int | None:
-        found = self._query(_FIRST, (domain.value, *after))
-        return cast("int", found[0][0]) if found else None
+        rows = self._query(_FIRST, (domain.value, *after))
+        return cast("int", rows[0][0]) if rows else None
 
     def event_time(self) -> bytes | None:
-        found = self._query(_EVENT_TIME, ())
-        return cast("bytes", found[0][0]) if found else None
+        rows = self._query(_EVENT_TIME, ())
+        return cast("bytes", rows[0][0]) if rows else None
 
     def set_event_time(self, value: bytes) -> None:
         self._execute(_SET_EVENT_TIME, (value,))

@@ -1,8 +1,8 @@
 """Recording of a SQLite database's commits in the recovery log: the VFS mode.
 
 A VFS performs and notes every write of SQLite to the database, its journal or its WAL. At the
-commit, all of them become one append. This is the plain specification of recording: the log has exactly
-the files that SQLite wrote. After play-back, stock SQLite opens them as after a crash: it rolls a hot
+commit, all noted writes become one append. This is the plain specification of recording: the log has
+exactly the files that SQLite wrote. After play-back, stock SQLite opens them as after a crash: it rolls a hot
 journal back, or reads a WAL. The cost is whole pages per transaction, and each page that SQLite reads or
 writes passes through Python. So shards use `stores/sqlite/redo_recording` by default.
 """
@@ -76,8 +76,8 @@ _Noted = _Opened | _Emptied | _Deleted | _Written
 class _WriteNotes:
     """The writes of SQLite that are not recorded yet.
 
-    They must not refer to the store or a connection. SQLite keeps the VFS and its files, which refer to
-    these notes, alive: a dropped store would never be freed.
+    This object must not refer to the store or a connection. SQLite keeps the VFS and its files alive, and
+    these refer to this object: a dropped store would never be freed.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -90,8 +90,8 @@ class _WriteNotes:
         return "/" + os.path.relpath(name, self._directory)
 
     def take(self) -> list[_Noted]:
-        taken, self.events = self.events, []
-        return taken
+        events, self.events = self.events, []
+        return events
 
     def note(self, event: _Noted) -> None:
         if not self.is_closed:
@@ -100,20 +100,20 @@ class _WriteNotes:
     def note_write(self, path: str, offset: int, data: bytes) -> None:
         if self.is_closed:
             return
-        last = self.events[-1] if self.events else None
+        last_event = self.events[-1] if self.events else None
         if (
-            isinstance(last, _Written)
-            and last.path == path
-            and last.offset + len(last.data) == offset
-            and len(last.data) < COALESCE_BYTES
+            isinstance(last_event, _Written)
+            and last_event.path == path
+            and last_event.offset + len(last_event.data) == offset
+            and len(last_event.data) < COALESCE_BYTES
         ):
-            last.data += data
+            last_event.data += data
             return
         self.events.append(_Written(path, offset, bytearray(data)))
 
 
 class _RecordedFile(apsw.VFSFile):
-    """A file that notes its writes. The base VFS does everything else."""
+    """A file that notes its writes. The base class performs them, and does everything else."""
 
     def __init__(
         self, notes: _WriteNotes, name: str | apsw.URIFilename | None, flags: list[int]
@@ -137,7 +137,7 @@ class _RecordedFile(apsw.VFSFile):
 
     def xTruncate(self, newsize: int) -> None:
         super().xTruncate(newsize)
-        # A log cannot record that a file became shorter. A file of length 0 is recorded as a new file. For a
+        # A log cannot record that a file became shorter. Record a file of length 0 as a new file. For a
         # database that became shorter, the size in its header counts.
         if self._path is not None and newsize == 0:
             self._notes.note(_Emptied(self._path))
@@ -247,15 +247,15 @@ class VfsRecording:
     ) -> OpFuture[Any]:
         """Record SQLite's writes since the last call, as one append after ``wait_for``.
 
-        ``changed``: the commit changed the primary database. Raise ``Broken`` if SQLite wrote nothing then.
+        ``changed``: the commit changed the primary database. Raise ``Broken`` if SQLite then wrote nothing.
         """
-        noted = self._notes.take()
+        events = self._notes.take()
         assert self._connection is not None
         self._require_own(self._connection)
-        if changed and not noted:
+        if changed and not events:
             raise no_frames(self.path)
         with self.recorder.group(wait_for) as group:
-            for event in noted:
+            for event in events:
                 match event:
                     case _Opened(path=path):
                         if group.fnode_of(path) is None:
@@ -307,8 +307,8 @@ class VfsRecording:
         if self._connection is not None:
             # Closing would move the WAL into the database, and the disk may be full.
             self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-            for one in self._locks:
-                one.release()
+            for lock in self._locks:
+                lock.release()
             self._connection.close()
             self._connection = None
         if self._vfs is not None:
@@ -321,6 +321,6 @@ class VfsRecording:
 
 
 def _data_version(connection: apsw.Connection, schema: str) -> int:
-    ((found,),) = connection.execute(f'PRAGMA "{schema}".data_version').fetchall()
-    assert isinstance(found, int)
-    return found
+    ((version,),) = connection.execute(f'PRAGMA "{schema}".data_version').fetchall()
+    assert isinstance(version, int)
+    return version

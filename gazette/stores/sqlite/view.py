@@ -37,9 +37,9 @@ class FollowedDatabase:
         whole database, and so does a call after the log has lost needed redo. Raise ``Corrupt``,
         ``apsw.Error`` or ``OSError``: the next call then builds the copy from nothing.
         """
-        before, self._redo = self._redo, None
-        after = None if before is None else self._apply(files.paths, *before)
-        self._redo = after or self._build(files.paths)
+        position, self._redo = self._redo, None
+        new_position = None if position is None else self._apply(files.paths, *position)
+        self._redo = new_position or self._build(files.paths)
 
     def _build(self, paths: Mapping[str, Path]) -> tuple[int, int]:
         self.rebuilds += 1
@@ -64,12 +64,12 @@ class FollowedDatabase:
             pages = self._pages
             for file in files:
                 begin = offset if file.index == index else 0
-                pages, at = apply_redo(descriptor, file, begin, pages)
+                pages, applied = apply_redo(descriptor, file, begin, pages)
             os.ftruncate(descriptor, pages * files[0].page_size)
         finally:
             os.close(descriptor)
         self._pages = pages
-        return files[-1].index, at
+        return files[-1].index, applied
 
 
 class FollowedDatabases:
@@ -103,15 +103,15 @@ class FollowedDatabases:
         form = require_form(
             files.paths, "SQLiteStore", StateForm.REDO, StateForm.PLAIN, StateForm.PAGES
         )
-        before, self._followed = self._followed, {}
+        former, self._followed = self._followed, {}
         names = [f"{name}.db" for name in database_names((), (f"/{path}" for path in files.paths))]
         try:
             if form is StateForm.REDO:
-                if not before:
+                if not former:
                     self.rebuilds += 1
                     shutil.rmtree(self._directory, ignore_errors=True)
                 recorded = [name for name in names if redo_files(files.paths, name)]
-                followed = self._follow([PRIMARY_DATABASE, *recorded], before, files)
+                followed = self._follow([PRIMARY_DATABASE, *recorded], former, files)
             else:
                 followed = self._recover(names, files, form)
         except (OSError, apsw.Error) as error:
@@ -127,10 +127,10 @@ class FollowedDatabases:
     ) -> dict[str, FollowedDatabase]:
         followed: dict[str, FollowedDatabase] = {}
         for name in names:
-            one = followed[name] = before.get(name) or FollowedDatabase(self._directory, name)
-            built = one.rebuilds
-            one.follow(files)
-            if built and one.rebuilds > built:
+            database = followed[name] = before.get(name) or FollowedDatabase(self._directory, name)
+            rebuilds = database.rebuilds
+            database.follow(files)
+            if rebuilds and database.rebuilds > rebuilds:
                 self.rebuilds += 1
         return followed
 
@@ -141,8 +141,8 @@ class FollowedDatabases:
         self.rebuilds += 1
         files.copy_to(self._directory)
         if form is StateForm.PAGES:
-            taken = [f"/{name}" for name in take_out(self._directory)]
-            names = [f"{name}.db" for name in database_names((), taken)]
+            paths = [f"/{name}" for name in take_out(self._directory)]
+            names = [f"{name}.db" for name in database_names((), paths)]
         for name in (PRIMARY_DATABASE, *names):
             connection = apsw.Connection(str(self._directory / name))
             try:

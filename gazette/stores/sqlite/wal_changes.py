@@ -2,14 +2,13 @@
 
 Rules that keep this exact, each found by cutting logs at every byte:
 
-
-- Frames are read only up to the end in SQLite's own index of the WAL. A transaction that spilled its
-  cache and was rolled back leaves frames behind that were never committed.
-- The index counts the committed transactions. The new frames must have exactly as many, no checkpoint may
-  have moved them, and SQLite must have called the WAL hook for the last one. So every commit is recorded
-  whole, or refused, whatever the application does to the connection.
-- The old content of a page is its newest frame that was collected before, or else the database file. It is
-  unknown beyond the recorded size of the database: a shrunk database may have left bytes there.
+- Frames are read only up to the end in SQLite's own index of the WAL. Behind it may be frames that were never
+  committed, of a transaction that spilled its cache and was rolled back.
+- The index counts the committed transactions. The new frames must have exactly as many. No checkpoint may
+  have moved these frames. SQLite must have called the WAL hook for the last transaction. So every commit is
+  recorded whole, or refused, whatever the application does to the connection.
+- The old content of a page is its newest frame that was collected before, or else the database file. The old
+  content is unknown beyond the recorded size of the database: a shrunk database may have left bytes there.
 - Only we checkpoint the database, and only when all its frames are recorded.
 - Do not open and close the database file while a connection is open: POSIX would drop SQLite's locks at
   the close. The one descriptor for reading is opened before the connection, and closed after it.
@@ -42,8 +41,8 @@ CHECKPOINT_OVERDUE: Final = 4
 CHECKPOINT_WAIT_MS: Final = 100
 """Bounds of the time for which a checkpoint yields to readers.
 
-It is postponed until the WAL has `CHECKPOINT_OVERDUE` times its intended length. From then on each commit
-waits `CHECKPOINT_WAIT_MS` for readers. Otherwise readers without a pause between them would let the
+A checkpoint is postponed until the WAL has `CHECKPOINT_OVERDUE` times its intended length. From then on each
+commit waits `CHECKPOINT_WAIT_MS` for readers. Otherwise readers without a pause between them would let the
 WAL grow for ever.
 """
 
@@ -105,8 +104,8 @@ class WalChanges:
         for page in range(first, first + count):
             offset = self._wal_pages.get(page)
             if offset is not None:
-                at = (page - first) * size
-                data[at : at + size] = os.pread(self._wal_fd, size, offset)
+                begin = (page - first) * size
+                data[begin : begin + size] = os.pread(self._wal_fd, size, offset)
         return data
 
     def settle(self) -> int:
@@ -153,29 +152,29 @@ class WalChanges:
         assert self._connection is not None
         check_file(self._connection, self._schema, self._path)
         position = self._position()
-        commits = (position.commits - self._commits) & 0xFFFFFFFF
+        commits = (position.commits - self._commits) & 0xFFFFFFFF  # The index counts in 32 bits.
         if not commits:
             return None
         if commits > _COMMITS_MAX:
             raise used_elsewhere(self._path, "it made the index of the WAL again")
         if position.salt != self._salt:
-            # The WAL was restarted. SQLite does that only when all of it is in the database file.
+            # SQLite has restarted the WAL, which it does only when the database file has all of its frames.
             self._salt = position.salt
             self._collected_frames = 0
             self._wal_pages.clear()
         if position.backfilled > self._collected_frames:
             raise self._moved(f"{position.backfilled - self._collected_frames} frames")
         self._open_wal()
-        newest, pages, found = self._scan_frames(self._collected_frames, position.frames)
-        if found < commits:
-            raise self._moved(f"{commits - found} of {commits} transactions")
-        if found > commits:
+        newest, pages, scanned = self._scan_frames(self._collected_frames, position.frames)
+        if scanned < commits:
+            raise self._moved(f"{commits - scanned} of {commits} transactions")
+        if scanned > commits:
             raise used_elsewhere(self._path, "it made the index of the WAL again")
-        hooked, self._hook_frames = self._hook_frames, -1
-        hooks, self._hooks = self._hooks, 0
-        if hooks and (hooks, hooked) != (found, position.frames):
+        hook_frames, self._hook_frames = self._hook_frames, -1
+        hook_calls, self._hooks = self._hooks, 0
+        if hook_calls and (hook_calls, hook_frames) != (scanned, position.frames):
             raise used_elsewhere(self._path, "it wrote to it")
-        if not hooks:
+        if not hook_calls:
             raise Broken(
                 "the WAL hook of the store's connection was replaced",
                 path=str(self._path),
@@ -188,13 +187,13 @@ class WalChanges:
     def _changes(self, newest: dict[int, int], known: int, pages: int) -> Iterator[PageChange]:
         """Yield the changes of pages up to ``pages``. The former content is known up to page ``known``.
 
-        Memory has one page at a time, since VACUUM changes each page of a database.
+        Hold one page in memory at a time, since VACUUM changes each page of a database.
         """
         for page in sorted(newest):
             if page > pages:
                 break
-            new = os.pread(self._wal_fd, self._page_size, newest[page])
-            change = diff_page(page, self._old_page(page) if page <= known else None, new)
+            new_page = os.pread(self._wal_fd, self._page_size, newest[page])
+            change = diff_page(page, self._old_page(page) if page <= known else None, new_page)
             if change is not None:
                 yield change
         self._wal_pages.update(newest)
@@ -221,9 +220,9 @@ class WalChanges:
         newest: dict[int, int] = {}
         pages = commits = 0
         per_read = max(1, READ_BYTES // stride)
-        for first in range(begin, end, per_read):
-            count = min(per_read, end - first)
-            data = os.pread(self._wal_fd, count * stride, WAL_HEADER + first * stride)
+        for first_frame in range(begin, end, per_read):
+            count = min(per_read, end - first_frame)
+            data = os.pread(self._wal_fd, count * stride, WAL_HEADER + first_frame * stride)
             if len(data) != count * stride:
                 raise Corrupt("the WAL is shorter than its commits", path=str(self._path))
             for number in range(count):
@@ -231,7 +230,7 @@ class WalChanges:
                 commits += pages > 0
                 if data[number * stride + 8 : number * stride + 16] != self._salt:
                     raise Corrupt("a WAL frame is of another generation", path=str(self._path))
-                newest[page] = WAL_HEADER + (first + number) * stride + FRAME_HEADER
+                newest[page] = WAL_HEADER + (first_frame + number) * stride + FRAME_HEADER
         if newest and pages == 0:
             raise Corrupt("the WAL does not end in a commit", path=str(self._path))
         return newest, pages, commits
