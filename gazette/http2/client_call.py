@@ -365,8 +365,7 @@ class ClientCall(StreamListener):
         self._raise_for_status()
 
     def send_now(self, *requests: Any) -> bool:
-        """Send requests if the server and the socket take all of them at once. Otherwise send none, and
-        return False.
+        """Send requests if server and socket take all of them at once. Else send none, and return False.
 
         No ``write`` of the caller may be under way.
         """

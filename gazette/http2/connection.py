@@ -76,8 +76,7 @@ class StreamListener(Protocol):
     def on_room(self) -> None:
         """Send more, within this call. Called once after a ``send`` that did not take everything.
 
-        Do not leave this to a task: the room would stay unused, and all other waiting listeners would be
-        called in vain.
+        Do not leave this to a task: room would stay unused, and all other listeners would be called in vain.
         """
         ...
 
@@ -456,6 +455,7 @@ class Http2Connection:
             self._rest, self._at, self.has_backlog = data, 0, True
 
     def _receive(self) -> None:
+        """Handle frames until the data or the work runs out. Pass on content before its frame is complete."""
         data, position = self._rest, self._at
         end = len(data)
         if self._preface and position < end:
@@ -652,6 +652,7 @@ class Http2Connection:
             self._end_block()
 
     def _end_block(self, *, depends_on_itself: bool = False) -> None:
+        """Handle a header block of which all frames have arrived."""
         number, flags = self._block_of, self._block_flags
         block = self._block[0] if len(self._block) == 1 else b"".join(self._block)
         self._block, self._block_of = [], 0
@@ -672,6 +673,7 @@ class Http2Connection:
             raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "HEADERS for a stream that is not ours")
 
     def _begin_stream(self, number: int, fields: Fields, *, ended: bool) -> None:
+        """Begin a stream of a server's client, or refuse it with a fault."""
         assert self._accept is not None
         if number in self._reset:
             return
@@ -732,9 +734,9 @@ class Http2Connection:
             raise StreamFault(number, FaultCode.PROTOCOL_ERROR, "a window grows by nothing")
         if stream is None:
             return
-        taken = stream._taken = stream._taken + increment
-        self._taken_most = max(self._taken_most, taken)
-        window = taken + self.first_window
+        relative = stream._taken = stream._taken + increment
+        self._taken_most = max(self._taken_most, relative)
+        window = relative + self.first_window
         if window > fr.WINDOW_MAX:
             raise StreamFault(number, FaultCode.FLOW_CONTROL_ERROR, "a window is too large")
         if window > 0 and stream in self._shut:

@@ -134,8 +134,7 @@ class Http2Channel:
         return self._method(path, False, True, *args, **kwargs)
 
     def stream_unary(self, path: str, *args: Any, **kwargs: Any) -> Callable[..., ClientCall]:
-        """Return a method of many requests and one response. The requests are written, unless a call gets
-        all of them as a tuple."""
+        """Return a method of many requests, which are written or given as a tuple, and one response."""
         return self._method(path, True, False, *args, **kwargs)
 
     def stream_stream(self, path: str, *args: Any, **kwargs: Any) -> Callable[..., ClientCall]:

@@ -31,8 +31,7 @@ _KNOWN_BYTES_MAX: Final = 1 << 10
 _UPDATE: Final = 0x20
 """Least first byte of a change of the table's size (RFC 7541, 6.3). Twice its value begins a field."""
 _UPDATES_MAX: Final = 2
-"""Most changes of the table's size in a block: the smallest since the last block, and the final one
-(RFC 7541, 4.2)."""
+"""Most changes of the table's size in a block: the smallest since the last block, and the last (RFC 7541)."""
 
 _OF_THE_CONNECTION: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
@@ -101,12 +100,12 @@ def _updates(block: bytes) -> int:
 
 def encode_fields(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return a block with the fields as plain text, which changes no table (RFC 7541, 6.2.2)."""
-    out = bytearray()
+    block = bytearray()
     for name, value in fields:
-        out.append(0)
-        _write_text(out, name)
-        _write_text(out, value)
-    return bytes(out)
+        block.append(0)
+        _write_text(block, name)
+        _write_text(block, value)
+    return bytes(block)
 
 
 def _write_text(out: bytearray, text: bytes) -> None:

@@ -31,8 +31,7 @@ SESSION_KEY: Final = "gazette-append-session"
 LEDGER_KEY: Final = "gazette-append-ledger"
 """Key of the trailing metadata of an Append that was refused because its session is unknown."""
 CREATED_KEY: Final = "gazette-journal-created"
-"""Key beside `LEDGER_KEY`: the CreateRevision of the journal. By it, a session notices another life of
-the journal."""
+"""Key beside `LEDGER_KEY`: the journal's CreateRevision, by which a session notices another life."""
 _DIGITS_MAX: Final = 18
 
 _SESSION: Final = re.compile(r"([0-9a-f]{32}) ([0-9]{1,18}) ([0-9]{1,18}\.[0-9]{1,18})?", re.ASCII)

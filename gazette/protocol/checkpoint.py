@@ -47,8 +47,7 @@ class Checkpoint:
     sources: dict[JournalName, SourceCheckpoint] = field(default_factory=dict)
     ack_intents: dict[JournalName, bytes] = field(default_factory=dict)
     application: str = field(default="", compare=False)
-    """Name of the application that committed the checkpoint. Empty in checkpoints of earlier versions and of
-    the original."""
+    """Name of the application that committed the checkpoint; empty for earlier versions and the original."""
     lives: dict[JournalName, JournalLife] = field(default_factory=dict)
     """The life of each source to which its offsets belong; absent for a source that the original has read."""
 

@@ -66,8 +66,7 @@ class Codec(IntEnum):
 
     @classmethod
     def from_extension(cls, extension: str) -> Codec:
-        """Return the codec of a file name extension, in upper or lower case. Accept all spellings that were
-        ever written."""
+        """Return the codec of an extension, in any case. Accept all spellings that were ever used."""
         codec = _CODECS.get(extension.lower())
         if codec is None:
             raise Invalid(f"unrecognized compression extension: {extension}")

@@ -17,8 +17,7 @@ from gazette.protocol.text import go_json
 from gazette.protocol.text.validation import within
 
 HINTS_BYTES_MAX: Final = (3 << 19) - (8 << 10)
-"""Greatest size of hints in bytes: etcd's default ``--max-request-bytes``, 1.5 MiB, minus 8 KiB for the rest
-of the request."""
+"""Greatest size of hints: etcd's default ``--max-request-bytes``, 1.5 MiB, minus 8 KiB for other fields."""
 FEWER_FILES: Final = (
     "Reduce the number of files: raise table_bytes (target_file_size_base) for RocksDB, run VACUUM for"
     " SQLite, or use more shards with less state each."

@@ -213,8 +213,7 @@ class JournalSpec:
     def validate_stored(self) -> None:
         """Check as `validate` does a specification that another process has applied.
 
-        Do not execute its template. A template that fails here may work elsewhere, and a failure only
-        costs a postfix.
+        Do not execute its template, which may work elsewhere. A failure of a template only costs a postfix.
         """
         with within("Name"):
             validate_journal_name(self.name)

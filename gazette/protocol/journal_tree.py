@@ -175,6 +175,7 @@ def extract_tree(nodes: Iterable[JournalNode]) -> JournalNode:
 
 
 def _extract(nodes: Sequence[JournalNode]) -> JournalNode:
+    """Return sorted nodes as one node. Cut them where neighbours share no more than all nodes do."""
     if len(nodes) == 1:
         return nodes[0]
     lengths = [

@@ -139,6 +139,7 @@ EMPTY_LABELS: Final = LabelSet()
 
 
 def _validate_order(index: int, previous: Label, label: Label) -> None:
+    """Require ascending labels, and no empty value of a name that has other values."""
     if previous.name > label.name:
         raise Invalid(
             f"Labels not in unique, sorted order (index {index}; "
@@ -300,6 +301,7 @@ def _any_matches(alternatives: Iterable[Label], values: Iterable[str]) -> bool:
 
 
 def _terms(labels: LabelSet, bang: str, equal: str, member: str) -> list[str]:
+    """Return the text of a selector's part, one term for each name."""
     suffixed = sorted(
         replace(label, name=label.name + PREFIX_SUFFIX) if label.prefix else label
         for label in labels.labels
@@ -379,7 +381,7 @@ _TERMS: Final = (
 
 
 def _parse(text: str) -> LabelSelector:
-    sets = [EMPTY_LABELS, EMPTY_LABELS]
+    sets = [EMPTY_LABELS, EMPTY_LABELS]  # Of the included labels, and of the excluded ones.
     position = 0
     while position < len(text):
         term, exclude = _parse_term(text, position)

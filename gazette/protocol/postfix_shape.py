@@ -5,8 +5,7 @@ for numbers. Registers, labels, variables and results of functions may be any te
 Both sides of a condition are possible. A template that is not understood here may have written any path: the
 original supports more of Go's language, and so did earlier versions.
 
-Matching takes time in proportion to the lengths of path and template: the author of a template is not
-trusted.
+Matching takes time in proportion to the lengths of path and template: authors of templates are not trusted.
 """
 
 from __future__ import annotations
@@ -127,6 +126,7 @@ class _Path:
         return ends
 
     def _any(self, states: set[_State]) -> set[_State]:
+        """Pass any text: return these states, and those at all later positions."""
         earliest = min(end for end, _ in states)
         later = range(earliest + 1, len(self._path) + 1)
         ends = {(end, self._path[end - 1] == "/") for end in later}
@@ -184,6 +184,7 @@ class _Shaper:
 
 
 def _part_of_time(names: Sequence[str], arguments: Sequence[str]) -> Sequence[Part]:
+    """Return the shape of what a method of a time writes, such as ``Year`` or ``Format "2006"``."""
     *zones, name = names or [""]
     if not all(zone == "UTC" for zone in zones):
         return _ANY  # The broker that wrote the path may have another local zone.

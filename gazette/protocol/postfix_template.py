@@ -140,6 +140,7 @@ def label_data(labels: LabelSet) -> Struct:
 
 
 def _time(seconds: float | None) -> Struct:
+    """Return a time as templates see it, with methods of Go's ``time.Time``."""
     moment = utc(seconds)
     # The zero time has a negative timestamp, as in Go.
     unix = moment.timestamp()

@@ -16,8 +16,6 @@ from gazette.protocol.text.validation import within
 
 _NO_PRIMARY: Final = -1
 _PORT = re.compile(r":[0-9]+\Z")
-
-
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -130,8 +128,7 @@ EMPTY_ROUTE: Final = Route()
 class EtcdHeader:
     """State of etcd at which a decision holds.
 
-    ``revision`` is the greatest modification under the cluster's own prefix. It may be lower than
-    etcd's own revision.
+    ``revision`` is the greatest modification under the cluster's own prefix, at most etcd's revision.
     """
 
     cluster_id: int

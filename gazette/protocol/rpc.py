@@ -245,8 +245,7 @@ def validate_list_response(pb: broker_pb2.ListResponse) -> None:
 
 
 def validate_list_response_journal(pb: broker_pb2.ListResponse.Journal) -> None:
-    """Require valid facts of the broker about a journal. Do not check the specification, which any process
-    may have applied."""
+    """Check a broker's facts about a journal, not the specification: any process may have applied it."""
     check_listed(pb.mod_revision, pb.route)
 
 

@@ -50,8 +50,7 @@ def validate_shard_list_response(pb: consumer_pb2.ListResponse) -> None:
 
 
 def validate_list_response_shard(pb: consumer_pb2.ListResponse.Shard) -> None:
-    """Require valid facts of the member about a shard. Do not check the specification, which any process may
-    have applied."""
+    """Check a member's facts about a shard, not the specification: any process may have applied it."""
     check_listed(pb.mod_revision, pb.route)
     if len(pb.route.members) != len(pb.status):
         raise Invalid(

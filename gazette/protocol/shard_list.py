@@ -49,8 +49,7 @@ _NOTHING: Final = ShardSpec("")
 class ShardEntry:
     """One shard of the list. ``spec`` may be partial.
 
-    ``revision`` is that of etcd at which the shard was read. It is 0 for a shard to create, and -1 to compare
-    no revision.
+    ``revision`` is that of etcd at which the shard was read; 0 to create a shard, and -1 to compare none.
     """
 
     spec: ShardSpec

@@ -48,8 +48,7 @@ _TXN_DURATION_NS: Final = duration.SECOND
 def stored_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
     """Return a specification that can be served, and why the stored one is invalid, else "".
 
-    Raise ``Invalid`` for an invalid name. Do not check stores: a store that cannot be opened fails when it is
-    used, with the reason.
+    Raise ``Invalid`` for an invalid name. Do not check stores: they fail when they are used, with the reason.
     """
     try:
         spec = JournalSpec.from_pb(pb)

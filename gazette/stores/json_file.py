@@ -54,8 +54,7 @@ class JSONFileStore(Store, Generic[StateT]):
     ) -> None:
         """Open the played-back state, or make ``new_state()`` (default: ``state_type()``).
 
-        Raise ``Invalid`` for a state that would not read back equal. Raise ``Corrupt`` for a file that does
-        not decode.
+        Raise ``Invalid`` for a state that would not read back equal, ``Corrupt`` for a file that is damaged.
         """
         if recorder is None:
             raise Invalid(

@@ -226,8 +226,7 @@ class OfflineShard(WithTimers):
     def commit(self) -> OpFuture[Any]:
         """Commit the writes to the store so far. Block, and return a future that has succeeded.
 
-        Call it for states that do not fit into memory. No reader sees the commit before the state
-        is finished.
+        Call it for states that do not fit into memory. No reader sees the commit before ``finish``.
         """
         return self._commit()
 

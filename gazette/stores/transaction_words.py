@@ -71,6 +71,7 @@ def _statements(sql: str, dialect: str) -> Iterator[list[str]]:
 
 
 def _tokens(sql: str, dialect: str) -> Iterator[tuple[str, str]]:
+    """Yield tokens, each with its group of `_TOKEN`. Leave out white space, comments and dollar quotes."""
     position = 0
     while (token := _TOKEN.match(sql, position)) is not None:
         group, position = str(token.lastgroup), token.end()

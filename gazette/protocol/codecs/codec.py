@@ -1,8 +1,7 @@
 """Stages 6, 7 and 10 of the byte path: journal bytes to file bytes and back, in bounded memory.
 
 A fragment file holds exactly the journal's bytes in one of five codecs. Their numbers are those of
-`CompressionCodec` on the wire (``gazette.protocol.fragment.Codec``). This module takes the numbers
-as ints.
+`CompressionCodec` on the wire (``gazette.protocol.fragment.Codec``). This module takes them as ints.
 
 - ``NONE``: the bytes themselves.
 - ``GZIP``: any number of gzip members, one after the other.
@@ -36,8 +35,6 @@ _ZSTANDARD_LEVEL = 1
 _SNAPPY_BLOCK_BYTES = 1 << 16
 _SNAPPY_STREAM_ID = b"\xff\x06\x00\x00sNaPpY"
 _GZIP_MAGIC = b"\x1f\x8b\x08"
-
-
 _GZIP_SLICE_BYTES: Final = 1 << 12
 """Bytes of a slice of a deflate stream. The decoded content may be 1032 times as large."""
 _SNAPPY_SLICE_BYTES: Final = 1 << 17
@@ -379,6 +376,7 @@ class _SnappyDecompressor(_SlicedDecompressor):
             if len(data) - begin < 4:
                 break
             chunk_type, length = data[begin], int.from_bytes(data[begin + 1 : begin + 4], "little")
+            # Skip padding and other skippable chunks, which may have any length.
             if chunk_type >= 0x80 and chunk_type != 0xFF and self._identified:
                 begin, self._skip = begin + 4, length
                 continue
@@ -399,7 +397,7 @@ class _SnappyDecompressor(_SlicedDecompressor):
             raise Corrupt("not a snappy stream: it does not begin with a stream identifier")
         if 0x02 <= kind <= 0x7F:
             raise Corrupt("not a snappy stream: reserved chunk", chunk_type=kind)
-        # 4 bytes of CRC, and the greatest size of a block that cannot be compressed.
+        # Permit 4 bytes of CRC, and the greatest size of a compressed block.
         if kind != 0xFF and length > 4 + 32 + _SNAPPY_BLOCK_BYTES * 7 // 6:
             raise Corrupt("not a snappy stream: chunk is too long", chunk_bytes=length)
         if kind == 0xFF and length != 6:

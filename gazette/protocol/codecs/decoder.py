@@ -29,8 +29,7 @@ class FragmentDecoder:
     """Decodes one fragment: bytes in, bytes out. For one thread at a time.
 
     Decoding starts with the file's first byte. Only with codec NONE may it start elsewhere: at the byte of
-    offset ``start``; then the digest is not checked. Pass ``verify`` False if the caller compares the digest
-    elsewhere.
+    offset ``start``; then the digest is not checked. Pass ``verify`` False if the caller checks the digest.
 
     With ``sums``, that pool computes the digest while decoding goes on. Decode in a thread of another pool: a
     thread of the same pool would wait for itself.
@@ -110,6 +109,7 @@ class FragmentDecoder:
         return content
 
     def _take(self, content: bytes, remaining: int) -> None:
+        """Count decoded content, and hash it: here, or in the pool in parts of `_SUM_BYTES`."""
         if len(content) > remaining:
             raise self._corrupt("file holds more than its fragment", end=self.fragment.end)
         self.offset += len(content)
@@ -130,8 +130,7 @@ class FragmentDecoder:
                 self._await_sum()
 
     def _await_sum(self) -> None:
-        """Wait until the digest has all content that was handed over. If the pool was closed meanwhile,
-        hash this content here."""
+        """Wait until the pool has hashed what was handed over. Hash it here if the pool was closed before."""
         pieces, self._summing = self._summing, []
         summed, self._summed = self._summed, None
         if summed is not None:
@@ -210,8 +209,7 @@ class DecodedFile:
         return b""
 
     def skip_to(self, offset: Offset) -> None:
-        """Decode and drop all bytes before journal offset ``offset``. Raise ``Corrupt`` if the fragment ends
-        first."""
+        """Decode and drop all bytes before ``offset``. Raise ``Corrupt`` if the fragment ends before it."""
         while self.offset < offset:
             if not self.read(min(_READ_BYTES, offset - self.offset)):
                 raise Corrupt(

@@ -56,8 +56,7 @@ class ZstdBlocks:
         self._checksum = 0
 
     def take(self, data: memoryview) -> int:
-        """Return how many of the next bytes of the stream to feed at once. The result is zero only for
-        empty ``data``."""
+        """Return how many of the next bytes to feed at once. The result is zero only for empty ``data``."""
         position, blocks, size = 0, 0, len(data)
         while position < size:
             if self._next is _Next.LOST:
@@ -80,6 +79,7 @@ class ZstdBlocks:
         return position
 
     def _step(self, header: bytes) -> None:
+        """Interpret a header. Note the next header, and the bytes to skip before it."""
         number = int.from_bytes(header, "little")
         match self._next:
             case _Next.FRAME if number == _MAGIC:
@@ -89,6 +89,7 @@ class ZstdBlocks:
             case _Next.SKIPPABLE:
                 self._expect(_Next.FRAME, _MAGIC_BYTES, number)
             case _Next.DESCRIPTOR:
+                # Skip the rest of the frame header: window (unless `single`), dictionary, content size.
                 single = number >> 5 & 1
                 self._checksum = _CHECKSUM_BYTES if number & 4 else 0
                 skip = _ID_BYTES[number & 3] + (_SIZE_BYTES[number >> 6] or single) + 1 - single

@@ -144,8 +144,7 @@ class _Parser:
             raise self._fail("nested too deeply")
 
     def _body(self) -> tuple[tuple[Node, ...], str]:
-        """Return the nodes before the next ``end`` or ``else``, and this keyword. Without one, return all
-        nodes and ""."""
+        """Return the nodes before the next ``end`` or ``else``, and this keyword; without one, all and ""."""
         nodes: list[Node] = []
         for literal, action, tokens in self._pieces:
             if literal:
@@ -162,6 +161,7 @@ class _Parser:
         return tuple(nodes), ""
 
     def _condition(self, keyword: str) -> Condition:
+        """Read an ``if`` or ``with``, behind its keyword, up to its ``end``."""
         self._deeper()
         opening, value = self._action, self._whole()
         body, ended = self._body()
@@ -281,6 +281,7 @@ def _pieces(text: str) -> Iterator[tuple[str, str, list[tuple[str, str]] | None]
 
 
 def _written(nodes: Sequence[Node], root: Struct, dot: Any) -> Iterator[str]:
+    """Yield the output of nodes. ``root`` is the value of ``$``, and ``dot`` that of ``.``."""
     for node in nodes:
         match node:
             case str():
@@ -331,6 +332,7 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 
 def _field(value: Any, name: str, arguments: Sequence[str]) -> Any:
+    """Return a field of a struct, or the result of a method. Raise ``Invalid`` if it has neither."""
     if isinstance(value, Struct):
         if (method := value.methods.get(name)) is not None:
             try:

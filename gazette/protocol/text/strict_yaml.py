@@ -209,8 +209,8 @@ def _check_aliases(root: yaml.Node, limit: int) -> None:
             children = [child for pair in node.value for child in pair]
         size, depth = 1, 0
         for child in children:
-            inner, below = measure(child)
-            size, depth = size + inner, max(depth, below + 1)
+            child_size, child_depth = measure(child)
+            size, depth = size + child_size, max(depth, child_depth + 1)
         if size > limit:
             raise _invalid(node, f"aliases repeat too much (expected <= {limit} values)")
         if depth > _DEPTH_MAX:
@@ -285,6 +285,7 @@ def is_null(node: yaml.Node) -> bool:
 
 
 def _flattened(node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+    """Return key and value of each field by name. Fields of ``node`` itself replace merged fields."""
     own_fields: dict[str, tuple[yaml.Node, yaml.Node]] = {}
     merged_fields: dict[str, tuple[yaml.Node, yaml.Node]] = {}
     for key, value in node.value:

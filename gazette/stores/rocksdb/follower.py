@@ -93,10 +93,9 @@ class FollowedRocksDB:
     def follow(self, files: PlayedFiles) -> None:
         """Bring the copy to the last commit in ``files``.
 
-        This reads the new bytes of WALs, and opens the tables again if the manifest has changed.
-        Raise ``NotYet`` before the first commit. Raise ``Corrupt``, ``NotAllowed`` for writes that
-        no store makes, or ``GazetteError`` (a full disk). After an error, the next call builds the copy
-        from nothing.
+        This reads the new bytes of WALs, and opens the tables again if the manifest has changed. Raise
+        ``NotYet`` before the first commit. Raise ``Corrupt``, ``NotAllowed`` for writes that no store makes,
+        or ``GazetteError`` (a full disk). After an error, the next call builds the copy from nothing.
         """
         if require_form(files.paths, "RocksDBStore", StateForm.ROCKSDB) is StateForm.NOTHING:
             raise NotYet("the shard's database has not been made yet")
@@ -120,6 +119,7 @@ class FollowedRocksDB:
         }
 
     def _follow_tables(self, files: PlayedFiles) -> None:
+        """Take over and open the tables if the manifest has changed."""
         current = files.paths[_CURRENT].read_text(errors="replace").strip()
         source = files.paths.get(current)
         if source is None:

@@ -80,8 +80,7 @@ class Manifest:
     first_wals: dict[int, int] = field(default_factory=dict)
     """For each family, the number of the first WAL with writes that its tables may lack.
 
-    Do not read older WALs. They may still exist after newer ones, with later writes to the same
-    keys, are gone.
+    Do not read older WALs: they may still exist after newer ones, with later writes to their keys, are gone.
     """
 
     @classmethod
@@ -93,6 +92,7 @@ class Manifest:
         return manifest
 
     def _apply(self, reader: RecordReader) -> None:
+        """Apply one edit: its tags say in any order what changes in one column family."""
         number, first_wal, added, dropped = 0, None, None, False
         while reader.left:
             tag = reader.number()

@@ -148,9 +148,8 @@ class OpenedWith:
 def recorded_options(native: Any, path: str, cache: Any) -> OpenedWith | None:
     """Return the options of the last opening of a database.
 
-    RocksDB does not write the cache of blocks, nor the bits of bloom filters: use ``cache`` and the
-    default bits. Return None for a database that the binding did not make: its RocksDB may have other
-    options.
+    RocksDB does not write the cache of blocks, nor the bits of bloom filters: use ``cache`` and the default
+    bits. Return None for a database that the binding did not make: its RocksDB may have other options.
     """
     config = Path(path, CONFIG_FILE)
     texts = [file for file in Path(path).iterdir() if _OPTIONS_FILE.fullmatch(file.name)]

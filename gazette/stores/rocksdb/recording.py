@@ -5,8 +5,7 @@ treats its files:
 
 - Tables (``.sst``) and blob files are appended to until they are complete, and never change again.
 - WALs (``.log``) and ``MANIFEST-…`` are only appended to; ``CURRENT`` is replaced by renaming.
-- A file is complete before the manifest refers to it. It is deleted after the manifest has ceased
-  to refer to it.
+- A file is complete before the manifest refers to it, and is deleted after the manifest no longer does.
 
 So if the manifest is the same at two moments, every file that it refers to was complete between them. A
 commit reads the manifest's name and size, gathers what is new, and reads both again. If they did not
@@ -190,12 +189,13 @@ class RocksDBRecording:
         return future
 
     def _look(self) -> _Sample | None:
+        """Return the current sample; None while RocksDB replaces the manifest."""
         try:
             with open(self._local("CURRENT"), "rb") as file:
                 current = file.read()
             return current, os.stat(self._local(current.decode().strip())).st_size
         except FileNotFoundError:
-            return None  # RocksDB is replacing CURRENT or the manifest.
+            return None
 
     def _tails(self) -> list[tuple[_Tracked, bytes]] | None:
         """Return the new bytes of the WALs; None if anything else is new."""
@@ -292,6 +292,7 @@ class RocksDBRecording:
     def _hold(self, name: str) -> _Tracked:
         """Open an append-only file of the directory and hold it open. Raise ``FileNotFoundError``."""
         tracked = self._tracked.get(name)
+        # Before the first sync, a played-back file may have been replaced: compare inodes then.
         if tracked is not None and tracked.fd >= 0 and self._sample is not None:
             return tracked
         fd = os.open(self._local(name), os.O_RDONLY | os.O_CLOEXEC)
@@ -358,6 +359,7 @@ class RocksDBRecording:
             del self._small[name]
 
     def _forget(self, group: Group, tracked: _Tracked) -> None:
+        """Unlink a file that RocksDB does not need any more, and an unfinished copy of it."""
         copy = self._copy
         if copy is not None and copy.source is tracked:
             group.unlink(copy.path)
@@ -432,6 +434,7 @@ class RocksDBRecording:
         return max(size, 1)
 
     def _begin_copy(self, source: _Tracked) -> _Copy | None:
+        """Begin to record a file again. Return None if RocksDB has removed or replaced the file."""
         try:
             fd = os.open(self._local(source.name), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

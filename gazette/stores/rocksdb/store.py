@@ -167,6 +167,7 @@ class RocksDBStore(Store):
 
     @classmethod
     def _reading(cls, native: Any, copy: FollowedRocksDB) -> Self:
+        """Return a store that only reads ``copy``: what queries on a hot standby get."""
         store = cls.__new__(cls)
         store._native = native
         store._path = copy.path
@@ -383,6 +384,7 @@ class RocksDBStore(Store):
         return self._recording.ship(wait_for)
 
     def _batches(self) -> Iterator[list[_Write]]:
+        """Yield the writes of the running transaction, in batches of about ``batch_bytes``."""
         batch: list[_Write] = []
         size = 0
         for family, pending in self._pending.items():

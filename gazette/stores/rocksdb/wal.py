@@ -105,8 +105,7 @@ def records(data: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
 def continues(tails: Iterable[tuple[bytes, int]], last: int, latest: int) -> bool:
     """Return True if the tails of WALs (data, offset), in order, have exactly the writes (last, latest].
 
-    Otherwise a write is missing. It is in a table already, or in a WAL that was removed before a commit
-    looked for WALs.
+    Otherwise a write is missing: it is in a table already, or in a WAL that was removed before this call.
     """
     expected = last + 1
     for data, offset in tails:

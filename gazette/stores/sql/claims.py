@@ -64,8 +64,7 @@ class ClaimedRow:
     def lock(self, connection: sa.Connection) -> None:
         """Lock the row until the transaction ends, and leave the mark. Raise ``Fenced``.
 
-        Wait for a transaction that holds the lock. From then on, the owed ACK intents of the row's checkpoint
-        do not change.
+        Wait for a transaction that holds the lock. From then on, the owed ACK intents of the row are fixed.
         """
         table = self._table
         if self._claim.fence:

@@ -54,15 +54,15 @@ _MARK: Final = "gazette_transaction"
 class RunningTransaction:
     """A connection with a transaction that only the store may end.
 
-    A statement that would end the transaction is refused by its text. A procedure that commits is noticed
-    only at the commit: PostgreSQL's number of the transaction has changed, or in other databases a
-    savepoint is gone.
+    A statement that would end it is refused by its text. A procedure that commits is noticed only at the
+    commit: PostgreSQL's number of the transaction has changed, or in other databases a savepoint is gone.
     """
 
     def __init__(self, connection: sa.Connection, session_name: str = "") -> None:
         """Begin a transaction. While it runs, PostgreSQL's session has the name ``session_name``."""
         self.connection = connection
         self._ours = False
+        """True once the store itself ends the transaction."""
         self._number: int | None = None
         self.rolled_back = False
         try:
@@ -84,6 +84,7 @@ class RunningTransaction:
     def _on_statement(
         self, connection: sa.Connection, _cursor: object, statement: str, *_: object
     ) -> None:
+        """Refuse a statement that would end the transaction."""
         words = ending_words(statement, connection.dialect.name)
         # After a rollback, SQLAlchemy begins a transaction of its own, which the commit refuses.
         if words is not None and not self.rolled_back:
@@ -229,6 +230,7 @@ class SQLCommit:
             return waiting
 
     def _run(self, dependency: BaseException | None) -> None:
+        """Commit, on a thread of the pool, or roll back. Then set the future."""
         if not self._take(_Step.RUNNING):
             return
         error: BaseException | None = None

@@ -25,8 +25,6 @@ NOTE: Final = (
     b"The SQLite database of this shard is in the form of Gazette in Python, which the Go original does"
     b" not read. See docs/migrating.md.\n"
 )
-
-
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.db")
 
 

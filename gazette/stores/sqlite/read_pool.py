@@ -28,8 +28,7 @@ _PROGRESS_STEPS = 100_000
 class ReadPool:
     """Read-only connections, at most ``limit`` at once, made when needed.
 
-    ``immutable``: the database does not change while the pool exists, so SQLite needs neither locks nor a
-    WAL.
+    ``immutable``: the database does not change while the pool exists. SQLite needs neither locks nor a WAL.
     """
 
     def __init__(

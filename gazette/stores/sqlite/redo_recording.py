@@ -310,8 +310,7 @@ class RedoRecording:
         """Return the file that gets the image of a group, and its fnode. Each owner begins its own files.
 
         A file with room for one whole group only gets one image, and earlier versions can read it. A file
-        never gets a second image of the same group: else the group would still need the file, with its
-        oldest bytes.
+        never gets a second image of a group: else the group would still need the file's oldest bytes.
         """
         group_bytes = self._group_pages * self._state.page_size
         file, former = self._image_file, self._state.groups.get(number)
@@ -325,6 +324,7 @@ class RedoRecording:
         return file, group.create("/" + file.name(self.database))
 
     def _drop_redo(self, group: Group) -> None:
+        """Unlink redo files that are older than the redo of every group."""
         number = self._oldest_group()
         image = self._state.groups.get(number)
         oldest = self._first_redo[number] if image is None else image.redo_index

@@ -136,7 +136,9 @@ class SQLiteStore(Store):
         self._thread: int | None = threading.get_ident()
         """The shard's thread: its queries see the writes of the running transaction."""
         self._ours = False
+        """True while the store itself begins or ends a transaction."""
         self._querying = False
+        """True while ``query`` runs on the shard's thread: then only reading is authorized."""
         self._rolled_back = False
         self._returns_none: dict[str, bool] = {}
         """By the SQL of one statement: True if it never returns rows, False if it reads."""
@@ -195,6 +197,7 @@ class SQLiteStore(Store):
 
     @classmethod
     def _reading(cls, copy: FollowedDatabases, readers: int, setup: ConnectionSetup) -> Self:
+        """Return a store that only reads ``copy``: what queries on a hot standby get."""
         store = cls.__new__(cls)
         store._readers = ReadPool(copy.path, readers, setup, attached=copy.attached, immutable=True)
         store._directory = copy.path.parent
@@ -268,10 +271,9 @@ class SQLiteStore(Store):
         """Run SQL in the running transaction. Read rows from the returned cursor.
 
         SQL that writes runs all its statements to their end before this returns; its rows stay in memory.
-        A single statement that only reads runs as its rows are fetched. Raise ``NotAllowed`` for SQL that
-        the class refuses, and ``InvalidValue`` for a binding that SQLite does not keep exactly. Raise
-        ``Unavailable`` for a full disk, ``Corrupt`` for a damaged file, or ``apsw.Error`` for faults of the
-        SQL.
+        A single statement that only reads runs as its rows are fetched. Raise ``NotAllowed`` for SQL that the
+        class refuses, ``InvalidValue`` for a binding that SQLite does not keep exactly, ``Unavailable`` for a
+        full disk, ``Corrupt`` for a damaged file, or ``apsw.Error`` for faults of the SQL.
         """
         if type(bindings) is tuple:
             for value in bindings:  # `are_kept` inlined: its call would double the cost.
@@ -389,8 +391,7 @@ class SQLiteStore(Store):
 
         SQLite makes the new database in memory. The commit is one append of about its size, and takes twice
         this size of memory. Raise ``TooLarge``, with the sizes, and change nothing, beyond ``limit_bytes``.
-        Call it before the first statement of a transaction, in ``new_store`` or ``begin_transaction``.
-        Raise ``NotAllowed`` later.
+        Call this in ``new_store``, or in ``begin_transaction`` before all statements: else ``NotAllowed``.
         """
         if self.connection.in_transaction:
             raise NotAllowed(

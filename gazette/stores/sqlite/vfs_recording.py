@@ -98,6 +98,7 @@ class _WriteNotes:
             self.events.append(event)
 
     def note_write(self, path: str, offset: int, data: bytes) -> None:
+        """Note a write. Join it with the last event if that is a write up to ``offset``."""
         if self.is_closed:
             return
         last_event = self.events[-1] if self.events else None

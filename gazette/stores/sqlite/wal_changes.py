@@ -42,8 +42,7 @@ CHECKPOINT_WAIT_MS: Final = 100
 """Bounds of the time for which a checkpoint yields to readers.
 
 A checkpoint is postponed until the WAL has `CHECKPOINT_OVERDUE` times its intended length. From then on each
-commit waits `CHECKPOINT_WAIT_MS` for readers. Otherwise readers without a pause between them would let the
-WAL grow for ever.
+commit waits `CHECKPOINT_WAIT_MS` for readers. Otherwise readers without a pause would let the WAL grow.
 """
 
 
