@@ -73,7 +73,7 @@ class Carrier(Protocol):
     """The part of a connection that its calls use."""
 
     answered: bool
-    """Set by the call when the server has answered it."""
+    """Set to True by a call that the server has answered."""
 
 
 class ClientCall(StreamListener):

@@ -158,6 +158,7 @@ class Http2Stream:
         self._taken -= sent
         connection._window -= sent
         if sent < length:
+            # Wait for the window of the connection or for the socket, or else for the stream's own window.
             (connection._waiting if sent < window else connection._shut)[self] = None
         elif ended:
             if not length:
@@ -185,8 +186,7 @@ class Http2Stream:
         return True
 
     def answer(self, head: bytes, content: bytes, trailers: bytes) -> bool:
-        """Send a whole answer: a header block, content, and a block of trailers. If the content may not be
-        sent at once, send nothing and return False."""
+        """Send a whole answer: head, content and trailers. Send nothing and return False if it must wait."""
         connection, length, id = self.connection, len(content), self.id
         limit = min(connection._frame_bytes, self.window, connection._window)
         largest = max(length, len(head), len(trailers))
@@ -310,7 +310,7 @@ class Http2Connection:
         self._granted = fr.WINDOW_DEFAULT
         self._held = 0
         self.first_window = fr.WINDOW_DEFAULT
-        """Bytes that the peer takes on a new stream. A change of it applies to all streams."""
+        """Bytes that the peer takes on a new stream. A change applies to all streams."""
         self._taken_most = 0
         """An upper bound of ``Http2Stream._taken`` over all streams."""
         self._frame_bytes = fr.FRAME_BYTES_MIN
@@ -554,7 +554,7 @@ class Http2Connection:
         try:
             if stream is None:
                 if number in self._reset:
-                    return
+                    return  # The peer sent the frame before it knew of the reset.
                 raise StreamFault(
                     number, FaultCode.STREAM_CLOSED, "DATA for a stream that has ended"
                 )
@@ -602,6 +602,7 @@ class Http2Connection:
             stream.consume(padding)
 
     def _deliver(self, stream: Http2Stream, content: memoryview, *, ended: bool) -> None:
+        """Pass content to the listener. Raise ``StreamFault`` if its length is not as announced."""
         length = content.nbytes
         if stream._expected is not None:
             stream._expected -= length

@@ -575,10 +575,7 @@ class Http2Transport:
         credentials: grpc.ChannelCredentials | None,
         options: Sequence[tuple[str, Any]],
     ) -> grpc.aio.Channel:
-        """Make a channel; with TLS if ``credentials`` is not None. The value of ``credentials`` is not used.
-
-        Raise what ``tls`` raises, which makes the context of TLS.
-        """
+        """Make a channel, with TLS unless ``credentials`` is None. Do not use its value. Raise as ``tls``."""
         tls = None if credentials is None else self._tls
         if tls is not None:
             tls()  # Raise here, at the caller, if files of TLS are unusable.

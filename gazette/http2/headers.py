@@ -31,7 +31,7 @@ _KNOWN_BYTES_MAX: Final = 1 << 10
 _UPDATE: Final = 0x20
 """Least first byte of a change of the table's size (RFC 7541, 6.3). Twice its value begins a field."""
 _UPDATES_MAX: Final = 2
-"""Most changes of the table's size in a block: the smallest since the last block, and the last (RFC 7541)."""
+"""Most changes of table size in a block: the smallest since the last block, and the last (RFC 7541, 4.2)."""
 
 _OF_THE_CONNECTION: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
@@ -58,6 +58,7 @@ class HeaderDecoder:
         table = self._decoder.header_table
         was_empty = not table.dynamic_entries
         fields = self._checked(block)
+        # A block that leaves the table as it is has the same fields when it comes again.
         keeps_table = not block or min(block) >= _REFERENCE
         if not keeps_table and was_empty and not _UPDATE <= block[0] < 2 * _UPDATE:
             # A table that is empty before and after: the block has neither used nor added an entry.

@@ -135,7 +135,7 @@ class MessageQueue:
         self._keep(content[:missing])
         message = b"".join(self._parts)
         self._messages.append((message, self._need - self._reported, self._compressed))
-        self.held += MESSAGE_BYTES - PREFIX_BYTES
+        self.held += MESSAGE_BYTES - PREFIX_BYTES  # `_split` has counted prefix and content.
         self._parts = []
         self._need = self._missing = self._reported = 0
         return content[missing:]

@@ -142,6 +142,7 @@ class Http2Socket(asyncio.Protocol):
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
+        """Write all bytes of this turn to the socket. Cut off a peer that reads too little."""
         self._flushing = False
         if not self._out:
             return

@@ -5,7 +5,7 @@ still be on its way: in a kernel that repeats its packets behind a partition, or
 that it arrives after later appends. Readers would take an old acknowledgement of a transaction for a
 roll-back by its producer, and would lose or repeat messages.
 
-So each append of a service carries metadata, which brokers ignore that do not know it:
+So each append of a service carries this metadata, which older brokers and the original ignore:
 
 - the *session*: a random name of the appends of one service to one journal;
 - the *sequence*: one more for each append of the session, the same for all attempts of an append;

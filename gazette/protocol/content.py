@@ -70,7 +70,7 @@ def decode_append(data: bytes) -> AppendMessage:
     """Decode a message of the Append call."""
     if not data:
         return data
-    if data[0] == _CONTENT:
+    if data[0] == _CONTENT:  # This may be a plain chunk: one field of content, and no other.
         try:
             length, begin = _read_varint(data, 1)
         except IndexError:

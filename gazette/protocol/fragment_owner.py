@@ -92,7 +92,7 @@ def _paths_to(path: str) -> list[str]:
 
 
 def _shapes(spec: JournalSpec) -> list[PostfixShape]:
-    """Return the shapes of the present and former templates. Leave out those that cannot write any path."""
+    """Return the shapes of present and former templates. Leave out templates that cannot write any path."""
     shapes = []
     for template in (spec.fragment.path_postfix_template, *former_templates(spec.labels)):
         try:
@@ -105,7 +105,7 @@ def _shapes(spec: JournalSpec) -> list[PostfixShape]:
 def keep_explanations(labels: LabelSet, former: JournalSpec, template: str) -> LabelSet:
     """Return the labels of a specification that replaces ``former`` and has ``template``.
 
-    The returned labels keep the template of ``former``, in whose directories fragments are stored. Former
+    The returned labels keep the template of ``former``, since its fragments have postfixes of it. Former
     labels about fragments stay if ``labels`` does not give them. Raise ``Invalid`` if a label cannot keep
     the template.
     """

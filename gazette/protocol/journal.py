@@ -95,7 +95,7 @@ class FragmentSpec:
     length: int = 0
     codec: Codec = Codec.INVALID
     stores: tuple[str, ...] = ()
-    """URLs of blob stores. Fragments are written to the first, and read from all."""
+    """URLs of blob stores. Fragments are written to the first store, and read from all stores."""
     refresh_interval_ns: int = 0
     retention_ns: int = 0
     flush_interval_ns: int = 0

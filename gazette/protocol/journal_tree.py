@@ -71,7 +71,7 @@ class JournalNode:
     revision: Revision = 0
     children: tuple[JournalNode, ...] = ()
     no_stores: bool = False
-    """True if ``stores`` was given as an empty list: then those of the directory are not inherited."""
+    """True if ``stores`` was given as an empty list. Then the directory's stores are not inherited."""
 
     @classmethod
     def parse(cls, text: str) -> JournalNode:
@@ -175,7 +175,7 @@ def extract_tree(nodes: Iterable[JournalNode]) -> JournalNode:
 
 
 def _extract(nodes: Sequence[JournalNode]) -> JournalNode:
-    """Return sorted nodes as one node. Cut them where neighbours share no more than all nodes do."""
+    """Return sorted nodes as one tree. Begin a child where neighbours share only the path of all nodes."""
     if len(nodes) == 1:
         return nodes[0]
     lengths = [

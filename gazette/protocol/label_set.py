@@ -293,6 +293,7 @@ EVERYTHING: Final = LabelSelector()
 
 
 def _any_matches(alternatives: Iterable[Label], values: Iterable[str]) -> bool:
+    """Return True if one of the values matches one of the labels, which have the same name."""
     return any(
         not label.value or (value.startswith(label.value) if label.prefix else value == label.value)
         for label in alternatives

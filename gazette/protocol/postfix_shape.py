@@ -161,6 +161,7 @@ class _Shaper:
 
     def _condition(self, node: Condition) -> Sequence[Part]:
         otherwise = tuple(self.sequence(node.otherwise))
+        # A `with` replaces `.` in its body, and not behind its `else`.
         outer_knows_dot, self._knows_dot = self._knows_dot, self._knows_dot and node.keyword == "if"
         body = tuple(self.sequence(node.body))
         self._knows_dot = outer_knows_dot

@@ -49,7 +49,7 @@ _NOTHING: Final = ShardSpec("")
 class ShardEntry:
     """One shard of the list. ``spec`` may be partial.
 
-    ``revision`` is that of etcd at which the shard was read; 0 to create a shard, and -1 to compare none.
+    ``revision`` is that of etcd at which the shard was read; 0 to create it, and -1 to compare no revision.
     """
 
     spec: ShardSpec

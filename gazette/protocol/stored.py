@@ -122,6 +122,7 @@ def stored_shard(pb: consumer_pb2.ShardSpec) -> tuple[ShardSpec, str]:
         problem = str(error)
     with within("Id"):
         validate_shard_id(pb.id)
+    # Of repeated sources, keep the first.
     sources = {source.journal: source for source in reversed(spec.sources)}
     usable = replace(
         spec,

@@ -7,7 +7,7 @@ the database must refuse a late attempt:
   nothing. Then it checks that the shard is still idle.
 - Each attempt *claims* the state with that fence. Its transaction first locks the row and requires the
   same fence, and at the end increments the fence. A live owner increments it too, before it reads
-  anything. So an attempt cannot change a state that a shard has opened since.
+  anything. So an attempt cannot change a state that a shard has opened since the look.
 - The same transaction leaves a *mark* with the run's token. By the mark, another attempt or a resumed
   run recognizes its own state. A checkpoint would not prove that: a shard that has consumed the whole
   history has the same checkpoint.
@@ -60,12 +60,12 @@ class Claimable(Protocol):
         ...
 
     def claim(self, shard: Shard, claim: BackfillClaim) -> HeldState:
-        """Make the next transaction that of a backfill. Call it instead of ``restore_checkpoint``.
+        """Make the next transaction one of a backfill. Call this instead of ``restore_checkpoint``.
 
         Return what the database holds. If this run has written it (`HeldState.is_of`), write nothing. The
         commit adds the ``ack_intents`` of the replaced checkpoint to those of the new one.
 
         Raise ``Fenced`` if another owner has opened the state since the claim's fence was read. The
-        first statement of the transaction, and its commit, raise it too: then nothing has changed.
+        first statement of the transaction, and its commit, raise ``Fenced``, too: nothing has changed then.
         """
         ...

@@ -232,7 +232,7 @@ class OfflineShard(WithTimers):
 
 
 def claimable(store: Store, shard: str) -> Claimable:
-    """Return ``store``, without a recovery log. Raise ``Invalid`` if a backfill cannot claim its state."""
+    """Return ``store``, which has no recovery log. Raise ``Invalid`` if a backfill cannot claim its state."""
     if not isinstance(store, Claimable):
         raise Invalid(
             f"the state of a {type(store).__name__} without a recovery log cannot be backfilled",

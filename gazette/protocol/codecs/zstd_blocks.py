@@ -79,7 +79,7 @@ class ZstdBlocks:
         return position
 
     def _step(self, header: bytes) -> None:
-        """Interpret a header. Note the next header, and the bytes to skip before it."""
+        """Read a header. Note the next header, and the bytes to skip before it."""
         number = int.from_bytes(header, "little")
         match self._next:
             case _Next.FRAME if number == _MAGIC:

@@ -59,7 +59,7 @@ def parse_go_duration(text: str) -> int:
         total += int(integer or "0") * _UNITS[unit]
         total += int(fraction or "0") * _UNITS[unit] // 10 ** len(fraction)
         position = term.end()
-    if total > _MAX + (sign == "-"):
+    if total > _MAX + (sign == "-"):  # The least 64-bit integer is -(2**63).
         raise Invalid(f'time: invalid duration "{text}"')
     return -total if sign == "-" else total
 
@@ -99,6 +99,7 @@ def from_pb(pb: duration_pb2.Duration) -> int:
 
 
 def _decimal(value: int, scale: int) -> str:
+    """Return ``value / scale`` as a decimal number without trailing zeros. ``scale`` is a power of ten."""
     integer, fraction = divmod(value, scale)
     if not fraction:
         return str(integer)

@@ -255,6 +255,7 @@ def _pieces(text: str) -> Iterator[tuple[str, str, list[tuple[str, str]] | None]
 
     Tokens are None for a comment, and at the end of the text.
     """
+    # `{{-` trims white space from the text before the action, and `-}}` from the text behind it.
     position, trim = 0, False
     while begin := _BEGIN.search(text, position):
         literal = text[position : begin.start()]
@@ -310,7 +311,7 @@ def _value(expression: Expression, root: Struct, dot: Any) -> Any:
 
 
 def _called(function: str, arguments: Iterator[Any]) -> Any:
-    """Return the result of a function. As in Go, ``and`` and ``or`` stop at the first that decides."""
+    """Return the result of a function. As in Go, ``and`` and ``or`` stop at the argument that decides."""
     if function in ("and", "or"):
         for value in arguments:
             if is_true(value) == (function == "or"):

@@ -76,6 +76,7 @@ def _format(element: str, time: datetime) -> str:
 
 
 def _fraction(element: str, time: datetime) -> str:
+    """Return a fraction of a second: all digits for zeros in the layout, no trailing zeros for nines."""
     digits = f"{time.microsecond:06d}000"[: len(element) - 1].ljust(len(element) - 1, "0")
     if element[1] == "9":
         digits = digits.rstrip("0")

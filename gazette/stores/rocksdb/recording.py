@@ -55,7 +55,7 @@ While a file is recorded again, the log that a recovery reads grows by 5/4 of th
 """
 COPY_RATIO: Final = 4
 COPY_MIN: Final = 256 << 10
-"""Bound of what a commit records again while a recovery would read too much of the log, in bytes.
+"""Bound, in bytes, of what a commit records again while a recovery would read too much of the log.
 
 The bound is `COPY_RATIO` times the bytes of the commit, at least `COPY_MIN`. With this ratio the
 horizon shrinks faster than commits extend it.
@@ -399,7 +399,7 @@ class RocksDBRecording:
             copied = self._copy_some(room)
             if copied == 0:
                 return
-            room -= max(copied, 4096)
+            room -= max(copied, 4096)  # Bound the number of appends, too.
 
     def _copy_some(self, limit: int) -> int:
         """Record a part of the oldest file again. Return its number of bytes; 0 to try later."""

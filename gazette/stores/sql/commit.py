@@ -164,7 +164,7 @@ def _keep_rows(
 
     SQLite cannot end a savepoint while a statement has rows that were not fetched.
     """
-    # SQLAlchemy fetches the rows of an INSERT in several parts.
+    # Leave an INSERT of many rows alone: SQLAlchemy fetches its rows in several parts.
     if cursor.description is not None and context.execute_style.name != "INSERTMANYVALUES":
         rows = cursor.fetchall()
         context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(cursor, None, rows)

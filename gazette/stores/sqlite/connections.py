@@ -174,7 +174,7 @@ class ConnectionSetup:
         self._prepare = prepare
 
     def set_pragmas(self, connection: apsw.Connection) -> None:
-        """Make the settings, outside a transaction. Raise ``Invalid`` for one that SQLite does not accept."""
+        """Apply the settings, outside a transaction. Raise ``Invalid`` for one that SQLite ignores."""
         for setting in self._settings:
             connection.execute(f"PRAGMA {setting.name}={setting.value}").fetchall()
             if setting.expected is None:

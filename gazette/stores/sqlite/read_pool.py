@@ -108,8 +108,7 @@ class ReadPool:
         connection.authorizer = authorize_reading
         self._setup.call_prepare(connection)
         connection.authorizer = authorize_reading
-        # An interrupt ends a running statement, but not one that begins just after it. Without this handler,
-        # a query that begins during `close` would run to its end.
+        # An interrupt ends only a running statement. This handler ends a query that begins during `close`.
         connection.set_progress_handler(lambda: self._closed, _PROGRESS_STEPS)
 
     def _open(self) -> apsw.Connection:

@@ -33,7 +33,8 @@ from gazette.stores.sqlite.wal_changes import BUSY_MS, WalChanges
 
 GROUP_PAGES: Final = 1024
 HORIZON_SLACK: Final = 32 << 20
-"""Re-imaging starts at 7/4 of live state plus this. Recoveries read at most twice the state and 64 MiB."""
+"""Re-imaging starts at a horizon of 7/4 of the live state plus these bytes. So a recovery reads at most
+twice the live state and 64 MiB."""
 
 
 class RedoRecording:
