@@ -142,7 +142,7 @@ class ClientCall(StreamListener):
         """The status of a successful call, until its last response is read; otherwise None."""
         self._trailing: Metadata = ()
         self._cancelled = False
-        self._half_closed = content is not None
+        self._half_closed = content is not None  # True once no more requests may be written.
         self._callbacks: list[Callable[[Any], None]] = []
         self._changed = Waiters()
         """Wakes tasks that wait for the stream, the head of the answer, or the status."""

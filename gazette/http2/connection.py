@@ -288,7 +288,7 @@ class Http2Connection:
         self._decoder = HeaderDecoder()
         self._credit = FloodCredit(monotonic)
         self._streams: dict[int, Http2Stream] = {}
-        self._reset: dict[int, None] = {}
+        self._reset: dict[int, None] = {}  # Numbers of streams that this side has reset, in order.
         self._rest = b""
         """Bytes that have arrived. Those from ``_at`` on are not handled yet."""
         self._at = 0
@@ -300,20 +300,20 @@ class Http2Connection:
         self._data_left = 0
         """Bytes of the current DATA frame that have not arrived yet."""
         self._data_flags = 0
-        self._data_of: Http2Stream | None = None
-        self._block: list[bytes] = []
+        self._data_of: Http2Stream | None = None  # None if the content of this frame is dropped.
+        self._block: list[bytes] = []  # Parts of an incomplete header block.
         self._block_of = 0
         """Number of the stream whose header block is incomplete; 0 without one."""
         self._block_flags = 0
         self._window = fr.WINDOW_DEFAULT
         """Bytes that the peer takes on all streams together."""
-        self._granted = fr.WINDOW_DEFAULT
-        self._held = 0
+        self._granted = fr.WINDOW_DEFAULT  # Bytes that the peer may still send, on all streams.
+        self._held = 0  # Bytes that all listeners hold together.
         self.first_window = fr.WINDOW_DEFAULT
         """Bytes that the peer takes on a new stream. A change applies to all streams."""
         self._taken_most = 0
         """An upper bound of ``Http2Stream._taken`` over all streams."""
-        self._frame_bytes = fr.FRAME_BYTES_MIN
+        self._frame_bytes = fr.FRAME_BYTES_MIN  # Largest payload that the peer accepts.
         self._last = 0
         """Number of the peer's last stream."""
         self._fields: Fields = []

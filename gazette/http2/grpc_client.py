@@ -109,11 +109,11 @@ class Http2Channel:
         self._connecting = False
         self._useless = 0
         """Number of connections in a row that were of no use (`ClientConnection.was_of_use`)."""
-        self._retry: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None  # Set during a wait after a failure.
         self._backoff_s = self._options.backoff_min_s
-        self._reason = ""
+        self._reason = ""  # Why the last attempt has failed.
         self._calls: dict[ClientCall, None] = {}
-        self._waiting: dict[ClientCall, None] = {}
+        self._waiting: dict[ClientCall, None] = {}  # Calls without a stream, in order.
         self._changed = Waiters()
         self._closed = False
 
@@ -199,7 +199,7 @@ class Http2Channel:
         )
 
     def start(self, call: ClientCall) -> None:
-        """Open the stream of a call, now or once a connection has room for it."""
+        """Open the stream of a call, now or once there is room; or fail the call as the last attempt."""
         self._calls[call] = None
         connection = self._connection
         if connection is not None and connection.has_room and not self._waiting:

@@ -44,8 +44,8 @@ class Http2Socket(asyncio.Protocol):
         self._out_bytes = 0
         self._flushing = False
         self._heard_at = self._loop.time()
-        self._stalled_at: float | None = None
-        self._pinged_at: float | None = None
+        self._stalled_at: float | None = None  # Time at which the socket became full.
+        self._pinged_at: float | None = None  # Time of a PING that has no answer yet.
         self._closing = False
         self._timer: asyncio.TimerHandle | None = None
 

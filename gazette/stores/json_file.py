@@ -87,7 +87,6 @@ class JSONFileStore(Store, Generic[StateT]):
         Queries on a standby get an object of this class that was made without ``__init__``. Methods that use
         only ``read`` work as on the primary.
         """
-
         make_state = _maker_of(state_type, new_state)
         encoding: ValueEncoding[Any] = ValueEncoding(state_type, "state_type")
 

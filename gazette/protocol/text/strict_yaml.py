@@ -315,6 +315,7 @@ def _is_plain(node: yaml.Node) -> bool:
 
 
 def _integer(node: yaml.ScalarNode, bounds: tuple[int, int]) -> int:
+    """Return the integer of a scalar. Accept the forms that the original accepts."""
     try:
         if node.tag == _TAG + "int":
             if not _PLAIN_INTEGER.fullmatch(node.value):

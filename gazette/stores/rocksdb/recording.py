@@ -107,11 +107,11 @@ class RocksDBRecording:
         self._latest: Callable[[], int] = lambda: 0
         self._live: Callable[[], Iterable[str]] = list
         self._tracked: dict[str, _Tracked] = {}
-        self._small: dict[str, bytes] = {}
-        self._wals: list[_Tracked] = []
-        self._sample: _Sample | None = None
-        self._sequence = 0
-        self._logged = 0
+        self._small: dict[str, bytes] = {}  # Recorded content of small files, by name.
+        self._wals: list[_Tracked] = []  # Held WALs, in the order of their numbers.
+        self._sample: _Sample | None = None  # At the last sync; None before the first sync.
+        self._sequence = 0  # Number of the last write in the log.
+        self._logged = 0  # Bytes that the present commit has recorded.
         self._copy: _Copy | None = None
         self._is_gone = False
         """True if RocksDB has removed a file that the log still has."""

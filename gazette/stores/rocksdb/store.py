@@ -228,8 +228,7 @@ class RocksDBStore(Store):
     ) -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) in key order, of keys with ``prefix`` from ``begin`` up to ``end``.
 
-        Yield the content of the running transaction at the time of this call, without later writes. Do not
-        use the iterator after the commit: what it yields then is undefined.
+        The content is that of the running transaction at this call. After the commit, it is undefined.
         """
         pending = self._pending_of(column_family)
         pinned = Pinned(self._native, self._families[column_family], self._path)
@@ -411,12 +410,12 @@ class RocksDBStore(Store):
             try:
                 self._database.write(self._batch(writes), impatient)
                 return
-            except Exception as error:
+            except Exception as error:  # "Incomplete" if RocksDB would delay the write.
                 if "incomplete" not in str(error):
                     raise
             for family in self._families.values():
                 family.flush(True)
-        self._database.write(self._batch(writes))
+        self._database.write(self._batch(writes))  # Accept a delay.
 
     def _batch(self, writes: list[_Write]) -> Any:
         batch = self._native.WriteBatch(raw_mode=True)

@@ -63,8 +63,8 @@ class RunningTransaction:
         self.connection = connection
         self._ours = False
         """True once the store itself ends the transaction."""
-        self._number: int | None = None
-        self.rolled_back = False
+        self._number: int | None = None  # PostgreSQL's number of the transaction.
+        self.rolled_back = False  # True if the application rolled back.
         try:
             self.transaction = connection.begin()
             event.listen(connection, "commit", self._on_commit)

@@ -65,11 +65,11 @@ class RedoRecording:
         self._group_pages = group_pages
         self.horizon_slack = horizon_slack
         self._state = RedoState(page_size=page_size, pages=0)
-        self._serial = 0
+        self._serial = 0  # Number of the last image.
         self._redo_fnode = 0
         self._redo_index = 0
-        self._redo_end = 0
-        self._old_redo: list[int] = []
+        self._redo_end = 0  # Length of the current redo file.
+        self._old_redo: list[int] = []  # Indexes of all redo files in the log, in order.
         self._first_redo: dict[int, int] = {}
         """By group without an image, oldest first: index of the redo file in which its changes begin."""
         self._dropped: range = range(0)

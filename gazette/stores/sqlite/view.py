@@ -130,7 +130,7 @@ class FollowedDatabases:
             database = followed[name] = before.get(name) or FollowedDatabase(self._directory, name)
             rebuilds = database.rebuilds
             database.follow(files)
-            if rebuilds and database.rebuilds > rebuilds:
+            if rebuilds and database.rebuilds > rebuilds:  # Do not count the first build.
                 self.rebuilds += 1
         return followed
 
