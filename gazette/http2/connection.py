@@ -312,7 +312,7 @@ class Http2Connection:
         self.first_window = fr.WINDOW_DEFAULT
         """Bytes that the peer takes on a new stream. A change applies to all streams."""
         self._taken_most = 0
-        """An upper bound of ``Http2Stream._taken`` over all streams."""
+        """An upper bound of ``Http2Stream._taken`` over all streams, made exact only when it matters."""
         self._frame_bytes = fr.FRAME_BYTES_MIN  # Largest payload that the peer accepts.
         self._last = 0
         """Number of the peer's last stream."""
@@ -677,7 +677,7 @@ class Http2Connection:
         """Begin a stream of a server's client, or refuse it with a fault."""
         assert self._accept is not None
         if number in self._reset:
-            return
+            return  # These are trailers of a stream that this side has reset.
         if not number % 2:
             raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "a client begins an even stream")
         if number <= self._last:

@@ -72,7 +72,7 @@ class _Options:
             return float(values.get(f"grpc.{name}_ms", default_s * 1e3)) / 1e3
 
         self.receive_bytes_max = int(values.get("grpc.max_receive_message_length", 4 << 20))
-        if self.receive_bytes_max < 0:
+        if self.receive_bytes_max < 0:  # No limit.
             self.receive_bytes_max = 1 << 32
         self.connect_timeout_s = seconds("min_reconnect_backoff", 20.0)
         self.backoff_min_s = seconds("initial_reconnect_backoff", 1.0)

@@ -204,7 +204,7 @@ def _part_of_time(names: Sequence[str], arguments: Sequence[str]) -> Sequence[Pa
 def _element(element: str) -> Sequence[Part]:
     """Return the shape of one element of a layout of times."""
     if element[0] in ".,":
-        if element[1] == "9":
+        if element[1] == "9":  # Nines write no trailing zeros, and no point without digits.
             return (Choice(((), (element[0], Digits(1, len(element) - 1)))),)
         return element[0], Digits(len(element) - 1, len(element) - 1)
     words = go_time.words_of(element)

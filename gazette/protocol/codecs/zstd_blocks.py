@@ -90,13 +90,13 @@ class ZstdBlocks:
                 self._expect(_Next.FRAME, _MAGIC_BYTES, number)
             case _Next.DESCRIPTOR:
                 # Skip the rest of the frame header: window (unless `single`), dictionary, content size.
-                single = number >> 5 & 1
+                single = number >> 5 & 1  # 1 for a frame of a single segment.
                 self._checksum = _CHECKSUM_BYTES if number & 4 else 0
                 skip = _ID_BYTES[number & 3] + (_SIZE_BYTES[number >> 6] or single) + 1 - single
                 self._expect(_Next.BLOCK, _BLOCK_HEADER_BYTES, skip)
             case _Next.BLOCK if number >> 1 & 3 != _RESERVED:
-                content = 1 if number >> 1 & 3 == _RLE else number >> 3
-                if number & 1:
+                content = 1 if number >> 1 & 3 == _RLE else number >> 3  # RLE repeats one byte.
+                if number & 1:  # The last block of its frame.
                     self._expect(_Next.FRAME, _MAGIC_BYTES, content + self._checksum)
                 else:
                     self._expect(_Next.BLOCK, _BLOCK_HEADER_BYTES, content)

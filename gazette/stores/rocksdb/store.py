@@ -115,7 +115,7 @@ class RocksDBStore(Store):
         """The copy that a hot standby reads."""
         self._views: weakref.WeakSet[RocksDBView] = weakref.WeakSet()
         self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
-        self._marks: dict[str, int] = {}
+        self._marks: dict[str, int] = {}  # Offsets up to which sources were read, as stored.
         self._families: dict[str, Any] = {}
         self._handles: dict[str, Any] = {}
         self._table_options: dict[str, Any] = {}

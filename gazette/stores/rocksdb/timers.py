@@ -60,7 +60,7 @@ class RocksDBTimers(TimerTable):
             self._set(_at_key(domain, row.position), None)
             self._set(_name_key(domain, row.key), None)
         if rows and after <= self._floor[domain]:
-            self._floor[domain] = rows[-1].position
+            self._floor[domain] = rows[-1].position  # No earlier timer is left.
         return rows
 
     def first(self, domain: TimeDomain, after: Position = BEFORE_ALL) -> int | None:

@@ -52,7 +52,7 @@ def unchanged_definitions(connection: apsw.Connection) -> Iterator[None]:
     try:
         yield
     except apsw.Error:
-        # For example: an index of a column that the former table does not have.
+        # Another definition may be the cause, for example of an index of a column that the old table lacks.
         _check(connection)
         raise
     _check(connection)

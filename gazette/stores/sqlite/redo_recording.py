@@ -310,7 +310,7 @@ class RedoRecording:
     def _file_for_image(self, group: Group, number: int, file_bytes: int) -> tuple[ImageFile, int]:
         """Return the file that gets the image of a group, and its fnode. Each owner begins its own files.
 
-        A file with room for one whole group only gets one image, and earlier versions can read it. A file
+        A file that has room for a single group gets one image, and earlier versions can read it. A file
         never gets a second image of a group: else the group would still need the file's oldest bytes.
         """
         group_bytes = self._group_pages * self._state.page_size

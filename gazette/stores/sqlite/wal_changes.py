@@ -164,14 +164,14 @@ class WalChanges:
         if position.backfilled > self._collected_frames:
             raise self._moved(f"{position.backfilled - self._collected_frames} frames")
         self._open_wal()
-        newest, pages, scanned = self._scan_frames(self._collected_frames, position.frames)
-        if scanned < commits:
-            raise self._moved(f"{commits - scanned} of {commits} transactions")
-        if scanned > commits:
+        newest, pages, scanned_commits = self._scan_frames(self._collected_frames, position.frames)
+        if scanned_commits < commits:
+            raise self._moved(f"{commits - scanned_commits} of {commits} transactions")
+        if scanned_commits > commits:
             raise used_elsewhere(self._path, "it made the index of the WAL again")
         hook_frames, self._hook_frames = self._hook_frames, -1
         hook_calls, self._hooks = self._hooks, 0
-        if hook_calls and (hook_calls, hook_frames) != (scanned, position.frames):
+        if hook_calls and (hook_calls, hook_frames) != (scanned_commits, position.frames):
             raise used_elsewhere(self._path, "it wrote to it")
         if not hook_calls:
             raise Broken(
