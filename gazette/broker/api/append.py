@@ -144,12 +144,12 @@ class AppendApi:
         append_task = self._context.scope.spawn(driver.run(), name=f"append {driver.journal}")
         try:
             if claims.expires_at is None:
-                return await await_shared(running)
+                return await await_shared(append_task)
             async with timeout(max(0.0, claims.expires_at - self._context.clock.now())):
-                return await await_shared(running)
+                return await await_shared(append_task)
         except TimeoutError:
             driver.interrupt(NotAllowed(EXPIRED))
-            return await await_shared(running)
+            return await await_shared(append_task)
         except asyncio.CancelledError:
             driver.interrupt(Broken("the caller of the append is gone"))
             raise
