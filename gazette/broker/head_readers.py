@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from gazette.broker.lease_guard import LeaseGuard
 from gazette.fragment.index import Index, IndexResult
 from gazette.http2.messages import prefixed
 from gazette.protocol.content import content_response
@@ -45,8 +46,9 @@ class HeadReaders:
     One message has at most ``chunk_bytes`` of content.
     """
 
-    def __init__(self, index: Index, chunk_bytes: int) -> None:
+    def __init__(self, index: Index, lease: LeaseGuard, chunk_bytes: int) -> None:
         self._index = index
+        self._lease = lease
         self._chunk_bytes = chunk_bytes
         self._waiting: dict[Offset, dict[HeadReader, None]] = {}
         """Readers by the offset at which they wait."""
@@ -123,7 +125,7 @@ class HeadReaders:
 
         Return None if each reader must go on alone. Raise an error of the disk.
         """
-        if found.local is None:
+        if found.local is None or not self._lease.holds:
             return None
         offset = found.offset
         content = found.local.pread_now(offset, self._chunk_bytes)

@@ -1,4 +1,5 @@
-"""The guard of acknowledgements: a broker acknowledges appends only while its lease is known to hold.
+"""The guard of the lease: a broker acknowledges appends, and sends bytes of its spools to readers, only while
+its lease is known to hold.
 
 A broker that was paused for longer than its lease does not know that others lead its journals. With R=1 only
 this guard prevents a second history of the same offsets.
@@ -26,13 +27,13 @@ class Remaining(Protocol):
 
 
 class LeaseGuard:
-    """Refuses acknowledgements unless the lease is known to hold. Loop-bound."""
+    """Refuses acknowledgements, and reads of spools, unless the lease is known to hold. Loop-bound."""
 
     def __init__(self) -> None:
         self._lease: Remaining | None = None
 
     def attach(self, lease: Remaining) -> None:
-        """Rely on ``lease`` from now on. Until the first call, nothing may be acknowledged."""
+        """Rely on ``lease`` from now on. Until the first call, the guard refuses all."""
         self._lease = lease
 
     @property
@@ -51,7 +52,8 @@ class LeaseGuard:
             return
         late_s = 0.0 if self._lease is None else -self._lease.remaining_s
         raise Unavailable(
-            "the broker's lease may have ended: it acknowledges nothing, as others may lead its journals",
+            "the broker's lease may have ended: it acknowledges nothing, and sends readers none of its own "
+            "bytes, as others may lead its journals",
             hint="The broker was paused, or cut off from etcd. It will exit: start it again.",
             late_s=round(late_s, 3),
         )

@@ -93,7 +93,9 @@ class Replica:
         self.life = life
         self.index = Index(journal, context.clock)
         self.index.on_hole = self.list_again
-        self.head_readers = HeadReaders(self.index, context.settings.read_chunk_bytes)
+        self.head_readers = HeadReaders(
+            self.index, context.lease, context.settings.read_chunk_bytes
+        )
         self.rate = RateBalance()
         self.line = Line()
         self.sessions = SessionLedger(life)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gazette.broker.head_readers import HeadReader, HeadReaders
+from gazette.broker.lease_guard import LeaseGuard
 from gazette.fragment.index import Index
 from gazette.fragment.local_file import LocalFile, LocalFragment
 from gazette.http2.messages import MessageQueue
@@ -17,6 +18,7 @@ from gazette.protocol.pb import broker_pb2
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock
+from tests.support.fixed_cluster import FixedLease
 
 JOURNAL = "a/journal"
 CHUNK = 10
@@ -64,7 +66,9 @@ class Journal:
 
     def __init__(self, directory: Path, clock: ManualClock) -> None:
         self.index = Index(JOURNAL, clock)
-        self.readers = HeadReaders(self.index, CHUNK)
+        self.lease, guard = FixedLease(1), LeaseGuard()
+        guard.attach(self.lease)
+        self.readers = HeadReaders(self.index, guard, CHUNK)
         self.file = CachedFile(directory)
         self.end = 0
 
@@ -105,6 +109,19 @@ async def test_commits_reach_all_readers(journal: Journal) -> None:
         assert (located.offset, located.write_head, located.fragment.end) == (3, 5, 5)
         assert content == Content(3, b"de")
         scope.cancel()
+
+
+async def test_without_a_lease_readers_get_no_commits(journal: Journal) -> None:
+    """They go on alone, and their reads are refused."""
+    caller = Caller()
+    reader = HeadReader(0, caller.send)
+    async with TaskScope("test") as scope:
+        serving = scope.spawn(journal.readers.serve(reader), name="reader")
+        await turns(1)
+        journal.lease.remaining_s = 0.0
+        journal.commit(b"abc")
+        await serving
+    assert (caller.responses, reader.offset) == ([], 0)
 
 
 async def test_answers_come_first(journal: Journal) -> None:

@@ -18,7 +18,9 @@ from gazette.broker.append.events import AppendTerms, Ending, Outcome, SuspendCo
 from gazette.broker.commit.driver import AppendCall, AppendDriver
 from gazette.broker.known_head import Head, head_key
 from gazette.client.append.appender import AppendParams
+from gazette.client.client import Client
 from gazette.client.journals import JournalChange
+from gazette.client.read.reader import ReadParams
 from gazette.cluster.allocator.model import item_key, member_key
 from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Conflict, Unavailable
@@ -107,6 +109,19 @@ async def lose_all(cluster: FixedCluster, name: str) -> None:
     await cluster[name].stop()
     cluster.forget(name)
     cluster.assign(JOURNAL)
+
+
+async def test_a_broker_paused_beyond_its_lease_shows_none_of_its_own_bytes(
+    cluster: FixedCluster, tmp_path: Path
+) -> None:
+    """With R=1, an operator may have given the offsets of all other bytes to others meanwhile."""
+    await pause_with_content(cluster, tmp_path)
+    async with Client(cluster["a"].endpoint) as client:
+        with pytest.raises(Unavailable, match="sends readers none of its own bytes"):
+            await client.reader(ReadParams(JOURNAL, offset=5)).read()
+        # Case: the lease is known to hold again.
+        cluster["a"].lease.remaining_s = 1.0
+        assert await client.reader(ReadParams(JOURNAL, offset=5)).read() == b"held by a"
 
 
 def test_keys_are_outside_of_what_brokers_watch() -> None:

@@ -22,6 +22,7 @@ import grpc
 from gazette.auth import KeyedAuth, NoAuth
 from gazette.blobs.registry import BlobSettings, BlobStores
 from gazette.broker.api.append import AppendApi
+from gazette.broker.api.read import ReadApi
 from gazette.broker.api.replicate import ReplicateApi
 from gazette.broker.context import BrokerContext
 from gazette.broker.key_space import broker_decoder, is_consistent, spec_of
@@ -59,7 +60,7 @@ from gazette.fragment.persister import Persister
 from gazette.fragment.spool_bytes import SpoolMemory
 from gazette.net.grpc.grpc_server import GrpcServer
 from gazette.net.http_server import bind_tcp
-from gazette.protocol.content import decode_append, decode_replicate
+from gazette.protocol.content import decode_append, decode_replicate, encode_read
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.pb import broker_pb2
@@ -157,7 +158,7 @@ class FixedLease:
 
 
 class FixedBroker:
-    """One broker. ``context`` has its parts. It serves Append and Replicate at ``endpoint``."""
+    """One broker. ``context`` has its parts. It serves Append, Read and Replicate at ``endpoint``."""
 
     def __init__(
         self,
@@ -248,9 +249,13 @@ class FixedBroker:
         self.scope.daemon(self.context.refresher.run(), name="refresher")
         self.scope.daemon(self.context.pulser.run(), name="pulser")
         append, replicate = AppendApi(self.context), ReplicateApi(self.context)
+        read = ReadApi(self.context)
         handlers: dict[str, Any] = {
             "Append": grpc.stream_unary_rpc_method_handler(
                 append.append, decode_append, broker_pb2.AppendResponse.SerializeToString
+            ),
+            "Read": grpc.unary_stream_rpc_method_handler(
+                read.read, broker_pb2.ReadRequest.FromString, encode_read
             ),
             "Replicate": grpc.stream_stream_rpc_method_handler(
                 replicate.replicate,

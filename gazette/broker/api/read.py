@@ -212,7 +212,8 @@ class ReadApi:
     async def _send_local(
         self, local: LocalFragment, offset: Offset, end: Offset, size: int, stream: _Stream
     ) -> None:
-        run = self._context.pools.reads.run
+        """Send bytes of this broker's files. Raise ``Unavailable`` once its lease may have ended."""
+        run, lease = self._context.pools.reads.run, self._context.lease
         while offset < end:
             length = min(size, end - offset)
             content = local.pread_now(offset, length)
@@ -221,6 +222,7 @@ class ReadApi:
             view = memoryview(content)
             for start in range(0, len(view), size):
                 chunk = view[start : start + size]
+                lease.check()
                 await stream.write(content_response(offset, chunk))
                 offset += len(chunk)
 
