@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
+from gazette.client.append.appender import AppendParams
 from gazette.consumer.application import DeferToNextTransaction
 from gazette.consumer.contract.callbacks import ApplicationFailed
 from gazette.errors import NotAllowed
-from gazette.labels import CONTENT_JSON_LINES
+from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.mapping import fixed_mapping
 from gazette.protocol.label_set import LabelSet
 from gazette.stores.rocksdb.store import RocksDBStore
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver
+from gazette.testing.broker import BrokerFixture, journal_spec
+from gazette.testing.consumer import log_spec, shard_spec
 from tests.consumer.apps import SOURCE, Tally, Word, ack, pending
 from tests.facts import raises
 
@@ -232,3 +236,28 @@ def test_savepoints_of_rocksdb_nest(tmp_path: Path) -> None:
         assert driver.store.get(b"n") == b"5"
         assert driver.store.get(b"first") == b"d"
         assert driver.store.get(b"inner") is None
+
+
+async def test_bytes_of_deferred_messages_count_once(
+    gazette_broker: BrokerFixture, gazette_consumer: Callable[..., Any]
+) -> None:
+    """They come again in the next transaction, and count there."""
+    labels = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES))
+    await gazette_broker.create(
+        journal_spec(SOURCE, labels=labels),
+        journal_spec(TARGET, labels=labels),
+        log_spec("shard-one"),
+    )
+    words = ["a", *(f"w{i}" for i in range(10)), "W", *(f"x{i}" for i in range(10)), "X"]
+    content = transaction(words)
+    member = await gazette_consumer(Windows())
+    before = read_bytes()
+    await member.create(shard_spec("shard-one", SOURCE))
+    await gazette_broker.client.append(AppendParams(SOURCE), content)
+    await member.read_to_heads("shard-one")
+    await member.stop()
+    assert read_bytes() - before == len(content)
+
+
+def read_bytes() -> float:
+    return REGISTRY.get_sample_value("gazette_consumer_consumed_bytes_total") or 0.0

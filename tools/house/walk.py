@@ -40,6 +40,8 @@ _TRANSACTION_WALKS: Final = 5
 _CONTENT: Final = b"hello" * 20
 _SETTLE_S: Final = 1.0
 """Seconds that background work of a publish and its transaction gets."""
+_LEASE_S: Final = 600.0
+"""So long that no renewal falls into a walk."""
 _REFRESH_NS: Final = 5 * duration.MINUTE
 """Refresh interval of the journals, as in production. Fixtures list their stores each second."""
 
@@ -116,7 +118,9 @@ async def walk_append(replication: int) -> Walk:
     with _profiled() as profile:
         async with _etcd() as (etcd, directory):
             brokers = [
-                await BrokerFixture.start(etcd, directory, id=f"broker-{n}", zone=f"zone-{n}")
+                await BrokerFixture.start(
+                    etcd, directory, id=f"broker-{n}", zone=f"zone-{n}", lease_ttl_s=_LEASE_S
+                )
                 for n in range(replication)
             ]
             await brokers[0].create(journal_spec("a/journal", replication=replication))
@@ -138,12 +142,14 @@ async def walk_transaction() -> Walk:
     clock, walks = SystemClock(), list[Walk]()
     with _profiled() as profile:
         async with _etcd() as (etcd, directory):
-            broker = await BrokerFixture.start(etcd, directory)
+            broker = await BrokerFixture.start(etcd, directory, lease_ttl_s=_LEASE_S)
             labels = LabelSet.of((CONTENT_TYPE, "application/x-ndjson"))
             for spec in journal_spec("a/source", labels=labels), log_spec("a-shard"):
                 fragment = replace(spec.fragment, refresh_interval_ns=_REFRESH_NS)
                 await broker.create(replace(spec, fragment=fragment))
-            member = await ConsumerFixture.start(etcd, broker, _Words(), directory)
+            member = await ConsumerFixture.start(
+                etcd, broker, _Words(), directory, lease_ttl_s=_LEASE_S
+            )
             await member.create(shard_spec("a-shard", "a/source"))
             async with ClientPublisher(broker.client) as publisher:
                 for n in range(_BEFORE):

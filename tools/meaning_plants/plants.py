@@ -56,8 +56,8 @@ def _messages() -> Planted:
         _plant(
             "models",
             _MESSAGE + "readable_model.py",
-            "if value != other and",
-            "if value != other and not isinstance(other, list) and",
+            "if value != value_back and",
+            "if value != value_back and not isinstance(value_back, list) and",
         ),
     )
     yield (
@@ -207,7 +207,7 @@ def _keys() -> Planted:
     )
     yield (
         "texts in tuples have no quotes",
-        plant(keys, "return msgspec.json.encode(shown).decode()", "return str(shown)"),
+        plant(keys, "return msgspec.json.encode(json_text).decode()", "return str(json_text)"),
     )
     yield (
         "publishers by labels fold case",
@@ -229,8 +229,8 @@ def _keys() -> Planted:
         "publishers by name take each key",
         plant(
             choices,
-            "if (other := rule.number_of(found)) != number:",
-            "if (other := number) != number:",
+            "if (key_number := rule.number_of(canonical)) != number:",
+            "if (key_number := number) != number:",
         ),
     )
     yield (

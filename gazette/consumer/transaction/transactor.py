@@ -450,33 +450,28 @@ class Transactor:
         if transaction.began_at is None:
             self._begin(transaction)
         began_at = self._clock.monotonic()
-        self._bytes += batch[-1].end - batch[0].begin
         if self._timers is not None:
             self._timers.begin_pass()
+        done, deferred = len(batch), False
         try:
             self._dispatcher.deliver(batch)
         except Deferred as deferral:
-            self._defer(transaction, deferral.done)
+            done, deferred = deferral.done, True
+            if transaction.is_empty and done == 0:
+                raise ApplicationFailed(
+                    "the first message of a transaction was deferred to the next", shard=self._id
+                ) from deferral
         except TimersDue as due:
-            # The other messages of the batch come again after the timers: do not count their bytes now.
-            self._bytes -= batch[-1].end - batch[due.done - 1].end
-            transaction.note_consumed(due.done)
-            self._sequencer.consumed(due.done)
-        else:
-            transaction.note_consumed(len(batch))
-            self._sequencer.consumed()
-        hit("transaction.consumed", self._id)
-        self._limit = _next_limit(limit, len(batch), self._clock.monotonic() - began_at)
-
-    def _defer(self, transaction: Transaction, done: int) -> None:
-        """End the transaction after ``done`` messages of a batch: the application defers the others."""
-        if transaction.is_empty and done == 0:
-            raise ApplicationFailed(
-                "the first message of a transaction was deferred to the next", shard=self._id
-            )
+            done = due.done
+        # All others come again, after the timers or in the next transaction: their bytes count then.
+        if done:
+            self._bytes += batch[done - 1].end - batch[0].begin
         transaction.note_consumed(done)
         self._sequencer.consumed(done)
-        transaction.defer()
+        if deferred:
+            transaction.defer()
+        hit("transaction.consumed", self._id)
+        self._limit = _next_limit(limit, len(batch), self._clock.monotonic() - began_at)
 
     def _fire(self, transaction: Transaction) -> None:
         """Handle some timers that are due. Do nothing if the first ones were cancelled."""
