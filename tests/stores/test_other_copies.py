@@ -205,3 +205,15 @@ def test_other_connections_of_apsw_may_read(world: World) -> None:
     reader.close()
     commit(store, 2)
     assert keys(world) == [1, 2]
+
+
+def test_a_python_that_lacks_the_name_of_the_lock_takes_it_too() -> None:
+    """Pythons of ``uv`` were built with old headers: their ``fcntl`` has no ``F_OFD_SETLK``."""
+    code = (
+        "import fcntl, sys, pytest; vars(fcntl).pop('F_OFD_SETLK', None); "
+        "sys.exit(pytest.main(sys.argv[1:]))"
+    )
+    chosen = f"{Path(__file__)}::test_a_process_that_reads_after_the_locks_were_dropped_changes_nothing"
+    command = [sys.executable, "-c", code, "-q", "-p", "no:cacheprovider", "-k", "redo", chosen]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

@@ -24,6 +24,8 @@ _SHARED_BYTE: Final = 0x4000_0002
 _INDEX_BYTE: Final = 128
 """Byte of a WAL's index that each process locks while it uses the index."""
 _FLOCK: Final = struct.Struct("hhqqi4x")
+_OFD_SETLK: Final = getattr(fcntl, "F_OFD_SETLK", 37)
+"""Linux's number. Pythons that were built with old headers, such as those that ``uv`` installs, lack the name."""
 _IS_KNOWN: Final = sys.platform == "linux" and sys.maxsize > 1 << 32
 """True if the structure of a lock is known here. Otherwise the store's next commit detects the damage."""
 
@@ -46,4 +48,4 @@ class OpenLocks:
             lock = _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)
             # A file system may lack such locks.
             with contextlib.suppress(OSError):
-                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, lock)
+                fcntl.fcntl(descriptor, _OFD_SETLK, lock)
