@@ -10,10 +10,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+from prometheus_client import REGISTRY
 
 from gazette.client.client import Client
 from gazette.client.read.fragment_reader import FragmentAccess
-from gazette.client.read.reader import WRITE_HEAD, OffsetJump, ReadParams
+from gazette.client.read.reader import WRITE_HEAD, OffsetJump, Reader, ReadParams
 from gazette.client.read.retry_reader import RetryReader
 from gazette.client.rpc.channel import ChannelSettings
 from gazette.errors import Closed, Corrupt, Invalid, NotAllowed, NotFound, NotYet
@@ -288,6 +289,50 @@ async def test_a_cold_read_takes_fragments_from_their_store_one_ahead(
     assert reader._next is not None, "the second fragment is opened while the first is read"
     assert first + await collect(reader) == data
     assert [read.offset for read in broker.reads] == [0, 100_000, 250_000, 251_000, 390_000]
+
+
+def opened() -> float:
+    """Return how many fragments of the journal were opened at their store."""
+    labels = {"journal": J, "codec": Codec.ZSTANDARD.name}
+    return REGISTRY.get_sample_value("gazette_fragment_open_total", labels) or 0.0
+
+
+@pytest.mark.parametrize("is_read_first", [True, False])
+async def test_a_fragment_is_opened_once_by_a_read_and_a_look_ahead(
+    direct: Client, broker: StubBroker, tmp_path: Path, is_read_first: bool
+) -> None:
+    """A fragment may be so short that its bytes are wanted before its look-ahead has begun."""
+    journal = broker.journal(J)
+    journal.append(b"0123456789" * 200)
+    store(tmp_path, journal, 0, 1000)
+    before = opened()
+    async with (
+        Reader(direct, ReadParams(J, do_not_proxy=True), direct=True) as reader,
+        TaskScope("test") as scope,
+    ):
+        calls = [reader.read, reader.open_ahead]
+        calls = calls if is_read_first else calls[::-1]
+        tasks = {call.__name__: scope.spawn(call(), name="call") for call in calls}
+        assert await tasks["read"] == b"0123456789" * 100
+        await tasks["open_ahead"]
+        assert await reader.read() == b""
+    assert opened() - before == 1
+
+
+async def test_a_reader_that_is_closed_while_it_opens_a_fragment_closes_it(
+    direct: Client, broker: StubBroker, tmp_path: Path
+) -> None:
+    journal = broker.journal(J)
+    journal.append(b"0123456789" * 200)
+    store(tmp_path, journal, 0, 1000)
+    reader = Reader(direct, ReadParams(J, do_not_proxy=True), direct=True)
+    await reader.open()
+    async with TaskScope("test") as scope:
+        opening = scope.spawn(reader.open_ahead(), name="open")
+        await asyncio.wait({opening}, timeout=0)
+        reader.close()
+        await opening
+    assert reader.direct is None
 
 
 async def test_a_fragment_whose_store_fails_comes_through_the_broker(

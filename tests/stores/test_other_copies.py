@@ -213,7 +213,9 @@ def test_a_python_that_lacks_the_name_of_the_lock_takes_it_too() -> None:
         "import fcntl, sys, pytest; vars(fcntl).pop('F_OFD_SETLK', None); "
         "sys.exit(pytest.main(sys.argv[1:]))"
     )
-    chosen = f"{Path(__file__)}::test_a_process_that_reads_after_the_locks_were_dropped_changes_nothing"
+    chosen = (
+        f"{Path(__file__)}::test_a_process_that_reads_after_the_locks_were_dropped_changes_nothing"
+    )
     command = [sys.executable, "-c", code, "-q", "-p", "no:cacheprovider", "-k", "redo", chosen]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

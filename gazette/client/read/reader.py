@@ -260,7 +260,10 @@ class Reader:
     async def _next_received(self) -> bytes | None:
         """Return a piece from the broker; None if another message came."""
         if self._should_open():
-            await self._open_direct()
+            # A look-ahead may hold the lock, or wait for it: open the fragment once.
+            async with self._opening:
+                if self._should_open():
+                    await self._open_direct()
             return None
         message = await self._receive()
         if message is None:
@@ -280,6 +283,7 @@ class Reader:
         """Return True if the fragment should be read at its store, which must have all the rest of it."""
         return (
             self._may_open
+            and not self._ended
             and self.direct is None
             and self.fragment is not None
             and self.fragment_url != ""
@@ -292,12 +296,16 @@ class Reader:
         if not self._call.done():
             self._call.cancel()
         try:
-            self.direct = await self._client.fragments.open(
+            stream = await self._client.fragments.open(
                 self.fragment, self.fragment_url, self.offset
             )
         except GazetteError:
             self.direct_failed = True
             raise
+        if self._ended:  # By `close`, meanwhile.
+            stream.close()
+        else:
+            self.direct = stream
 
     async def _receive(self) -> Content | broker_pb2.ReadResponse | None:
         """Return the next message; None at the end of the stream."""
