@@ -41,7 +41,7 @@ class BlobStore(Protocol):
         ...
 
     def open(self, path: str) -> BinaryIO:
-        """Read an object's bytes as they are stored. Raise ``NotFound``.
+        """Read an object's bytes as they are stored. Raise ``NotFound`` if there is no such object.
 
         A read that fails raises ``Unavailable``. The store may have undone a stored content encoding, or not:
         see ``codecs.new_decompressor``.
@@ -111,7 +111,7 @@ def list_after(store: BlobStore, prefix: str, after: str) -> Iterator[BlobInfo]:
 
 
 def validate_path(path: str) -> None:
-    """Require the path of an object: relative, clean, without ``..``. Raise ``Invalid``."""
+    """Raise ``Invalid`` unless ``path`` is that of an object: relative, clean, without ``..``."""
     if not path or path.startswith("/") or posixpath.normpath(path) != path or "\0" in path:
         raise Invalid(f"must be a clean path ({path!r})", path="path")
     if path == "." or path.split("/", 1)[0] == "..":
@@ -119,7 +119,7 @@ def validate_path(path: str) -> None:
 
 
 def validate_prefix(prefix: str) -> None:
-    """Require the prefix of a listing: empty, or a path that is followed by ``/``. Raise ``Invalid``."""
+    """Raise ``Invalid`` unless ``prefix`` is that of a listing: empty, or a path followed by ``/``."""
     if not prefix:
         return
     if not prefix.endswith("/"):

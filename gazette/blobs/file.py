@@ -170,7 +170,7 @@ def write_durably(
     replace: bool = True,
     on_written: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Write a whole file, and sync it and its directory, which must exist. Raise ``OSError``.
+    """Write a whole file, and sync it and its directory, which must exist. Raise ``OSError`` if this fails.
 
     Without ``replace``, do nothing if there is a file. Return True if the file was written. Call
     ``on_written`` after the bytes are written, before the file gets its name.

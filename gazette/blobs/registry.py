@@ -36,16 +36,16 @@ log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S: Final = 3600.0
 THREADS: Final = 16
-"""Most calls of one store at a time, by default."""
+"""Greatest number of calls of one store at a time, by default."""
 
 _WATCH_INTERVAL_S: Final = 1.0
 _CHECK_AGAIN_S: Final = 1.0
 """Least seconds from a failed health check to an early next check, for which a sign of recovery asks."""
 _SIGNING_HUNG_AFTER_S: Final = 15.0
 _UNUSED_AT_ONCE: Final = 4
-"""Most checks at a time of stores that are not in use. Checks that hang count."""
+"""Greatest number of checks at a time, of stores that are not in use. Checks that hang count."""
 _SIGNED_AT_ONCE: Final = 16
-"""Most URLs that are signed in one step of the event loop: some milliseconds."""
+"""Greatest number of URLs that are signed in one step of the event loop: some milliseconds."""
 
 StoreConstructor: TypeAlias = Callable[[FragmentStoreUrl], BlobStore]
 """Makes the store of a URL, without a connection to it. Raises ``Invalid`` or ``NotAllowed``."""
@@ -139,7 +139,7 @@ class ActiveStore:
 
     @property
     def calls(self) -> StoreCalls:
-        """The threads for calls of ``store``. Raises as ``store`` does."""
+        """The threads for calls of ``store``. Raises the error with which the store could not be made."""
         _ = self._made
         assert self._threads is not None
         return self._threads.calls

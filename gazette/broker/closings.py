@@ -49,8 +49,8 @@ class Closings:
     async def adopt(self, spec: JournalSpec, tenure: Revision) -> None:
         """Close the known head by the closing that it awaits, if stores have all that was acknowledged.
 
-        ``tenure`` is that of this primary. Raise as ``KnownHead.adopt``. Cancellation: etcd may have been
-        written.
+        ``tenure`` is that of this primary. Raise ``Conflict`` if a later primary has begun, ``Unavailable``
+        if etcd does not answer. Cancellation: etcd may have been written.
         """
         name = self._head.awaited
         if name is None:

@@ -25,14 +25,14 @@ def deleted_key(root: str, journal: JournalName) -> str:
 
 
 async def deleted_below(etcd: Etcd, root: str, journal: JournalName) -> list[JournalName]:
-    """Return the names of deleted journals below a journal. Raise as ``Etcd.range``."""
+    """Return the names of deleted journals below a journal. Raise ``Unavailable`` if etcd does not answer."""
     prefix = deleted_key(root, "")
     response = await etcd.range(deleted_key(root, f"{journal}/"))
     return [kv.key.decode().removeprefix(prefix) for kv in response.kvs]
 
 
 async def note_deletions(etcd: Etcd, state: State, journals: Sequence[JournalName]) -> None:
-    """Keep the names of journals that are about to be deleted. Raise as ``Etcd.put``.
+    """Keep the names of journals that are about to be deleted. Raise ``Unavailable`` if etcd fails.
 
     A kept name has no effect while its journal exists: the fragments then belong to that journal.
     """

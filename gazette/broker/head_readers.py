@@ -20,7 +20,7 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.status import Status
 
 _READERS_PER_TURN: Final = 100
-"""Most readers that are served in one turn of the event loop. Other calls run between turns."""
+"""Greatest number of readers that are served in one turn of the event loop. Other calls run between turns."""
 _MESSAGES: Final = 2
 """Messages of one delivery to a reader: metadata and content."""
 

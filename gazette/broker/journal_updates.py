@@ -20,7 +20,7 @@ async def put_assignments(context: BrokerContext, at: Resolution, route: Route) 
     """Store ``route`` in all of the journal's assignments: the allocator then considers them consistent.
 
     Change nothing if any assignment was changed since ``at``. Return the revision at which to resolve next.
-    Raise as ``Etcd.txn``.
+    Raise ``Unavailable`` if etcd does not answer. Then the change may have been made.
     """
     value = route.without_endpoints().to_pb().SerializeToString()
     puts: list[Operation] = [
@@ -37,7 +37,7 @@ async def put_suspend(
     """Change the suspension in the journal's specification.
 
     Change nothing if the journal or any of its assignments was changed since ``at``. Return the revision at
-    which to resolve next. Raise as ``Etcd.txn``.
+    which to resolve next. Raise ``Unavailable`` if etcd does not answer. Then the change may have been made.
     """
     if at.item_kv is None:
         raise Bug("suspension of a journal that does not exist", journal=at.journal)

@@ -145,7 +145,8 @@ class KnownHead:
     """The known head of one replica's journal. Loop-bound.
 
     ``offset`` is the head as last read. Between two writes of a primary, it may be below the acknowledged
-    offset: by one fragment, or more while etcd does not answer. It is never above.
+    offset: by one fragment, or more while etcd does not answer. It is never above. Methods that read or write
+    etcd raise ``Unavailable`` if etcd does not answer, ``NotAllowed`` if etcd refuses the request.
     """
 
     def __init__(self, context: ReplicaContext, journal: JournalName, life: Revision) -> None:
@@ -215,10 +216,9 @@ class KnownHead:
         return self._tenure == tenure and self._closed is None
 
     async def load(self, *, lives: bool = False) -> None:
-        """Read the head from etcd. With ``lives``, also check that the journal still exists.
-
-        Raise as ``Etcd.txn``. Raise ``Conflict`` for an unknown value, or if the journal is known to be
-        deleted. Each write checks that the journal exists, so most reads need not check it.
+        """Read the head from etcd. With ``lives``, also check that the journal still exists. Raise
+        ``Conflict`` for an unknown value, or if the journal is known to be deleted. Each write checks that
+        the journal exists, so most reads need not check it.
         """
         context, life = self._context, self._head.life
         if lives:
@@ -244,9 +244,9 @@ class KnownHead:
         """Record in etcd that the primary of ``tenure`` begins at ``begin``. From then on, former primaries
         upload no byte beyond ``begin``.
 
-        Return False, without effect, if a former primary has acknowledged bytes behind ``begin``. An
-        operator may have confirmed the head while that primary was paused. Raise as ``Etcd.txn``, and
-        ``Conflict`` if a later primary has begun.
+        Return False, without effect, if a former primary has acknowledged bytes behind ``begin``. An operator
+        may have confirmed the head while that primary was paused. Raise ``Conflict`` if a later primary has
+        begun, or the journal was deleted.
 
         A head that is closed at ``begin`` stays closed in etcd: this primary has acknowledged nothing yet.
         """
@@ -263,7 +263,7 @@ class KnownHead:
         """Record in etcd that the head is closed, as ``closing`` of the last primary says.
 
         ``tenure`` is that of this primary. No effect if the head has changed and awaits another closing.
-        Raise as ``Etcd.txn``, and ``Conflict`` if a later primary has begun.
+        Raise ``Conflict`` if a later primary has begun, or the journal was deleted.
         """
 
         def change(head: Head) -> Head:
@@ -277,7 +277,7 @@ class KnownHead:
     async def confirm(self, tenure: Revision, lost: Collection[tuple[Offset, Offset]]) -> None:
         """Record in etcd that ``lost`` is lost: an operator has confirmed a head behind these offsets.
 
-        Raise as ``Etcd.txn``, and ``Conflict`` if a later primary than that of ``tenure`` has begun.
+        Raise ``Conflict`` if a later primary than that of ``tenure`` has begun, or the journal was deleted.
         """
         if not set(lost) <= set(self._head.lost):
             await self._write(lambda head: head.with_lost(lost), tenure)
@@ -286,8 +286,8 @@ class KnownHead:
         """Return once the primary of ``tenure`` may answer an append of ``[begin, end)``.
 
         Write to etcd only for the first append of a tenure. Raise ``Conflict`` if a later primary has
-        acknowledged an append, or a former primary has acknowledged bytes behind ``begin``. Raise as
-        ``Etcd.txn``: then the head may have been written.
+        acknowledged an append, or a former primary has acknowledged bytes behind ``begin``, or the journal
+        was deleted. After ``Unavailable``, the head may have been written.
         """
         if self.names(tenure):
             return
@@ -310,7 +310,7 @@ class KnownHead:
 
         Call it before the journal is suspended, while no append is under way. A suspended journal may lose
         all replicas: the next primary takes the registers from the head. ``acknowledge`` opens the head
-        again. Raise as ``Etcd.txn``, and ``Conflict`` if a later primary has begun.
+        again. Raise ``Conflict`` if a later primary has begun, or if the known head is beyond ``end``.
         """
 
         def change(head: Head) -> Head:
@@ -407,7 +407,7 @@ class KnownHead:
         self, change: Callable[[Head], Head], tenure: Revision, begin: Offset | None = None
     ) -> bool:
         """Change the head in etcd. Return False if the head is behind ``begin`` already. Raise ``Conflict``
-        if a later primary has begun."""
+        if a later primary has begun, or the journal was deleted."""
         for _ in range(_ATTEMPTS_MAX):
             if (later_begin := self._head.limit(tenure)) is not None:
                 raise Conflict(

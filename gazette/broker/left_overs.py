@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _LOOK_S: Final = 2.0
 """Seconds for which an Apply waits for the stores of its new journals. It does not report later answers."""
 _LOOKED_MAX: Final = 32
-"""Most new journals of one Apply whose stores are listed, and most objects of each."""
+"""Greatest number of new journals of one Apply whose stores are listed, and of listed objects of each."""
 
 
 async def left_overs(

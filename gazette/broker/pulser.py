@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIRST_PER_S: Final = 20.0
-"""Most first fragments that pulses complete in a second. Each causes an upload."""
+"""Greatest number of first fragments that pulses complete in a second. Each causes an upload."""
 _AT_A_TIME: Final = 32
 _PATIENCE_S: Final = 0.25
 """Seconds after which a running pulse occupies no slot: another pulse may begin."""
 _RETRY_MIN_S: Final = 1.0
 _TICK_S: Final = 0.05
 _LEFT_OUT: Final = 9
-"""Most pulses in a row that the timer leaves out while the replica rests. The next one asks the peers."""
+"""Greatest number of pulses that the timer skips in a row while the replica rests. The next pulse is sent."""
 _IDLE_S: Final = 3600.0
 _EXPECTED: Final = frozenset(
     {

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gazette.blobs.registry import ActiveStore
 
 AGAIN_PER_S: Final = 100.0
-"""Most repeated listings that begin in a second. First listings are not limited: appends wait for them."""
+"""Greatest number of repeated listings that begin in a second. First listings have no limit: appends wait."""
 _AT_A_TIME: Final = 32
 _PATIENCE_S: Final = 0.25
 """Seconds after which a running listing occupies no slot: another first listing may begin."""

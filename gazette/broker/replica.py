@@ -74,7 +74,7 @@ class _SpoolEvents:
             self.on_first()
 
     def spool_complete(self, spool: CompletedSpool, *, primary: bool) -> None:
-        del primary  # The gate knows if this replica leads.
+        del primary  # The gate knows whether this replica leads.
         self.upload_gate.spool_complete(spool)
 
 
@@ -134,7 +134,8 @@ class Replica:
         return spec_of(self._context.state, self.journal, self.life)
 
     async def load_head(self, *, lives: bool = False) -> None:
-        """Read from etcd how far the journal reaches. Raise as ``KnownHead.load``."""
+        """Read the known head from etcd. Raise ``Unavailable`` without an answer, ``Conflict`` if the journal
+        was deleted."""
         await self.head.load(lives=lives)
         self._adopt_head()
 
@@ -145,7 +146,8 @@ class Replica:
     async def confirm(self, tenure: Revision, head: Offset) -> None:
         """Record that the journal goes on at ``head``: offsets before it without a fragment are lost.
 
-        Raise as ``KnownHead.confirm``. Cancellation: etcd may have been written.
+        Raise ``Conflict`` if a later primary has begun. After other errors, or a cancellation, etcd may have
+        been written.
         """
         try:
             await self.head.confirm(tenure, self.index.holes(head))
@@ -153,7 +155,8 @@ class Replica:
             self._adopt_head()
 
     async def adopt_closing(self, tenure: Revision) -> None:
-        """Close the known head if the last primary has left a closing. Raise as ``Closings.adopt``."""
+        """Close the known head if the last primary has left a closing. Raise ``Conflict`` if a later primary
+        has begun."""
         if self.spec is not None:
             await self.closings.adopt(self.spec, tenure)
             self._adopt_head()
@@ -192,9 +195,8 @@ class Replica:
         uploads bytes later, that broker removes them again.
 
         No effect on etcd if the known head is behind ``end`` by now: the caller looks at the head again.
-
-        Raise as etcd and stores do, and ``Unavailable`` if the listing takes too long. Cancellation: etcd
-        may have been written.
+        Raise ``Conflict`` if a later primary has begun. Raise ``Unavailable`` if etcd or a store does not
+        answer, or the listing takes too long. After an error or a cancellation, etcd may have been written.
         """
         try:
             has_begun = await self.head.begin(tenure, end)
@@ -217,7 +219,8 @@ class Replica:
 
     async def acknowledge(self, tenure: Revision, begin: Offset, end: Offset) -> None:
         """Return once the primary of ``tenure`` may answer an append of ``[begin, end)``, which all replicas
-        have. Raise and write as ``KnownHead.acknowledge``."""
+        have. Write etcd only for the first append of a tenure. Raise ``Conflict`` if another primary has
+        acknowledged bytes at these offsets or later."""
         try:
             await self.head.acknowledge(tenure, begin, end)
         finally:
@@ -463,7 +466,7 @@ class Replica:
 
     @property
     def unlisted_reason(self) -> str:
-        """Why the blob stores have not been listed yet, if it is known; empty if they have."""
+        """Why the blob stores have not been listed yet; empty if they have."""
         if self.is_listed:
             return ""
         if self.refresh_error:
@@ -559,10 +562,10 @@ class Replica:
     async def _unexplained(
         self, spec: JournalSpec, cover: FragmentCover, others: Sequence[JournalName]
     ) -> Unexplained:
-        """Return the unexplained fragments at offsets that no other listed fragment covers. Raise as etcd
-        does.
+        """Return the unexplained fragments at offsets that no other listed fragment covers.
 
         Look for journals again: one may have been created during the listing. Ask etcd for deleted journals.
+        Raise ``Unavailable`` if etcd does not answer.
         """
         if not cover.unexplained:
             return NONE
@@ -604,9 +607,9 @@ class Replica:
     async def _confirm(self, aside: SetAside) -> bool:
         """Make a fragment of bytes that a broker stored aside because it could not ask etcd.
 
-        Return False if a later primary has given their offsets out again. Raise as etcd and the store do.
-        Then the object aside stays. If a copy of it stands at the fragment's place, the object says that the
-        copy is not confirmed.
+        Return False if a later primary has given their offsets out again. Raise ``Unavailable`` if etcd or
+        the store fails, ``Conflict`` if the journal was deleted. Then the object aside stays. If a copy of it
+        stands at the fragment's place, the object says that the copy is not confirmed.
         """
         active = self._context.blob_stores.get(aside.fragment.backing_store)
         if await self._is_confirmed(aside) and await self._place(aside, active):
@@ -625,8 +628,9 @@ class Replica:
         """Copy the object to the place of its fragment. Return False if a later primary has begun meanwhile.
 
         In that case remove the copy, if this call has surely made it. A later primary may have made a
-        fragment of the very same bytes, which must stay. Raise as etcd and the store do. Then the copy may
-        stay: while the object aside exists, brokers ask etcd before they use the copy.
+        fragment of the very same bytes, which must stay. Raise ``Unavailable`` if etcd or the store fails,
+        ``Conflict`` if the journal was deleted. Then the copy may stay: while the object aside exists,
+        brokers ask etcd before they use the copy.
         """
         placed, failure = False, None
         try:

@@ -268,7 +268,8 @@ class Resolver:
     ) -> Resolution | None:
         """Resolve the primary of ``journal`` without a wait. Return None if the call must wait.
 
-        Raise as ``resolve``. Until the key space changes, return the same resolution.
+        Raise ``Closed`` if this broker has the journal and has stopped serving. Until the key space changes,
+        return the same resolution.
         """
         if min_etcd_revision > self._ks.header.revision:
             return None
@@ -381,7 +382,7 @@ class Resolver:
         for local in self._state.local_items:
             journal: str = local.item.decoded.id
             held = before.pop(journal, None)
-            if held is None or held.local is not local:  # Most journals are unchanged.
+            if held is None or held.local is not local:  # The usual case.
                 held = self._updated(journal, held, local)
             self._held[journal] = held
         for journal, held in before.items():

@@ -11,7 +11,7 @@ from gazette.errors import Invalid
 from gazette.fragment.spool_bytes import LIMIT_BYTES
 
 MAX_TXN_OPS: Final = 128
-"""Most operations of one transaction that etcd accepts, by its default."""
+"""Greatest number of operations in one transaction that etcd accepts, by its default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,17 @@ class BrokerSettings(MemberSettings):
     spool_threads: int = 4
     """Threads for hashing and compression. As many threads write spool files, and as many read them."""
     spool_memory_bytes: int = LIMIT_BYTES
-    """Most bytes of appends that are not yet in a spool file. Beyond that, appends wait for the disk."""
+    """Upper bound in bytes of appended content that is not yet in a spool file. Beyond it, appends wait for
+    the disk."""
     blob_threads: int = 16
-    """Most calls of one blob store at a time."""
+    """Greatest number of calls of one blob store at a time."""
     store_hung_after_s: float = 60.0
     """Seconds without progress after which a call of a blob store counts as hung. While hung calls hold all
     threads of a store, the store is unhealthy, and new calls fail at once."""
     kept_spools: int = 256
-    """Most files of stored fragments that stay open for readers until the next listing."""
+    """Greatest number of files of stored fragments that stay open for readers until the next listing."""
     parallel_persists: int = 32
-    """Most spools of one blob store that are uploaded or wait for a thread at a time."""
+    """Greatest number of spools of one blob store that are uploaded, or wait for a thread, at a time."""
 
     drain_timeout_s: float = 30.0
     drain_timeout_max_s: float = 21_600.0

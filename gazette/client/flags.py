@@ -61,7 +61,7 @@ class BrokerClientFlags(ClientFlags):
     )
 
     def client(self, zone: str, clock: Clock) -> Client:
-        """Return a client of the brokers. Call this on the event loop. Raise ``Invalid``."""
+        """Return a client of the brokers. Call this on the event loop. Raise ``Invalid`` for a wrong flag."""
         return Client(
             self.address,
             zone=zone,
@@ -89,7 +89,8 @@ class ConsumerClientFlags(ClientFlags):
     """Group ``consumer``, of programs that are not members: how to reach the members of a consumer."""
 
     def client(self, zone: str, clock: Clock) -> ShardClient:
-        """Return a client of the consumers. Call this on the event loop. Raise ``Invalid``."""
+        """Return a client of the consumers. Call this on the event loop. Raise ``Invalid`` for a wrong
+        flag."""
         return ShardClient(
             self.address,
             zone=zone,

@@ -101,7 +101,8 @@ class Closing:
 
     @classmethod
     def read(cls, name: ClosingName, store: BlobStore) -> Closing:
-        """Read a closing from a store. This call blocks. Raise as the store does, and as ``decode``."""
+        """Read a closing from a store, in a thread. Raise ``NotFound`` if there is none, ``Corrupt`` if
+        damaged."""
         with store.open(name.path) as source:
             return cls.decode(name, source.read(_BYTES_MAX))
 

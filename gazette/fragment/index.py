@@ -264,12 +264,13 @@ class Index:
         self._wake_head()
 
     async def wait_first_refresh(self) -> None:
-        """Return once the blob stores were listed. Raise ``Closed``. Cancellation: no effect."""
+        """Return once the blob stores were listed. Raise ``Closed`` if the index closes. Cancellation: no
+        effect."""
         await self.first_refresh.wait()
         self._check_open()
 
     def find(self, offset: Offset, begin_mod_time: int = 0) -> IndexResult:
-        """Find the fragment from which to read ``offset`` now. Raise as ``query`` does."""
+        """Find the fragment from which to read ``offset`` now: ``query`` without a wait, with its errors."""
         self._check_open()
         return self._find(offset, begin_mod_time)
 

@@ -50,7 +50,7 @@ class PersisterSettings:
     """
 
     parallel: int = 32
-    """Most attempts at a time, of each store."""
+    """Greatest number of attempts at a time, of each store."""
     replica_look_s: float = 10.0
     replica_delay_s: float = 120.0
     look_timeout_s: float = 10.0

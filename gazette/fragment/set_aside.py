@@ -1,7 +1,7 @@
 """Stage 7 of the byte path: objects of bytes that `persister` could not confirm when its broker ended. Later
 `replica` makes fragments of them.
 
-A broker that cannot ask etcd does not know if a later primary gave its offsets to other bytes. As a
+A broker that cannot ask etcd does not know whether a later primary gave its offsets to other bytes. As a
 fragment, the broker's bytes could hide acknowledged appends. So when it ends, it stores these bytes *aside*,
 under a name that no listing mistakes for a fragment. The name holds the life of the journal, and the tenure
 of the primary to which the bytes belong. A replica whose listing finds such an object asks etcd. If the
@@ -53,7 +53,8 @@ class SetAside:
     def place(self, store: BlobStore) -> bool:
         """Copy the object to the place of its fragment. Return True if this call stored the fragment.
 
-        Call it in a thread. Raise as the store does. The object aside stays.
+        Call it in a thread. Raise ``Unavailable`` or ``NotAllowed`` if the store fails or refuses. The object
+        aside stays.
         """
         path = self.fragment.content_path()
         if store.exists(path):

@@ -37,7 +37,7 @@ from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import Pool, await_future
 
 INLINE_BYTES: Final = 1 << 19
-"""Most bytes of content that the event loop hashes, and puts into memory.
+"""Upper bound in bytes of content that the event loop hashes, and puts into memory.
 
 That takes about half a millisecond. Longer content justifies the cost of a thread.
 """

@@ -41,11 +41,12 @@ the offset is not known, and ``NotFound`` for a deleted journal, even before `Sp
 """
 
 _NOTICE_S: Final = 1.0
-"""Most seconds from a change of a journal's stores until an upload stops waiting for a hung store."""
+"""Upper bound in seconds from a change of a journal's stores until an upload stops waiting for a hung
+store."""
 
 
 class Unconfirmed(Exception):
-    """etcd did not say if a later primary has given out the offsets of an upload again.
+    """etcd did not say whether a later primary has given out the offsets of an upload again.
 
     ``cause`` is the error of the call to etcd.
     """

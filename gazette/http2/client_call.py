@@ -30,7 +30,7 @@ _STATUS_OF_RESET: Final = {
     FaultCode.INADEQUATE_SECURITY.name: grpc.StatusCode.PERMISSION_DENIED,
 }
 _NAME_LENGTH: Final = 40
-"""Most characters that an error shows of an unknown encoding's name."""
+"""Greatest number of characters that an error shows of an unknown encoding's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +388,8 @@ class ClientCall(StreamListener):
             sink(response)
 
     async def done_writing(self) -> None:
-        """Send the end of the requests. Do nothing if the call has ended. Raise as ``write``."""
+        """Send the end of the requests. Do nothing if the call has ended. Raise ``AioRpcError`` if it ends
+        now."""
         if self.status is not None or self._half_closed:
             return
         self._half_closed = True
@@ -399,7 +400,7 @@ class ClientCall(StreamListener):
         self._raise_for_status()
 
     async def read(self) -> Any:
-        """Return the next response, or ``grpc.aio.EOF``. Raise ``AioRpcError``."""
+        """Return the next response, or ``grpc.aio.EOF``. Raise ``AioRpcError`` if the call has failed."""
         with self._cancelling():
             while not self._queue and self._trailers is None and self.status is None:
                 await self._arrived.wait()

@@ -40,7 +40,7 @@ FIRST_BYTES: Final = 1 << 19
 CONNECTION_BYTES: Final = 1 << 23
 HELD_BYTES: Final = 1 << 25
 STREAMS_MAX: Final = 2_000
-"""Most streams of a connection whose handlers run, unless a server has another limit."""
+"""Greatest number of streams of a connection whose handlers run, unless a server has another limit."""
 BEGIN_WORK: Final = 4
 """Units of work to begin a stream, beyond the one unit of each frame. A unit takes about 10 µs."""
 _BLOCK_BYTES: Final = 64
@@ -53,7 +53,8 @@ ALL_WORK: Final = 1 << 60
 _JOINED_BYTES: Final = 1 << 11
 """Greatest length of content that is copied behind the head of its frame, for one write."""
 _RESETS_KEPT: Final = 1_000
-"""Most streams remembered as reset by this side. Their peer may send more frames until it knows."""
+"""Greatest number of streams remembered as reset by this side. The peer may send more frames until it
+knows."""
 
 BytesLike: TypeAlias = bytes | memoryview
 
@@ -335,7 +336,7 @@ class Http2Connection:
         self.running = 0
         """Streams that were begun and not released."""
         self.peer_streams_max = 1 << 31
-        """Most streams that a client may have open at a time."""
+        """Greatest number of streams that a client may have open at a time."""
         self.settled = False
         """True once the peer's settings have arrived."""
         self.draining = False

@@ -46,7 +46,8 @@ WINDOW_DEFAULT: Final = 65_535
 """Window of a connection at its begin, and of a stream until settings change it."""
 
 GOAWAY_TEXT_BYTES: Final = 64
-"""Most bytes of the reason in a GOAWAY frame that we send, and that we show of a peer's reason."""
+"""Upper bound in bytes of the reason in a GOAWAY frame that we send, and of what we show of a peer's
+reason."""
 
 _HEAD: Final = struct.Struct(">HBBBL")
 _LONG: Final = struct.Struct(">L")
@@ -133,9 +134,8 @@ def ping(payload: bytes, *, ack: bool = False) -> bytes:
 
 
 def read_settings(payload: bytes) -> dict[int, int]:
-    """Return the checked settings of a payload: the last value of each. Leave out unknown settings.
-
-    Raise ``ConnectionFault``.
+    """Return the checked settings of a payload: the last value of each. Leave out unknown settings. Raise
+    ``ConnectionFault`` for a payload or value that HTTP/2 forbids.
     """
     if len(payload) % _SETTING.size:
         raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, "SETTINGS has a part of a setting")
@@ -153,14 +153,15 @@ def read_settings(payload: bytes) -> dict[int, int]:
 
 
 def read_long(payload: bytes, name: str) -> int:
-    """Return the number in a payload of exactly four bytes. Raise ``ConnectionFault``."""
+    """Return the number in a payload of four bytes. Raise ``ConnectionFault`` for another length."""
     if len(payload) != _LONG.size:
         raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, f"{name} does not have 4 bytes")
     return int(_LONG.unpack(payload)[0])
 
 
 def without_padding(payload: bytes, flags: int) -> bytes:
-    """Return the payload of DATA or HEADERS without its padding. Raise ``ConnectionFault``."""
+    """Return the payload of DATA or HEADERS without padding. Raise ``ConnectionFault`` if its length is
+    wrong."""
     if not flags & PADDED:
         return payload
     if not payload:

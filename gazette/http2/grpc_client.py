@@ -46,11 +46,12 @@ _JITTER: Final = 0.2
 _GOODBYE_S: Final = 1.0
 """Seconds for a server to take the last bytes of a channel that is closed."""
 _ADDRESSES_AT_ONCE: Final = 4
-"""Most addresses of a host that share the time of one attempt."""
+"""Greatest number of addresses of a host that share the time of one attempt."""
 _SOON_S: Final = 10.0
 """A connection counts as useful if its server answers a call, or if it lasts this many seconds."""
 _CONNECTIONS_MAX: Final = 16
-"""Most connections of a channel. It makes another one when the server takes no more calls on the others."""
+"""Greatest number of connections of a channel. It makes another when the server takes no more calls on
+them."""
 _KEEPALIVE_MAX_S: Final = 7200.0
 _REFUSED_PINGS: Final = "too_many_pings"
 """The reason that a gRPC server gives when it refuses pings as too many."""
@@ -575,7 +576,8 @@ class Http2Transport:
         credentials: grpc.ChannelCredentials | None,
         options: Sequence[tuple[str, Any]],
     ) -> grpc.aio.Channel:
-        """Make a channel, with TLS unless ``credentials`` is None. Do not use its value. Raise as ``tls``."""
+        """Make a channel, with TLS unless ``credentials`` is None; their value is not used. Raise ``Invalid``
+        if files of TLS are unusable."""
         tls = None if credentials is None else self._tls
         if tls is not None:
             tls()  # Raise here, at the caller, if files of TLS are unusable.

@@ -31,7 +31,8 @@ _KNOWN_BYTES_MAX: Final = 1 << 10
 _UPDATE: Final = 0x20
 """Least first byte of a change of the table's size (RFC 7541, 6.3). Twice its value begins a field."""
 _UPDATES_MAX: Final = 2
-"""Most changes of table size in a block: the smallest since the last block, and the last (RFC 7541, 4.2)."""
+"""Greatest number of changes of table size in a block: to the least size since the last block, and to the
+present size (RFC 7541, 4.2)."""
 
 _OF_THE_CONNECTION: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
@@ -170,7 +171,7 @@ def check_trailers(stream: int, fields: Fields) -> None:
 
 
 def check_field(stream: int, name: bytes, value: bytes) -> None:
-    """Check a plain field. Raise ``StreamFault``."""
+    """Raise ``StreamFault`` for a plain field with forbidden characters, or one of HTTP/1.1."""
     if not is_field(name, value):
         raise _malformed(stream, "a header's name or value has a forbidden character")
     if name in _OF_THE_CONNECTION or (name == b"te" and value != b"trailers"):

@@ -1,5 +1,5 @@
-"""Messages of gRPC in the content of a stream. Before a message, one byte says if it is compressed, and four
-bytes give its length. Pure."""
+"""Messages of gRPC in the content of a stream. Before a message, one byte says whether it is compressed, and
+four bytes give its length. Pure."""
 
 from __future__ import annotations
 

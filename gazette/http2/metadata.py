@@ -82,7 +82,8 @@ class ReplyHead(NamedTuple):
 
 @lru_cache(maxsize=64)
 def reply_of(fields: tuple[tuple[bytes, bytes], ...]) -> ReplyHead:
-    """Return the values of a server's header list, from a cache. Raise ``ValueError`` as `metadata_of`."""
+    """Return the values of a server's header list, from a cache. Raise ``ValueError`` for a forbidden
+    field."""
     values = dict(fields)
     return ReplyHead(
         metadata_of([field for field in fields if field[0][:1] != b":"]),
@@ -123,7 +124,8 @@ def _kept_block_of(metadata: Metadata) -> bytes:
 
 
 def block_of(metadata: Metadata) -> bytes:
-    """Return metadata as a part of a header block, from a cache where possible. Raise as `fields_of`."""
+    """Return metadata as a part of a header block, from a cache if it can be. Raise ``ValueError`` if
+    malformed."""
     try:
         return _kept_block_of(metadata)
     except TypeError:  # Lists and arrays of bytes have no hash.
@@ -147,7 +149,7 @@ def fields_of(metadata: Iterable[tuple[str, str | bytes]]) -> Fields:
 
 
 def timeout_of(fields: Fields) -> float | None:
-    """Return the timeout of a call in seconds; None without one. Raise ``ValueError``."""
+    """Return the timeout of a call in seconds; None without one. Raise ``ValueError`` if malformed."""
     for name, value in fields:
         if name == b"grpc-timeout":
             match = _TIMEOUT.fullmatch(value)

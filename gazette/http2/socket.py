@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 CLOSING_S: Final = 5.0
 """Seconds that a peer gets to take the last bytes of a connection."""
 UNREAD_BYTES_MAX: Final = 1 << 24
-"""Most bytes that wait for the socket. A peer that causes answers and reads none is cut off.
+"""Upper bound of bytes that wait for the socket. A peer that causes answers and reads none is cut off.
 
 Content waits in its streams. So the waiting bytes are heads, trailers and answers to pings.
 """

@@ -21,7 +21,7 @@ from gazette.runtime.tasks import TaskScope
 log = logging.getLogger(__name__)
 
 _ACCEPTS_PER_TURN: Final = 64
-"""Most connections accepted in one turn of the loop: other work is done between turns."""
+"""Greatest number of connections accepted in one turn of the loop: other work is done between turns."""
 _RETRY_S: Final = 1.0
 _HANDSHAKE_S: Final = 10.0
 """Seconds from the connection to the end of its TLS handshake."""

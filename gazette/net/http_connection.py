@@ -35,7 +35,7 @@ LINGER_S: Final = 2.0
 STALL_S: Final = 60.0
 """Seconds in which a client must take at least 48 KiB of an answer; otherwise it is cut off."""
 _HEAD_MAX: Final = 65_536
-"""Most bytes of a request's head, or of the trailers of a body."""
+"""Upper bound in bytes of a request's head, or of the trailers of a body."""
 _UNREAD_MAX: Final = 65_536
 """Bytes of a body that may wait for the application. With more, no bytes of the client are read."""
 _UNSENT_MAX: Final = 65_536
@@ -282,7 +282,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> h11.Response:
-        """Return the head of an answer. It says if the connection serves a further request."""
+        """Return the head of an answer. The head says whether the connection serves a further request."""
         last = (_CLOSE,) if self._serving.ends else ()
         try:
             reason = HTTPStatus(status).phrase.encode()

@@ -197,8 +197,8 @@ class ReloadedTls:
 class HttpServer:
     """Serves ``app`` on ``sock`` to at most ``limit`` connections. It owns ``sock`` from now on.
 
-    A client that could connect expects an answer. If its connection is closed without one, it cannot know if
-    its request took effect. So ``stop`` takes these steps:
+    A client that could connect expects an answer. If its connection is closed without one, the client cannot
+    know whether its request took effect. So ``stop`` takes these steps:
 
     1. Accept the connections that the kernel has established. Only then close the listener: later ones are
        refused. (A connection that is established in the microseconds between these two actions is reset.)

@@ -25,7 +25,8 @@ def parse_integer(text: str) -> int:
 
 
 def parse_number(text: str) -> float:
-    """Return the number of decimal digits with an optional fraction and exponent. Raise ``ValueError``."""
+    """Return the number that decimal digits give, with an optional fraction and exponent. Raise
+    ``ValueError`` for other text."""
     if _NUMBER.fullmatch(text) is None:
         raise ValueError("expected a number")
     return float(text)

@@ -43,6 +43,6 @@ class S3Access:
             url_parts = urlsplit(endpoint)
             if url_parts.scheme not in ("http", "https") or not url_parts.netloc:
                 raise Invalid(f"Endpoint must be a URL of http or https ({endpoint})", path="url")
-        # Most SDKs read AWS_REGION; Python's reads AWS_DEFAULT_REGION only.
+        # SDKs of other languages read AWS_REGION; Python's reads AWS_DEFAULT_REGION only.
         region = arguments.get("region") or environ.get("AWS_REGION", "")
         return cls(arguments.get("profile", ""), endpoint, region)

@@ -37,7 +37,7 @@ SIGNATURE_TTL_MAX_S: Final = 7 * 24 * 60 * 60
 """Longest lifetime of a signed URL, in seconds, that S3's signatures permit."""
 
 RESUMES_MAX: Final = 3
-"""Most broken connections in a row that one read replaces. After ``_PROGRESS_BYTES``, a new row begins."""
+"""Greatest number of broken connections that one read replaces until it has read ``_PROGRESS_BYTES`` more."""
 
 _PROGRESS_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 1 << 18

@@ -20,7 +20,7 @@ from gazette.protocol.status import Status
 from gazette.runtime.metrics import WRITE_HEAD
 
 _KEPT_REGISTERS_MAX: Final = 4
-"""Most registers of a response of which the encoded form is cached."""
+"""Greatest number of registers in a response whose encoded form is cached."""
 
 
 def under_lease(context: BrokerContext, ended: Outcome) -> Outcome:

@@ -25,7 +25,7 @@ from gazette.protocol.status import Status
 from gazette.protocol.text import duration
 
 _CONFLICTS_MAX: Final = 20
-"""Most conflicts that one answer names: gRPC peers limit the size of metadata."""
+"""Greatest number of conflicts that one answer names: gRPC peers limit the size of metadata."""
 
 
 class FragmentsApi:

@@ -138,7 +138,7 @@ class _Opening(NamedTuple):
 def _opening_of(encoded: bytes) -> _Opening:
     """Decode and check a first request. Cache the result: one client often sends equal requests.
 
-    Raise ``DecodeError`` and ``Invalid``.
+    Raise ``DecodeError`` if the bytes are no request, ``Invalid`` if the request is wrong.
     """
     opening = broker_pb2.AppendRequest.FromString(encoded)
     validate_append_request_opening(opening)
@@ -338,4 +338,4 @@ class _NoMore:
 
 _NO_MORE: Final = _NoMore()
 _IN_GROUP: Final = AppendFlow(RateBalance(), 0, 0, total_chunks=2)
-"""Flow of each append of a group: two chunks, its content and its intent to commit."""
+"""Flow of each append of a group. An append has two chunks: its content, and the empty intent to commit."""

@@ -20,7 +20,7 @@ TICKS_PER_S: Final = 1000
 BURST_S: Final = 1
 """Initial credit of a replica, and initial idle time of an append, in seconds of its rate."""
 BANK_S: Final = 10
-"""Most credit that an idle journal can save up, in seconds of its maximum rate."""
+"""Upper bound of the credit that an idle journal saves up, in seconds of its maximum rate."""
 
 
 def effective_rate_max(journal_rate: int, broker_rate: int) -> int:

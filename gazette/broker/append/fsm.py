@@ -46,7 +46,7 @@ from gazette.protocol.route import Route
 from gazette.protocol.status import Status
 
 SYNC_ROUNDS_MAX: Final = 6
-"""Most proposals of one synchronization. Three are enough for replicas that can agree."""
+"""Greatest number of proposals of one synchronization. Three are enough for replicas that can agree."""
 
 _DONE: Final[tuple[Effect, ...]] = ()
 _SUSPENDS: Final = frozenset({SuspendControl.IF_FLUSHED, SuspendControl.NOW})

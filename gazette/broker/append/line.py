@@ -64,8 +64,8 @@ class ContentAhead:
         """Read to the end of the stream, or `AHEAD_BYTES` of it. May be repeated.
 
         Keep an error of the stream: ``next`` raises it after the chunks that were read. Raise ``Broken`` if
-        the caller takes longer than `AHEAD_S`, or than ``rate_min`` bytes/s allows (0: no limit).
-        Cancellation: as ``next``.
+        the caller takes longer than `AHEAD_S`, or than ``rate_min`` bytes/s allows (0: no limit). After a
+        cancellation, the source cannot be read again.
         """
         if self._enough():
             return

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CATCH_UP_BYTES: Final = 1 << 19
-"""Most bytes that one read takes from the spool to send peers the bytes that they lack."""
+"""Upper bound of one read of the spool in bytes. Such reads send peers the bytes that they lack."""
 
 
 class AppendCall(msgspec.Struct, frozen=True):

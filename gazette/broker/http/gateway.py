@@ -264,7 +264,8 @@ class _Read:
     async def _start(
         self, asked: broker_pb2.ReadRequest
     ) -> tuple[Any, Any, broker_pb2.ReadResponse]:
-        """Call Read, and wait for its first response. Raise ``Invalid``, ``AioRpcError``."""
+        """Call Read, and wait for its first response. Raise ``Invalid`` for a wrong request, ``AioRpcError``
+        if the call fails, ``Unavailable`` if it has no response."""
         validate_read_request(asked)
         call = self._loopback.read(asked, metadata=self._metadata)
         messages = aiter(call)

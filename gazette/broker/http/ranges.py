@@ -14,7 +14,7 @@ from typing import Final
 MAX_OFFSET: Final = (1 << 63) - 1
 
 _DIGITS_MAX: Final = 100
-"""Most digits of a number that are converted. The time to convert digits grows with their square."""
+"""Greatest number of digits to convert. The time to convert digits grows with their square."""
 _SPEC: Final = re.compile(r"[ \t]*(?:([0-9]+)-([0-9]*)|-([0-9]+))[ \t]*")
 _TAG: Final = re.compile(r'"([0-9a-f]{1,16})-([0-9a-f]{1,16})"')
 

@@ -18,10 +18,10 @@ from gazette.runtime.tasks import Pool
 
 METHODS: Final = "GET, HEAD, PUT"
 DECODED_BYTES_MAX: Final = 256 << 20
-"""Most bytes of a decoded body. A few MiB of gzip may become many GiB."""
+"""Upper bound of a decoded body in bytes. A few MiB of gzip may become many GiB."""
 
 _SMALL_BYTES: Final = 1 << 12
-"""Most bytes that are decoded on the event loop: they become at most one chunk at a time."""
+"""Upper bound of bytes that are decoded on the event loop: they become at most one chunk at a time."""
 _ENCODINGS: Final = {"gzip": "gzip", "x-gzip": "gzip"}
 _DIGESTS: Final = ("content-digest", "content-md5", "digest", "repr-digest")
 _NOT_FOR_APPENDS: Final = (

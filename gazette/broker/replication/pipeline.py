@@ -222,10 +222,9 @@ class Pipeline:
     # Sending.
 
     async def sync(self, proposal: Fragment, registers: LabelSet, *, opening: bool) -> None:
-        """Propose to all replicas. They answer if they can go on from the proposal.
-
-        The ``opening`` proposal of the pipeline carries the route, addressed to each peer. If a peer cannot
-        be reached, gathering its answer fails. Raise as ``propose``.
+        """Propose to all replicas. Each replica answers whether it can go on from the proposal. With
+        ``opening``, the first proposal of the pipeline carries the route, addressed to each peer. The failure
+        of a peer is raised when its answer is gathered. Raise ``Bug`` if the local spool disagrees.
         """
         request = _proposal(proposal, registers, acknowledge=True)
         if not opening or self._opened:
@@ -337,7 +336,8 @@ class Pipeline:
     async def next(self) -> Fragment:
         """Return the fragment that the spool would be after a commit of the content so far.
 
-        Raise as ``content``. Cancellation: as for ``content``.
+        Raise the failure of a broken pipeline, or ``Unavailable`` if a peer or the local disk makes no
+        progress. After an error or a cancellation, tear the pipeline down.
         """
         self._raise_failure()
         if self._gathered:
@@ -447,8 +447,9 @@ class Pipeline:
     async def gather_acks(self) -> tuple[PeerAnswer, ...]:
         """Return the answers of peers to a proposal, up to the first refusal. Call this in the append's turn.
 
-        Raise the failure of the first peer that gave no answer, and what ``agree`` raises. Unless all agree,
-        the pipeline is broken: all later messages were built on that proposal.
+        Raise the failure of a broken pipeline, or of the first peer that gave no answer. Raise
+        ``Unavailable`` if the broker's lease may not hold. Unless all agree, the pipeline is broken: all
+        later messages were built on that proposal.
         """
         # Ignore a peer's failure here: the answers for this turn may have arrived before the failure.
         if self._failure is not None:
@@ -466,7 +467,7 @@ class Pipeline:
     def gather_now(self, turn: Turn) -> bool:
         """Gather in a pipeline without peers. Return False, without effect, if there are peers or a wait.
 
-        Raise as ``gather_acks``. Then the pipeline is broken.
+        Raise the failure of a broken pipeline, or ``Unavailable`` if the broker's lease may not hold.
         """
         if self._peers or not turn.has_come:
             return False

@@ -104,8 +104,8 @@ class SpoolWriter:
             self._writing = self._scope.spawn(self._write(batch, begin), name="write behind")
 
     async def flush(self) -> None:
-        """Return when everything is written. Raise as ``content``. Cancellation: some content may not be
-        written."""
+        """Return when everything is written. Raise the error of content that could not be written.
+        Cancellation: some content may not be written."""
         await self._written()
         if self._gathered:
             batch, begin = self._take_batch()
@@ -114,7 +114,7 @@ class SpoolWriter:
     async def propose(self, proposal: Proposal) -> SpoolResult:
         """Write the content that was taken so far, then apply a proposal to the spool.
 
-        Raise as ``content``. Cancellation: the proposal may be applied.
+        Raise the error of content that could not be written. Cancellation: the proposal may be applied.
         """
         await self.flush()
         result = await self.spool.apply(proposal, primary=self._primary)

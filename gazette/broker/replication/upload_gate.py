@@ -47,8 +47,8 @@ class UploadGate:
     All spools are of the journal that was created at revision ``life``. ``completed`` is called with the end
     of each spool that a primary passes on: all replicas have acknowledged everything before it.
 
-    A follower passes its spools on at once, and says if its primary has the same bytes. (Both may lose their
-    leases at once, with bytes that a third replica does not have. The follower then uploads them.)
+    A follower passes its spools on at once, and says whether its primary has the same bytes. (Both may lose
+    their leases at once, with bytes that a third replica does not have. The follower then uploads them.)
     """
 
     def __init__(
@@ -119,7 +119,8 @@ class UploadGate:
         self._confirmed, self._reassigned, self._tenure = fragment, reassigned, tenure
 
     def spool_complete(self, spool: CompletedSpool) -> None:
-        """Pass a spool on, or hold it until all of it is agreed. Raise as the persister does."""
+        """Pass a spool on, or hold it until all of it is agreed. Raise ``Closed`` if the persister has
+        finished."""
         if self._end is None:
             is_confirmed = spool.fragment == self._confirmed
             self._uploads.spool_complete(
@@ -140,8 +141,8 @@ class UploadGate:
         What all replicas have acknowledged is agreed now: a write to etcd without an answer may have named
         this primary. If the lease is lost, the persister asks etcd before it uploads.
 
-        The part beyond the agreed end is dropped, and logged. Raise as the persister does. The persister cuts
-        and repeats these uploads like all others.
+        The part beyond the agreed end is dropped, and logged. Raise ``Closed`` if the persister has finished.
+        The persister cuts and repeats these uploads like all others.
         """
         self.agree_acknowledged()
         held_spools, self._held = self._held, []

@@ -247,8 +247,8 @@ def _kept_opening_of(params: AppendParams) -> bytes:
 
 
 def _opening_of(params: AppendParams) -> bytes:
-    """Return the first request of an append, from a cache where possible. Raise ``Invalid``. Most appends
-    have the parameters of an earlier one."""
+    """Return the first request of an append. Raise ``Invalid`` for wrong parameters. A cache keeps requests:
+    an append often has the parameters of an earlier one."""
     try:
         return _kept_opening_of(params)
     except TypeError:  # Labels in a list have no hash.

@@ -220,7 +220,7 @@ class Backlog:
                     futures.append(queue.failed)
                 elif queue.batches:
                     futures.append(queue.batches[-1].future)
-            # Keep the order, in which the caller awaits the futures.
+            # A dict keeps the order of the queues, so that callers await the futures in this order.
             return dict.fromkeys(futures).keys()
 
     # Taking out: the loop's side.
@@ -416,7 +416,7 @@ class JournalAppends:
         """Enqueue what ``write(item, flags, buffer)`` appends to ``buffer``: as `enqueue`, without a copy.
 
         Return None, and enqueue nothing, if there is no batch to join, or if the content is longer than
-        ``length_max`` bytes. Raise what ``write`` raises, and then enqueue nothing.
+        ``length_max`` bytes. If ``write`` raises an error, enqueue nothing, and raise the same error.
 
         ``write`` runs under the service's mutex. So it must be short, wait for nothing, and call no code that
         may append.

@@ -101,7 +101,7 @@ class SpillFile:
             view = view[written:]
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return ``length`` bytes at ``offset``. Raise ``OSError``."""
+        """Return ``length`` bytes at ``offset``. Raise ``OSError`` if the file has fewer, or fails."""
         data = os.pread(self._descriptor, length, offset)
         if len(data) != length:
             raise OSError(f"short read of a spill file ({len(data)} of {length} bytes)")
@@ -138,7 +138,8 @@ class Segment:
         return freed
 
     def load(self) -> BytesLike:
-        """Return the content. Blocks as long as the file does. Raise ``OSError``."""
+        """Return the content. This blocks while the file does. Raise ``OSError`` if the file cannot be
+        read."""
         data = self.data
         if data is not None:
             return data
@@ -308,7 +309,8 @@ class JournalQueue:
         return batches
 
     def spill_file(self, directory: Path | None) -> SpillFile:
-        """Return the file to move segments to; a new one when the last is full. Raise ``OSError``."""
+        """Return the file to move segments to: a new one if the last is full. Raise ``OSError`` if it cannot
+        be made."""
         if self.spill is None or self.spill.full:
             file = SpillFile(directory)
             self.close_spill()

@@ -271,8 +271,8 @@ class AppendService:
     ) -> OpFuture[AppendResult]:
         """Enqueue an append at once, even while a transaction of the journal is open.
 
-        If content must be made in the order in which it is enqueued, use ``start_append``. Raise
-        ``Invalid``, ``Closed``.
+        If content must be made in the order in which it is enqueued, use ``start_append``. Raise ``Invalid``
+        for wrong parameters, ``Closed`` after ``close``.
         """
         backlog = self._backlog
         queue = backlog.queue(params)
@@ -284,9 +284,8 @@ class AppendService:
         return backlog.enqueue(queue, params, _unmet(dependencies), content, segments)
 
     def journal(self, params: AppendParams) -> JournalAppends:
-        """Return a `JournalAppends`, whose appends do not wait for an open transaction of the journal.
-
-        Raise ``Invalid`` for wrong parameters, ``Closed``.
+        """Return a `JournalAppends`, whose appends do not wait for an open transaction of the journal. Raise
+        ``Invalid`` for wrong parameters, ``Closed`` if the service was closed.
         """
         return JournalAppends(self._backlog, self._backlog.queue(params), params)
 

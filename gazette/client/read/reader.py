@@ -197,9 +197,9 @@ class Reader:
         """Return the next bytes: as many as came in one piece, at most ``max_bytes`` unless that is zero.
 
         Return empty bytes at ``end_offset``, or at the end of a fragment that is read at its store. Return
-        empty bytes also when the broker ended the stream: it stops, or the token expired. Raise what ``open``
-        raises, and ``OffsetJump`` once where bytes are missing. After a cancellation the reader has ended at
-        ``offset``; create a new one from there.
+        empty bytes also when the broker ended the stream: it stops, or the token expired. Raise the errors of
+        ``open``, and ``OffsetJump`` once where bytes are missing. After a cancellation the reader has ended
+        at ``offset``; create a new one from there.
         """
         unread = self._held
         if not unread:
@@ -377,7 +377,7 @@ class Reader:
 
 
 async def read_all(reader: Reader) -> bytes:
-    """Return all bytes until the reader's end, for small spans. Raise what ``read`` raises."""
+    """Return all bytes until the reader's end, for small spans. An error of ``read`` ends this call."""
     pieces: list[bytes] = []
     async with reader:
         while piece := await reader.read():

@@ -121,7 +121,8 @@ class RetryReader:
         self._drop()
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield pieces until ``end_offset``; then ``offset`` is its end. Raise what ``read`` raises."""
+        """Yield pieces until ``end_offset``; then ``offset`` is its end. An error of ``read`` ends the
+        iteration."""
         while piece := await self.read():
             yield piece
 
@@ -232,7 +233,7 @@ class RetryReader:
         await self._clock.sleep(backoff_s(self._attempt))
 
     async def _on_error(self, reader: Reader, error: GazetteError) -> None:
-        """Return if the read is to be tried again, else raise."""
+        """Return normally to have the read tried again, else raise."""
         interrupted = self._reader is not reader
         self._note(reader)
         self._forget(reader)

@@ -193,7 +193,7 @@ class Channels:
         return self._channel(endpoint).shard
 
     def byte_path(self, endpoint: str) -> BytePath:
-        """Return Append and Read at an endpoint, by their fast encodings. Raise as ``journal`` does."""
+        """Return Append and Read at an endpoint, in their fast encodings. Raise ``Invalid`` or ``Closed``."""
         return self._channel(endpoint).byte_path
 
     def grpc_channel(self, endpoint: str) -> grpc.aio.Channel:

@@ -17,7 +17,7 @@ PROBLEMS_ASKED: Final = (("gazette-problems", "1"),)
 _PROBLEM_KEY: Final = "gazette-journal-problem"
 """Trailing metadata of the answer to such a call: a name and its problem, percent-encoded."""
 _PROBLEMS_MAX: Final = 16
-"""Most problems in one answer: peers bound the size of metadata."""
+"""Greatest number of problems in one answer, because peers bound the size of metadata."""
 _TEXT_MAX: Final = 400
 _PLAIN: Final = " !\"#$&'()*+,-./:;<=>?@[]^_`{|}~"
 

@@ -64,7 +64,7 @@ class StreamCall:
         return True
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait for the only response. Raise ``AioRpcError``."""
+        """Wait for the only response. Raise ``AioRpcError`` if the call fails."""
         response: Generator[Any, None, Any] = self._call.__await__()
         return response
 

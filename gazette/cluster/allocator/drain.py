@@ -83,7 +83,8 @@ class Drain:
         is useless to wait longer, or when one of the events in ``ends`` is set. Log the reason:
         for an event, that is its key.
 
-        Raise what ``set_exiting`` raises. Cancellation may leave the announcement written.
+        Raise ``Broken`` if another process has changed the member's key. Cancellation may leave the
+        announcement written.
         """
         reason = "it broke"
         self._begun, self.is_running = self._clock.monotonic(), True

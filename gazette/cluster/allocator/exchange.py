@@ -250,7 +250,7 @@ class Exchange:
         sink = self._sink
         from_sink = np.minimum(self._cost[sink, :sink], self._shrink)
         to_sink = np.minimum(self._cost[:sink, sink], self._grow)
-        # Most cycles only assign one more item. To find these, a look at each member is enough.
+        # Usually a cycle only assigns one more item. To find such a cycle, a look at each member is enough.
         cheapest = int(np.argmin(from_sink + to_sink))
         if from_sink[cheapest] + to_sink[cheapest] < 0:
             return [sink, cheapest]

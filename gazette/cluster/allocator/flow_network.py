@@ -72,7 +72,7 @@ class Weights:
     def of(members: int, replication_max: int, ranks: int) -> Weights:
         """Return the prices for a network. ``ranks`` is the number of steps in the order of items, or 0
         without order."""
-        # Most items that a simple cycle passes: between two of them, it passes a member.
+        # Greatest number of items in a simple cycle: between two items, the cycle passes a member.
         visits = members + 1
         below = visits * max(replication_max - 1, 1) + ranks
         move = below + 1

@@ -29,8 +29,9 @@ _LOOK_S: Final = 1.0
 async def keep_alive_apart(lease: Lease) -> NoReturn:
     """Renew ``lease`` as `Lease.keep_alive` does, but in a thread, and while the caller's loop is busy.
 
-    Raise what `Lease.keep_alive` raises, and ``LeaseLost`` if the loop ran nothing for so long that the lease
-    expired. Cancellation: the thread ends. The lease stays until its TTL has passed.
+    Raise ``LeaseLost`` if the lease was lost, also if the loop ran nothing for so long that the lease
+    expired. Raise ``Closed`` or ``NotAllowed`` if the client was closed or its user lost its rights.
+    Cancellation: the thread ends. The lease stays until its TTL has passed.
     """
     if not lease.connection.on_network:  # A whole simulation runs on one loop.
         await lease.keep_alive()

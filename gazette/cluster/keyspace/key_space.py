@@ -96,7 +96,8 @@ class KeySpace:
     async def load(self, etcd: Etcd, revision: int = 0) -> None:
         """Replace the mirror by the keys of etcd at ``revision`` (0: now), and call the observers.
 
-        Raise what `Etcd.range` raises. After cancellation the mirror is as it was.
+        Raise ``Unavailable`` if etcd does not answer, ``Compacted`` or ``NotYet`` if it does not have
+        ``revision``. After an error or a cancellation the mirror is as it was.
         """
         loaded = await etcd.range(self._prefix, revision=revision)
         header = self._check_cluster(loaded.header)

@@ -108,7 +108,8 @@ class Membership:
     ) -> Self:
         """Return the membership of a process that has not joined yet.
 
-        Wait and raise as `connect_with_retry` does. Cancellation: nothing is left.
+        Until etcd answers, try again without end. Raise ``Invalid`` or ``NotAllowed`` if etcd refuses the
+        connection. Cancellation: nothing is left.
         """
         clock = environment.clock
         key_space = KeySpace(settings.root, role.decoder, apply_delay_s=settings.watch_delay_s)
@@ -133,7 +134,8 @@ class Membership:
         return self.session.lease
 
     async def join(self, announcement: bytes, lease_ttl_s: float) -> None:
-        """Announce the member, and load the key space. Wait and raise as `MemberSession.start` does."""
+        """Announce the member, and load the key space. Wait while another lease holds the key. Raise
+        ``LeaseLost`` if etcd stays unreachable."""
         self.session = await MemberSession.start(
             self.etcd,
             self.key_space,
@@ -163,7 +165,7 @@ class Membership:
             await self.drain.run(self.session, exiting, self._allocating, ends)
 
     async def release(self) -> None:
-        """Give the lease back, if there is one. Raise as `MemberSession.close` does."""
+        """Give the lease back, if there is one. If etcd does not answer, the lease expires."""
         if self.session is not None:
             await release(self.session, self._keeping_alive, self._allocating)
 
@@ -180,7 +182,7 @@ class Leased(Protocol):
 
 
 async def release(leased: Leased, *watchers: asyncio.Task[Any] | None) -> None:
-    """End the tasks that watch a membership, then give its lease back. Raise as ``close``.
+    """End the tasks that watch a membership, then give its lease back.
 
     For the watchers, the end of the membership would be a failure. Cancellation: the lease may remain.
     """

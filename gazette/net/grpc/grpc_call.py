@@ -225,7 +225,8 @@ class GrpcCall(ServicerContext):
         return request
 
     def take(self) -> Any:
-        """Return the next request, which must have arrived. Raise as ``read``."""
+        """Return the next request, which must have arrived. Raise ``TooLarge`` or ``Invalid`` if it is
+        refused, and what decoding raises."""
         queue = self._queue
         try:
             message, consumed = queue.take()
@@ -246,8 +247,8 @@ class GrpcCall(ServicerContext):
         """Call ``handle`` with each further request, in order. Return at the end of the requests.
 
         ``handle`` is called as soon as a request arrives. If it returns a coroutine, this is awaited before
-        the next request. ``bound`` wraps each wait for requests. Raise what ``read`` and both functions
-        raise. Cancellation cancels the coroutine that ``handle`` has returned.
+        the next request. ``bound`` wraps each wait for requests. Errors of ``read``, ``handle`` and ``bound``
+        end this call. Cancellation cancels the coroutine that ``handle`` has returned.
         """
         handling = self._handling = Handling(self, self._queue, handle)
         try:
@@ -347,7 +348,7 @@ class GrpcCall(ServicerContext):
         raise grpc.aio.AbortError(details)
 
     async def abort_with_status(self, status: grpc.Status) -> NoReturn:
-        """End the call with a status. Raise as ``abort``."""
+        """End the call with a status. Raise ``AbortError``, which must leave the handler."""
         await self.abort(status.code, status.details, status.trailing_metadata or ())
 
     # -- what the server uses

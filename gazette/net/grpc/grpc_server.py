@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 TASK_WORK: Final = 12
 """Work of a call that a task serves, in addition to its frames: see `turns`."""
 _HANDED_MAX: Final = 16
-"""Most tasks that begin in one turn of the loop, for calls that were not complete in time."""
+"""Greatest number of tasks that begin in one turn of the loop, for calls that were not complete in time."""
 _DRAIN_S: Final = 0.5
 """Seconds in which the server still takes calls that clients began before they learned of its end."""
 _NOT_GRPC: Final = (

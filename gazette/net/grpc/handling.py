@@ -49,7 +49,8 @@ class Handling:
         """Not None while the task waits. Meanwhile, ``arrived`` handles the requests."""
 
     async def turn(self) -> bool:
-        """Handle the requests that have arrived. Return False after the last. Raise as ``GrpcCall.each``."""
+        """Handle the requests that have arrived. Return False after the last. Raise the error that ended
+        them."""
         while True:
             coroutine, self._rest = self._rest, None
             if coroutine is not None:

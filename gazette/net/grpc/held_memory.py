@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from gazette.http2.connection import FIRST_BYTES, STREAM_BYTES
 
 HELD_MAX: Final = 3 << 25
-"""Most bytes that all calls of a server hold together."""
+"""Upper bound of the bytes that all calls of a server hold together."""
 _PLENTY: Final = 1 << 25
 """While all calls together hold fewer bytes, a call may send `STREAM_BYTES` ahead of its handler."""
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 WORK_MAX: Final = 1_024
-"""Most work of all connections in a turn of the loop. See `connection.BEGIN_WORK` for the unit."""
+"""Upper bound of the work of all connections in a turn of the loop. `connection.BEGIN_WORK` has the unit."""
 WORK_MIN: Final = 64
 """Least work of all connections in a turn, however long turns take."""
 SHARE: Final = 256
-"""Most work of one connection before others have their turn."""
+"""Upper bound of the work of one connection before other connections have their turn."""
 TURN_S: Final = 0.02
 """Seconds of a turn. After a longer one, the next has less work: calls may cost more than their units."""
 

@@ -12,7 +12,7 @@ import grpc
 FIRST_MESSAGE_S: Final = 10.0
 """Seconds from the head of a call to the end of its first message."""
 UNFINISHED_MAX: Final = 1_000
-"""Most unfinished calls of a server."""
+"""Greatest number of unfinished calls of a server."""
 
 
 class UnfinishedCall(Protocol):

@@ -27,7 +27,7 @@ from gazette.http2.metadata import (
 )
 
 WHOLE_BYTES_MAX: Final = 1 << 17
-"""Most bytes of a whole call's requests. A task serves longer ones."""
+"""Upper bound in bytes of a whole call's requests. A task serves calls with more."""
 GATHER_S: Final = 0.005
 """Seconds for the rest of a call to arrive. Clients often send head, requests and end one after the other."""
 

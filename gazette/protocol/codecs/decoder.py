@@ -22,7 +22,7 @@ _READ_BYTES: Final = 1 << 18
 _SUM_BYTES: Final = 1 << 20
 """Bytes that another thread hashes at a time. To hand over fewer bytes costs more than it saves."""
 _TRAILER_BYTES_MAX: Final = 1 << 20
-"""Most bytes of the file after the last byte of content: checksums, empty members."""
+"""Upper bound of the bytes of a file after the last byte of content: checksums, empty members."""
 
 
 class FragmentDecoder:

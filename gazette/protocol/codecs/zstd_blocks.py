@@ -13,7 +13,7 @@ from typing import Final
 BLOCK_BYTES_MAX: Final = 128 << 10
 """Greatest content of a block, in bytes."""
 _BLOCKS: Final = 7
-"""Most whole blocks to feed at once, after the rest of a block. Together they decode to at most 1 MiB."""
+"""Greatest number of whole blocks to feed at once, after the rest of a block: at most 1 MiB of content."""
 _LOST_BYTES: Final = 1 << 10
 """Bytes to feed at once if boundaries are unknown: at most 256 RLE blocks, which decode to 32 MiB."""
 

@@ -135,7 +135,7 @@ class Fields:
 def decode(text: str, decode_root: Callable[[yaml.Node | None], Item]) -> Item:
     """Decode the root of one YAML document. The root of an empty document is ``None``.
 
-    Raise ``Invalid`` as ``compose`` does, and what ``decode_root`` raises.
+    Raise ``Invalid`` for text that ``compose`` refuses, and what ``decode_root`` raises.
     """
     try:
         return decode_root(compose(text))
@@ -273,7 +273,8 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def entries(node: yaml.Node) -> dict[str, yaml.Node]:
-    """Return the values of a mapping by key, including those of merge keys. Raise ``Invalid``."""
+    """Return the values of a mapping by key, with those of merge keys. Raise ``Invalid`` for another node, or
+    a key twice."""
     if not isinstance(node, yaml.MappingNode):
         raise _invalid(node, "expected a mapping")
     return {name: value for name, (_, value) in _flattened(node).items()}
