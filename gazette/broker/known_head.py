@@ -161,11 +161,13 @@ class KnownHead:
         self._tenure: Revision | None = None
         """The tenure of this replica, once it has acknowledged an append as primary."""
         self._noted: Offset = 0
-        """The offset to write in the background."""
+        """The greatest offset that etcd has, or is to get in the background."""
         self._closed: LabelSet | None = None
+        """The registers with which to close the head in the background; None: the head stays open."""
         self._claimed: Revision | None = None
         """The tenure of this replica, once etcd may name it as the tenure of a primary."""
         self._begun = False
+        """True once ``begin`` of this primary has succeeded."""
         self._noting: asyncio.Task[None] | None = None
         self.settled = asyncio.Event()
         """Set once etcd has the end and registers given to ``close``, or a later primary has begun."""

@@ -153,7 +153,7 @@ class _Entry:
     heartbeat: Heartbeat
     due_at: float = math.inf
     is_tick: bool = False
-    """True if it is due only because the interval is over."""
+    """True if the pulse is due only because the interval is over."""
     pulse: Pulse | None = None
     """The running pulse."""
     failed: bool = False
@@ -267,7 +267,7 @@ class Pulser:
 
     def _begin(self, entry: _Entry) -> bool:
         if entry.pulse is not None or self._scope.is_stopping:
-            return False  # When the running pulse ends, `_settle` looks if the route has changed.
+            return False  # When the running pulse ends, `_settle` looks for changes of the route.
         if self._is_needless(entry):
             entry.is_tick = True
             self._due.push(entry, self._clock.monotonic() + self._settings.pulse_interval_s)

@@ -226,7 +226,7 @@ class Replica:
         finally:
             self._adopt_head()
         self.others.clear()
-        # Not `agree`: etcd has this head now, so the bytes must be uploaded with or without a lease.
+        # Do not call `agree`: etcd has this head now, so the bytes must be uploaded with or without a lease.
         self._upload_gate.agree_acknowledged()
         self.index.show(end)
 
@@ -473,7 +473,7 @@ class Replica:
             return self.refresh_error
         for url in () if self.spec is None else self.spec.fragment.stores:
             health = self._context.blob_stores.get(url).health
-            if health.error and health.checks:
+            if health.error and health.checks:  # Before the first check, a store has an error, too.
                 return f"{health.error} (store={url})"
         return "the first listing of the journal's fragment stores is not done yet"
 

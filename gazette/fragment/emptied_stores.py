@@ -1,4 +1,4 @@
-"""Stage 9 of the byte path: takes a listing of a journal's stores, and the listing before it.
+"""Stage 9 of the byte path: takes a listing of a journal's stores, and the former listing.
 
 A store that suddenly lists none of its fragments may be a file system that is not mounted: it looks like an
 empty directory. Brokers may store a new fragment there. Readers of old offsets would then jump to the new

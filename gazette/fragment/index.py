@@ -402,7 +402,7 @@ class Index:
 
     def _wake_head(self) -> None:
         end = self._set.end
-        while self._at_head and self._at_head[0][0] < end:
+        while self._at_head and self._at_head[0][0] < end:  # The offset of the first entry.
             _, _, waiter = heapq.heappop(self._at_head)
             self._waiting_at_head.discard(waiter)
             _wake(waiter)

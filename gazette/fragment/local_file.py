@@ -147,7 +147,7 @@ class LocalFile:
     def pwrite(self, content: bytes, position: int) -> None:
         """Write all of ``content`` at ``position``.
 
-        Raise ``Unavailable``, as when the disk is full; then any part of it may be written.
+        Raise ``Unavailable``, as when the disk is full. Then any part of ``content`` may be written.
         """
         view = memoryview(content)
         try:

@@ -84,8 +84,8 @@ class Persister:
 
     A journal may be deleted and created again during an upload. The object would become part of the new
     journal, so it is removed again, unless the new journal relies on it. A replica of the new journal may
-    have completed exactly the same bytes at the same offsets, found the object in the store, and released
-    its own spool. ``relies_on`` returns True if that may be so.
+    have completed exactly the same bytes at the same offsets, found the object in the store, and released its
+    own spool. ``relies_on`` returns True if the new journal may rely on it.
 
     A broker that was paused or cut off may hold bytes at offsets that a later primary gave out again. It
     calls ``limit_of`` right before and after an upload, and uploads no byte beyond the limit. If the limit
@@ -135,7 +135,7 @@ class Persister:
             self._hurry,
         )
         self._idle = asyncio.Event()
-        """Set when a spool or closing is done: ``finish`` then looks if all are done."""
+        """Set when a spool or closing is done: ``finish`` then looks for others that are not done."""
         self._idle.set()
         self._closed = False
         self._failed = asyncio.Event()
@@ -254,7 +254,7 @@ class Persister:
         self._idle.set()
 
     async def _left_to_primary(self, upload: Upload) -> bool:
-        """Wait for the primary's upload. Return False when this broker has to upload instead.
+        """Wait for the primary's upload. Return False when this broker has to upload its own bytes.
 
         Meanwhile look for the object at intervals, to release the spool's file soon after the upload.
         """
@@ -379,7 +379,7 @@ class Persister:
         """Return True if the first store that permits it has the closing, or if the journal is gone."""
         name = closing.name
         spec = self._shared.spec_of(name.journal, name.life)
-        for url in () if spec is None else spec.fragment.stores:
+        for url in () if spec is None else spec.fragment.stores:  # None: the journal is gone.
             active = self._shared.blob_stores.get(url)
             content = io.BytesIO(closing.encode())
             try:

@@ -113,7 +113,7 @@ class Http2Stream:
         self._held = 0
         """Bytes that the listener has received and not consumed."""
         self._expected: int | None = None
-        """Bytes of content that the head has announced and that have not arrived yet."""
+        """Bytes of content that the head has announced and that have not arrived yet; None: not announced."""
         self._released = False
         self._taken = 0
         """The stream's window minus ``connection.first_window``, which may change."""
@@ -285,6 +285,7 @@ class Http2Connection:
     ) -> None:
         self._write = write
         self._accept = accept
+        """Makes the listener of each stream that a client begins. None: this side is the client."""
         self._streams_max = streams_max
         self._decoder = HeaderDecoder()
         self._credit = FloodCredit(monotonic)
@@ -664,13 +665,14 @@ class Http2Connection:
         ended = bool(flags & fr.END_STREAM)
         stream = self._streams.get(number)
         if depends_on_itself:
-            if stream is None:
+            if stream is None:  # The number is used up: later streams have greater numbers.
                 self._last = max(self._last, number)
             raise StreamFault(number, FaultCode.PROTOCOL_ERROR, "a stream depends on itself")
         if stream is not None:
             self._on_later_fields(stream, fields, ended=ended)
         elif self._accept is not None:
             self._begin_stream(number, fields, ended=ended)
+        # This side is the client, and the stream has ended. Ignore late HEADERS of a stream that it began.
         elif number not in self._reset and (not number % 2 or number >= self._next):
             raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "HEADERS for a stream that is not ours")
 
@@ -701,6 +703,7 @@ class Http2Connection:
         stream.listener = self._accept(stream, request, ended)
 
     def _on_later_fields(self, stream: Http2Stream, fields: Fields, *, ended: bool) -> None:
+        """Handle trailers of a request, or the head or trailers of an answer."""
         number = stream.id
         if stream.remote_ended:
             raise StreamFault(number, FaultCode.STREAM_CLOSED, "HEADERS behind the end of a stream")
@@ -811,7 +814,7 @@ class Http2Connection:
         self.draining = True
         last_number = fr.read_long(payload[:4], "GOAWAY") & fr.WINDOW_MAX
         code = fr.read_long(payload[4:8], "GOAWAY")
-        if self._accept is None:
+        if self._accept is None:  # Only streams of a client can be refused by a GOAWAY.
             for stream in [stream for stream in self._streams.values() if stream.id > last_number]:
                 stream.local_ended = stream.remote_ended = True
                 self._forget(stream)
@@ -819,7 +822,7 @@ class Http2Connection:
             if code != FaultCode.NO_ERROR:
                 reason = payload[8 : 8 + fr.GOAWAY_TEXT_BYTES].decode(errors="replace")
                 text = printable(reason, one_line=True)
-                raise ConnectionFault(
+                raise ConnectionFault(  # With the code for our own GOAWAY: the fault is the peer's.
                     FaultCode.NO_ERROR, f"the peer gave the connection up: {text}"
                 )
         self._changed()

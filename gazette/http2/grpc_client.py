@@ -200,7 +200,8 @@ class Http2Channel:
         )
 
     def start(self, call: ClientCall) -> None:
-        """Open the stream of a call, now or once there is room; or fail the call as the last attempt."""
+        """Open the stream of a call, now or once there is room; or fail it by the reason of the last
+        attempt."""
         self._calls[call] = None
         connection = self._connection
         if connection is not None and connection.has_room and not self._waiting:

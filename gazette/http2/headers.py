@@ -52,7 +52,8 @@ class HeaderDecoder:
         """Decoded fields, by blocks that leave the table unchanged; valid until the table changes."""
 
     def decode(self, block: bytes) -> Fields:
-        """Return the fields of a block. Raise ``ConnectionFault``: later blocks cannot be decoded then."""
+        """Return the fields of a block. After a ``ConnectionFault``, later blocks cannot be decoded
+        either."""
         fields = self._known.get(block)
         if fields is not None:
             return fields

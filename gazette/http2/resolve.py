@@ -61,4 +61,5 @@ class HostResolver:
 
 
 def _addresses(found: list[Any]) -> list[str]:
+    # The fifth part of an entry is the socket address, which begins with the host.
     return list(dict.fromkeys(str(info[4][0]) for info in found))

@@ -24,5 +24,5 @@ class Transport(Protocol):
         credentials: grpc.ChannelCredentials | None,
         options: Sequence[tuple[str, Any]],
     ) -> grpc.aio.Channel:
-        """Make a channel to a gRPC target; without TLS if ``credentials`` is None. Does not connect."""
+        """Make a channel to a gRPC target; without TLS if ``credentials`` is None. Do not connect."""
         ...

@@ -39,7 +39,7 @@ _OPTIONS: Final = (
 
 Small answers are sent at once. asyncio sets TCP_NODELAY only on sockets whose ``proto`` is TCP, and sockets
 of ``socket.create_server`` have 0. Without the option, an answer waits until the client has acknowledged the
-answer before. A client may delay its acknowledgement by 40 ms.
+previous answer. A client may delay its acknowledgement by 40 ms.
 
 A client whose machine is gone is noticed within two minutes, even while it waits for bytes.
 """

@@ -302,7 +302,7 @@ class HttpConnection(asyncio.Protocol):
             self.send(self.head(status, (_TEXT, _CLOSE, length)), *parts, h11.EndOfMessage())
 
     def answered(self) -> None:
-        """Continue with the next request. Close the connection if its answer said so."""
+        """Continue with the next request, or close the connection if the answer said so."""
         self.since = _time()
         self._serving.moved.set()
         if self._serving.ends or self.protocol.our_state is h11.MUST_CLOSE:

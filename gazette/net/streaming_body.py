@@ -61,7 +61,7 @@ class StreamedBody(Response):
             _cut_off(path, error)
             return
         except asyncio.CancelledError:
-            # A gRPC call also raises it when its channel is closed: then this task is not cancelled.
+            # A gRPC call also raises this error when its channel is closed: then this task is not cancelled.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise

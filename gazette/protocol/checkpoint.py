@@ -39,7 +39,7 @@ class SourceCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Sources by journal, and ACK intents by journal: what to append once the checkpoint has committed.
+    """Sources by journal, and ACK intents by journal, to append once the checkpoint has committed.
 
     Encoded forms are canonical: equal checkpoints have equal bytes, in any order of their dictionaries.
     """

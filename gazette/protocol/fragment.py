@@ -152,6 +152,7 @@ class Fragment:
         return fragment
 
     def validate(self) -> None:
+        # A listing validates a million fragments: enter `within` only for parts that are rare or wrong.
         try:
             validate_journal_name(self.journal)
         except Invalid as error:

@@ -46,7 +46,7 @@ def validate_token(value: str, minimum: int, maximum: int) -> None:
 
 
 def validate_path_token(value: str, minimum: int, maximum: int) -> None:
-    """Check as ``validate_token`` does, but permit ``=`` and ``%``. The token need not be a path."""
+    """Require what ``validate_token`` requires, but permit ``=`` and ``%``. The token need not be a path."""
     _validate_symbols(value, _PATH_TOKEN, minimum, maximum)
 
 

@@ -211,7 +211,7 @@ class JournalSpec:
             validate_fragment_labels(self.labels)
 
     def validate_stored(self) -> None:
-        """Check as `validate` does a specification that another process has applied.
+        """Require what `validate` requires, of a specification that another process has applied.
 
         Do not execute its template, which may work elsewhere. A failure of a template only costs a postfix.
         """

@@ -19,7 +19,8 @@ class JournalLife(NamedTuple):
     created: Revision
 
     def is_other(self, known: JournalLife | None) -> bool:
-        """Return True if this is another life of the journal than ``known``, and both are known."""
+        """Return True if this life and ``known`` are two lives of the journal. An unknown life is no other
+        life."""
         return (
             known is not None
             and known.cluster_id == self.cluster_id

@@ -210,7 +210,7 @@ def _header_of(data: bytes) -> Header:
 
 @lru_cache(maxsize=_HEADERS)
 def valid_header_of(data: bytes) -> Header:
-    """Return a checked header from its encoded form. Raise ``Invalid`` as `valid_header`."""
+    """Return a checked header from its encoded form. Raise ``Invalid`` if it is invalid."""
     header = _header_of(data)
     with within("Header"):
         header.validate()

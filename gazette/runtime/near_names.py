@@ -24,7 +24,7 @@ def near_name(word: str, names: Iterable[str]) -> str | None:
         for name in names
         if name.strip("-")[:1] == letters[:1]
     )
-    if ranked and ranked[0][0] <= allowed:
+    if ranked and ranked[0][0] <= allowed:  # The first name has the fewest mistakes.
         return ranked[0][1]
     shared = max(_BEGINNING_MIN, len(letters) - 1)
     return next(

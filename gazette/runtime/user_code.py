@@ -36,8 +36,9 @@ def place_in(frames: Sequence[FrameSummary]) -> str:
 
     Without such a frame, return the outermost one of an installed package, or else "".
     """
-    shown = user_frames(frames)[-1:] or [f for f in frames if _is_foreign(f.filename)][:1]
-    return "".join(f"{shown_path(f.filename)}:{f.lineno} in {f.name}" for f in shown)
+    # At most one frame. Without user frames, the foreign frames are those of installed packages.
+    one_frame = user_frames(frames)[-1:] or [f for f in frames if _is_foreign(f.filename)][:1]
+    return "".join(f"{shown_path(f.filename)}:{f.lineno} in {f.name}" for f in one_frame)
 
 
 def place_of_error(error: BaseException) -> str:

@@ -2,9 +2,9 @@
 `broker/commit/driver`, or to the broker that is the journal's primary.
 
 The Append call. `whole_append` serves a small append at once, together with other appends that have arrived
-by then. Any other call has a task. Its append is a second task, which reads the caller's stream. If the
-caller goes away, the append is interrupted and not cancelled: the append rolls back on all replicas.
-`pipeline` and `spool_writer` bound the content that is read and not written yet, for appends of any size.
+by then. Any other call has two tasks. The task of its append reads the caller's stream. If the caller goes
+away, the append is interrupted and not cancelled: it rolls back on all replicas. `pipeline` and
+`spool_writer` bound the content that is read and not written yet, for appends of any size.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ async def authorize(call: Call, verifier: Verifier, require: int) -> Claims:
 
 _INVALID_REQUEST: Final = (("gazette-invalid-request", "1"),)
 """Trailing metadata of a call that failed because its request is invalid. The code of such a call is UNKNOWN,
-as for most failures. By this metadata the HTTP gateway can give it another status."""
+as for most failures. By this metadata the HTTP gateway can give the answer another status."""
 
 
 def code_of_caller(error: grpc.aio.AioRpcError) -> grpc.StatusCode:

@@ -165,7 +165,7 @@ class ListApplyApi:
             await self._changed.wait()
 
     async def _next_item_change(self, since: _Matched) -> None:
-        """Wait until a journal is written or deleted. Most changes are of assignments, and do not count."""
+        """Wait until a journal is written or deleted. The many changes of assignments do not count."""
         while self._items_version() == since.items_version and not self._stopped:
             await self._next_change(self._context.key_space.header.revision)
 
@@ -353,7 +353,7 @@ class ListApplyApi:
     ) -> broker_pb2.JournalSpec:
         """Return the specification to put: the new one, with its unknown fields.
 
-        Add two parts of the former one: its resume offset, and the labels that explain its fragments.
+        Add two parts of the former specification: the resume offset, and the labels that explain fragments.
         """
         spec = change.upsert
         if change.expect_mod_revision == 0:

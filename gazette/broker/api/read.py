@@ -342,7 +342,7 @@ def reachable(context: BrokerContext, resolution: Resolution) -> tuple[str, Head
     """Return the endpoint of the broker that a resolution names, and the header for a call to it.
 
     Without a named broker, choose the best one of the route. The returned header names the chosen broker. If
-    another broker has taken over the endpoint, it refuses a request that names the chosen one. Otherwise a
+    another broker has taken over the endpoint, that broker refuses a request with another name. Otherwise a
     request could be proxied again and again, even to this broker itself.
 
     Raise ``Unavailable`` if no member of the route has an endpoint.

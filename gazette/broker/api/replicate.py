@@ -115,7 +115,7 @@ class ReplicateApi:
     async def _join(
         self, journal: str, claims: Claims, header: Header
     ) -> tuple[Resolution, tuple[Replica, Spool] | None]:
-        """Wait for the spool. Return None in its place if the primary's route differs from the route known
+        """Wait for the spool. Return no spool, but None, if the primary's route differs from the route known
         here."""
         while True:
             resolved = await self._resolve(journal, claims, header)
@@ -285,7 +285,7 @@ class _RouteWatch:
     async def _look(self) -> None:
         """Continue to watch if the route is still the same.
 
-        Raise ``Moved`` when the route has changed and the primary of the old one is idle. Raise ``Closed``
+        Raise ``Moved`` when the route has changed and the primary of the old route is idle. Raise ``Closed``
         when this broker stops serving although the route still names it: the primary cannot see that.
 
         The route may stay while the replica is replaced, because this broker was assigned again. Raise

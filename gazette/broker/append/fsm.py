@@ -111,7 +111,7 @@ class AppendFSM:
     flow: AppendFlow | None = None
     """The flow of content; None until content is read."""
     roll_to: Offset = 0
-    """Offset to which the next proposal must roll the spool; 0 if it need not roll."""
+    """Offset to which the next proposal must roll the spool; 0: the spool need not roll."""
 
     _balance: RateBalance = field(default_factory=RateBalance)
     _spool: SpoolView | None = None
@@ -125,7 +125,7 @@ class AppendFSM:
     _sought: bool = False
     """True once a closing of the last primary was looked for."""
     _confirmed: Offset = 0
-    """The head up to which missing bytes are recorded as lost."""
+    """The head up to which missing bytes are recorded as lost; 0: nothing is recorded."""
     _final_status: Status = Status.OK
     _begin: Offset = 0
     _length: int = 0
@@ -400,6 +400,7 @@ class AppendFSM:
         return self._send_sync(now)
 
     def _check_suspension(self, seen: ev.ReadinessSeen) -> tuple[Effect, ...]:
+        """Change the suspension as the caller asks, or refuse the append, or go on to its content."""
         control, spec, index = self.terms.suspend, self._spec, seen.index
         end = self._held.fragment.end
         if spec.suspend_level is SuspendLevel.NONE:
@@ -417,9 +418,12 @@ class AppendFSM:
         elif control in _SUSPENDS:
             if index.empty:
                 return self._put_suspend(SuspendLevel.FULL, end)
-            self._final_status = Status.SUSPENDED
+            self._final_status = (
+                Status.SUSPENDED
+            )  # It is suspended already: end so, without content.
+        # Go on: with KEEP, and where the suspension is already as the caller asks.
         if self._held.fragment.begin == index.begin:
-            # The journal's very first append becomes a fragment of its own. Without such a fragment, a
+            # Roll before the second append, so that the first one is a fragment of its own. Without it, a
             # journal that lost its fragments would look like one that never had any.
             self.roll_to = end
         return self._begin_stream(seen.now)

@@ -28,7 +28,7 @@ class SyncVerdict:
 
     ``read_through`` (0: none) is a revision at which another route is in force. ``roll_to`` is the offset to
     which the spool must roll (None: no need). ``registers`` are those of the peer that has this offset, if
-    its spool ends behind the local one.
+    its spool ends behind the local spool.
     """
 
     read_through: Revision = 0

@@ -5,9 +5,10 @@ that another follower never gets. No client got an answer for such bytes, but th
 it leaves (`upload_gate`). If the other follower leads next, it would give the same offsets to other bytes.
 
 A follower that stays reports such bytes: the first synchronization of the new pipeline compares the ends of
-all spools. Only followers that are gone matter. If one is gone, the new primary ends late uploads and lists
-the stores before its first append (``Replica.begin``). That costs a listing in two cases: two replicas were
-lost at once, or this is the first append of a primary that got no content before.
+all spools. Only followers that are gone matter. If one is gone, its late uploads must not count. So the new
+primary writes its begin to etcd, which ends late uploads. Then it lists the stores (``Replica.begin``). It
+needs this listing only if a follower was lost together with the former primary, or if it got no content from
+any primary.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _LEFT: Final = -1
 class OtherFollowers:
     """The other followers of former primaries, as seen by one replica that followed with them.
 
-    A replica that got no content from a primary does not know them: any broker may have been a follower. To
-    follow a primary is not enough: a primary that appended nothing has not looked at stores either.
+    A replica that got no content from a primary knows no followers: any broker may have been one. To follow a
+    primary is not enough: a primary that appended nothing has not looked at stores either.
     """
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ class PeerStream:
         self._ended = False
         self._inbox: deque[broker_pb2.ReplicateResponse] = deque()
         self._sender: asyncio.Task[None] | None = None
-        """Sends the outbox, and the end of the requests."""
+        """Sends the outbox, and the end of the requests. None: nothing waits to be sent."""
         self._progress: dict[asyncio.Future[None], None] = {}
         call.listen(self._take)
         call.on_end(self._on_end)
@@ -116,7 +116,7 @@ class PeerStream:
         self._call.cancel()
 
     async def _progressed(self, lack: str) -> None:
-        """Wait for any progress of the call. After ``timeout_s`` without progress, cut it off."""
+        """Wait for any progress of the call. After ``timeout_s`` without progress, end the call."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         self._progress[waiter] = None

@@ -443,7 +443,7 @@ class JournalAppends:
             if size >= SEGMENT_BYTES:
                 self._filled.append(self._queue.cut(batch))
                 self.must_wait = True
-                # Before the next item, check again if the batch takes more.
+                # Before the next item, check again whether the batch takes more.
                 self._batch = None
             backlog.bytes = backlog_bytes = backlog.bytes + length
             if backlog_bytes > self._backlog_max:

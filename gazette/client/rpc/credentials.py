@@ -31,6 +31,7 @@ class Credentials:
         self._signer: Signer = NoAuth() if signer is None else signer
         self._clock = clock
         self._tokens: OrderedDict[tuple[Claims, float], tuple[float, Metadata]] = OrderedDict()
+        """By claims and lifetime: the Unix time of signing, and the metadata."""
 
     def metadata(self, claims: Claims, lifetime_s: float = LONG_LIFETIME_S) -> Metadata:
         """Return metadata for a call that needs ``claims`` (their own expiry is ignored)."""
@@ -38,10 +39,11 @@ class Credentials:
             claims = replace(claims, expires_at=None)
         key = (claims, lifetime_s)
         now = self._clock.now()
-        cached = self._tokens.get(key)
-        if cached is not None and abs(now - cached[0]) < lifetime_s / 2:
+        signing_and_metadata = self._tokens.get(key)
+        # The difference is negative if the clock was set back. Do not use a token from far in the future.
+        if signing_and_metadata is not None and abs(now - signing_and_metadata[0]) < lifetime_s / 2:
             self._tokens.move_to_end(key)
-            return cached[1]
+            return signing_and_metadata[1]
         metadata = bearer(self._signer.sign(claims, lifetime_s))
         self._tokens[key] = (now, metadata)
         self._tokens.move_to_end(key)

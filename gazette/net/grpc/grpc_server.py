@@ -142,9 +142,9 @@ class GrpcServer:
     ) -> None:
         """Serve the methods of ``handlers``, too. If several know a method, the first one serves it.
 
-        ``admit`` checks the head of each call. Without it, the ``admit`` of a method object does, if it has
-        one. With either, the first message must arrive within `unfinished.FIRST_MESSAGE_S`. Methods of one
-        request always have this limit.
+        ``admit`` checks the head of each call. Without ``admit``, the ``admit`` of the method object checks
+        it, if there is one. With either, the first message must arrive within `unfinished.FIRST_MESSAGE_S`.
+        Methods of one request always have this limit.
         """
         self._handlers += [(handler, admit) for handler in handlers]
 
@@ -244,7 +244,7 @@ class GrpcServer:
     async def _close_connections(self) -> None:
         """Close all connections. Return once all sockets are closed."""
         for connection in list(self.connections):
-            connection.close()  # It cuts itself off if its peer does not take what was sent in time.
+            connection.close()  # The connection cuts itself off if its peer does not take what was sent in time.
         while self.connections:
             self._changed.clear()
             await self._changed.wait()

@@ -56,8 +56,8 @@ class WholeCall:
     """A call whose requests may all arrive at once. Loop-bound.
 
     The function of its method calls one of ``answer``, ``refuse`` and ``hand_back``, once, at any time.
-    ``hand_back`` leaves the call to a task. If the caller goes away before, or its time is up, ``on_gone`` is
-    called.
+    ``hand_back`` leaves the call to a task. If the caller goes away before that, or its time is up,
+    ``on_gone`` is called.
     """
 
     __slots__ = (

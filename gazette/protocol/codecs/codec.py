@@ -100,9 +100,9 @@ def new_compressor(codec: int) -> Compressor:
 def new_decompressor(codec: int, *, transport_decoded: bool = False) -> Decompressor:
     """Return a decompressor of one file. Raise ``Invalid`` for a number that is not a codec.
 
-    ``transport_decoded`` matters only for GZIP_OFFLOAD_DECOMPRESSION. Set it if the store or the
-    HTTP library has undone the gzip. If it is unset, the first bytes decide. They decide rightly for
-    all content that does not begin like a gzip file.
+    ``transport_decoded`` matters only for GZIP_OFFLOAD_DECOMPRESSION. Set it if the store or the HTTP library
+    has undone the gzip. If it is unset, the first bytes decide: rightly, unless the content itself begins
+    like a gzip file.
     """
     match int(codec):
         case 1:

@@ -161,7 +161,7 @@ class _Parser:
         return tuple(nodes), ""
 
     def _condition(self, keyword: str) -> Condition:
-        """Read an ``if`` or ``with``, behind its keyword, up to its ``end``."""
+        """Read an ``if`` or ``with``, from behind its keyword to its ``end``."""
         self._deeper()
         opening, value = self._action, self._whole()
         body, ended = self._body()
