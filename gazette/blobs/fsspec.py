@@ -185,7 +185,7 @@ class FsspecStore(ABC):
         """Make the file system. Call it in a thread: it may use the network."""
 
     def stat(self, files: Any, located: str) -> Mapping[str, Any]:
-        """Return fsspec's info of a file. Raise ``FileNotFoundError`` if there is none."""
+        """Return fsspec's info of a file. Raise ``FileNotFoundError`` if it is absent."""
         info: Mapping[str, Any] = files.info(located)
         return info
 

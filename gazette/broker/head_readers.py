@@ -1,5 +1,4 @@
-"""Stage 9 of the byte path: takes commits from `fragment/index`, gives them to all readers that wait at the
-head of a journal.
+"""Stage 9 of the byte path: takes commits from `fragment/index`, gives them to readers at the journal's head.
 
 Bytes for which many readers wait are read once and encoded once. The task of a reader does not send them: it
 waits until its reader must continue alone. Appends are answered before readers get their commits.
@@ -28,8 +27,7 @@ _MESSAGES: Final = 2
 class HeadReader:
     """A reader that has got everything before ``offset``.
 
-    ``send`` takes encoded responses and their number. It sends all of them at once, or returns False and
-    sends none.
+    ``send`` takes encoded responses and their number. It sends all at once, or sends none and returns False.
     """
 
     __slots__ = ("offset", "send", "woken")

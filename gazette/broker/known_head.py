@@ -220,8 +220,7 @@ class KnownHead:
     async def load(self, *, lives: bool = False) -> None:
         """Read the head from etcd. With ``lives``, also check that the journal still exists. Raise
         ``Conflict`` for an unknown value, or if the journal is known to be deleted. Each write checks that
-        the journal exists, so most reads need not check it.
-        """
+        the journal exists, so most reads need not check it."""
         context, life = self._context, self._head.life
         if lives:
             lives, kv = await _read(context.etcd, context.settings.root, self._journal, life)
@@ -345,8 +344,7 @@ class KnownHead:
             )
 
     def close(self, end: Offset, registers: LabelSet) -> None:
-        """Write in the background that nothing was acknowledged beyond ``end``, where the journal has
-        ``registers``.
+        """Write in the background that nothing was acknowledged beyond ``end``, and the registers there.
 
         The next primary then begins at ``end`` without an operator, once stores have all bytes before it. No
         effect unless this primary has acknowledged an append. No append may follow. Until ``settled`` is
@@ -442,8 +440,8 @@ class KnownHead:
 class UploadLimits:
     """Offsets at which later primaries have begun. They limit uploads of former primaries. Loop-bound.
 
-    A broker need not ask etcd for a journal that it leads while its lease holds. Any other broker asks etcd,
-    once per upload.
+    A broker need not ask etcd for a journal that it leads while its lease holds. Any other broker asks etcd
+    for each upload.
     """
 
     def __init__(self, etcd: Etcd, state: State, lease: LeaseGuard, clock: Clock) -> None:
@@ -482,8 +480,8 @@ async def _read(
 ) -> tuple[bool, KeyValue | None]:
     """Return whether the journal of ``life`` exists, and the key of its known head.
 
-    The head is deleted with the journal. Without a look at the journal, a missing head would mean that no
-    primary has begun.
+    The head is deleted with the journal. A missing head of an existing journal means that no primary has
+    begun.
     """
     item, head = await etcd.get_each(item_key(root, journal), head_key(root, journal))
     lives = item is not None and item.create_revision == life

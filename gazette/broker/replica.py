@@ -134,8 +134,8 @@ class Replica:
         return spec_of(self._context.state, self.journal, self.life)
 
     async def load_head(self, *, lives: bool = False) -> None:
-        """Read the known head from etcd. Raise ``Unavailable`` without an answer, ``Conflict`` if the journal
-        was deleted."""
+        """Read the known head. Raise ``Unavailable`` without etcd, ``Conflict`` if the journal was
+        deleted."""
         await self.head.load(lives=lives)
         self._adopt_head()
 
@@ -155,8 +155,8 @@ class Replica:
             self._adopt_head()
 
     async def adopt_closing(self, tenure: Revision) -> None:
-        """Close the known head if the last primary has left a closing. Raise ``Conflict`` if a later primary
-        has begun."""
+        """Close the known head if the last primary has left a closing. Raise ``Conflict`` if a later one has
+        begun."""
         if self.spec is not None:
             await self.closings.adopt(self.spec, tenure)
             self._adopt_head()
@@ -509,8 +509,8 @@ class Replica:
             log.warning(
                 "fragments of %(journal)s could not be listed: %(error)s",
                 {"journal": self.journal, "error": error},
-                # Log one entry for all journals of a store: a failing store fails the listing of each, every
-                # few seconds.
+                # One cause for all journals of a store: if the store fails, each of them fails every few
+                # seconds.
                 extra={"cause": f"listing {stores}: {type(error).__name__}"},
             )
         else:

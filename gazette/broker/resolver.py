@@ -450,8 +450,7 @@ class Resolver:
         task.add_done_callback(lambda done: self._torn_down.pop(done, None))
 
     def stop_serving(self) -> None:
-        """Give up all local replicas, for good. Each hands its spool to the persister once the spool is
-        free."""
+        """Give up all local replicas, for good. Each hands over its spool once the spool is free."""
         self.stopped.set()
         self._found.clear()
         former, self._held = self._held, {}

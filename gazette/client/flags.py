@@ -89,8 +89,7 @@ class ConsumerClientFlags(ClientFlags):
     """Group ``consumer``, of programs that are not members: how to reach the members of a consumer."""
 
     def client(self, zone: str, clock: Clock) -> ShardClient:
-        """Return a client of the consumers. Call this on the event loop. Raise ``Invalid`` for a wrong
-        flag."""
+        """Return a client of the consumers, on the event loop. Raise ``Invalid`` for a wrong flag."""
         return ShardClient(
             self.address,
             zone=zone,

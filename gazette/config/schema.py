@@ -297,8 +297,7 @@ class Schema:
     def _read_file(self, path: Path) -> tuple[dict[str, str], list[str]]:
         """Return option key → text of all entries of a file, and a warning for each unknown key.
 
-        Raise ``Invalid`` if the file cannot be read, or a YAML file has an unknown key. (The original has no
-        such files.)
+        Raise ``Invalid`` if the file cannot be read, or for an unknown key in YAML, which the original lacks.
         """
         is_ini = path.suffix == ".ini"
         try:

@@ -101,8 +101,7 @@ class Closing:
 
     @classmethod
     def read(cls, name: ClosingName, store: BlobStore) -> Closing:
-        """Read a closing from a store, in a thread. Raise ``NotFound`` if there is none, ``Corrupt`` if
-        damaged."""
+        """Read a closing; this call blocks. Raise ``NotFound`` without one, ``Corrupt`` if it is damaged."""
         with store.open(name.path) as source:
             return cls.decode(name, source.read(_BYTES_MAX))
 

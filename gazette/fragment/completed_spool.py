@@ -91,8 +91,8 @@ class CompletedSpool:
         )
 
     def _digest_to(self, length: int) -> bytes:
-        """Return the digest of the first ``length`` bytes. Read all bytes, to detect a damaged file. Call it
-        in a thread."""
+        """Return the digest of the first ``length`` bytes. Read all, to detect a damaged file. Call it in a
+        thread."""
         content = _VerifiedContent(self.file, self.fragment)
         sha1 = hashlib.sha1(usedforsecurity=False)
         while part := content.read(min(_READ_BYTES, length)):

@@ -264,8 +264,7 @@ class Index:
         self._wake_head()
 
     async def wait_first_refresh(self) -> None:
-        """Return once the blob stores were listed. Raise ``Closed`` if the index closes. Cancellation: no
-        effect."""
+        """Return once stores were listed. Raise ``Closed`` if the index closes. Cancellation: no effect."""
         await self.first_refresh.wait()
         self._check_open()
 
@@ -393,8 +392,7 @@ class Index:
             raise
 
     def _forget(self, waiter: asyncio.Future[None]) -> None:
-        """Forget a cancelled waiter. Its entry stays in the heap until it is due, or until most entries are
-        cancelled."""
+        """Forget a cancelled waiter. Its entry stays in the heap until it is due, or most are cancelled."""
         self._waiting_at_head.discard(waiter)
         if len(self._at_head) > 2 * len(self._waiting_at_head) + _FORGOTTEN_MAX:
             self._at_head = [entry for entry in self._at_head if entry[2] in self._waiting_at_head]

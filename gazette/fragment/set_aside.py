@@ -53,8 +53,8 @@ class SetAside:
     def place(self, store: BlobStore) -> bool:
         """Copy the object to the place of its fragment. Return True if this call stored the fragment.
 
-        Call it in a thread. Raise ``Unavailable`` or ``NotAllowed`` if the store fails or refuses. The object
-        aside stays.
+        Call it in a thread. The object aside stays. Raise ``Unavailable`` or ``NotAllowed`` if the store
+        fails.
         """
         path = self.fragment.content_path()
         if store.exists(path):

@@ -41,8 +41,7 @@ the offset is not known, and ``NotFound`` for a deleted journal, even before `Sp
 """
 
 _NOTICE_S: Final = 1.0
-"""Upper bound in seconds from a change of a journal's stores until an upload stops waiting for a hung
-store."""
+"""Upper bound in seconds from a change of a journal's stores until an upload leaves a hung store."""
 
 
 class Unconfirmed(Exception):

@@ -388,8 +388,7 @@ class ClientCall(StreamListener):
             sink(response)
 
     async def done_writing(self) -> None:
-        """Send the end of the requests. Do nothing if the call has ended. Raise ``AioRpcError`` if it ends
-        now."""
+        """Send the end of the requests, unless the call has ended. Raise ``AioRpcError`` if it fails now."""
         if self.status is not None or self._half_closed:
             return
         self._half_closed = True

@@ -53,8 +53,7 @@ ALL_WORK: Final = 1 << 60
 _JOINED_BYTES: Final = 1 << 11
 """Greatest length of content that is copied behind the head of its frame, for one write."""
 _RESETS_KEPT: Final = 1_000
-"""Greatest number of streams remembered as reset by this side. The peer may send more frames until it
-knows."""
+"""Greatest number of remembered streams that this side has reset. Frames for them may still arrive."""
 
 BytesLike: TypeAlias = bytes | memoryview
 
@@ -143,8 +142,7 @@ class Http2Stream:
 
     def send(self, content: memoryview, *, ended: bool) -> int:
         """Send as much as may be sent now, and return its number of bytes. ``ended``: the last byte ends the
-        stream. If less than all was sent, ``on_room`` follows. Raise ``Closed`` if this side has ended.
-        """
+        stream. If less than all was sent, ``on_room`` follows. Raise ``Closed`` if this side has ended."""
         if self.local_ended:
             raise Closed("the stream has ended")
         connection, length, sent, window = self.connection, content.nbytes, 0, self.window

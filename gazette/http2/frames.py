@@ -46,8 +46,7 @@ WINDOW_DEFAULT: Final = 65_535
 """Window of a connection at its begin, and of a stream until settings change it."""
 
 GOAWAY_TEXT_BYTES: Final = 64
-"""Upper bound in bytes of the reason in a GOAWAY frame that we send, and of what we show of a peer's
-reason."""
+"""Upper bound in bytes of a reason in GOAWAY: of ours that we send, and of a peer's that we show."""
 
 _HEAD: Final = struct.Struct(">HBBBL")
 _LONG: Final = struct.Struct(">L")
@@ -135,8 +134,7 @@ def ping(payload: bytes, *, ack: bool = False) -> bytes:
 
 def read_settings(payload: bytes) -> dict[int, int]:
     """Return the checked settings of a payload: the last value of each. Leave out unknown settings. Raise
-    ``ConnectionFault`` for a payload or value that HTTP/2 forbids.
-    """
+    ``ConnectionFault`` for a payload or value that HTTP/2 forbids."""
     if len(payload) % _SETTING.size:
         raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, "SETTINGS has a part of a setting")
     checked = {}
@@ -160,8 +158,7 @@ def read_long(payload: bytes, name: str) -> int:
 
 
 def without_padding(payload: bytes, flags: int) -> bytes:
-    """Return the payload of DATA or HEADERS without padding. Raise ``ConnectionFault`` if its length is
-    wrong."""
+    """Return the payload of DATA or HEADERS without padding. Raise ``ConnectionFault`` for a wrong length."""
     if not flags & PADDED:
         return payload
     if not payload:

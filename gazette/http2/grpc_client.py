@@ -50,8 +50,7 @@ _ADDRESSES_AT_ONCE: Final = 4
 _SOON_S: Final = 10.0
 """A connection counts as useful if its server answers a call, or if it lasts this many seconds."""
 _CONNECTIONS_MAX: Final = 16
-"""Greatest number of connections of a channel. It makes another when the server takes no more calls on
-them."""
+"""Greatest number of connections of a channel. It makes one more when the server takes no more calls."""
 _KEEPALIVE_MAX_S: Final = 7200.0
 _REFUSED_PINGS: Final = "too_many_pings"
 """The reason that a gRPC server gives when it refuses pings as too many."""
@@ -200,8 +199,7 @@ class Http2Channel:
         )
 
     def start(self, call: ClientCall) -> None:
-        """Open the stream of a call, now or once there is room; or fail it by the reason of the last
-        attempt."""
+        """Open the stream of a call, now or once there is room. Fail the call if the last attempt failed."""
         self._calls[call] = None
         connection = self._connection
         if connection is not None and connection.has_room and not self._waiting:
@@ -561,7 +559,7 @@ def _end_when_unheard(connection: Any, seconds: float) -> None:
 
 
 class Http2Transport:
-    """The network of this machine, over our own HTTP/2. ``tls`` makes the context of channels with TLS."""
+    """The network of this machine, over our own HTTP/2. ``tls`` replaces the credentials of channels."""
 
     def __init__(self, tls: Callable[[], ssl.SSLContext] = tls_context) -> None:
         self._tls = tls
@@ -577,8 +575,7 @@ class Http2Transport:
         credentials: grpc.ChannelCredentials | None,
         options: Sequence[tuple[str, Any]],
     ) -> grpc.aio.Channel:
-        """Make a channel, with TLS unless ``credentials`` is None; their value is not used. Raise ``Invalid``
-        if files of TLS are unusable."""
+        """Make a channel, with TLS unless ``credentials`` is None. Raise ``Invalid`` for bad files of TLS."""
         tls = None if credentials is None else self._tls
         if tls is not None:
             tls()  # Raise here, at the caller, if files of TLS are unusable.

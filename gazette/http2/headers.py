@@ -31,8 +31,7 @@ _KNOWN_BYTES_MAX: Final = 1 << 10
 _UPDATE: Final = 0x20
 """Least first byte of a change of the table's size (RFC 7541, 6.3). Twice its value begins a field."""
 _UPDATES_MAX: Final = 2
-"""Greatest number of changes of table size in a block: to the least size since the last block, and to the
-present size (RFC 7541, 4.2)."""
+"""Greatest number of table sizes in a block: the least since the last block, and the present one."""
 
 _OF_THE_CONNECTION: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
@@ -52,8 +51,7 @@ class HeaderDecoder:
         """Decoded fields, by blocks that leave the table unchanged; valid until the table changes."""
 
     def decode(self, block: bytes) -> Fields:
-        """Return the fields of a block. After a ``ConnectionFault``, later blocks cannot be decoded
-        either."""
+        """Return the fields of a block. After a ``ConnectionFault``, later blocks cannot be decoded."""
         fields = self._known.get(block)
         if fields is not None:
             return fields

@@ -82,8 +82,7 @@ class ReplyHead(NamedTuple):
 
 @lru_cache(maxsize=64)
 def reply_of(fields: tuple[tuple[bytes, bytes], ...]) -> ReplyHead:
-    """Return the values of a server's header list, from a cache. Raise ``ValueError`` for a forbidden
-    field."""
+    """Return the values of a server's header list, cached. Raise ``ValueError`` for a forbidden field."""
     values = dict(fields)
     return ReplyHead(
         metadata_of([field for field in fields if field[0][:1] != b":"]),
@@ -124,8 +123,7 @@ def _kept_block_of(metadata: Metadata) -> bytes:
 
 
 def block_of(metadata: Metadata) -> bytes:
-    """Return metadata as a part of a header block, from a cache if it can be. Raise ``ValueError`` if
-    malformed."""
+    """Return metadata as a part of a header block, cached. Raise ``ValueError`` for forbidden text."""
     try:
         return _kept_block_of(metadata)
     except TypeError:  # Lists and arrays of bytes have no hash.

@@ -10,8 +10,7 @@ import grpc.aio
 
 
 class Transport(Protocol):
-    """Makes channels whose calls have the methods of `gazette.http2.client_call`. Constructors take one;
-    None means the network of this machine."""
+    """Makes channels with calls like `gazette.http2.client_call`. As an argument, None is the network."""
 
     @property
     def ends_silent_calls(self) -> bool:

@@ -7,8 +7,7 @@ A browser sends requests of any page to servers that only its user can reach. Th
    rebinding) sends its own name there.
 2. A method that may change something must not come from a page of another origin, unless the operator allows
    that origin. Browsers name the origin by ``Sec-Fetch-Site``, or else by ``Origin``.
-3. JSON must come as ``application/json`` (`json_gateway.parse_body`): a browser asks the server before it
-sends this type.
+3. JSON must come as ``application/json`` (`json_gateway.parse_body`): browsers ask before they send it.
 
 A request whose framing two readers may understand differently is refused, too, and its connection is closed.
 `strict_lines` does the same for lines that end with LF alone.

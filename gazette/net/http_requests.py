@@ -1,7 +1,6 @@
 """Headers and arguments of any HTTP request. Those that change its meaning are honoured or refused.
 
-Headers that are not named here have no effect: they are about the connection, the client or the form of the
-answer.
+Headers that are not named here have no effect: they are about connection, client or form of the answer.
 """
 
 from __future__ import annotations

@@ -22,8 +22,7 @@ class StrictLines(ReceiveBuffer):
         """
         before = len(self)
         lines = super().maybe_extract_lines()
-        # h11 has dropped the ends of lines. The length shows whether all ends, and the blank line, had 2
-        # bytes.
+        # h11 has dropped the ends of lines. The length shows whether each had two bytes.
         if lines is not None and sum(map(len, lines)) + 2 * len(lines) + 2 != before - len(self):
             raise h11.RemoteProtocolError("a line ends with LF alone", error_status_hint=400)
         return lines

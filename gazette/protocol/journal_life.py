@@ -19,8 +19,7 @@ class JournalLife(NamedTuple):
     created: Revision
 
     def is_other(self, known: JournalLife | None) -> bool:
-        """Return True if this life and ``known`` are two lives of the journal. An unknown life is no other
-        life."""
+        """Return True if ``known`` is another life of the journal, in the same etcd cluster."""
         return (
             known is not None
             and known.cluster_id == self.cluster_id

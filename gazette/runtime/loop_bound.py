@@ -85,8 +85,7 @@ class ClosedByOwner(MadeBeforeFork):
     def dropped(self, close: Callable[[], object], hint: str) -> None:
         """Log that the object was dropped without being closed, and run ``close``.
 
-        Call it from ``__del__``, in any thread. It does nothing in a forked child, or while the interpreter
-        ends.
+        Call it from ``__del__``, in any thread. No effect in a forked child, or at the interpreter's end.
         """
         if self.is_left or sys.is_finalizing():
             return

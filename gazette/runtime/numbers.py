@@ -1,7 +1,7 @@
 """Numbers in texts from outside: only ASCII digits, without ``_``, and of bounded length.
 
-Python's ``int`` and ``float`` accept ``1_0`` and digits of all scripts. For very many digits, ``int`` raises
-another error.
+Python's ``int`` and ``float`` accept ``1_0`` and digits of all scripts. For many digits, ``int`` fails
+otherwise.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ def parse_integer(text: str) -> int:
 
 
 def parse_number(text: str) -> float:
-    """Return the number that decimal digits give, with an optional fraction and exponent. Raise
-    ``ValueError`` for other text."""
+    """Return a decimal number, perhaps with fraction and exponent. Raise ``ValueError`` for other text."""
     if _NUMBER.fullmatch(text) is None:
         raise ValueError("expected a number")
     return float(text)

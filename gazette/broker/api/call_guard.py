@@ -84,7 +84,7 @@ class Expired(Exception):
 
 
 class Expiry:
-    """The time at which a stream's claims expire. It bounds the stream's waits, and is checked between
+    """The time at which a stream's claims expire. It bounds waits of the stream, and is checked between
     writes.
 
     Never use ``bound`` around a write. gRPC refuses to send a status beside a message: if a handler is
@@ -126,8 +126,7 @@ class Expiry:
 
 
 class Outcome:
-    """The outcome of an operation, for its metric. Set ``status``: without it, the operation counts as an
-    error."""
+    """The outcome of an operation, for its metric. Set ``status``, or the operation counts as an error."""
 
     __slots__ = ("status",)
 

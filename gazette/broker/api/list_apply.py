@@ -193,8 +193,7 @@ class ListApplyApi:
         return matched
 
     async def _match_now(self, selector: LabelSelector, allowed: LabelSelector) -> _Matched:
-        """Match the journals as of now. Meanwhile other tasks run on the loop; their changes are not in the
-        snapshot."""
+        """Match the journals as of now. Other tasks run meanwhile; their changes are not in the snapshot."""
         context = self._context
         state, resolver = context.state, context.resolver
         items = self._candidates(selector)
@@ -328,8 +327,8 @@ class ListApplyApi:
     async def _forget_heads(self, journals: Sequence[str]) -> None:
         """Remove the known heads of deleted journals.
 
-        A head that stays has no effect: it names the life of its journal. If a journal was created again, its
-        own head is kept.
+        A head that stays has no effect: it names the life of its journal. Keep the head of a journal's later
+        life.
         """
         context = self._context
         for journal in journals:
@@ -376,8 +375,7 @@ class ListApplyApi:
         if item is not None and change.expect_mod_revision in (-1, item.raw.mod_revision):
             former: JournalSpec = item.decoded.value.spec
             return former
-        # The caller has read a newer value than the key space has: ask etcd. A value that cannot be decoded
-        # may be replaced.
+        # The caller has read a newer value than the key space has: ask etcd. It may not be decodable.
         raw = await context.etcd.get(key)
         if raw is not None:
             with suppress(Invalid):

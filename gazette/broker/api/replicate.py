@@ -36,8 +36,7 @@ from gazette.protocol.status import Status
 from gazette.runtime.tasks import TaskScope
 
 _STOPPING_GRACE_S: Final = 1.0
-"""Seconds that the present append gets to end. Until the lease is released, no other broker replaces this
-one."""
+"""Seconds for the present append to end. Until the lease is released, no other broker replaces this one."""
 _GRACES_PER_TIMEOUT: Final = 3
 """Divisor of ``peer_timeout_s``. After the quotient, in seconds, an idle stream of an old route is ended.
 
@@ -115,7 +114,7 @@ class ReplicateApi:
     async def _join(
         self, journal: str, claims: Claims, header: Header
     ) -> tuple[Resolution, tuple[Replica, Spool] | None]:
-        """Wait for the spool. Return no spool, but None, if the primary's route differs from the route known
+        """Wait for the spool. Return None for the spool if the primary's route differs from that known
         here."""
         while True:
             resolved = await self._resolve(journal, claims, header)
@@ -127,8 +126,7 @@ class ReplicateApi:
                 resolved.item_kv is None
                 or header.etcd.revision < resolved.item_kv.raw.create_revision
             ):
-                # The journal was deleted, and created again with the same route. The primary does not know
-                # that yet.
+                # The journal was created again with the same route. Its primary does not know that yet.
                 return resolved, None
             replica = resolved.replica
             assert replica is not None

@@ -166,8 +166,7 @@ class SyncSent(msgspec.Struct, frozen=True):
 
 
 class SyncAnswered(msgspec.Struct, frozen=True):
-    """Peers have answered. ``error`` is of the first peer that did not answer. ``answers`` are from the peers
-    that did."""
+    """Peers have sent ``answers``. ``error`` is of the first peer that did not answer."""
 
     answers: tuple[PeerAnswer, ...]
     now: float

@@ -421,7 +421,7 @@ class AppendFSM:
             self._final_status = (
                 Status.SUSPENDED
             )  # It is suspended already: end so, without content.
-        # Go on: with KEEP, and where the suspension is already as the caller asks.
+        # Go on: nothing is to be changed, or content is not in a blob store yet.
         if self._held.fragment.begin == index.begin:
             # Roll before the second append, so that the first one is a fragment of its own. Without it, a
             # journal that lost its fragments would look like one that never had any.

@@ -7,9 +7,8 @@ A *small append* is one message of at most `SMALL_BYTES`, which has arrived toge
 append at a time leads, until it has ended. It commits its own content and that of small appends behind it, if
 their terms permit: a group commit. So many small appends cost the replicas as little as one.
 
-An append that finds its journal's store unhealthy waits for the store in its turn. Later appends wait for
-the store before their turn. These waits run at the same time, each from the arrival of its append: they do
-not add up.
+An append that finds its journal's store unhealthy waits for the store in its turn. Later appends wait for the
+store before their turn. These waits do not add up: each is counted from the arrival of its append.
 """
 
 from __future__ import annotations

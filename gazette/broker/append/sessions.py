@@ -135,8 +135,7 @@ class SessionLedger:
         self._older.pop(session, None)
         self._newer[session] = last
         if len(self._newer) >= GENERATION_SESSIONS:
-            # Keep appends with a running attempt: they may be repeated. The line of appends bounds their
-            # number.
+            # Keep appends with a running attempt, which may be repeated. The line bounds their number.
             running = {
                 name: append for name, append in self._older.items() if append.attempt is not None
             }

@@ -296,8 +296,7 @@ class AppendDriver:
         return ev.PipelineTaken(pipeline.route, pipeline.view(), replica.rate)
 
     async def _take_turn(self, replica: Replica) -> Pipeline | None:
-        """Wait for the pipeline. First read content ahead: a holder without content would delay all other
-        appends.
+        """Wait for the pipeline. First read content ahead: a holder without content would delay all appends.
 
         Raise ``Conflict`` at once for an unknown session. After a wait, its client would have to repeat the
         append, and to wait again.

@@ -6,9 +6,8 @@ it leaves (`upload_gate`). If the other follower leads next, it would give the s
 
 A follower that stays reports such bytes: the first synchronization of the new pipeline compares the ends of
 all spools. Only followers that are gone matter. If one is gone, its late uploads must not count. So the new
-primary writes its begin to etcd, which ends late uploads. Then it lists the stores (``Replica.begin``). It
-needs this listing only if a follower was lost together with the former primary, or if it got no content from
-any primary.
+primary writes its begin to etcd, which ends late uploads, and lists the stores (``Replica.begin``). It lists
+only if a follower was lost with the former primary, or if it got no content from any primary.
 """
 
 from __future__ import annotations

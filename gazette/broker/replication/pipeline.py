@@ -224,8 +224,7 @@ class Pipeline:
     async def sync(self, proposal: Fragment, registers: LabelSet, *, opening: bool) -> None:
         """Propose to all replicas. Each replica answers whether it can go on from the proposal. With
         ``opening``, the first proposal of the pipeline carries the route, addressed to each peer. The failure
-        of a peer is raised when its answer is gathered. Raise ``Bug`` if the local spool disagrees.
-        """
+        of a peer is raised when its answer is gathered. Raise ``Bug`` if the local spool disagrees."""
         request = _proposal(proposal, registers, acknowledge=True)
         if not opening or self._opened:
             self._send(request.SerializeToString())
@@ -300,7 +299,7 @@ class Pipeline:
             )
 
     async def propose(self, proposal: Fragment, registers: LabelSet, *, acknowledge: bool) -> None:
-        """Propose to all replicas. Raise the failure of a broken pipeline, or ``Bug`` if the local spool
+        """Propose to all replicas. Raise the failure of a broken pipeline; ``Bug`` if the local spool
         disagrees.
 
         Cancellation: some replicas may have the proposal; tear the pipeline down.

@@ -52,8 +52,7 @@ class SpoolWriter:
 
     @property
     def room(self) -> int:
-        """Bytes that can be committed without a wait; 0 while a batch is gathered or written, and after a
-        failure."""
+        """Bytes that can be committed without a wait; 0 while content is pending, or after a failure."""
         idle = self._writing is None and not self._gathered and self._failure is None
         return self.spool.room if idle else 0
 

@@ -119,8 +119,7 @@ class UploadGate:
         self._confirmed, self._reassigned, self._tenure = fragment, reassigned, tenure
 
     def spool_complete(self, spool: CompletedSpool) -> None:
-        """Pass a spool on, or hold it until all of it is agreed. Raise ``Closed`` if the persister has
-        finished."""
+        """Pass a spool on, or hold it until all is agreed. Raise ``Closed`` if the persister has finished."""
         if self._end is None:
             is_confirmed = spool.fragment == self._confirmed
             self._uploads.spool_complete(

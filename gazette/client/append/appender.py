@@ -45,8 +45,7 @@ RETRIED_STATUSES: Final = frozenset(
         Status.INSUFFICIENT_JOURNAL_BROKERS.name,
     }
 )
-"""Statuses after which a plain append is repeated, as after the gRPC code UNAVAILABLE: its journal is being
-handed over."""
+"""Statuses after which a plain append is repeated: its journal is being handed over."""
 
 
 class SuspendControl(IntEnum):

@@ -138,8 +138,7 @@ class Segment:
         return freed
 
     def load(self) -> BytesLike:
-        """Return the content. This blocks while the file does. Raise ``OSError`` if the file cannot be
-        read."""
+        """Return the content. This blocks while the file does. Raise ``OSError`` if the file fails."""
         data = self.data
         if data is not None:
             return data
@@ -309,8 +308,8 @@ class JournalQueue:
         return batches
 
     def spill_file(self, directory: Path | None) -> SpillFile:
-        """Return the file to move segments to: a new one if the last is full. Raise ``OSError`` if it cannot
-        be made."""
+        """Return the file to move segments to: a new one if the last is full. Raise ``OSError`` without
+        one."""
         if self.spill is None or self.spill.full:
             file = SpillFile(directory)
             self.close_spill()

@@ -121,8 +121,7 @@ class RetryReader:
         self._drop()
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield pieces until ``end_offset``; then ``offset`` is its end. An error of ``read`` ends the
-        iteration."""
+        """Yield pieces until ``end_offset``; then ``offset`` is its end. Raise the errors of ``read``."""
         while piece := await self.read():
             yield piece
 
@@ -187,8 +186,7 @@ class RetryReader:
         if not direct:
             params = replace(params, do_not_proxy=False)
         if self._proxied and self.fragment is not None and offset < self.fragment.end:
-            # Read only this fragment through brokers: this process may be able to open the next
-            # one.
+            # Read only this fragment through brokers: this process may be able to open others.
             end = min(self.params.end_offset or self.fragment.end, self.fragment.end)
             params = replace(params, end_offset=end)
         return Reader(self._client, params, direct=direct)

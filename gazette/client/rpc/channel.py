@@ -150,8 +150,7 @@ class Channels:
         transport: Transport | None = None,
         owner: str = "Channels",
     ) -> None:
-        """Create channels without a connection. Errors and the log name ``owner``, the
-        class of the client."""
+        """Create channels without a connection. Errors and logs name ``owner``, the class of the client."""
         self.zone = zone
         self._tls = TlsSettings() if tls is None else tls
         self._transport = Http2Transport(self._tls.context) if transport is None else transport
@@ -267,8 +266,8 @@ class Channels:
         return self._transport.channel(target, credentials, options)
 
     def _on_refused_pings(self, keepalive_s: float) -> None:
-        """Raise the interval of pings for later channels. gRPC raises it for the channel whose pings were
-        refused."""
+        """Lengthen the interval of pings for later channels. gRPC does so for the channel with refused
+        pings."""
         raised_s = min(2 * keepalive_s, _KEEPALIVE_MAX_S)
         if raised_s > self._settings.keepalive_s:
             self._settings = replace(self._settings, keepalive_s=raised_s)

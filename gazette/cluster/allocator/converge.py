@@ -1,8 +1,7 @@
 """One step from the current assignments of an item towards its desired ones.
 
 New replicas are added at once where members have capacity. An unwanted replica is removed only when enough
-others are known to be consistent. Every ``ItemStep`` is a group of comparisons and operations that etcd
-applies together or not at all.
+others are known to be consistent. Every ``ItemStep`` is applied by etcd as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -267,9 +266,9 @@ class _ItemPlan:
     def _promotee(self, keep: list[DecodedKV]) -> DecodedKV | None:
         """Return the replica that becomes the primary, if the item has no primary left.
 
-        Prefer a consistent replica. Without one, prefer the replica that holds the most. A member that has
-        just joined holds nothing: its promotion would drop what the survivors hold. Load decides only between
-        equal replicas.
+        Prefer a consistent replica. Else prefer the replica that holds the most. A member that has just
+        joined holds nothing: its promotion would drop what the survivors hold. Load decides between equal
+        replicas.
         """
         if not keep or any(kv.decoded.slot == 0 for kv in keep):
             return None

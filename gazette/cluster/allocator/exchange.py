@@ -100,8 +100,7 @@ class Exchange:
         self._chosen &= np.cumsum(self._chosen, axis=1) <= self._bounds[:, -1:]
         self._chosen &= np.cumsum(self._chosen, axis=0) <= self._wanted
 
-        # Values derived from the choice: by item, by zone and item, by member, and by source and
-        # target.
+        # Derived from the choice: by item, by zone and item, by member, by source and target.
         self._served = np.zeros(count, dtype=np.int64)
         self._enter = np.zeros((zones, count), dtype=np.int64)
         self._leave = np.zeros((zones, count), dtype=np.int64)
@@ -210,7 +209,7 @@ class Exchange:
             self._lower(np.full(len(items), source), items)
 
     def _update(self, items: Ints, members: Sequence[int]) -> None:
-        """Update the derived values after a change of the choice. Costs of arcs that rise stay too low: see
+        """Update derived values after a change of the choice. Costs that rise are not raised: see
         `_apply`."""
         counts = self._in_zone @ self._chosen[:, items]
         self._served[items] = counts.sum(axis=0)

@@ -70,8 +70,7 @@ class Weights:
 
     @staticmethod
     def of(members: int, replication_max: int, ranks: int) -> Weights:
-        """Return the prices for a network. ``ranks`` is the number of steps in the order of items, or 0
-        without order."""
+        """Return the prices of a network. ``ranks``: number of steps in the order of items; 0: no order."""
         # Greatest number of items in a simple cycle: between two items, the cycle passes a member.
         visits = members + 1
         below = visits * max(replication_max - 1, 1) + ranks

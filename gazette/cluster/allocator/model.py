@@ -7,8 +7,7 @@ zone, suffix):
     <root>/members/<zone>#<suffix>                 member; under its session lease
     <root>/assign/<item>#<zone>#<suffix>#<slot>    assignment; under the assigned member's lease
 
-Items are journals for brokers, and shards for consumers. Slot 0 is the primary. The numbers of other slots
-have no meaning.
+Items are journals (brokers) or shards (consumers). Slot 0 is the primary. Other numbers have no meaning.
 """
 
 from __future__ import annotations
@@ -78,8 +77,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Assignment of an item to a member. ``value`` is decoded by the application: a Route (broker) or a
-    ReplicaStatus (consumer)."""
+    """Assignment of an item to a member. Decoded ``value``: Route (broker) or ReplicaStatus (consumer)."""
 
     item_id: str
     zone: str

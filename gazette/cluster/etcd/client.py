@@ -160,7 +160,7 @@ class Etcd:
         page: int = _PAGE,
         keys_only: bool = False,
     ) -> RangeResult:
-        """Return all keys that begin with ``prefix``. With ``range_end``, return those in ``[prefix,
+        """Return all keys that begin with ``prefix``; with ``range_end``, the keys in ``[prefix,
         range_end)``.
 
         Read in pages, all at ``revision`` (0: that of the first page), and return it as ``header.revision``.

@@ -44,8 +44,7 @@ _TRANSIENT = frozenset(
     (
         Code.UNAVAILABLE,
         Code.DEADLINE_EXCEEDED,
-        # A member that stops ends its running calls with these: it cancels its own context, or resets the
-        # stream.
+        # A member that stops cancels its context, or resets streams. Running calls end with these.
         Code.UNKNOWN,
         Code.CANCELLED,
         Code.INTERNAL,

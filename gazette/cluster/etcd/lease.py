@@ -63,8 +63,7 @@ class Lease:
         await self._clock.sleep(max(renew_at - self._clock.monotonic(), 0.0))
 
     async def renew(self) -> None:
-        """Renew the lease once. Raise ``LeaseLost`` if the lease was lost, and the other errors of
-        ``keep_alive``."""
+        """Renew the lease once. Raise ``LeaseLost`` if it was lost, and the errors of ``keep_alive``."""
         request = rpc_pb2.LeaseKeepAliveRequest(ID=self.id)
         sent_at = self._clock.monotonic()
 

@@ -72,8 +72,7 @@ async def _open(
     except NotAllowed:
         if not token:
             raise
-    # etcd reports an outdated token in several ways, also as "permission denied". Only a new token shows the
-    # difference.
+    # etcd may report an outdated token as "permission denied", too. A new token shows the difference.
     await connection.token(stale=token)
     return await connection.call("Watch", attempt, repeatable=True)
 

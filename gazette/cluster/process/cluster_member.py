@@ -290,8 +290,8 @@ async def leave(
 
 
 async def end_all(*endings: Awaitable[None]) -> None:
-    """Await all in order, even if one fails with a ``GazetteError``. Raise the first such error. Each limits
-    its own time."""
+    """Await all in order. If some fail with a ``GazetteError``, raise the first at the end. Each bounds
+    itself."""
     first_error: GazetteError | None = None
     for ending in endings:
         try:

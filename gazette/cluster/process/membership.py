@@ -34,8 +34,7 @@ class MemberEnvironment:
     """The surroundings of a member, made by its process. Simulations replace ``transport`` and ``pools``.
 
     ``server`` is bound, so that its endpoint can be announced. ``auth`` signs calls to peers, and verifies
-    those of callers. ``transport`` is the network to peers and etcd. ``pools`` makes threads for blocking
-    calls.
+    those of callers. ``transport`` is the network to peers and etcd. ``pools`` makes threads.
     """
 
     clock: Clock

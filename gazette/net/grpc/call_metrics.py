@@ -146,8 +146,7 @@ class _Call:
 class MeasuredMethod:
     """Metrics of one method, and its handler in a wrapper that counts calls and messages.
 
-    The wrapper is always a coroutine function. It sends the responses of a streaming method by the call's
-    ``write``.
+    The wrapper is always a coroutine function. It sends the responses of a stream by the call's ``write``.
     """
 
     def __init__(self, name: str, handler: grpc.RpcMethodHandler[Any, Any], clock: Clock) -> None:

@@ -49,8 +49,7 @@ class Handling:
         """Not None while the task waits. Meanwhile, ``arrived`` handles the requests."""
 
     async def turn(self) -> bool:
-        """Handle the requests that have arrived. Return False after the last. Raise the error that ended
-        them."""
+        """Handle the requests that have arrived. Return False after the last. Raise the call's error."""
         while True:
             coroutine, self._rest = self._rest, None
             if coroutine is not None:

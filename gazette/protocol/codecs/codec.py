@@ -101,8 +101,7 @@ def new_decompressor(codec: int, *, transport_decoded: bool = False) -> Decompre
     """Return a decompressor of one file. Raise ``Invalid`` for a number that is not a codec.
 
     ``transport_decoded`` matters only for GZIP_OFFLOAD_DECOMPRESSION. Set it if the store or the HTTP library
-    has undone the gzip. If it is unset, the first bytes decide: rightly, unless the content itself begins
-    like a gzip file.
+    has undone the gzip. If it is unset, the first bytes decide: wrongly only if content begins like gzip.
     """
     match int(codec):
         case 1:

@@ -130,8 +130,7 @@ class FragmentDecoder:
                 self._await_sum()
 
     def _await_sum(self) -> None:
-        """Wait until the pool has hashed its content. If the pool was closed before that, hash the content
-        here."""
+        """Wait until the pool has hashed its content. If the pool is closed, hash the content here."""
         pieces, self._summing = self._summing, []
         summed, self._summed = self._summed, None
         if summed is not None:

@@ -273,8 +273,8 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def entries(node: yaml.Node) -> dict[str, yaml.Node]:
-    """Return the values of a mapping by key, with those of merge keys. Raise ``Invalid`` for another node, or
-    a key twice."""
+    """Return the values of a mapping by key, also merged ones. Raise ``Invalid`` for other nodes and repeated
+    keys."""
     if not isinstance(node, yaml.MappingNode):
         raise _invalid(node, "expected a mapping")
     return {name: value for name, (_, value) in _flattened(node).items()}
