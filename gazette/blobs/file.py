@@ -50,7 +50,7 @@ class FileStore:
         self._rewrite = parse_rewrite(parse_query(url.query, ("find", "replace")))
         self.directory = Path(os.path.normpath(f"{root}/{self._path}"))
         """The directory of the objects."""
-        self._real = ""
+        self._real = ""  # The directory's real path, as it was last resolved.
         if ".." in self._path.split("/"):
             raise Invalid(f"cannot traverse outside the store ({url.path})", path="url")
 
@@ -105,7 +105,7 @@ class FileStore:
             os.unlink(self._locate(path))
 
     def sign_get(self, path: str, ttl_s: float) -> str:
-        """Return the location below the root, which the reader must know; it is not signed."""
+        """Return the location below the root, without a signature. The reader must know the root."""
         del ttl_s
         validate_path(path)
         return f"file://{self._path}{self._rewrite.apply(path)}"

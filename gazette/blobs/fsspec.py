@@ -358,7 +358,7 @@ class _FileReader(io.RawIOBase):
             return 0
         start = self._position - self._block_begin
         if not 0 <= start < len(self._block):
-            self._block = b""  # Free the old block before the next one is read.
+            self._block = b""  # Free the old block before the next block is read.
             self._block = self._fetched(self._position)
             self._block_begin, start = self._position, 0
         content = memoryview(self._block)[start : start + len(view)]
@@ -483,10 +483,10 @@ def write_file(
     except BaseException:
         with suppress(Exception):
             file.discard()
-        # If the file stays open, its finalizer stores the part that was written.
+        # Mark the file as closed: the finalizer of an open file stores the part that was written.
         if not file.closed:
             try:
                 file.closed = True
             except AttributeError:
-                file.close()  # A plain file: its name marks it as partial.
+                file.close()  # A plain file cannot be marked. Its name marks it as partial.
         raise

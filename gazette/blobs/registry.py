@@ -59,8 +59,8 @@ class BlobSettings:
     the stores of all other schemes are directories below it, too: one for each bucket and prefix. This is for
     development with the specifications of production.
 
-    ``fsspec_protocols`` are the protocols that ``fsspec+NAME://`` may name. They are limited: the author of a
-    journal's specification chooses its stores, and so the file systems that this process opens.
+    ``fsspec_protocols`` are the protocols that ``fsspec+NAME://`` may name. The limit is needed, because the
+    author of a journal's specification chooses its stores, and so the file systems that this process opens.
     """
 
     file_root: Path | None = None
@@ -113,14 +113,14 @@ class ActiveStore:
         self._threads = threads
         self._recheck = asyncio.Event()
         """Set by a sign that the store has recovered, or has failed."""
-        self._hung = False
+        self._hung = False  # True while calls are refused because of hung calls.
         is_broken = isinstance(store, GazetteError)
         self._health = HealthStatus(
             error=str(store) if is_broken else "first health check has not completed",
             checks=0,
             began=0.0,
         )
-        self._final = is_broken
+        self._final = is_broken  # True: no check follows.
         self._changed = asyncio.Event()
         self._marked = True
         """True if ``BlobStores.get`` has returned this store since the last sweep."""

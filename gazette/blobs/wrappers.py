@@ -100,7 +100,7 @@ class RetryingStore:
     """Repeats calls of another store that raise ``Unavailable``, up to ``ATTEMPTS_MAX`` attempts.
 
     Repetitions are for short failures: the persister and health checks handle outages. Threads call ``wait``
-    with a number of seconds; it should return at once while the process stops.
+    with a number of seconds; ``wait`` should return at once while the process stops.
     """
 
     def __init__(

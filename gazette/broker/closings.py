@@ -41,8 +41,8 @@ class Closings:
         self._context = context
         self._head = head
         self._index = index
-        self._found: Closing | None = None
-        self._missed: ClosingName | None = None
+        self._found: Closing | None = None  # The closing that was found last.
+        self._missed: ClosingName | None = None  # The closing that no store had at `_missed_at`.
         self._missed_at = 0.0
         self.reason = ""
 

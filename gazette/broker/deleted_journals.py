@@ -1,9 +1,9 @@
 """Journals that were deleted, and whose fragments may still be below the directory of another journal.
 
 Fragments outlive their journal. The fragments of a deleted journal ``a/b`` are below the directory of ``a``.
-They must not look like unexplained fragments of ``a``. So etcd keeps the name of a deleted journal if a
-journal above it exists. The key is outside of the prefix that brokers watch. Only a replica whose listing has
-found unexplained fragments reads these keys.
+Such fragments must not look like unexplained fragments of ``a``. So etcd keeps the name of a deleted journal
+if a journal above it exists. The key is outside of the prefix that brokers watch. Only a replica whose
+listing has found unexplained fragments reads these keys.
 """
 
 from __future__ import annotations

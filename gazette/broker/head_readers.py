@@ -1,7 +1,7 @@
 """Stage 9 of the byte path: takes commits from `fragment/index`, gives them to readers at the journal's head.
 
-Bytes for which many readers wait are read once and encoded once. The task of a reader does not send them: it
-waits until its reader must continue alone. Appends are answered before readers get their commits.
+Bytes for which many readers wait are read once and encoded once. No task of a reader sends these bytes: the
+task waits until its reader must continue alone. Appends are answered before readers get their commits.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class HeadReader:
         self.offset = offset
         self.send = send
         self.woken: asyncio.Future[None] | None = None
+        """Wakes the reader's task; None before its first wait."""
 
 
 class HeadReaders:
@@ -50,7 +51,7 @@ class HeadReaders:
         self._chunk_bytes = chunk_bytes
         self._waiting: dict[Offset, dict[HeadReader, None]] = {}
         """Readers by the offset at which they wait."""
-        self._due = False
+        self._due = False  # True if `_deliver` will be called.
 
     @property
     def waiting(self) -> int:

@@ -1,9 +1,9 @@
 """The known head of a journal: a key in etcd that stops an empty store from restarting the journal at 0.
 
 Spools are files without a name, and a store may be empty, stale or not mounted. So a journal that lost all
-its brokers would begin again at an offset that was given out before. The known head forbids that. It is at
-most the offset that all replicas have acknowledged. An append below the known head is refused until an
-operator confirms where to go on (`gazctl journals reset-head`).
+its brokers would begin again at an offset that was given out before. The known head forbids that. The known
+head is at most the offset that all replicas have acknowledged. An append below the known head is refused
+until an operator confirms where to go on (`gazctl journals reset-head`).
 
 A primary writes the key before it answers its first append, and after each completed fragment. It also writes
 the key when it leaves in good order. It never writes the key per append. (Without etcd, a primary that leaves
@@ -145,8 +145,8 @@ class KnownHead:
     """The known head of one replica's journal. Loop-bound.
 
     ``offset`` is the head as last read. Between two writes of a primary, it may be below the acknowledged
-    offset: by one fragment, or more while etcd does not answer. It is never above. Methods that read or write
-    etcd raise ``Unavailable`` if etcd does not answer, ``NotAllowed`` if etcd refuses the request.
+    offset: by one fragment, or more while etcd does not answer. The head is never above that offset. Methods
+    that wait for etcd raise ``Unavailable`` if etcd does not answer, ``NotAllowed`` if it refuses.
     """
 
     def __init__(self, context: ReplicaContext, journal: JournalName, life: Revision) -> None:
@@ -155,7 +155,7 @@ class KnownHead:
         self._key = head_key(context.settings.root, journal)
         self._item_key = item_key(context.settings.root, journal)
         self._head = Head(life)
-        self._mod_revision: Revision = 0
+        self._mod_revision: Revision = 0  # That of the key; 0: the key does not exist.
         self.loaded = False
         """True if the head was read from etcd. Set it to False to have the head read again."""
         self._tenure: Revision | None = None
@@ -168,7 +168,7 @@ class KnownHead:
         """The tenure of this replica, once etcd may name it as the tenure of a primary."""
         self._begun = False
         """True once ``begin`` of this primary has succeeded."""
-        self._noting: asyncio.Task[None] | None = None
+        self._noting: asyncio.Task[None] | None = None  # Writes `_noted` and `_closed`.
         self.settled = asyncio.Event()
         """Set once etcd has the end and registers given to ``close``, or a later primary has begun."""
 
@@ -449,7 +449,7 @@ class UploadLimits:
         self._state = state
         self._lease = lease
         self._clock = clock
-        self._silent_until = 0.0
+        self._silent_until = 0.0  # Monotonic time until which etcd is not asked again.
 
     async def of(self, journal: JournalName, life: Revision, tenure: Revision) -> Offset | None:
         """Return the offset at which a later primary of the journal began; None without a later primary.
@@ -480,8 +480,7 @@ async def _read(
 ) -> tuple[bool, KeyValue | None]:
     """Return whether the journal of ``life`` exists, and the key of its known head.
 
-    The head is deleted with the journal. A missing head of an existing journal means that no primary has
-    begun.
+    The head is deleted with the journal. If a journal exists without a head, no primary has begun.
     """
     item, head = await etcd.get_each(item_key(root, journal), head_key(root, journal))
     lives = item is not None and item.create_revision == life

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 2.0
-"""Seconds for which an Apply waits for the stores of its new journals. It does not report later answers."""
+"""Seconds for which an Apply waits for the stores of its new journals. Later answers are not reported."""
 _LOOKED_MAX: Final = 32
 """Greatest number of new journals of one Apply whose stores are listed, and of listed objects of each."""
 

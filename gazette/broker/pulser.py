@@ -2,8 +2,8 @@
 
 Brokers can join or leave a journal only when its primary has synchronized with them. Clients may not append
 for days. So a primary pulses: when it begins, after each change of the route, and on a timer. Pulses also
-roll spools that are due to be flushed, and suspend idle journals. While a replica rests, most pulses are left
-out.
+roll spools that are due to be flushed, and suspend idle journals. While a replica rests, most pulses are
+skipped.
 
 One daemon begins the pulses of all journals. So a journal at rest has no task.
 """
@@ -63,7 +63,7 @@ class Heartbeat:
         self._interval_s = interval_s
         self._suspend_after = suspend_after
         self._retry_s = _RETRY_MIN_S
-        self._left_out = 0
+        self._left_out = 0  # Pulses left out in a row.
         self.idle_ticks = 0
 
     @property
@@ -218,7 +218,7 @@ class Pulser:
         entry = self._entries.get(replica)
         if entry is not None and not entry.has_first:
             entry.has_first = True
-            # A running pulse may have looked at the journal before this commit. `_settle` begins another one.
+            # A running pulse may have begun before this commit. `_settle` then begins another pulse.
             if entry.pulse is None:
                 self._queue_first(entry)
 

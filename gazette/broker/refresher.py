@@ -126,7 +126,7 @@ class Refresher:
         while (repeated := self._again.first()) is not None and repeated.due_at <= now:
             if not self._allowance.take(now):
                 return _TICK_S
-            self._again.take(now)
+            self._again.take(now)  # This takes ``repeated``, the first entry.
             self._begin(repeated)
         waits = [_IDLE_S]
         if (entry := self._first.first()) is not None:

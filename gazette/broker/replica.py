@@ -81,8 +81,7 @@ class _SpoolEvents:
 class Replica:
     """One assigned journal. Loop-bound; made by the resolver, started once, shut down once.
 
-    The replica is of the journal that was created at revision ``life``. It has nothing to do with a later
-    journal of the same name.
+    The replica is of the journal that was created at revision ``life``, and of no later journal of that name.
 
     A pipeline of this broker, or a Replicate call of the primary, takes ``spool`` from its mutex.
     ``pipeline`` holds None until a pipeline is built. An owner gives back what it took, or its successor.
@@ -134,8 +133,7 @@ class Replica:
         return spec_of(self._context.state, self.journal, self.life)
 
     async def load_head(self, *, lives: bool = False) -> None:
-        """Read the known head. Raise ``Unavailable`` without etcd, ``Conflict`` if the journal was
-        deleted."""
+        """Read the known head. Raise ``Unavailable`` without etcd, ``Conflict`` without the journal."""
         await self.head.load(lives=lives)
         self._adopt_head()
 
@@ -430,8 +428,8 @@ class Replica:
             self._context.persister.close(closing, self.head.settled)
 
     def list_again(self) -> None:
-        """List the blob stores now, because they were changed. Cancel a running listing: its store may hang,
-        and may have been removed for that."""
+        """List the blob stores now, because they were changed. Cancel a running listing: the store that it
+        lists may hang, and may have been removed for that."""
         self._context.refresher.list_again(self)
 
     @property
@@ -509,8 +507,7 @@ class Replica:
             log.warning(
                 "fragments of %(journal)s could not be listed: %(error)s",
                 {"journal": self.journal, "error": error},
-                # One cause for all journals of a store: if the store fails, each of them fails every few
-                # seconds.
+                # One cause for all journals of a store: while the store fails, each fails again and again.
                 extra={"cause": f"listing {stores}: {type(error).__name__}"},
             )
         else:

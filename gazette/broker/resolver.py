@@ -1,7 +1,7 @@
 """The routes of journals, and the replicas that this broker serves.
 
-The resolver follows the key space as its last observer. It changes routes and local replicas in the same
-step of the loop as the keys behind them. So each task sees both, or neither.
+The resolver follows the key space as its last observer. The resolver changes routes and local replicas in the
+same step of the loop as the keys behind them. So each task sees both, or neither.
 """
 
 from __future__ import annotations
@@ -389,12 +389,12 @@ class Resolver:
             self._tear_down(journal, held)
 
     def _updated(self, journal: str, held: _Held | None, local: LocalItem) -> _Held:
-        """Return the replica to hold for a journal. ``held`` is the present one.
+        """Return the replica to hold for a journal. ``held`` is the present replica.
 
         A replica serves one life of a journal: after a deletion and creation, the journal gets another
-        replica. A replica also serves one assignment. Before the next one, the journal may have been assigned
-        to brokers that never saw the replica's bytes. A demoted primary is replaced. A promoted replica
-        stays.
+        replica. A replica also serves one assignment. Before the next assignment, the journal may have been
+        assigned to brokers that never saw the replica's bytes. A demoted primary is replaced. A promoted
+        replica stays.
         """
         if held is not None and not _is_continued(held.local, local):
             self._tear_down(journal, held)

@@ -86,7 +86,7 @@ class BrokerService(ClusterMember[BrokerSettings]):
                 for name in ("spools", "spool writes", "spool reads")
             )
         )
-        self._parts: _Parts | None = None
+        self._parts: _Parts | None = None  # None before `start`.
 
     @property
     def context(self) -> BrokerContext:

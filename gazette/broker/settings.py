@@ -60,8 +60,7 @@ class BrokerSettings(MemberSettings):
     spool_threads: int = 4
     """Threads for hashing and compression. As many threads write spool files, and as many read them."""
     spool_memory_bytes: int = LIMIT_BYTES
-    """Upper bound in bytes of content that is not yet in a spool file. Beyond it, appends wait for the
-    disk."""
+    """Upper bound in bytes of content in no spool file yet. Beyond it, appends wait for the disk."""
     blob_threads: int = 16
     """Greatest number of calls of one blob store at a time."""
     store_hung_after_s: float = 60.0

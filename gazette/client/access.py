@@ -45,7 +45,7 @@ class RouteCache:
         return route
 
     def put(self, name: str, route: Route, now: float) -> None:
-        """Remember a route. A route without members makes the cache forget the former one."""
+        """Remember a route. A route without members makes the cache forget the former route."""
         if not route.members:
             self.forget(name)
             return

@@ -25,10 +25,10 @@ class Client(BrokerAccess):
     """A client of one broker cluster. Loop-bound: created and used on one event loop.
 
     ``address`` is the endpoint of any broker, or of a balancer before them (``http://host:port``,
-    ``https://…``, ``unix://…``). It may be several endpoints separated by commas, of which one that answers
-    is used. That broker forwards calls to the brokers that serve a journal. With a route cache, the client
-    calls these brokers directly, and prefers those in ``zone``. Set ``route_cache_size`` to zero if this
-    process cannot dial the endpoints that brokers advertise.
+    ``https://…``, ``unix://…``), or several endpoints separated by commas, of which one that answers is used.
+    That broker forwards calls to the brokers that serve a journal. With a route cache, the client calls these
+    brokers directly, and prefers those in ``zone``. Set ``route_cache_size`` to zero if this process cannot
+    dial the endpoints that brokers advertise.
 
     ``signer`` makes tokens where the cluster needs them. ``fragments`` says which stored fragments can be
     opened without a broker. By default these are fragments with signed http(s) URLs. The client closes
@@ -47,7 +47,9 @@ class Client(BrokerAccess):
         cancellation the content may have been appended.
 
         Raise ``Fenced`` if the registers do not match, and ``Conflict`` if the head is at another offset.
-        Raise ``Invalid``, ``NotAllowed``, ``NotFound``, ``Unavailable`` or ``Broken`` as well.
+        Raise ``Invalid`` for wrong parameters, ``NotAllowed`` or ``NotFound`` if brokers refuse the journal,
+        ``Unavailable`` for a failing store, or if content cannot be read again, ``Broken`` if a broker breaks
+        the protocol.
         """
         return await appender.append(self, params, content)
 

@@ -91,8 +91,8 @@ class CompletedSpool:
         )
 
     def _digest_to(self, length: int) -> bytes:
-        """Return the digest of the first ``length`` bytes. Read all, to detect a damaged file. Call it in a
-        thread."""
+        """Return the digest of the first ``length`` bytes. Read all bytes, to detect a damaged file. This
+        call blocks."""
         content = _VerifiedContent(self.file, self.fragment)
         sha1 = hashlib.sha1(usedforsecurity=False)
         while part := content.read(min(_READ_BYTES, length)):
@@ -115,16 +115,16 @@ class SpoolCompression:
         self._source = source
         self._pool = pool
         self._target = 0  # Only the loop writes it.
-        self._scheduled = False
+        self._scheduled = False  # True while a thread will compress.
         # The thread that compresses holds the lock, which guards the attributes below.
         self._lock = pool.lock()
         self._compressor: Compressor = new_compressor(codec)
-        self._output: SpoolFile | None = None
+        self._output: SpoolFile | None = None  # None: not begun, or given up.
         self._through = 0
         self._written = 0
         self._sum = hashlib.sha1(usedforsecurity=False)
         self._usable = True
-        self._finished = False
+        self._finished = False  # True once the file is whole.
 
     @property
     def through(self) -> int:

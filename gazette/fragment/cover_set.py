@@ -27,8 +27,8 @@ T = TypeVar("T", bound=Span)
 class CoverSet(Generic[S]):
     """Spans in strictly ascending order of both ``begin`` and ``end``.
 
-    A span that another one covers is not kept. Of two equal spans, the later one wins. Partial overlaps stay.
-    Look-up is O(log n), and so is ``add`` at the end of the set.
+    A span that another span covers is not kept. Of two equal spans, the later span wins. Partial overlaps
+    stay. Look-up is O(log n), and so is ``add`` at the end of the set.
     """
 
     __slots__ = ("_begins", "_ends", "_spans")

@@ -75,7 +75,7 @@ class Index:
         self._set: CoverSet[Fragment | LocalFragment] = CoverSet()
         self._local: CoverSet[LocalFragment] = CoverSet()
         self._shown_to: Offset | None = None
-        """End of the commits that readers get; None: they get each commit at once."""
+        """End of the commits that readers get; None: readers get each commit at once."""
         self._hidden: deque[LocalFragment] = deque()
         """Commits behind ``_shown_to``, in order."""
         self._stored: list[Fragment] = []

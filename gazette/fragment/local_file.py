@@ -95,7 +95,7 @@ class Closer:
 
 
 class _Closers:
-    """The closer of this process. A forked child needs another one: threads do not survive a fork."""
+    """The closer of this process. A forked child needs its own: threads do not survive a fork."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -41,8 +41,8 @@ class PersisterSettings:
     """Settings of the persister. Times are in seconds.
 
     A follower leaves the upload to a primary that holds the same bytes. The follower looks for the object
-    after ``replica_look_s``, then at intervals that double. After ``replica_delay_s``, it uploads its own
-    bytes. Both times are extended at random by up to half.
+    after ``replica_look_s``, then at intervals that double. After ``replica_delay_s``, the follower uploads
+    its own bytes. Both times are extended at random by up to half.
 
     A failed attempt is repeated after ``backoff_min_s``. The time doubles with each failure, up to
     ``backoff_max_s`` (``finish_backoff_max_s`` while finishing). While a store is down, all its spools share
@@ -137,7 +137,7 @@ class Persister:
         self._idle = asyncio.Event()
         """Set when a spool or closing is done: ``finish`` then looks for others that are not done."""
         self._idle.set()
-        self._closed = False
+        self._closed = False  # True once `finish` has returned.
         self._failed = asyncio.Event()
         self._scope = TaskScope("persister", on_failure=self._on_broken)
 
@@ -185,6 +185,7 @@ class Persister:
             )
             return
         uploads = [upload for upload in self._uploads if upload.is_of(name.journal, name.life)]
+        # No store has the spools that wait now: they begin at this offset or later.
         begin = min([closing.end, *(upload.spool.fragment.begin for upload in uploads)])
         closing = replace(closing, begin=begin)
         self._closings.add(closing)
@@ -202,8 +203,8 @@ class Persister:
         Wait for running uploads and repeat failed ones, for at most ``deadline_s`` seconds. A spool that
         cannot be confirmed is stored aside at once, and counts as persisted: its bytes are in the store.
 
-        Raise ``Unavailable``, which names the spools that are not persisted, and why. Their bytes are lost
-        if this was the last of the journal's brokers. Cancellation: nothing is dropped; call it again.
+        Raise ``Unavailable``, which names the spools that are not persisted, and why. Their bytes are lost if
+        this was the journal's last broker. Cancellation: nothing is dropped; call it again.
         """
         self._hurry.set()
         for outage in self._outages.values():

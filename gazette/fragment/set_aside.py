@@ -53,8 +53,7 @@ class SetAside:
     def place(self, store: BlobStore) -> bool:
         """Copy the object to the place of its fragment. Return True if this call stored the fragment.
 
-        Call it in a thread. The object aside stays. Raise ``Unavailable`` or ``NotAllowed`` if the store
-        fails.
+        Call it in a thread. The object aside stays. Raise ``Unavailable`` or ``NotAllowed`` for the store.
         """
         path = self.fragment.content_path()
         if store.exists(path):

@@ -1,10 +1,10 @@
 """Stage 6 of the byte path: takes content and proposals from `broker/commit/driver` (primary) and
 `broker/api/replicate` (replica), and decides how the spool changes.
 
-A spool is the fragment that a broker is writing now: committed bytes ``[begin, end)``, then ``delta``
-bytes that were received and are not yet committed. The replicas of a journal agree on a spool by
-proposals. A proposal names a whole fragment, its digest and the journal's registers. It takes effect only
-on a spool that can become exactly this fragment.
+A spool is the fragment that a broker is writing now: committed bytes ``[begin, end)``, then ``delta`` bytes
+that were received and are not yet committed. The replicas of a journal agree on a spool by proposals. A
+proposal names a whole fragment, its digest and the journal's registers. A proposal takes effect only on a
+spool that can become exactly this fragment.
 
 Pure: the bytes, their digest and the clock belong to ``spool_file``, which performs the effects.
 """
@@ -129,7 +129,7 @@ class SpoolState:
     ) -> tuple[SpoolEffect, ...]:
         """Apply a proposal; the last effect says how it ended.
 
-        ``pending_sum`` returns the SHA-1 of committed and pending bytes. It is called only if needed.
+        ``pending_sum`` returns the SHA-1 of committed and pending bytes, and is called only if needed.
         ``now`` is Unix seconds. Raise ``Invalid`` for another journal's proposal.
         """
         if proposal.fragment.journal != self.fragment.journal:
@@ -174,8 +174,8 @@ class SpoolState:
     def _must_roll(self, proposed: Fragment) -> bool:
         """Return True if the spool must roll before it can take the proposal.
 
-        A proposal beyond all bytes here means that this replica missed commits: it goes on from the
-        proposal's end. An empty proposal at our end is the primary's order to complete the fragment.
+        A proposal beyond all bytes here means that this replica missed commits: the spool goes on from its
+        end. An empty proposal at our end is the primary's order to complete the fragment.
         """
         end = self.fragment.end
         return proposed.end > end + self.delta or (proposed.end == end and not proposed.length)

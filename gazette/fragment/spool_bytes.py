@@ -32,7 +32,7 @@ _PART_BYTES: Final = 1 << 18
 
 
 class SpoolBytes:
-    """The bytes of a spool. They live as long as this object; any number of threads may read.
+    """The bytes of a spool, which live as long as this object. Any number of threads may read.
 
     One owner puts or writes bytes, never both at a time. Content that is put at a position replaces all
     bytes from there on. ``memory`` may write bytes to the file at any time, in a thread.
@@ -58,7 +58,7 @@ class SpoolBytes:
         self._disk_lock = memory.pool.lock()
         # This lock guards the attributes below. No thread holds it during an operation of the disk.
         self._lock = threading.Lock()
-        self._file: SpoolFile | None = None
+        self._file: SpoolFile | None = None  # None: all bytes are in memory.
         self._begin = 0
         """Position of the first byte in memory. All bytes before it are in the file."""
         self._parts: deque[bytes | bytearray] = deque()
@@ -239,7 +239,7 @@ class SpoolMemory:
         return not self.failing and self.unwritten + length <= self.limit
 
     def grew(self, holder: SpoolBytes, length: int, *, first: bool) -> None:
-        """Count ``length`` more bytes of ``holder``, or fewer if negative. ``first``: it was empty before."""
+        """Count ``length`` more bytes of ``holder`` (negative: fewer). ``first``: ``holder`` was empty."""
         if first:
             self._holders[holder] = None
         self._unwritten += length

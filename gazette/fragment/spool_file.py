@@ -39,7 +39,7 @@ from gazette.runtime.tasks import Pool, await_future
 INLINE_BYTES: Final = 1 << 19
 """Upper bound in bytes of content that the event loop hashes, and puts into memory.
 
-That takes about half a millisecond. Longer content justifies the cost of a thread.
+To hash so much takes about 0.5 ms. Longer content justifies the cost of a thread.
 """
 _TRIM_BYTES: Final = 1 << 26
 """A roll-back of fewer bytes leaves them in the file, where the next content replaces them."""
@@ -81,8 +81,8 @@ class Spool:
         self._pool = pool
         self._disk = disk if disk is not None else LocalDisk()
         self._memory = memory if memory is not None else SpoolMemory(pool)
-        self._bytes: SpoolBytes | None = None
-        self._compression: SpoolCompression | None = None
+        self._bytes: SpoolBytes | None = None  # None: nothing was written yet.
+        self._compression: SpoolCompression | None = None  # None: not begun.
         self._sum = hashlib.sha1(usedforsecurity=False)
         """Digest of the committed bytes."""
         self._pending_sum = self._sum
@@ -120,7 +120,7 @@ class Spool:
         cannot be written, as when the disk is full. Then all pending bytes are rolled back, committed bytes
         are untouched, and the spool remains usable.
 
-        Cancellation: a proposal is applied or not, never in part. With content, all pending bytes are rolled
+        Cancellation: a proposal is applied or not, never in part. Content, and all pending bytes, are rolled
         back.
         """
         if self._writing is not None:
@@ -232,7 +232,7 @@ class Spool:
     async def _settle(self, writing: concurrent.futures.Future[Any]) -> None:
         """Wait for a thread for which no other task waits.
 
-        It is the thread of a cancelled call, whose bytes were rolled back, or of a trim. A failed trim only
+        The thread is that of a cancelled call, whose bytes were rolled back, or of a trim. A failed trim only
         keeps space that the next content uses.
         """
         await ended(writing)

@@ -179,7 +179,7 @@ class Upload:
         if self.cut is not None and spec.fragment.stores:
             calls = self._shared.blob_stores.get(spec.fragment.stores[0]).calls
             self.spool = await self.spool.cut_to(self.cut, calls)
-            self.cut = self.aside = None
+            self.cut = self.aside = None  # An object aside has other bytes than the cut spool.
 
     async def _upload_to(self, spec: JournalSpec, url: str, *, look: bool) -> bool:
         """Put the object into store ``url``, or only look for it. Return True if nothing is left to do."""
@@ -216,8 +216,8 @@ class Upload:
     async def _look(self, url: str, call: concurrent.futures.Future[bool]) -> bool:
         """Return True if ``call`` soon finds the object.
 
-        Do not wait for a store that hangs. The look ends after ``look_timeout_s``. It ends earlier if this
-        broker must upload the bytes, or if the journal has other stores. Its thread changes nothing.
+        Do not wait for a store that hangs. The look ends after ``look_timeout_s``, or earlier if this broker
+        must upload the bytes, or if the journal has other stores. The thread of the look changes nothing.
         """
         remaining_s = self._shared.look_timeout_s
         while not await ended(call, _NOTICE_S):

@@ -132,10 +132,10 @@ class ClientCall(StreamListener):
         self._opener = opener
         self._method = method
         self._max = receive_bytes_max
-        self._stream: Http2Stream | None = None
+        self._stream: Http2Stream | None = None  # None before `opened`.
         self._carrier: Carrier | None = None
         self._queue: MessageQueue | None = None
-        self._head: Metadata | None = None
+        self._head: Metadata | None = None  # None before the head of the answer.
         self.status: tuple[grpc.StatusCode, str] | None = None
         """Code and text with which the call has ended; None before."""
         self._trailers: tuple[grpc.StatusCode, str] | None = None
@@ -148,7 +148,7 @@ class ClientCall(StreamListener):
         """Wakes tasks that wait for the stream, the head of the answer, or the status."""
         self._arrived = Waiters()
         """Wakes the task that reads."""
-        self._sink: Callable[[Any], None] | None = None
+        self._sink: Callable[[Any], None] | None = None  # None: `read` takes the responses.
         self._room = Waiters()
         """Wakes the task that writes."""
         self._deadline = (

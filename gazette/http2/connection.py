@@ -325,7 +325,7 @@ class Http2Connection:
         """Streams that wait for the window of the connection, or for the socket, in order."""
         self._shut: dict[Http2Stream, None] = {}
         """Streams that wait for their own windows to open."""
-        self._paused = False
+        self._paused = False  # True while the socket is full.
         self.ahead_bytes = STREAM_BYTES
         """Bytes that the peer may send on a stream beyond the consumed ones; at least `FIRST_BYTES`."""
         self.is_known = False
@@ -372,7 +372,7 @@ class Http2Connection:
     def drain(self, *, last: bool = False) -> None:
         """Ask the peer to begin no more streams. With ``last``, refuse streams that begin from now on.
 
-        The peer may begin streams until this request reaches it. It may repeat refused streams elsewhere.
+        The peer may begin streams until this request reaches it, and may repeat refused streams elsewhere.
         """
         self.draining = self.draining or last
         self._write(fr.goaway(self._last if last else fr.WINDOW_MAX, FaultCode.NO_ERROR))

@@ -1,7 +1,7 @@
 """A gRPC channel over our own HTTP/2, with the methods and states of `grpc.aio.Channel`.
 
 A channel connects for the first call. If a connection is lost, or its server drains it, the next call makes
-another one. After a failed attempt the channel waits before the next one, and calls fail meanwhile. A
+another one. After a failed attempt the channel waits before the next attempt, and calls fail meanwhile. A
 connection that soon ends without an answered call also counts as a failed attempt, except the first one in a
 row. For each connection, the channel resolves the host and reads the files of TLS.
 """
@@ -50,7 +50,7 @@ _ADDRESSES_AT_ONCE: Final = 4
 _SOON_S: Final = 10.0
 """A connection counts as useful if its server answers a call, or if it lasts this many seconds."""
 _CONNECTIONS_MAX: Final = 16
-"""Greatest number of connections of a channel. It makes one more when the server takes no more calls."""
+"""Greatest number of connections of a channel. A full connection makes the channel open one more."""
 _KEEPALIVE_MAX_S: Final = 7200.0
 _REFUSED_PINGS: Final = "too_many_pings"
 """The reason that a gRPC server gives when it refuses pings as too many."""
@@ -103,10 +103,10 @@ class Http2Channel:
         self._tried = 0
         """Number of addresses that were tried since the last connection."""
         self._scope = TaskScope(f"channel to {target}")
-        self._connection: ClientConnection | None = None
+        self._connection: ClientConnection | None = None  # Gets new calls; None: connect first.
         self._connections: dict[ClientConnection, None] = {}
         """All connections, including those that take no more calls while their calls go on."""
-        self._connecting = False
+        self._connecting = False  # True while an attempt to connect runs.
         self._useless = 0
         """Number of connections in a row that were of no use (`ClientConnection.was_of_use`)."""
         self._retry: asyncio.TimerHandle | None = None  # Set during a wait after a failure.
@@ -360,7 +360,7 @@ class Http2Channel:
             self._find_room()
 
     def is_spare(self, connection: ClientConnection) -> bool:
-        """Return True if new calls go to another connection than this one."""
+        """Return True if new calls go to another connection than ``connection``."""
         return not self._connecting and self._connection not in (None, connection)
 
     @property
@@ -377,7 +377,7 @@ class Http2Channel:
         self._connections[connection] = None
 
     def drained(self, connection: ClientConnection) -> None:
-        """Give later calls to another connection: this one takes no more."""
+        """Give later calls to another connection: ``connection`` takes no more."""
         if self._connection is not connection:
             return
         others = (other for other in self._connections if other is not connection and other.is_live)

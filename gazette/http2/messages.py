@@ -60,7 +60,7 @@ class MessageQueue:
         """Length of the incomplete message, with its prefix; 0 without one."""
         self._missing = 0
         """Bytes of the incomplete message that have not arrived."""
-        self._compressed = False
+        self._compressed = False  # Whether the incomplete message is compressed.
         self._reported = 0
         """Bytes of the incomplete message that were reported as consumed."""
         self.inflated = 0

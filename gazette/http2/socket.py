@@ -42,7 +42,7 @@ class Http2Socket(asyncio.Protocol):
         self._connection.on_change = self._on_change
         self._out: list[BytesLike] = []
         self._out_bytes = 0
-        self._flushing = False
+        self._flushing = False  # True if `_flush` will be called in this turn.
         self._heard_at = self._loop.time()
         self._stalled_at: float | None = None  # Time at which the socket became full.
         self._pinged_at: float | None = None  # Time of a PING that has no answer yet.

@@ -63,7 +63,7 @@ class Acceptor:
 
     ``connect`` gets a function, which its protocol calls once the connection is made. From then on, ``count``
     includes the connection. At ``limit`` connections, ``make_room`` is called to close an idle one. If no
-    connection can be closed, the new one gets ``refusal`` and is closed.
+    connection can be closed, the new connection gets ``refusal`` and is closed.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Acceptor:
         """Tasks of the connections that have not begun yet, in order."""
         self._uncounted = 0
         """Number of connections in ``_starting`` that are not made yet."""
-        self._retry: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None  # Begins to accept again.
         self._name = str(listener.getsockname())
 
     def start(self) -> None:

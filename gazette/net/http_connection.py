@@ -49,7 +49,7 @@ _REFUSALS: Final = {
     505: "only HTTP/1.1 and HTTP/1.0 are served here",
 }
 _BYTES: Final = re.compile(r"[:'\"]| b['\"]| bytearray")
-"""Where bytes of the request begin in a reason of h11. They may hold a token, so the log leaves them out."""
+"""Where bytes of the request begin in a reason of h11. The log leaves them out: they may hold a token."""
 _TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
 
 
@@ -105,8 +105,8 @@ class HttpConnection(asyncio.Protocol):
         self.writable = asyncio.Event()
         self.writable.set()
         self.since = self._heard_at = _time()
-        self._request: AsgiCycle | None = None
-        self._asks_for_head = False
+        self._request: AsgiCycle | None = None  # The last request; None before the first.
+        self._asks_for_head = False  # True for HEAD: the answer has no body.
         self._request_alarm = _Alarm(self._request_late)
         self._body_alarm = _Alarm(self._body_late)
         self._stall_alarm = _Alarm(self._stalled)

@@ -135,7 +135,7 @@ def cannot_listen(address: str, error: OSError) -> Unavailable:
 class ReloadedTls:
     """The files of ``TlsFiles``, read again at each connection. Any thread.
 
-    If new files cannot be read or used, the former ones stay in use.
+    If new files cannot be read or used, the former files stay in use.
     """
 
     def __init__(self, files: TlsFiles) -> None:

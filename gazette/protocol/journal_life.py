@@ -1,4 +1,4 @@
-"""The life of a journal. It distinguishes a journal that was created again from the former one."""
+"""The life of a journal, by which a journal that was created again differs from the former journal."""
 
 from __future__ import annotations
 

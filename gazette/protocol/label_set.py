@@ -310,7 +310,7 @@ def _terms(labels: LabelSet, bang: str, equal: str, member: str) -> list[str]:
     terms = []
     for name, group in groupby(suffixed, key=_name_of):
         values = _values(group)
-        if values == ("",):
+        if values == ("",):  # The empty value matches any value.
             terms.append(f"{bang}{name}")
         elif len(values) == 1:
             terms.append(f"{name}{equal}{values[0]}")

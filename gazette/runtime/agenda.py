@@ -83,7 +83,7 @@ class Slots:
         self._round = 0
         """Number of the present round. Actions of former rounds are not counted any more."""
         self._begun_at = now
-        self._taken = 0
+        self._taken = 0  # Actions of this round that have not ended.
 
     def are_free(self, now: float) -> bool:
         """Return True if one more action may begin at ``now``."""

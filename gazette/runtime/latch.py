@@ -1,4 +1,4 @@
-"""An event that happens once. It is cheap until a task waits for it: each journal has several."""
+"""An event that happens once. A latch is cheap until a task waits for it: each journal has several."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 A record logged with ``extra={"cause": …}`` has that cause. For the libraries in ``_REPETITIVE``, the cause is
 the template of the record. The first line of a cause is written at once. Lines in the minute after it are
-counted. At the end of the minute the last of them is written. Its fact ``left_out`` counts the others.
+counted. At the end of the minute the last of them is written. Its fact ``left_out`` counts those that were
+not written.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _ONE_FOR_EACH: Final = (
 
 
 class _Forks:
-    """The number of forks between the first process of the program and this one."""
+    """The number of forks between the first process of the program and this process."""
 
     count = 0
 
@@ -106,7 +106,7 @@ class LoopBound(ClosedByOwner):
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # None before the first use.
         self._thread = 0
 
     def require(self) -> None:

@@ -52,7 +52,7 @@ class Mutex(Generic[T]):
             raise
 
     def give(self, value: T) -> None:
-        """Give back the object, or another one in its place. Never blocks."""
+        """Give back the object, or another object in its place. Never block."""
         if self.idle:
             raise Bug("mutex given back twice", mutex=self.name)
         while self._waiters:

@@ -29,7 +29,7 @@ def with_streams(run: Callable[[], int]) -> int:
         return _EXIT_PIPE
     except OSError as error:
         if error.filename is not None or error.errno not in _OF_STREAMS:
-            raise
+            raise  # An error of another file.
         _say(f"cannot write the output: {error.strerror}")
         return _EXIT_FAILED
 

@@ -109,7 +109,7 @@ class Supervisor:
         self._stop_timeout_s = stop_timeout_s
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
-        self._died = False
+        self._died = False  # True once a worker ended without a signal.
 
     @property
     def pids(self) -> dict[str, int]:
@@ -124,7 +124,7 @@ class Supervisor:
                     process.send_signal(number)
 
     async def run(self) -> int:
-        """Start all workers, and return the exit code when the last one has ended.
+        """Start all workers, and return the exit code when the last worker has ended.
 
         Raise ``Broken`` if a worker cannot be started. Cancellation: workers are sent SIGTERM.
         """

@@ -45,8 +45,8 @@ class TaskScope:
         self._on_failure = on_failure
         self.is_stopping = False
         """True if the scope takes no more children."""
-        self._owner: asyncio.Task[Any] | None = None
-        self._owner_cancelled = False
+        self._owner: asyncio.Task[Any] | None = None  # The task in the body; None outside of it.
+        self._owner_cancelled = False  # True: a failed child has cancelled it.
         self._waiters: list[asyncio.Future[None]] = []
         """Tasks that wait in `_empty`."""
 
@@ -351,9 +351,8 @@ async def await_future(future: OpFuture[T]) -> T:
 
 
 async def await_shared(future: asyncio.Future[T]) -> T:
-    """Await a future or task of another owner. Cancellation: it goes on, and its owner reports a later error.
-
-    `asyncio.shield` has the loop report that error, too, from Python 3.14 on.
+    """Await a future or task of another owner, which a cancellation does not touch. Its owner reports a later
+    error. `asyncio.shield` has the loop report that error, too, from Python 3.14 on.
     """
     if not future.done():
         done = asyncio.Event()

@@ -17,6 +17,6 @@ def tls_context(
     """
     context = ssl.create_default_context(purpose, cafile=ca_file)
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    # From 3.13 on, and in Go, a file may have an intermediate certificate alone.
+    # As Go and Python 3.13 do, trust an intermediate certificate in the file even without its root.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context

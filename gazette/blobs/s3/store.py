@@ -105,7 +105,7 @@ class S3Store:
         return True
 
     def open(self, path: str) -> BinaryIO:
-        """Read an object. If a connection breaks, another one reads the rest of the same object.
+        """Read an object. If a connection breaks, another connection reads the rest of the same object.
 
         The reader can seek: a seek costs a request, and skipped bytes are not transferred.
         """
@@ -291,8 +291,8 @@ class _ObjectReader(io.RawIOBase):
         self._get = get
         self._translated = map_errors
         self._position = 0
-        self._breaks = 0
-        self._last_break = 0
+        self._breaks = 0  # Broken connections without progress.
+        self._last_break = 0  # Position at the last break.
         self._body: Any = None
         response = get(0, "")
         self._body = response["Body"]

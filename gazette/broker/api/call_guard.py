@@ -84,8 +84,7 @@ class Expired(Exception):
 
 
 class Expiry:
-    """The time at which a stream's claims expire. It bounds waits of the stream, and is checked between
-    writes.
+    """The time at which a stream's claims expire. It bounds the stream's waits. Check it between writes.
 
     Never use ``bound`` around a write. gRPC refuses to send a status beside a message: if a handler is
     cancelled while it writes, its call can never be ended.

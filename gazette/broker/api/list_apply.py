@@ -87,7 +87,7 @@ class ListApplyApi:
         self._context = context
         self._changed = asyncio.Event()
         self._stopped = False
-        self._version_at = -1
+        self._version_at = -1  # Revision of etcd for which `_version` was computed.
         self._version = (0, 0)
         self._kept: dict[tuple[LabelSelector, LabelSelector], _Matched] = {}
         """Matches at the present revision, by selector. Lists that wait for their callers share them."""
@@ -327,8 +327,7 @@ class ListApplyApi:
     async def _forget_heads(self, journals: Sequence[str]) -> None:
         """Remove the known heads of deleted journals.
 
-        A head that stays has no effect: it names the life of its journal. Keep the head of a journal's later
-        life.
+        A head that stays has no effect: it names the life of its journal. Keep the head of a later life.
         """
         context = self._context
         for journal in journals:
@@ -375,7 +374,7 @@ class ListApplyApi:
         if item is not None and change.expect_mod_revision in (-1, item.raw.mod_revision):
             former: JournalSpec = item.decoded.value.spec
             return former
-        # The caller has read a newer value than the key space has: ask etcd. It may not be decodable.
+        # The caller has read a newer value than the key space has. Ask etcd; damaged values may be replaced.
         raw = await context.etcd.get(key)
         if raw is not None:
             with suppress(Invalid):

@@ -114,8 +114,8 @@ class ReplicateApi:
     async def _join(
         self, journal: str, claims: Claims, header: Header
     ) -> tuple[Resolution, tuple[Replica, Spool] | None]:
-        """Wait for the spool. Return None for the spool if the primary's route differs from that known
-        here."""
+        """Wait for the spool. Return None in its place if the primary's route differs from the local
+        route."""
         while True:
             resolved = await self._resolve(journal, claims, header)
             if resolved.status is not Status.OK or not resolved.header.route.equivalent(
@@ -218,12 +218,12 @@ class _Stream:
 
     async def _propose(self, proposal: Proposal, *, acknowledge: bool) -> None:
         if acknowledge:
-            # Readers get what is committed. If this broker was paused, another one may have these offsets.
+            # Readers get what is committed. If this broker was paused, another broker may have these offsets.
             self.lease.check()
         result = await self.local.propose(proposal)
         self._follow(result)
         if acknowledge:
-            self.lease.check()  # Without our lease, another replica may have taken this one's place.
+            self.lease.check()  # Without our lease, another replica may have taken this replica's place.
             header, self.header = self.header, None
             await self.call.write(_answer(result, header))
         elif result.status is not Status.OK:

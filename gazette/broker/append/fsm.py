@@ -364,7 +364,7 @@ class AppendFSM:
                 seen.now, known_head.closed if known_head.offset == head == resume_at else None
             )
         if head > max(end, index.end) and not spec.fragment.stores:
-            # No store could ever hold the missing bytes: they are lost. Do not give their offsets out again.
+            # No store could ever hold the missing bytes: these are lost. Do not give their offsets out again.
             return self._go_on_at(head, seen.now)
         if end != head and terms.offset is None and spec.may_write:
             if known_head.closed is not None and index.end >= known_head.offset:
@@ -423,8 +423,8 @@ class AppendFSM:
             )  # It is suspended already: end so, without content.
         # Go on: nothing is to be changed, or content is not in a blob store yet.
         if self._held.fragment.begin == index.begin:
-            # Roll before the second append, so that the first one is a fragment of its own. Without it, a
-            # journal that lost its fragments would look like one that never had any.
+            # Roll before the second append, so that the first append is a fragment of its own. Without it, a
+            # journal that lost its fragments would look like a journal that never had any.
             self.roll_to = end
         return self._begin_stream(seen.now)
 

@@ -11,7 +11,7 @@ from gazette.runtime.timeouts import timeout
 _LATE_S: Final = 0.05
 """Lateness of a timer, in seconds, above which the event loop itself stood still."""
 _GRACE_S: Final = 0.25
-"""Seconds that the caller gets in addition after such a pause: its data may already be queued."""
+"""Seconds that the caller gets in addition after a pause of the loop: its data may already be queued."""
 
 
 class IdleTimeout:

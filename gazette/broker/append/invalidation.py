@@ -33,8 +33,8 @@ class Interruptible:
 
     def __init__(self) -> None:
         self.reason: GazetteError | None = None
-        self._task: asyncio.Task[Any] | None = None
-        self._is_waiting = False
+        self._task: asyncio.Task[Any] | None = None  # The task that waits; None before `begin`.
+        self._is_waiting = False  # True during a `run`.
 
     def begin(self) -> None:
         """Let the present task be the one that waits."""

@@ -4,8 +4,8 @@ A journal has one appender at a time. An append that took its turn and then wait
 all later appends. So the broker reads content before the append waits in line: all, or `AHEAD_BYTES`.
 
 A *small append* is one message of at most `SMALL_BYTES`, which has arrived together with its call. One small
-append at a time leads, until it has ended. It commits its own content and that of small appends behind it, if
-their terms permit: a group commit. So many small appends cost the replicas as little as one.
+append at a time leads, until it has ended. The leader commits its own content and that of small appends
+behind it, if their terms permit: a group commit. So many small appends cost the replicas as little as one.
 
 An append that finds its journal's store unhealthy waits for the store in its turn. Later appends wait for the
 store before their turn. These waits do not add up: each is counted from the arrival of its append.
@@ -55,7 +55,7 @@ class ContentAhead:
     def __init__(self, source: ContentSource, ahead: Iterable[bytes | None] = ()) -> None:
         self._source = source
         self._ahead: deque[bytes | None] = deque(ahead)
-        self._error: GazetteError | None = None
+        self._error: GazetteError | None = None  # The stream's error, for `next` to raise.
         self.held = sum(len(chunk or b"") for chunk in self._ahead)
         """Bytes that were read ahead."""
 
@@ -137,8 +137,8 @@ class Line:
     def __init__(self) -> None:
         self._waiting: dict[ContentAhead, None] = {}
         self._small: deque[SmallAppend] = deque()
-        self._leader: SmallAppend | None = None
-        self._advancing = False
+        self._leader: SmallAppend | None = None  # None: no small append leads.
+        self._advancing = False  # True while `_advance` runs.
         self.store_ails_since: float | None = None
         """Monotonic time from which appends wait for the journal's store to be listed, or healthy."""
 

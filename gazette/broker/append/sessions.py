@@ -8,7 +8,7 @@ A session begins an append when the one before has succeeded. So, while the ledg
 - the last sequence, not known as committed, is admitted, as is a greater one.
 
 A session may be unknown to the ledger because it was at another primary, or was forgotten. Its append is
-admitted if it names this ledger: the append then began later than the ledger, and no session has been
+admitted if the append names this ledger: the append then began later than the ledger, and no session has been
 forgotten since. Any other append is refused, and the refusal names the ledger. A live client repeats its
 append with that name at once. A late copy never names a ledger that is younger than the copy.
 
@@ -61,7 +61,7 @@ class SessionLedger:
     def __init__(self, life: Revision) -> None:
         """Create the ledger of a journal that was created at revision ``life``."""
         self._life = life
-        self._tenure: Revision = 0
+        self._tenure: Revision = 0  # Tenure of the sessions; 0: none began yet.
         self._generation = 1
         self._newer: dict[str, _Last] = {}
         self._older: dict[str, _Last] = {}

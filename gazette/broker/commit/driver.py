@@ -115,7 +115,7 @@ class AppendDriver:
 
     @property
     def invalidated(self) -> Latch | None:
-        """An event that is set when the last resolution is superseded."""
+        """Set when the last resolution is superseded; None before the first resolution."""
         return None if self._resolution is None else self._resolution.invalidated
 
     @property
@@ -179,7 +179,7 @@ class AppendDriver:
         return await self._perform_rare(effect)
 
     async def _perform_rare(self, effect: ev.RareEffect) -> ev.Event | None:
-        """Perform an effect that only some appends ask for. It may wait long."""
+        """Perform an effect that only some appends ask for. This call may wait long."""
         match effect:
             case ev.HoldContent(ticks):
                 return await self._hold_content(ticks)
@@ -338,7 +338,7 @@ class AppendDriver:
         try:
             await roll_back(spool, primary=True)  # The last holder may have left pending content.
             if not replica.leads:
-                # Read the known head again: it may have grown while this replica followed.
+                # Read the known head again: the head may have grown while this replica followed.
                 replica.head.loaded = False
             pipeline = open_pipeline(
                 self._context, resolution.header, resolution.journal, spool, agree=replica.agree

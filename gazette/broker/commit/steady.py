@@ -189,7 +189,7 @@ def commit_now(
 
 
 def may_join(terms: AppendTerms, registers: LabelSet) -> bool:
-    """Return True if an append may join the commit of another one, which leaves ``registers`` in the journal.
+    """Return True if an append may join the commit of another append, which leaves ``registers``.
 
     An append that names an offset or changes registers must lead a commit itself. So must an append whose
     check of registers fails here: the registers at its turn decide.

@@ -6,8 +6,8 @@ it leaves (`upload_gate`). If the other follower leads next, it would give the s
 
 A follower that stays reports such bytes: the first synchronization of the new pipeline compares the ends of
 all spools. Only followers that are gone matter. If one is gone, its late uploads must not count. So the new
-primary writes its begin to etcd, which ends late uploads, and lists the stores (``Replica.begin``). It lists
-only if a follower was lost with the former primary, or if it got no content from any primary.
+primary writes its begin to etcd, which ends late uploads, and lists the stores (``Replica.begin``). It does
+so only if a follower was lost with the former primary, or if it got no content from any primary.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 from gazette.protocol.ids import ProcessId, Revision
 
 Incarnation: TypeAlias = tuple[ProcessId, Revision]
-"""A broker, and the creation revision of its member key: it differs for a later process of the same id."""
+"""A broker, and the creation revision of its member key, which differs for a later process of the same id."""
 
 _LEFT: Final = -1
 

@@ -46,8 +46,8 @@ class PeerStream:
         self._timeout_s = timeout_s
         self._outbox: deque[bytes] = deque()
         self._outbox_bytes = 0
-        self._closing = False
-        self._ended = False
+        self._closing = False  # True once the requests are to end.
+        self._ended = False  # True once the call has ended.
         self._inbox: deque[broker_pb2.ReplicateResponse] = deque()
         self._sender: asyncio.Task[None] | None = None
         """Sends the outbox, and the end of the requests. None: nothing waits to be sent."""

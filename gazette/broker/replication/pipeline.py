@@ -6,8 +6,8 @@ to each peer, and the exclusive use of the local spool. The holder of the pipeli
 replica hands the pipeline out.
 
 Answers arrive in the order of the proposals. The holder takes a ``Turn``: the right to gather the answers to
-its append, after all earlier appends have gathered theirs. So the next append can stream while this one waits
-for its acknowledgements.
+its append, after all earlier appends have gathered theirs. So the next append can stream while this append
+waits for its acknowledgements.
 """
 
 from __future__ import annotations
@@ -163,9 +163,9 @@ class Pipeline:
         """Content that is not sent yet: ``_length`` bytes from delta ``_begin`` on."""
         self._begin = 0
         self._length = 0
-        self._failure: GazetteError | None = None
+        self._failure: GazetteError | None = None  # The reason given to `fail`; None before.
         self.reassigned = Latch()
-        """Set once an assignment of the journal is made again: it may stand for another replica."""
+        """Set once an assignment of the journal is made again: the new one may stand for another replica."""
         self.caught_up = False
         """True if a peer lacked bytes of the open fragment, and this pipeline has sent them."""
         self._opened = False
@@ -299,8 +299,7 @@ class Pipeline:
             )
 
     async def propose(self, proposal: Fragment, registers: LabelSet, *, acknowledge: bool) -> None:
-        """Propose to all replicas. Raise the failure of a broken pipeline; ``Bug`` if the local spool
-        disagrees.
+        """Propose to all replicas. Raise the pipeline's failure, or ``Bug`` if the local spool disagrees.
 
         Cancellation: some replicas may have the proposal; tear the pipeline down.
         """
@@ -546,9 +545,9 @@ def open_pipeline(
 ) -> Pipeline:
     """Start a stream to each peer of the route, of which this broker is the primary. Do not wait for peers.
 
-    If a peer cannot be reached, gathering its answer fails. ``spool`` must have nothing pending. It belongs
-    to the pipeline, unless this function raises. Raise ``Unavailable`` if etcd has no endpoint of some peer,
-    ``Closed`` if the broker's channels are closed.
+    If a peer cannot be reached, gathering its answer fails. ``spool`` must have nothing pending. The spool
+    belongs to the pipeline, unless this function raises. Raise ``Unavailable`` if etcd has no endpoint of
+    some peer, ``Closed`` if the broker's channels are closed.
     """
     peer_ids = [member for member in header.route.members if member != header.process_id]
     endpoints = [_endpoint(context, header, member) for member in peer_ids]

@@ -37,13 +37,13 @@ class SpoolWriter:
         self._scope = scope
         self._pool = pool
         self._primary = primary
-        self._digest: Digest | None = None
+        self._digest: Digest | None = None  # None: no sum is needed.
         self._gathered: list[bytes] = []
         self._length = 0
         """Bytes in ``_gathered``."""
         self._end = spool.delta
-        self._writing: asyncio.Task[None] | None = None
-        self._failure: GazetteError | None = None
+        self._writing: asyncio.Task[None] | None = None  # None: no batch is being written.
+        self._failure: GazetteError | None = None  # Of a batch; not raised yet.
 
     @property
     def delta(self) -> int:

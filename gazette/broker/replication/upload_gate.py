@@ -5,11 +5,11 @@ A follower leaves an upload to its primary only while the primary is known to ho
 is a proposal: a primary that proposes exactly our fragment has its bytes. A follower uploads all other
 spools at once. The cost is an object that another broker may upload as well.
 
-A primary commits to its own spool as it proposes to its peers. If the network cuts it off from them just
-then, it has bytes that the journal may never have. The next primary goes on without those bytes, and gives
-their offsets to other bytes. So a primary uploads no byte beyond the *agreed end*: up to this offset, all
-replicas have acknowledged the journal. No client got an answer for bytes beyond: an append is answered when
-all replicas have acknowledged it.
+A primary commits to its own spool as it proposes to its peers. If the network cuts the primary off from its
+peers just then, it has bytes that the journal may never have. The next primary goes on without those bytes,
+and gives their offsets to other bytes. So a primary uploads no byte beyond the *agreed end*: up to this
+offset, all replicas have acknowledged the journal. No client got an answer for bytes beyond: an append is
+answered when all replicas have acknowledged it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class UploadGate:
         self._registers = EMPTY_LABELS
         self._acknowledged: tuple[Offset, LabelSet] = (0, EMPTY_LABELS)
         self._held: list[CompletedSpool] = []
-        self._confirmed: Fragment | None = None
+        self._confirmed: Fragment | None = None  # What its primary has, too; None: not known.
         self._reassigned: Latch | None = None
 
     @property
@@ -83,8 +83,8 @@ class UploadGate:
     def lead(self, end: Offset, registers: LabelSet, tenure: Revision) -> None:
         """Lead the journal from now on, by the assignment that was created at ``tenure``.
 
-        The spool ends at ``end``, with ``registers``. No effect if the replica leads already. It never
-        follows again: another replica replaces it.
+        The spool ends at ``end``, with ``registers``. No effect if the replica leads already. A replica that
+        has led never follows: another one replaces it.
         """
         if self._end is None:
             self._end, self._registers, self._tenure = end, registers, tenure
@@ -114,7 +114,7 @@ class UploadGate:
     def confirm(self, fragment: Fragment, reassigned: Latch, tenure: Revision) -> None:
         """Record that the primary of ``tenure`` has proposed exactly ``fragment``, and this replica has it.
 
-        ``reassigned`` is set once the journal has another primary or other members than it had then.
+        ``reassigned`` is set once the journal has another primary, or other members, than at the proposal.
         """
         self._confirmed, self._reassigned, self._tenure = fragment, reassigned, tenure
 

@@ -67,9 +67,9 @@ class AppendParams:
     """The parameters of an append, beside its content.
 
     An append ignores a metadata segment of ``journal``. With ``offset`` zero it goes to the head; with
-    another one it is refused unless the head is there. Registers change only with content:
-    ``subtract_registers`` first, then ``union_registers``. ``check_registers`` counts only if the journal
-    has registers.
+    another offset it is refused unless the head is there. Registers change only with content:
+    ``subtract_registers`` first, then ``union_registers``. ``check_registers`` counts only if the journal has
+    registers.
     """
 
     journal: str
@@ -136,8 +136,8 @@ class Appender:
             await appender.write(b"…")
             result = await appender.commit()
 
-    Leaving the block without ``commit`` aborts. Cancellation of ``write``: nothing was appended; of
-    ``commit``: it may have been appended.
+    Leaving the block without ``commit`` aborts. Cancellation of ``write``: nothing was appended. Cancellation
+    of ``commit``: content may have been appended.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Appender:
         self._call: Any = None
         self._endpoint = ""
         self._bytes = 0
-        self._answered = False
+        self._answered = False  # True once the response was received.
 
     async def __aenter__(self) -> Self:
         return self
@@ -344,8 +344,8 @@ async def append(
 
     An iterator can be read only once, so it is not retried; pass a function that returns a new one. An
     attempt may have an unknown outcome: after a retry the content may be in the journal twice. Suspended
-    journals and unhealthy stores are not retried. If the content came too slowly for the broker, only
-    bytes are retried: then this process was slow, not a source. Cancellation: it may have been appended.
+    journals and unhealthy stores are not retried. If content came too slowly for the broker, only content in
+    memory is retried: no source was slow, but this process. Cancellation: the content may have been appended.
     """
     attempt, call = 0, RepeatedCall()
     is_iterator = isinstance(content, AsyncIterator | Iterator)

@@ -1,6 +1,6 @@
 """Stage 1 of the byte path: the bounded backlog of appends that were released and not yet sent.
 
-Threads put content in, the event loop takes batches out. They share only the mutex of this module. It is
+Threads put content in, the event loop takes batches out. They share only the mutex of this module, which is
 held for microseconds, and never during a wait. `JournalAppends` enqueues to one journal, at the least cost.
 """
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 NOTHING: Final[AbstractSet[OpFuture[Any]]] = frozenset()
 
 _POLL_S: Final = 1.0
-"""Seconds between two checks of a thread that waits for memory of other services. They do not notify it."""
+"""Seconds between two checks of a thread that waits for memory of other services, which do not notify it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ _backlogs: Final[WeakSet[Backlog]] = WeakSet()
 
 
 def _leave_backlogs() -> None:
-    # Another thread may have held the mutex at the fork. It does not run here, so it would never release it.
+    # Another thread may have held the mutex at the fork. That thread does not run here, to release it.
     for backlog in list(_backlogs):
         backlog.queues = {}
         backlog.mutex = cast("threading.Lock", _LeftMutex())
@@ -183,7 +183,8 @@ class Backlog:
                     self._on_work(queue)
             filled = None
             if segments:
-                # Nothing joins the buffer any more: it becomes a segment before these, though it is not full.
+                # Nothing joins the buffer any more: it becomes a segment ahead of ``segments``, though it is
+                # not full.
                 filled = queue.cut(batch) if batch.buffer else None
                 self.bytes += queue.put_segments(batch, segments)
             length = len(content)
@@ -226,8 +227,8 @@ class Backlog:
     # Taking out: the loop's side.
 
     def first(self, queue: JournalQueue) -> Batch | None:
-        """Return the oldest batch, or None. After None the caller stops serving the queue: ``on_work`` will
-        be called for the next batch."""
+        """Return the oldest batch. After None, stop serving the queue: ``on_work`` comes with the next
+        batch."""
         with self.mutex:
             if queue.batches:
                 return queue.batches[0]

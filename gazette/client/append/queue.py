@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 SEGMENT_BYTES: Final = CHUNK_BYTES
 SPILL_FILE_BYTES: Final = 64 << 20
-"""Bytes after which a spill file takes no more content. It is deleted when all its content was appended."""
+"""Bytes after which a spill file takes no more content. The file is deleted when all its content was
+appended."""
 BATCH_BYTES_MAX: Final = 64 << 20
 """Bytes after which no append joins a batch any more. `in_place` may exceed this by one segment."""
 
@@ -51,7 +52,7 @@ class MemoryBudget:
 
 class SpillFile:
     """An unlinked temporary file. Spans of it are reserved under the service's mutex, and written and read
-    without the mutex. It is closed when it is retired and holds no segment any more."""
+    without the mutex. The file is closed when it is retired and holds no segment any more."""
 
     __slots__ = ("_descriptor", "_end", "_live", "_retired")
 
@@ -59,8 +60,8 @@ class SpillFile:
         descriptor, path = tempfile.mkstemp(prefix="gazette-append", dir=directory)
         os.unlink(path)
         self._descriptor = descriptor
-        self._end = 0
-        self._live = 0
+        self._end = 0  # Where the next span begins.
+        self._live = 0  # Number of spans that segments use.
         self._retired = False
 
     @property
@@ -111,8 +112,8 @@ class SpillFile:
 class Segment:
     """A run of content, of about a chunk: in memory (``data``), or at ``offset`` of ``file``.
 
-    It moves from memory to the file at most once, under the service's mutex. A reader takes ``data`` first,
-    and needs the file only if that is None.
+    Content moves from memory to the file at most once, under the service's mutex. A reader takes ``data``
+    first, and needs the file only if that is None.
     """
 
     __slots__ = ("data", "dropped", "file", "length", "offset")
@@ -179,7 +180,7 @@ class Batch:
         return self.segments_bytes + len(self.buffer)
 
     def accepts(self, params: AppendParams, dependencies: AbstractSet[OpFuture[Any]]) -> bool:
-        """Return True if an append may join: it must not make earlier ones wait for more."""
+        """Return True if an append may join: it must not make earlier appends wait for more."""
         return (
             (params is self.params or params == self.params)
             and (not dependencies or dependencies <= self.dependencies)
@@ -236,7 +237,7 @@ class JournalQueue:
         is True, a producer that is ahead waits a little before it writes to a disk."""
         self.memory = 0
         """Bytes of segments in memory."""
-        self.spill: SpillFile | None = None
+        self.spill: SpillFile | None = None  # The file that takes content now; None: make one.
         self.validated: AppendParams | None = None
         self.trouble = ""
         """The error of the first batch's last attempt, until the next attempt; empty without one."""

@@ -369,7 +369,7 @@ class AppendService:
         self._scope.cancel()
 
     def __del__(self) -> None:
-        # Pending appends keep the service alive. So only its threads are left to end.
+        # Pending appends refer to the service. So it has none: only its threads may be left.
         if not getattr(self, "_closed", True):
             self._bound.dropped(_nothing, "Await its close(), before its client is closed.")
 
@@ -431,8 +431,8 @@ class AppendService:
                 if is_terminal(error, checked=checked, lasted_s=clock.monotonic() - begun):
                     raise
                 queue.flowing = False
-                # A new primary refuses a session that names another ledger than its own. Its answer names its
-                # ledger, so retry at once.
+                # A new primary refuses a session that names another ledger than its own. The answer names the
+                # primary's ledger, so retry at once.
                 introduced = _is_introduced(queue, error)
                 queue.trouble = "" if introduced else reason_of(error)
                 delay_s = backoff_s(attempt - 1 if introduced else attempt)

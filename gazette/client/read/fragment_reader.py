@@ -40,7 +40,7 @@ BLOCK_BYTES: Final = 1 << 18
 AHEAD_BYTES: Final = 1 << 20
 """Bytes that a thread decodes at once.
 
-The memory of one stream is twice this. It may double while another thread computes its digest.
+The memory of one stream is twice this, or four times while another thread computes its digest.
 """
 
 

@@ -70,7 +70,7 @@ class ReadParams:
     do_not_proxy: bool = False
     min_etcd_revision: int = 0
     life: JournalLife | None = None
-    """The life of the journal that ``offset`` belongs to. A read of another one raises ``Corrupt``."""
+    """The life of the journal that ``offset`` belongs to. A read of another life raises ``Corrupt``."""
 
     def validate(self) -> None:
         with within("Journal"):
@@ -130,7 +130,7 @@ class Reader:
         self._opening = asyncio.Lock()
         self._opened = False
         self._ended = False
-        self._jump: OffsetJump | None = None
+        self._jump: OffsetJump | None = None  # The jump that `read` must raise.
         self._held = memoryview(b"")
         self._counter = READ_BYTES.labels(split_journal_meta(params.journal)[0])
 
@@ -258,7 +258,8 @@ class Reader:
         return piece
 
     async def _next_received(self) -> bytes | None:
-        """Return a piece from the broker; None if another message came."""
+        """Return a piece from the broker; None at its end, for other messages, and after a switch to the
+        store."""
         if self._should_open():
             # A look-ahead may hold the lock, or wait for it: open the fragment once.
             async with self._opening:

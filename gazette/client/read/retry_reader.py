@@ -38,16 +38,15 @@ _ATTEMPTS_MAX: Final = 3
 _DIRECT_FAILURES_MAX: Final = 3
 """Failures to open fragments at their store before all are read through brokers."""
 _AHEAD_BYTES: Final = 16 << 20
-"""Bytes before the end of a stored fragment at which the next one is opened."""
+"""Bytes before the end of a stored fragment at which the next fragment is opened."""
 
 
 class RetryReader:
-    """The bytes of a journal in order, through failures of brokers. Loop-bound.
-
-    It ends at ``end_offset`` only. It retries every error except these: ``OffsetJump``; ``NotYet``
-    unless it blocks; suspension; ``Corrupt``, also for a journal that was created again; and, after some
-    attempts, ``NotFound`` and ``NotAllowed``. Fragments that can be opened at their store are read from
-    there. The next one is opened before the present one ends.
+    """The bytes of a journal in order, through failures of brokers. Loop-bound. The bytes end at
+    ``end_offset`` only. The reader retries every error except these: ``OffsetJump``; ``NotYet`` unless it
+    blocks; suspension; ``Corrupt``, also for a journal that was created again; and, after some attempts,
+    ``NotFound`` and ``NotAllowed``. Fragments that can be opened at their store are read from there, each
+    opened before the last one ends.
     """
 
     def __init__(
@@ -74,13 +73,13 @@ class RetryReader:
         """The fragment of the last byte, as a broker last described it."""
         self.header: Header | None = None
         self.life = params.life
-        """The life of the journal that is read, once it is known. Another one raises ``Corrupt``."""
+        """The life of the journal that is read, once it is known. Another life raises ``Corrupt``."""
         self._client = client
         self._clock = client.clock if clock is None else clock
         self._reader: Reader | None = None
-        self._next: Reader | None = None
+        self._next: Reader | None = None  # Opened ahead.
         self._scope = TaskScope(f"read {params.journal}")
-        self._attempt = -1
+        self._attempt = -1  # Failures in a row, less one.
         self._direct_failures = 0
         self._proxied = False
         """True if a broker reads the present fragment, because this process could not open it."""

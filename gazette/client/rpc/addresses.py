@@ -15,8 +15,8 @@ _PAUSE_S: Final = 0.1
 class Addresses:
     """Endpoints of one cluster, separated by commas. Their channels stay open even if unused.
 
-    Calls stay with one endpoint until its connection fails, then move to the next that is not
-    failing. When all are failing, each call tries another one.
+    Calls stay with one endpoint until its connection fails, then move to the next that is not failing. When
+    all are failing, each call tries another endpoint.
     """
 
     def __init__(self, text: str, channels: Channels) -> None:
@@ -28,7 +28,7 @@ class Addresses:
             validate_endpoint(endpoint)
             channels.pin(endpoint)
         self._channels = channels
-        self._current = 0
+        self._current = 0  # Index of the endpoint to call.
 
     @property
     def wait_for_ready(self) -> bool:

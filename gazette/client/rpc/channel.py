@@ -97,7 +97,7 @@ class ChannelSettings:
     keepalive_timeout_s: float = 10.0
     """Seconds for the answer to a ping. Without it the connection is closed.
 
-    It also limits how long the peer's machine may leave content unacknowledged.
+    This time also limits how long the peer's machine may leave content unacknowledged.
     """
     silence_s: float = 20.0
     """Seconds without the end of any call of a channel, after which its peer is probed. 0: never."""
@@ -131,9 +131,8 @@ class ChannelSettings:
 
 
 class Channels:
-    """Channels by endpoint (``http://host:port``, ``https://…``, ``unix://host/path``). Loop-bound.
-
-    They speak our own HTTP/2, unless ``transport`` is given.
+    """Channels by endpoint (``http://host:port``, ``https://…``, ``unix://host/path``). Loop-bound. The
+    channels speak our own HTTP/2, unless ``transport`` is given.
 
     Stubs count their calls, so no channel with a call in flight is closed as unused. Do not keep a stub of
     ``journal`` or ``shard``: get it again for every use.

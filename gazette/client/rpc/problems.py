@@ -1,7 +1,7 @@
 """Problems of a server's journals or shards, beside a list of them.
 
-Messages of the protocol have no field for problems. They are in the trailing metadata of a List call that
-asks for them.
+Messages of the protocol have no field for problems. The trailing metadata of a List call that asks for
+problems has them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Calls whose requests are written one by one.
 
-A server may end such a call at any time. Then a write reports it, and the response gives the reason.
+A server may end such a call at any time. Then a write reports the end, and the response gives the reason.
 """
 
 from __future__ import annotations

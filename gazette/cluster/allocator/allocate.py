@@ -42,8 +42,8 @@ async def allocate(etcd: Etcd, ks: KeySpace, state: State, *, clock: Clock, pool
     ``state.observe`` must be an observer of ``ks``, and the caller must watch ``ks``. A large
     problem is solved in one thread of ``pool``.
 
-    Raise ``Broken`` if the local member's key is gone: it must stop serving. Cancellation may leave
-    a transaction that was sent. The next leader continues from what it finds.
+    Raise ``Broken`` if the local member's key is gone: the member must stop serving. Cancellation may leave a
+    transaction that was sent. The next leader continues from what it finds.
     """
     leader = _Leader(etcd, state, clock, pool)
     while True:
@@ -92,7 +92,7 @@ class _Leader:
         self._state = state
         self._clock = clock
         self._pool = pool
-        self._solved_hash: int | None = None
+        self._solved_hash: int | None = None  # Hash of the demand at the last solution.
         self._desired: Mapping[str, tuple[MemberId, ...]] = {}
 
     async def converge(self) -> int:

@@ -221,7 +221,8 @@ class _ItemPlan:
 
         At least as many consistent assignments remain as the item's replication, or none is removed. Begin
         with the most loaded members. The second assignment of one member always goes: it holds nothing that
-        the first lacks. A step that etcd applied late may have made it. It keeps replicas inconsistent.
+        the first lacks. A step that etcd applied late may have made the second one, which keeps replicas
+        inconsistent.
         """
         members = {kv.decoded.member_id for kv in keep}
         duplicates = [kv for kv in unwanted if kv.decoded.member_id in members]

@@ -79,9 +79,9 @@ class Drain:
     ) -> None:
         """Announce ``exiting``, and return when the drain is over.
 
-        It is over when ``allocating`` has ended, because all items are handed over. It is also over when it
-        is useless to wait longer, or when one of the events in ``ends`` is set. Log the reason:
-        for an event, that is its key.
+        It is over when ``allocating`` has ended, because all items are handed over. It is also over when a
+        longer wait is useless, or when one of the events in ``ends`` is set. Log the reason: for an event,
+        its key.
 
         Raise ``Broken`` if another process has changed the member's key. Cancellation may leave the
         announcement written.
@@ -223,7 +223,7 @@ class _StuckTime:
 
     def __init__(self) -> None:
         self._before_s = 0.0
-        self._since: float | None = None
+        self._since: float | None = None  # Since when it is stuck; None: it is not.
         self._progress: object = None
 
     def seconds(self, now: float) -> float:
@@ -237,5 +237,5 @@ class _StuckTime:
 
 
 def _life(item: DecodedKV) -> tuple[str, int]:
-    """Return the identity of an item: a later item of the same name has another one."""
+    """Return the identity of an item: a later item of the same name has another identity."""
     return item.key, item.raw.create_revision

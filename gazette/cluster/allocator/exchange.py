@@ -209,8 +209,7 @@ class Exchange:
             self._lower(np.full(len(items), source), items)
 
     def _update(self, items: Ints, members: Sequence[int]) -> None:
-        """Update derived values after a change of the choice. Costs that rise are not raised: see
-        `_apply`."""
+        """Update derived values after a change. Costs may stay too low until `_apply` corrects them."""
         counts = self._in_zone @ self._chosen[:, items]
         self._served[items] = counts.sum(axis=0)
         if len(counts) > 1:

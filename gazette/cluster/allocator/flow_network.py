@@ -17,10 +17,10 @@ express the wishes, and each cost outweighs all that follow:
 
 5. an even spread over zones.
 
-A member's limit is a capacity. *How much* must a cost be to outweigh all lower levels? Two flows
-differ by a set of simple cycles, which pass every item and member at most once. So a cost must
-exceed what one such cycle can gain in all lower levels. That depends on the number of members, not of
-items. Then the cheapest flow is the best one by each level in turn.
+A member's limit is a capacity. *How much* must a cost be to outweigh all lower levels? Two flows differ by a
+set of simple cycles, which pass every item and member at most once. So a cost must exceed what one such cycle
+can gain in all lower levels. That gain depends on the number of members, not of items. Then the cheapest flow
+is the best one by each level in turn.
 """
 
 from __future__ import annotations
@@ -87,8 +87,7 @@ class Weights:
 
 def share_bounds(limit: int, demand: int, capacity: int) -> list[int]:
     """Return the counts of items at which the price of a member rises. Its share is limit·demand/capacity.
-
-    They ascend, with one bound for each step of the price. The last one is ``limit``.
+    The counts ascend, with one bound for each step of the price. The last one is ``limit``.
     """
     share = limit * demand
     bounds = [-(-share * part // (capacity * _BELOW_SHARE)) for part in range(1, _BELOW_SHARE)]

@@ -39,9 +39,9 @@ class ItemValue(Protocol):
     def least_replication(self) -> int:
         """Return the number of replicas to keep when members leave and too few stay.
 
-        It is at most ``desired_replication``. An item that is durable only by its replicas keeps all of them,
-        and the leaving member waits for a replacement. An item that is durable without its replicas returns
-        one: it is handed over at once.
+        The number is at most ``desired_replication``. An item that is durable only by its replicas keeps all
+        of them, and the leaving member waits for a replacement. An item that is durable without its replicas
+        returns one: it is handed over at once.
         """
         ...
 
@@ -158,9 +158,9 @@ def allocator_decoder(
 ) -> Callable[[KeyValue], Item | Member | Assignment]:
     """Return the decoder of a KeySpace that holds an allocator's keys.
 
-    ``decode_item(id, value)``, ``decode_member(zone, suffix, value)`` and ``decode_assignment(item,
-    zone, suffix, slot, value)`` check that the value agrees with its key. They raise ``Invalid`` if
-    not. The value of a new assignment is empty. The decoder raises ``Invalid`` for every other key.
+    ``decode_item(id, value)``, ``decode_member(zone, suffix, value)`` and ``decode_assignment(item, zone,
+    suffix, slot, value)`` check that the value agrees with its key. If not, they raise ``Invalid``. The value
+    of a new assignment is empty. The decoder raises ``Invalid`` for every other key.
     """
 
     def decode(raw: KeyValue) -> Item | Member | Assignment:

@@ -37,8 +37,8 @@ class MemberSession:
         self.lease = lease
         self._etcd = etcd
         self._clock = clock
-        self._mod_revision = 0
-        self._exiting: bytes | None = None
+        self._mod_revision = 0  # That of our key, as we last wrote it.
+        self._exiting: bytes | None = None  # The value of the last `set_exiting`.
 
     @classmethod
     async def start(

@@ -169,7 +169,7 @@ class State:
     def network_hash(self) -> int:
         """Hash that changes whenever other assignments may become desirable.
 
-        It does not depend on the present assignments, except on those that a leaving member keeps.
+        The hash does not depend on the present assignments, except on those that a leaving member keeps.
         """
         return self.demand.network_hash
 

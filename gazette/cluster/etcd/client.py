@@ -224,7 +224,7 @@ class Etcd:
         """Run ``success`` if all ``compares`` hold, else ``failure``: atomically, at one revision.
 
         If a compare does not hold, that is no error: see ``succeeded`` of the result. By default, etcd limits
-        each of the three arguments to 128 entries. It refuses a key twice in one branch (``Invalid``).
+        each of the three arguments to 128 entries. etcd refuses a key twice in one branch (``Invalid``).
 
         Raise ``Invalid`` if there are reads and no writes: use `get_each`. If a caller cancels such a
         transaction while it runs, etcd of before 2023 (tried: 3.5.1) ends with a panic.

@@ -131,10 +131,10 @@ class Connection:
             Member(endpoint, _channel(endpoint, settings, transport))
             for endpoint in settings.endpoints
         ]
-        self._preferred = 0
+        self._preferred = 0  # Index of the preferred endpoint.
         self._failing = False
         self._closed = False
-        self._token: str | None = None
+        self._token: str | None = None  # None: not asked for yet.
         self._login: Mutex[None] = Mutex("etcd login", None)
 
     @property

@@ -26,8 +26,8 @@ class LeaseStatus:
 class Lease:
     """A lease that etcd granted to this client.
 
-    Invariant: etcd does not expire the lease before ``expires_at``, by the client's monotonic clock. That is
-    ``ttl_s`` after the last successful keep-alive was *sent*, since etcd counts from later on.
+    Invariant: etcd does not expire the lease before ``expires_at``, by the client's monotonic clock. That
+    time is ``ttl_s`` after the last successful keep-alive was *sent*, since etcd counts from later on.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Lease:
                     attempt,
                     repeatable=True,
                     timeout_s=self.remaining_s,
-                    # No single attempt may use up the remaining time, since the next one may succeed.
+                    # No single attempt may use up the remaining time, since the next attempt may succeed.
                     attempt_timeout_s=self.ttl_s / _RENEWALS_PER_TTL,
                 )
                 break

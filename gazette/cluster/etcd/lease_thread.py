@@ -51,7 +51,7 @@ class _Renewal:
         self._thread = threading.get_ident()
         self._clock = lease.connection.clock
         self._ran_at = self._clock.monotonic()
-        self._is_warned = False
+        self._is_warned = False  # True once the stall was logged.
 
     async def run(self) -> NoReturn:
         """Renew the lease over a connection of this thread, until that is not possible any more."""

@@ -1,4 +1,4 @@
-"""The connection to etcd at the start of a process. It waits for etcd without bound, and logs that."""
+"""The connection to etcd at the start of a process, which waits for etcd without bound, and logs the wait."""
 
 from __future__ import annotations
 

@@ -69,16 +69,16 @@ class KeySpace:
         # The prefix ends with a separator, which excludes the neighbour `<root>2/`.
         self._prefix = root + "/"
         self._decoder = decoder
-        self._resume_revision = 0
+        self._resume_revision = 0  # The first revision that is not applied.
         self.seen_revision = 0
         """Revision up to which the mirror has all changes. The next change has a greater revision. If the
         watch fell behind and the mirror was loaded again, this may exceed the revision in ``header``."""
-        self._attempt = 0
+        self._attempt = 0  # Attempts to watch without an event.
         self._steps = 0
         self._pending = 0
         """Number of waiting responses with changes, for the next step."""
         self._changed = asyncio.Event()
-        self._end: BaseException | None = None
+        self._end: BaseException | None = None  # Why `watch` has ended; None: it has not.
 
     @property
     def has_pending(self) -> bool:

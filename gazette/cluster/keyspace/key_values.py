@@ -42,5 +42,6 @@ def find(kvs: Sequence[DecodedKeyValue], key: str) -> DecodedKeyValue | None:
 def prefixed(kvs: Sequence[DecodedKeyValue], prefix: str) -> Sequence[DecodedKeyValue]:
     """Return the entries whose key begins with ``prefix``."""
     begin = index_of(kvs, prefix)
+    # The key function is False for all entries with the prefix, which come first, then True.
     end = bisect.bisect_left(kvs, True, lo=begin, key=lambda kv: not kv.key.startswith(prefix))
     return kvs[begin:end]

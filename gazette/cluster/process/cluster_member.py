@@ -55,8 +55,8 @@ class MemberScopes:
 class ClusterMember(ABC, Generic[SettingsT]):
     """A member of a cluster in this process. Loop-bound.
 
-    Call ``start``, then ``wait``, then ``stop``; or ``crash``. A subclass serves the items: its hooks
-    begin with an underscore. They are called in the order in which they stand here.
+    Call ``start``, then ``wait``, then ``stop``; or ``crash``. A subclass serves the items, by hooks whose
+    names begin with an underscore. Hooks are called in the order in which they stand here.
     """
 
     def __init__(

@@ -70,7 +70,7 @@ class _Requests:
 
     def __init__(self, requests: AsyncIterator[Any], received: Callable[[], None]) -> None:
         self._requests = requests
-        self._next: Callable[[], Awaitable[Any]] | None = None
+        self._next: Callable[[], Awaitable[Any]] | None = None  # None before the first request.
         self._received = received
 
     def __aiter__(self) -> _Requests:

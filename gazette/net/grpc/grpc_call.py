@@ -104,8 +104,8 @@ class GrpcCall(ServicerContext):
         self._kept = 0
         """Bytes of memory that the response counts as while it waits for room."""
         self._ended = stream.remote_ended
-        self._fault: GazetteError | None = None
-        self._handling: Handling | None = None
+        self._fault: GazetteError | None = None  # Why requests end too early.
+        self._handling: Handling | None = None  # Set while `each` runs.
         self._head_sent = False
         self._code: grpc.StatusCode | None = None
         self._details = ""
@@ -268,8 +268,7 @@ class GrpcCall(ServicerContext):
         return request
 
     async def write(self, response: Any) -> None:
-        """Send a response. Return once caller and socket have it. Raise ``CancelledError`` if the caller
-        goes."""
+        """Send a response. Return once caller and socket have it. Raise ``CancelledError`` if it goes."""
         message = response if self.encode is None else self.encode(response)
         if not self._head_sent:
             self._send_head(())

@@ -140,7 +140,7 @@ class GrpcServer:
     def add_generic_rpc_handlers(
         self, handlers: Iterable[grpc.GenericRpcHandler[Any, Any]], admit: Admit | None = None
     ) -> None:
-        """Serve the methods of ``handlers``, too. If several know a method, the first one serves it.
+        """Serve the methods of ``handlers``, too. If several handlers know a method, the first serves it.
 
         ``admit`` checks the head of each call. Without ``admit``, the ``admit`` of the method object checks
         it, if there is one. With either, the first message must arrive within `unfinished.FIRST_MESSAGE_S`.

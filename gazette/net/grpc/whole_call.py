@@ -95,7 +95,7 @@ class WholeCall:
         self.on_gone: Callable[[], None] | None = None
         self._owner = owner
         self._content: list[BytesLike | bytearray] = []
-        self._length = 0
+        self._length = 0  # Bytes that have arrived.
         self.is_open = True
         """True until the call is answered, or its caller has gone."""
         self._timer: asyncio.TimerHandle | None = None

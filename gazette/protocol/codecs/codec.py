@@ -9,8 +9,8 @@ A fragment file holds exactly the journal's bytes in one of five codecs. Their n
 - ``SNAPPY``: the framed variant: blocks of at most 64 KiB, each with a CRC.
 - ``GZIP_OFFLOAD_DECOMPRESSION``: one gzip member, which the store or HTTP may have decoded.
 
-Neither direction knows where a fragment ends, or its digest: see `gazette.protocol.codecs.decoder`.
-Use each object for one stream, and in one thread at a time. Its work releases the interpreter lock.
+Neither direction knows where a fragment ends, or its digest: see `gazette.protocol.codecs.decoder`. Use each
+object for one stream, and in one thread at a time. Its methods release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class _GzipCompressor:
 
     def __init__(self, *, members: bool) -> None:
         self._members = members
-        self._written = False
-        self._member: zlib._Compress | None = None
+        self._written = False  # True once a member was begun.
+        self._member: zlib._Compress | None = None  # None between two members.
 
     def compress(self, content: bytes) -> bytes:
         if self._member is None:
@@ -184,10 +184,10 @@ class _SnappyCompressor:
     __slots__ = ("_held", "_stream")
 
     def __init__(self) -> None:
-        import cramjam  # Not at the top: it takes 3 % of a broker's start, and few journals need it.
+        import cramjam  # Not at the top: this import takes 3 % of a broker's start, and few journals need it.
 
         self._stream = cramjam.snappy.Compressor()
-        self._held = 0
+        self._held = 0  # Bytes since the last flush.
 
     def compress(self, content: bytes) -> bytes:
         if content:
@@ -250,7 +250,7 @@ class _SlicedDecompressor(ABC):
                 self._input = self._input[len(piece) :]
                 content = self._step(piece)
                 if content and not pieces and room // 2 <= len(content) <= room:
-                    return content  # Return less than `max_length`, to avoid a copy.
+                    return content  # Less than `max_length`, but not copied.
                 self._output = memoryview(content)
                 continue
             part = self._output[:room]
@@ -290,7 +290,7 @@ class _GzipDecompressor(_SlicedDecompressor):
 
     def __init__(self) -> None:
         super().__init__()
-        self._member: zlib._Decompress | None = None
+        self._member: zlib._Decompress | None = None  # None between two members.
 
     def _slice(self, data: memoryview) -> int:
         return min(len(data), _GZIP_SLICE_BYTES)
@@ -322,7 +322,7 @@ class _ZstandardDecompressor(_SlicedDecompressor):
     def __init__(self) -> None:
         super().__init__()
         self._blocks = ZstdBlocks()
-        self._frame: zstandard.ZstdDecompressionObj | None = None
+        self._frame: zstandard.ZstdDecompressionObj | None = None  # None between two frames.
 
     def _slice(self, data: memoryview) -> int:
         return self._blocks.take(data)
@@ -357,8 +357,8 @@ class _SnappyDecompressor(_SlicedDecompressor):
     def __init__(self) -> None:
         super().__init__()
         self._pending = b""
-        self._skip = 0
-        self._identified = False
+        self._skip = 0  # Bytes of a skippable chunk to come.
+        self._identified = False  # True behind a stream identifier.
 
     def _slice(self, data: memoryview) -> int:
         return min(len(data), _SNAPPY_SLICE_BYTES)
@@ -428,7 +428,7 @@ class _OffloadDecompressor:
 
     def __init__(self) -> None:
         self._head = b""
-        self._chosen: Decompressor | None = None
+        self._chosen: Decompressor | None = None  # None until the first bytes decide.
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         if self._chosen is None:

@@ -29,7 +29,7 @@ _SIZE_BYTES: Final = (0, 2, 4, 8)
 
 
 class _Next(Enum):
-    """The element that begins where the last one has ended."""
+    """The element that begins where the last element has ended."""
 
     FRAME = "frame"
     SKIPPABLE = "size of a skippable frame"
@@ -53,7 +53,7 @@ class ZstdBlocks:
         """The first bytes of the next header, which has ``_wanted`` bytes."""
         self._skip = 0
         """Bytes of the current element that are still to come and are not inspected."""
-        self._checksum = 0
+        self._checksum = 0  # Bytes of checksum behind the frame.
 
     def take(self, data: memoryview) -> int:
         """Return how many of the next bytes to feed at once. The result is zero only for empty ``data``."""
@@ -79,7 +79,7 @@ class ZstdBlocks:
         return position
 
     def _step(self, header: bytes) -> None:
-        """Read a header. Note the next header, and the bytes to skip before it."""
+        """Read a header. Decide which header comes next, and how many bytes to skip before it."""
         number = int.from_bytes(header, "little")
         match self._next:
             case _Next.FRAME if number == _MAGIC:

@@ -126,7 +126,7 @@ class _Parser:
         self._pieces = _pieces(text)
         self._tokens: list[tuple[str, str]] = []
         """Unread tokens of the current action, in reverse: symbol and text."""
-        self._action = ""
+        self._action = ""  # The current action, for errors.
         self._depth = 0
 
     def all(self) -> tuple[Node, ...]:
