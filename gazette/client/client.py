@@ -33,6 +33,10 @@ class Client(BrokerAccess):
     ``signer`` makes tokens where the cluster needs them. ``fragments`` says which stored fragments can be
     opened without a broker. By default these are fragments with signed http(s) URLs. The client closes
     ``fragments`` when it is closed. ``channels`` may be shared with other clients, and then stays open.
+
+    Calls raise ``Invalid`` for wrong arguments, ``NotAllowed`` if a broker refuses the token, ``NotFound``
+    without the journal, ``Moved`` if another broker serves it, ``Unavailable`` if no broker answers, and
+    ``Broken`` if a call fails otherwise.
     """
 
     # Bytes. For appends of many small pieces use an `AppendService`.
@@ -47,9 +51,7 @@ class Client(BrokerAccess):
         cancellation the content may have been appended.
 
         Raise ``Fenced`` if the registers do not match, and ``Conflict`` if the head is at another offset.
-        Raise ``Invalid`` for wrong parameters, ``NotAllowed`` or ``NotFound`` if brokers refuse the journal,
-        ``Unavailable`` for a failing store, or if content cannot be read again, ``Broken`` if a broker breaks
-        the protocol.
+        Raise ``Unavailable`` also if content that cannot be read again was not appended.
         """
         return await appender.append(self, params, content)
 

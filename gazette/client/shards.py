@@ -104,7 +104,7 @@ class ShardHints:
 
 
 class ShardClient(ClusterAccess):
-    """A client of one consumer cluster. Loop-bound. Parameters are those of `client.Client`."""
+    """A client of one consumer cluster. Loop-bound. Parameters and errors are those of `Client`."""
 
     async def stat(
         self,

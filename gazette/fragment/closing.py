@@ -56,8 +56,8 @@ class ClosingName:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """The statement of a primary at its end: it has acknowledged nothing beyond ``end``, where the journal
-    had ``registers``.
+    """The statement of a primary at its end: it has acknowledged nothing beyond ``end``, with ``registers``
+    there.
 
     ``begin`` is the first offset that no store was known to have while the broker lived. The primary put the
     closing when the stores had everything from ``begin`` on.

@@ -65,8 +65,8 @@ class Index:
     Readers that wait at the head are in a heap, by offset: a commit wakes only the readers that it serves.
     Each refresh wakes all readers that wait in a hole.
 
-    Readers at a primary get a commit once all replicas have it, as `show` says. If they got it earlier and
-    the primary was lost, the next primary would have other bytes at these offsets.
+    Readers at a primary get a commit once all replicas have it: see `show`. If readers got it earlier and the
+    primary was lost, the next primary might have other bytes at these offsets.
     """
 
     def __init__(self, journal: JournalName, clock: Clock) -> None:

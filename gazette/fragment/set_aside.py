@@ -53,7 +53,7 @@ class SetAside:
     def place(self, store: BlobStore) -> bool:
         """Copy the object to the place of its fragment. Return True if this call stored the fragment.
 
-        Call it in a thread. The object aside stays. Raise ``Unavailable`` or ``NotAllowed`` for the store.
+        Call it in a thread. The object aside stays. Raise the store's ``Unavailable`` or ``NotAllowed``.
         """
         path = self.fragment.content_path()
         if store.exists(path):

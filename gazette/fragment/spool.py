@@ -247,8 +247,7 @@ def proposal_of(
     - ``roll_to`` (0: not given) is not its begin;
     - its first commit was in another flush interval than ``now``, counted from the Unix epoch.
 
-    The new fragment is at ``roll_to``, or at the present end. Raise ``Bug`` if ``roll_to`` would give up
-    committed bytes.
+    The new fragment is at ``roll_to``, or at the present end. Raise ``Bug`` if that gives up committed bytes.
     """
     must_roll = (
         not fragment.length

@@ -125,6 +125,7 @@ class Upload:
         """Return the URL of the store that the upload needs now; empty if it needs none."""
         if spec is not None:
             return spec.fragment.stores[0] if spec.fragment.stores else ""
+        # The journal is gone: only the store of an object that is to be removed is needed.
         return "" if self.placed is None else self.placed[0]
 
     async def set_aside(self, spec: JournalSpec) -> None:

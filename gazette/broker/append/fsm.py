@@ -423,8 +423,8 @@ class AppendFSM:
             )  # It is suspended already: end so, without content.
         # Go on: nothing is to be changed, or content is not in a blob store yet.
         if self._held.fragment.begin == index.begin:
-            # Roll before the second append, so that the first append is a fragment of its own. Without it, a
-            # journal that lost its fragments would look like a journal that never had any.
+            # Roll before the second append, so that the first append is a fragment of its own. Without this
+            # fragment, a journal that lost its fragments would look like one that never had any.
             self.roll_to = end
         return self._begin_stream(seen.now)
 

@@ -205,7 +205,8 @@ def _passes(terms: AppendTerms, registers: LabelSet) -> bool:
 
 
 def _registers_of(terms: AppendTerms, registers: LabelSet, end: Offset) -> LabelSet | None:
-    """Return the registers after an append that leads; None if it is refused, or only the FSM can decide."""
+    """Return the registers after an append that leads. Return None if it is refused, or if the FSM must
+    decide."""
     if terms.offset not in (None, end) or not _passes(terms, registers):
         return None
     if terms.check_registers is None and not terms.changes_registers:

@@ -117,9 +117,8 @@ class AppendParams:
 class AppendResult:
     """The place of an append.
 
-    ``commit`` is the span of the RPC, with its SHA-1. Appends that share an RPC have the same
-    result. ``registers`` are the journal's, after the append. The chunk counts say how often the
-    broker held this client back.
+    ``commit`` is the span of the RPC, with its SHA-1. Appends of one RPC have one result. ``registers`` are
+    the journal's, after the append. The chunk counts tell how often the broker held this client back.
     """
 
     commit: Fragment
@@ -162,8 +161,7 @@ class Appender:
     async def write(self, content: BytesLike) -> None:
         """Send content, and return when gRPC has taken it. Empty content is not sent: it would commit.
 
-        Raise ``Unavailable`` or a related error when the broker ended the call; ``commit`` then raises the
-        reason.
+        Raise ``Unavailable``, or a related error, if the broker ended the call: ``commit`` has the reason.
         """
         view = memoryview(content).cast("B")
         await self._open()

@@ -83,7 +83,7 @@ _backlogs: Final[WeakSet[Backlog]] = WeakSet()
 
 
 def _leave_backlogs() -> None:
-    # Another thread may have held the mutex at the fork. That thread does not run here, to release it.
+    # A thread that held the mutex at the fork does not run here: it would never release the mutex.
     for backlog in list(_backlogs):
         backlog.queues = {}
         backlog.mutex = cast("threading.Lock", _LeftMutex())
@@ -168,8 +168,8 @@ class Backlog:
         """Add an append after all others of its journal.
 
         Return the future of its batch, and the segment that it completed: call ``make_room`` for that one.
-        ``hold`` or ``account`` has accounted for the memory of ``segments``. ``content`` comes after them,
-        and is shorter than a segment.
+        ``hold`` or ``account`` has counted the memory of ``segments``. ``content``, shorter than a segment,
+        follows.
         """
         with self.mutex:
             batch = queue.tail
@@ -183,8 +183,8 @@ class Backlog:
                     self._on_work(queue)
             filled = None
             if segments:
-                # Nothing joins the buffer any more: it becomes a segment ahead of ``segments``, though it is
-                # not full.
+                # Nothing joins the buffer any more: it becomes a segment before ``segments``, though not
+                # full.
                 filled = queue.cut(batch) if batch.buffer else None
                 self.bytes += queue.put_segments(batch, segments)
             length = len(content)
@@ -227,8 +227,7 @@ class Backlog:
     # Taking out: the loop's side.
 
     def first(self, queue: JournalQueue) -> Batch | None:
-        """Return the oldest batch. After None, stop serving the queue: ``on_work`` comes with the next
-        batch."""
+        """Return the oldest batch. After None, stop serving the queue until ``on_work``."""
         with self.mutex:
             if queue.batches:
                 return queue.batches[0]
@@ -419,8 +418,7 @@ class JournalAppends:
         Return None, and enqueue nothing, if there is no batch to join, or if the content is longer than
         ``length_max`` bytes. If ``write`` raises an error, enqueue nothing, and raise the same error.
 
-        ``write`` runs under the service's mutex. So it must be short, wait for nothing, and call no code that
-        may append.
+        ``write`` runs under the service's mutex. So it must be short, must not wait, and must not append.
         """
         backlog = self._backlog
         mutex = backlog.mutex

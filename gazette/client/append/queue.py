@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SEGMENT_BYTES: Final = CHUNK_BYTES
 SPILL_FILE_BYTES: Final = 64 << 20
-"""Bytes after which a spill file takes no more content. The file is deleted when all its content was
+"""Size in bytes at which a spill file takes no more. The file is deleted once all its content was
 appended."""
 BATCH_BYTES_MAX: Final = 64 << 20
 """Bytes after which no append joins a batch any more. `in_place` may exceed this by one segment."""
@@ -251,8 +251,7 @@ class JournalQueue:
         return batch
 
     def put_segments(self, batch: Batch, segments: Collection[Segment]) -> int:
-        """Append segments to a batch without a buffer. Return their bytes, which are
-        accounted for already."""
+        """Append segments to a batch without a buffer. Return their bytes, which are counted already."""
         batch.segments.extend(segments)
         length = sum(segment.length for segment in segments)
         batch.segments_bytes += length
@@ -309,8 +308,8 @@ class JournalQueue:
         return batches
 
     def spill_file(self, directory: Path | None) -> SpillFile:
-        """Return the file to move segments to: a new one if the last is full. Raise ``OSError`` without
-        one."""
+        """Return the file for segments: a new one if the last is full. Raise ``OSError`` if it cannot be
+        made."""
         if self.spill is None or self.spill.full:
             file = SpillFile(directory)
             self.close_spill()

@@ -402,8 +402,8 @@ class AppendService:
     async def _await_dependencies(self, queue: JournalQueue, batch: Batch) -> None:
         for dependency in batch.dependencies:
             if not dependency.done():
-                # The thread that fills this queue may have to complete the dependency: do not make that
-                # thread wait for room.
+                # The thread that fills this queue may have to complete the dependency: it must not wait for
+                # room.
                 queue.flowing = False
                 await _done(dependency)
             if dependency.cancelled():

@@ -336,6 +336,7 @@ class Exchange:
         if self._total(items, nodes) < former_cost:
             self._update(np.array(items), sorted(nodes))
             return True
+        # That is not cheaper: undo it.
         self._flip([_Moves(arc.target, arc.source, arc.items, arc.deltas) for arc in arcs[::-1]])
         for low, high in combinations(range(len(arcs)), 2):
             first, second = arcs[low], arcs[high]

@@ -56,7 +56,7 @@ def solve(problem: Problem, items_per_network: int = ITEMS_PER_NETWORK) -> Solut
 
 
 def _budgets(problem: Problem, end: int, used: Sequence[int]) -> list[list[int]]:
-    """Return the bounds of each member's share once the items before ``end`` are served, less ``used``."""
+    """Return the bounds of each member's share after the items before ``end``, without the part ``used``."""
     member_count = len(problem.members)
     demand = sum(min(item.replication, member_count) for item in problem.items[:end])
     capacity = sum(member.limit for member in problem.members)

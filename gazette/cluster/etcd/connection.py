@@ -304,7 +304,7 @@ def _metadata(token: str) -> Metadata:
 async def exchange(call: Any, request: Any) -> Any:
     """Send one request on a fresh stream and return the first response.
 
-    Raise ``grpc.aio.AioRpcError`` or ``StreamEnded``.
+    Raise ``grpc.aio.AioRpcError`` if the call fails, ``StreamEnded`` if it ends without a response.
     """
     with contextlib.suppress(asyncio.InvalidStateError):
         # If the call has failed, `write` raises this error, and `read` raises the reason.
@@ -313,9 +313,9 @@ async def exchange(call: Any, request: Any) -> Any:
 
 
 async def read(call: Any) -> Any:
-    """Return the next response of a stream. Raise ``grpc.aio.AioRpcError`` or ``StreamEnded``.
+    """Return the next response of a stream. Raise ``StreamEnded`` at its end.
 
-    Cancellation: the stream is cancelled, too.
+    Raise ``grpc.aio.AioRpcError`` if the call fails. Cancellation: the stream is cancelled, too.
     """
     response = await call.read()
     if response is _EOF:
