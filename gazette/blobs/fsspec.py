@@ -46,7 +46,7 @@ BLOCK_BYTES: Final = 8 << 20
 """Bytes of one request to read or write. One reader or writer uses twice as many bytes of memory."""
 
 ATTEMPTS_MAX: Final = 3
-"""Attempts to read one block before its reader gives up."""
+"""Greatest number of attempts to read one block, before its reader gives up."""
 
 _COPY_BYTES: Final = 1 << 18
 _GLOBS: Final = frozenset("*?[]")

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 _TENURES_MAX: Final = 64
 _LOST_MAX: Final = 64
 _ATTEMPTS_MAX: Final = 5
-"""Attempts of one write. An attempt fails if another primary has written a newer value."""
+"""Greatest number of attempts of one write. One fails if another primary has written a newer value."""
 _RETRY_S: Final = 5.0
 _ASK_S: Final = 2.0
 _SILENT_S: Final = 4.0

@@ -213,7 +213,8 @@ class Pulser:
     def first_committed(self, replica: Pulsed) -> None:
         """Pulse ``replica``, which leads, soon: its journal has got the first bytes of its first fragment.
 
-        The pulse completes the fragment. Once it is stored, an empty store means that fragments were lost.
+        The pulse completes the fragment. Once the fragment is stored, an empty store means that fragments
+        were lost.
         """
         entry = self._entries.get(replica)
         if entry is not None and not entry.has_first:

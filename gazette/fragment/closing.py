@@ -23,7 +23,7 @@ _NAME: Final = re.compile(
     r"closed-(?P<life>[0-9]{1,19})-(?P<tenure>[0-9]{1,19})-(?P<lease>[0-9a-f]{16})"
 )
 _BYTES_MAX: Final = 64 << 20
-"""More bytes than a closing has: registers travel in one message between brokers."""
+"""Upper bound of a closing in bytes. No closing has more: its registers fit into one message of brokers."""
 
 
 @dataclass(frozen=True, slots=True)

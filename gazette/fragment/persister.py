@@ -377,7 +377,7 @@ class Persister:
         self._idle.set()
 
     async def _put_closing(self, closing: Closing) -> bool:
-        """Return True if the first store that permits it has the closing, or if the journal is gone."""
+        """Put a closing into the first store that permits it. Return True if that is done, or not needed."""
         name = closing.name
         spec = self._shared.spec_of(name.journal, name.life)
         for url in () if spec is None else spec.fragment.stores:  # None: the journal is gone.

@@ -88,7 +88,7 @@ class Upload:
     reassigned: Latch | None
     """Not set while a living primary holds the same bytes, and may upload them. None: do not wait."""
     cut: Offset | None = None
-    """The offset at which the spool is cut before its upload."""
+    """The offset at which the spool is cut before its upload; None: it is not cut."""
     failures: int = 0
     error: str = "not attempted yet"
     _call: concurrent.futures.Future[bool] | None = None

@@ -342,7 +342,7 @@ class ClientCall(StreamListener):
         return self._trailing
 
     async def wait_for_connection(self) -> None:
-        """Return once the call has a stream. Raise ``AioRpcError`` if the call ends before."""
+        """Return once the call has a stream. Raise ``AioRpcError`` if the call ends before that."""
         await self._until_opened()
         self._raise_for_status()
 

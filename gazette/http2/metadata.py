@@ -45,7 +45,7 @@ _OF_THE_PROTOCOL: Final = frozenset(
 _BINARY: Final = b"-bin"
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _TIMEOUT_MAX: Final = 10**8
-"""A timeout has at most eight digits."""
+"""Upper bound of the number in a timeout, which has at most eight digits."""
 _SECONDS: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _PLAIN: Final = re.compile(rb"[ -~]*")
 _STATUS_OF_HTTP: Final = {

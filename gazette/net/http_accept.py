@@ -26,7 +26,7 @@ _RETRY_S: Final = 1.0
 _HANDSHAKE_S: Final = 10.0
 """Seconds from the connection to the end of its TLS handshake."""
 _SHUTDOWN_S: Final = 60.0
-"""Seconds from the end of a TLS connection until the client has taken what was written before."""
+"""Seconds that a client has, at the end of a TLS connection, to take the bytes that were written."""
 _OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _OPTIONS: Final = (
     (socket.IPPROTO_TCP, "TCP_NODELAY", 1),

@@ -37,9 +37,9 @@ STALL_S: Final = 60.0
 _HEAD_MAX: Final = 65_536
 """Upper bound in bytes of a request's head, or of the trailers of a body."""
 _UNREAD_MAX: Final = 65_536
-"""Bytes of a body that may wait for the application. With more, no bytes of the client are read."""
+"""Upper bound of the bytes of a body that wait for the application. At the bound, the client is not read."""
 _UNSENT_MAX: Final = 65_536
-"""Bytes of an answer that wait for the client, before the application has to wait."""
+"""Upper bound of the bytes of an answer that wait for the client, before the application has to wait."""
 _TOO_LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _CLOSE: Final = (b"connection", b"close")
 _NO_REQUEST: Final = "this is no request of HTTP/1.1"

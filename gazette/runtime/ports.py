@@ -21,8 +21,8 @@ def free_port(host: str = "127.0.0.1") -> int:
     """Return a port that is free now, and that no later connection takes by chance.
 
     The port is not in the range of outgoing connections, and differs from all that this process got before.
-    On Linux, this function gives it to no other process while this one lives. If 1,000 attempts find no such
-    port, or the system forbids to reserve it, return any port that is free now.
+    On Linux, this function gives the port to no other process while this process lives. If 1,000 attempts
+    find no such port, or the system forbids to reserve it, return any port that is free now.
     """
     for _ in range(_ATTEMPTS):
         port = _rng.randint(_FIRST, _LAST)

@@ -176,7 +176,7 @@ class S3Store:
         """List as in ``OrderedListing``: the service skips earlier objects."""
         validate_prefix(prefix)
         rewritten = self._rewrite.apply(prefix)
-        if rewritten:
+        if rewritten:  # ``replace`` may lead out of the store.
             validate_path(rewritten.removesuffix("/"))
         key_prefix = f"{self.prefix}{rewritten}"
         with self._client(prefix) as client:

@@ -35,7 +35,7 @@ from gazette.runtime.metrics import JOURNAL_SERVER_STARTED, count_completed
 
 EXPIRED: Final = "authorization expired during the append"
 _OPENING_BYTES_MAX: Final = 1 << 10
-"""Bytes of the first request of a small append."""
+"""Greatest length of the first request of a small append, in bytes."""
 
 
 class SmallAppends:

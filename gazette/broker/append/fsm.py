@@ -386,7 +386,7 @@ class AppendFSM:
         return self._check_suspension(seen)
 
     def _go_on_at(self, head: Offset, now: float) -> tuple[Effect, ...]:
-        """Go on at ``head``. First record that the bytes that are missing before it are lost."""
+        """Go on at ``head``. First record that the bytes that are missing before ``head`` are lost."""
         if self._confirmed != head:
             self._confirmed = head
             return (ev.ConfirmHead(head),)

@@ -87,7 +87,8 @@ class ReadinessWatch:
         return self._context.blob_stores.get(stores[0]) if stores else None
 
     def _ailments(self, replica: Replica, store: ActiveStore | None) -> tuple[str | None, str]:
-        """Return the error of the first store (None: it is healthy), and why no listing was made yet."""
+        """Return the error of the first store (None: healthy), and why stores are not listed yet (empty: they
+        are)."""
         self._seen = None if store is None else store.health
         error = None if self._seen is None else self._seen.error
         return error, "" if replica.index.first_refresh.is_set else replica.unlisted_reason

@@ -23,9 +23,9 @@ from gazette.protocol.pb import broker_pb2
 from gazette.runtime.tasks import TaskScope
 
 OUTBOX_BYTES_MAX: Final = 1 << 20
-"""Bytes that may wait to be sent to one peer. A single message may exceed this limit."""
+"""Upper bound of bytes that wait to be sent to one peer. A single message may exceed this limit."""
 _INBOX_MAX: Final = 1024
-"""Answers that may wait to be gathered. There can never be so many appends in flight."""
+"""Greatest number of answers that wait to be gathered. There are never so many appends in flight."""
 
 
 class PeerStream:

@@ -52,8 +52,8 @@ A peer may end a stream whose token has expired. A cached token is used for half
 a new stream is valid for at least the other half.
 """
 _MESSAGE_BYTES_MAX: Final = 1 << 20
-"""Content of one ReplicateRequest, in bytes. Brokers may be set to refuse messages of more than 4 MiB. Large
-messages cost gRPC in Python half as much per byte as messages of 128 KiB."""
+"""Upper bound of the content of one ReplicateRequest, in bytes. Brokers may be set to refuse messages of more
+than 4 MiB. Large messages cost gRPC in Python half as much per byte as messages of 128 KiB."""
 _SYNC_ANSWERS: Final = frozenset({Status.OK.value, Status.PROPOSAL_MISMATCH.value})
 
 

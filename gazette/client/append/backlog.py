@@ -371,7 +371,7 @@ class JournalAppends:
         """Enqueue a copy of ``content`` as an append after all others of the journal.
 
         Return its future, which all appends of the same RPC share. If the journal has failed, so has the
-        future; that is not raised. Raise ``Closed`` if the service's event loop has ended.
+        future. This call does not raise that. Raise ``Closed`` if the service's event loop has ended.
         """
         backlog, queue = self._backlog, self._queue
         # A fast path: content that joins the batch of the last call and completes no segment. Publishers come

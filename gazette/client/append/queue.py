@@ -29,7 +29,7 @@ SPILL_FILE_BYTES: Final = 64 << 20
 """Size in bytes at which a spill file takes no more. The file is deleted once all its content was
 appended."""
 BATCH_BYTES_MAX: Final = 64 << 20
-"""Bytes after which no append joins a batch any more. `in_place` may exceed this by one segment."""
+"""Size in bytes at which a batch takes no more appends. `in_place` may exceed this by one segment."""
 
 
 class MemoryBudget:

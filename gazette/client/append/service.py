@@ -163,7 +163,7 @@ class AppendTxn:
     def release(self) -> OpFuture[AppendResult]:
         """Enqueue the append. Return its future, which all appends of the same RPC share.
 
-        If the journal has failed, so has the future; that is not raised. May wait like ``write``.
+        If the journal has failed, so has the future. This call does not raise that. May wait like ``write``.
         """
         staging = self._staging
         if staging is None:
@@ -369,7 +369,7 @@ class AppendService:
         self._scope.cancel()
 
     def __del__(self) -> None:
-        # Pending appends refer to the service. So it has none: only its threads may be left.
+        # A service with pending appends is not collected. So only its threads have to be ended.
         if not getattr(self, "_closed", True):
             self._bound.dropped(_nothing, "Await its close(), before its client is closed.")
 

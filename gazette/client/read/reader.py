@@ -183,7 +183,7 @@ class Reader:
     async def open_ahead(self) -> None:
         """Call ``open``, and open the fragment at its store if it will be read from there.
 
-        Meanwhile ``read`` may be called: it waits. If this call fails, ``read`` opens again.
+        Meanwhile ``read`` may be called: it waits. If this call fails, ``read`` opens the reader again.
         """
         async with self._opening:
             await self._open()

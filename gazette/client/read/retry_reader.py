@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ATTEMPTS_MAX: Final = 3
-"""Attempts before ``NotFound`` or ``NotAllowed`` is final: routes and tokens may be out of date."""
+"""Number of attempts before ``NotFound`` or ``NotAllowed`` is final: routes and tokens may be old."""
 _DIRECT_FAILURES_MAX: Final = 3
-"""Failures to open fragments at their store before all are read through brokers."""
+"""Number of failures to open fragments at their store before all fragments are read through brokers."""
 _AHEAD_BYTES: Final = 16 << 20
 """Bytes before the end of a stored fragment at which the next fragment is opened."""
 

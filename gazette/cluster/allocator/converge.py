@@ -64,8 +64,8 @@ def converge(
 ) -> Iterator[ItemStep | None]:
     """Yield the step of each item in key order, or None for an item that needs no change.
 
-    ``desired`` maps items to distinct members. An item that it lacks keeps its members. Items are
-    visited lazily, and each step updates ``loads``. So a caller may pause between steps.
+    ``desired`` maps items to distinct members. An item that is not in ``desired`` keeps its members. Items
+    are visited lazily, and each step updates ``loads``. So a caller may pause between steps.
     """
     for item, current in _join(round_):
         item_id = item.decoded.id if item is not None else current[0].decoded.item_id

@@ -236,7 +236,7 @@ class Exchange:
     def _room(self, member: int, *, grow: bool) -> int:
         """Return how many units the load can grow, or shrink, at the present price."""
         load, bounds = int(self._load[member]), self._bounds[member]
-        step = int(np.searchsorted(bounds, load + grow))
+        step = int(np.searchsorted(bounds, load + grow))  # ``grow`` counts as 1 or 0.
         if grow:
             return int(bounds[step]) - load
         return load - (int(bounds[step - 1]) if step else 0)

@@ -50,7 +50,7 @@ class KeySpace:
     stay greater for ever.
 
     A value that cannot be decoded is logged and left out. A known older value stays in force. So a process
-    that starts later may know less of that key than one that runs.
+    that starts later may know less of that key than a process that runs.
 
     Invariant: keys of ``key_values`` strictly ascend, and no ModRevision is above ``header.revision``.
     """

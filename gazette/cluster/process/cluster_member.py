@@ -290,8 +290,8 @@ async def leave(
 
 
 async def end_all(*endings: Awaitable[None]) -> None:
-    """Await all in order. If some fail with a ``GazetteError``, raise the first at the end. Each bounds
-    itself."""
+    """Await all in order. If some fail with a ``GazetteError``, raise the first at the end. Each limits its
+    own time."""
     first_error: GazetteError | None = None
     for ending in endings:
         try:

@@ -36,7 +36,7 @@ from gazette.net.grpc.unfinished import Unfinished
 from gazette.net.http_accept import next_turn
 
 _AT_HAND_MAX: Final = 1 << 20
-"""Bytes of waiting messages that a handler may take before other tasks get the loop."""
+"""Upper bound of the bytes that a handler takes from waiting messages before other tasks get the loop."""
 _MESSAGE_AT_HAND: Final = 1 << 8
 """Bytes that a message counts as for `_AT_HAND_MAX`. A compressed one has its decompressed length added."""
 _CALL_BYTES: Final = 1 << 14

@@ -23,7 +23,7 @@ _MARK: Final = fr.PREFACE[:4]
 FIRST_FRAMES_S: Final = 10.0
 """Seconds from the connection to the peer's settings."""
 KEEPALIVE_S: Final = 10.0
-"""Seconds of silence after which a client with open calls gets a PING. Without an answer it is cut off."""
+"""Seconds of silence after which a client with open calls gets a PING. A silent client is cut off."""
 IDLE_S: Final = 600.0
 """Seconds without a call after which a connection is ended."""
 FINISH_S: Final = 1.0

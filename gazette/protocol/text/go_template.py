@@ -1,7 +1,7 @@
 """The part of Go's text/template that path postfixes use: `parse`, and `Template.execute`. Pure.
 
 Templates have text, fields and methods, constants, ``if``, ``with``, and the functions ``and``, ``or``,
-``not``, ``eq`` and ``ne``. All else of Go is refused by name. So a template writes the same here as in Go.
+``not``, ``eq`` and ``ne``. All else of Go is refused, and named. So a template writes the same here as in Go.
 
 Data are Python values: None, bool, int, str, list, and `Struct`. Templates see nothing else of Python.
 """
