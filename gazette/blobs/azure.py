@@ -31,7 +31,7 @@ SIGNATURE_TTL_MAX_S: Final = 7 * 24 * 60 * 60 - DELEGATION_KEY_RESERVE_S
 
 _TIMEOUTS: Final = {"connection_timeout": 5, "read_timeout": 30}
 _SKEW_S: Final = 300.0
-"""Seconds by which our clock may be ahead of Azure's: a signed URL is valid from this much earlier on."""
+"""Seconds by which our clock may be ahead of Azure's: a signed URL becomes valid so much earlier."""
 _CALL_TIMEOUT_S: Final = 120.0
 
 

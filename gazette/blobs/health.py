@@ -1,4 +1,4 @@
-"""Probes of a blob store: they check that a broker can do with it what it must do."""
+"""Probes of a blob store: they check that a broker can write, read, list, sign and remove there."""
 
 from __future__ import annotations
 

@@ -293,7 +293,8 @@ class Replica:
     async def wait_listed(self, timeout_s: float) -> None:
         """Return once the blob stores were listed. Before that, the index has only local appends.
 
-        Raise ``Unavailable`` with the reason after ``timeout_s``, and ``Closed``. Cancellation: no effect.
+        Raise ``Unavailable`` with the reason after ``timeout_s``, ``Closed`` if the replica stops.
+        Cancellation: no effect.
         """
         if self.index.first_refresh.is_set:
             return

@@ -215,8 +215,7 @@ class ShardClient(ClusterAccess):
         return header
 
     async def get_hints(self, shard_id: ShardId, *, extension: bytes = b"") -> ShardHints:
-        """Return the stored hints of a shard. Raise ``NotFound``, ``NotAllowed``, ``Unavailable``,
-        ``Broken``."""
+        """Return the stored hints of a shard. Raise ``NotFound`` without the shard, or the call's error."""
         request = consumer_pb2.GetHintsRequest(shard=shard_id, extension=extension)
         validate_get_hints_request(request)
         with map_errors("GetHints", self.channels, shard=shard_id, endpoint=self.address):
@@ -241,8 +240,8 @@ class ShardClient(ClusterAccess):
     ) -> tuple[ShardId, ...]:
         """Take shards from their primaries (or only from FAILED ones), so that they are assigned again.
 
-        Return the ids of those shards. With ``dry_run`` change nothing. Raise ``NotFound``, or
-        ``Conflict`` if assignments changed meanwhile. A cancelled call may have been applied.
+        Return the ids of those shards. With ``dry_run`` change nothing. Raise ``NotFound`` for an unknown
+        shard, or ``Conflict`` if assignments changed meanwhile. A cancelled call may have been applied.
         """
         request = consumer_pb2.UnassignRequest(
             shards=shard_ids, only_failed=only_failed, dry_run=dry_run

@@ -43,8 +43,7 @@ class SpoolContent(Protocol):
         ...
 
     def pread_now(self, length: int, position: int) -> BytesLike | None:
-        """Read some of ``length`` bytes; none at the file's end. Return None if the read might have to
-        wait."""
+        """Read some of ``length`` bytes; none at its end. Return None if the read might have to wait."""
         ...
 
     def sibling(self) -> SpoolFile:

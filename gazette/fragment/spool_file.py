@@ -120,7 +120,7 @@ class Spool:
         cannot be written, as when the disk is full. Then all pending bytes are rolled back, committed bytes
         are untouched, and the spool remains usable.
 
-        Cancellation: a proposal is applied or not, never in part. Content, and all pending bytes, are rolled
+        Cancellation: a proposal is applied or not, never in part. With content, all pending bytes are rolled
         back.
         """
         if self._writing is not None:

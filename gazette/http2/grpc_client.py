@@ -2,8 +2,8 @@
 
 A channel connects for the first call. If a connection is lost, or its server drains it, the next call makes
 another one. After a failed attempt the channel waits before the next attempt, and calls fail meanwhile. A
-connection that soon ends without an answered call also counts as a failed attempt, except the first one in a
-row. For each connection, the channel resolves the host and reads the files of TLS.
+connection that soon ends without an answered call also counts as a failed attempt. The first in a row does
+not. For each connection, the channel resolves the host and reads the files of TLS.
 """
 
 from __future__ import annotations

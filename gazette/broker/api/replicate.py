@@ -114,8 +114,7 @@ class ReplicateApi:
     async def _join(
         self, journal: str, claims: Claims, header: Header
     ) -> tuple[Resolution, tuple[Replica, Spool] | None]:
-        """Wait for the spool. Return None in its place if the primary's route differs from the local
-        route."""
+        """Wait for the spool. Return None for the spool if the primary's route is not the local route."""
         while True:
             resolved = await self._resolve(journal, claims, header)
             if resolved.status is not Status.OK or not resolved.header.route.equivalent(

@@ -161,7 +161,7 @@ class Appender:
     async def write(self, content: BytesLike) -> None:
         """Send content, and return when gRPC has taken it. Empty content is not sent: it would commit.
 
-        Raise ``Unavailable``, or a related error, if the broker ended the call: ``commit`` has the reason.
+        Raise ``Closed`` if the client was closed. If the broker ends the call, ``commit`` raises the reason.
         """
         view = memoryview(content).cast("B")
         await self._open()

@@ -127,7 +127,7 @@ class Backlog:
         return threading.get_ident() == self._loop_thread
 
     def queue(self, params: AppendParams) -> JournalQueue:
-        """Return the journal's queue. Raise ``Invalid`` for wrong parameters, ``Closed``."""
+        """Return the journal's queue. Raise ``Invalid`` for wrong parameters, ``Closed`` after ``close``."""
         queue = self.queues.get(params.journal)
         if queue is not None and params == queue.validated:
             return queue

@@ -308,8 +308,7 @@ class JournalQueue:
         return batches
 
     def spill_file(self, directory: Path | None) -> SpillFile:
-        """Return the file for segments: a new one if the last is full. Raise ``OSError`` if it cannot be
-        made."""
+        """Return the file for segments: a new one if the last is full. Raise ``OSError`` if that fails."""
         if self.spill is None or self.spill.full:
             file = SpillFile(directory)
             self.close_spill()

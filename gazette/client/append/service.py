@@ -247,10 +247,10 @@ class AppendService:
     ) -> AppendTxn:
         """Begin an append that takes place after all ``dependencies`` have succeeded.
 
-        Waits while another thread has an append to the same journal open, and while too much is waiting to
-        be sent. On the event loop it waits for neither, and raises ``Bug`` if an append to the journal is
-        open. (``append`` and ``journal`` do not wait for an open append.) Raise ``Invalid`` for wrong
-        parameters, ``Closed``.
+        Waits while another thread has an append to the same journal open, and while too much is waiting to be
+        sent. On the event loop it waits for neither, and raises ``Bug`` if an append to the journal is open.
+        (``append`` and ``journal`` do not wait for an open append.) Raise ``Invalid`` for wrong parameters,
+        ``Closed`` after ``close``.
         """
         backlog = self._backlog
         queue = backlog.queues.get(params.journal)

@@ -183,15 +183,15 @@ class Channels:
         self._pinned.add(endpoint)
 
     def journal(self, endpoint: str) -> JournalStub:
-        """Return the Journal service at an endpoint. Raise ``Invalid`` for a malformed one, or ``Closed``."""
+        """Return the Journal service at an endpoint. Raise ``Invalid`` if malformed, ``Closed`` if closed."""
         return self._channel(endpoint).journal
 
     def shard(self, endpoint: str) -> ShardStub:
-        """Return the Shard service at an endpoint. Raise ``Invalid`` for a malformed one, or ``Closed``."""
+        """Return the Shard service at an endpoint. Raise ``Invalid`` if malformed, ``Closed`` if closed."""
         return self._channel(endpoint).shard
 
     def byte_path(self, endpoint: str) -> BytePath:
-        """Return Append and Read at an endpoint, in their fast encodings. Raise ``Invalid`` or ``Closed``."""
+        """Return Append and Read at an endpoint, in their fast encodings. Errors are those of ``journal``."""
         return self._channel(endpoint).byte_path
 
     def grpc_channel(self, endpoint: str) -> grpc.aio.Channel:
@@ -201,7 +201,7 @@ class Channels:
     async def connect(self, endpoint: str) -> bool:
         """Return True if an endpoint is connected, after an attempt to connect if it is not.
 
-        Raise ``Invalid`` for a malformed endpoint, or ``Closed``. After a cancellation the attempt goes on.
+        Raise ``Invalid`` if malformed, ``Closed`` if closed. After a cancellation the attempt goes on.
         """
         channel = self._channel(endpoint)
         with map_errors("connect", self, endpoint=endpoint):

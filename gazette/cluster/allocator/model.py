@@ -77,7 +77,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Assignment of an item to a member. Decoded ``value``: Route (broker) or ReplicaStatus (consumer)."""
+    """Assignment of an item to a member. ``value`` is a Route, or the ReplicaStatus of a shard."""
 
     item_id: str
     zone: str

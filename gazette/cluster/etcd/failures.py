@@ -44,7 +44,7 @@ _TRANSIENT = frozenset(
     (
         Code.UNAVAILABLE,
         Code.DEADLINE_EXCEEDED,
-        # A member that stops cancels its context, or resets streams. Running calls end with these.
+        # A member that stops cancels its context, or resets streams. Running calls end with these codes.
         Code.UNKNOWN,
         Code.CANCELLED,
         Code.INTERNAL,

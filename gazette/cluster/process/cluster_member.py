@@ -107,7 +107,7 @@ class ClusterMember(ABC, Generic[SettingsT]):
 
     @abstractmethod
     async def _end_calls(self) -> None:
-        """End what tasks may wait for, before they are cancelled."""
+        """End the calls for which tasks may wait, before tasks are cancelled."""
 
     @abstractmethod
     async def _close(self) -> None:

@@ -56,7 +56,7 @@ class MemberRole:
     program: str
     """Program that the process runs, such as ``broker``."""
     replicas: str
-    """Name of what the member holds of its items, such as ``replicas``."""
+    """The word for what the member holds of its items, such as ``replicas``."""
     names: ItemNames
     spec: BrokerSpec | ConsumerSpec
     decoder: Decoder

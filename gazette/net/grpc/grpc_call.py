@@ -40,7 +40,7 @@ _AT_HAND_MAX: Final = 1 << 20
 _MESSAGE_AT_HAND: Final = 1 << 8
 """Bytes that a message counts as for `_AT_HAND_MAX`. A compressed one has its decompressed length added."""
 _CALL_BYTES: Final = 1 << 14
-"""Bytes of memory that a waiting response costs in addition to its own: the call's task and handler."""
+"""Bytes of memory that a waiting response costs beside its content: for the call's task and handler."""
 _DECODED: Final = 4
 """Factor for the memory of a response that was encoded here: its handler also holds it as objects."""
 _MANY: Final = 32

@@ -84,15 +84,15 @@ class Decompressor(Protocol):
 def new_compressor(codec: int) -> Compressor:
     """Return a compressor of one file. Raise ``Invalid`` for a number that is not a codec."""
     match int(codec):
-        case 1:
+        case 1:  # NONE
             return _NoCompressor()
-        case 2:
+        case 2:  # GZIP
             return _GzipCompressor(members=True)
-        case 3:
+        case 3:  # ZSTANDARD
             return _ZstandardCompressor()
-        case 4:
+        case 4:  # SNAPPY
             return _SnappyCompressor()
-        case 5:
+        case 5:  # GZIP_OFFLOAD_DECOMPRESSION
             return _GzipCompressor(members=False)
     raise Invalid(f"unsupported codec ({codec})", path="compression_codec")
 
@@ -104,15 +104,15 @@ def new_decompressor(codec: int, *, transport_decoded: bool = False) -> Decompre
     has undone the gzip. If it is unset, the first bytes decide: wrongly only if content begins like gzip.
     """
     match int(codec):
-        case 1:
+        case 1:  # NONE
             return _NoDecompressor()
-        case 2:
+        case 2:  # GZIP
             return _GzipDecompressor()
-        case 3:
+        case 3:  # ZSTANDARD
             return _ZstandardDecompressor()
-        case 4:
+        case 4:  # SNAPPY
             return _SnappyDecompressor()
-        case 5:
+        case 5:  # GZIP_OFFLOAD_DECOMPRESSION
             return _NoDecompressor() if transport_decoded else _OffloadDecompressor()
     raise Invalid(f"unsupported codec ({codec})", path="compression_codec")
 
