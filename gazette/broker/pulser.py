@@ -106,7 +106,7 @@ _HINTS: Final = {
 
 
 class Pulsed(Protocol):
-    """A replica, as far as its pulses go."""
+    """The part of a replica that its pulses use."""
 
     @property
     def journal(self) -> JournalName: ...

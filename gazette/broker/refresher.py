@@ -33,7 +33,7 @@ _RECOVERY_S: Final = 300.0
 
 
 class Refreshed(Protocol):
-    """A replica, as far as its listings go."""
+    """The part of a replica that its listings use."""
 
     async def refresh(self) -> None:
         """List the blob stores of the journal once. Failures are noted, and not raised."""

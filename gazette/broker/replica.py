@@ -645,7 +645,7 @@ class Replica:
             await active.calls.run(active.store.remove, aside.fragment.content_path())
         if deleted is not None:
             raise deleted
-        if confirmed and failure is not None:
+        if confirmed and failure is not None:  # If not confirmed, no copy is needed.
             raise failure
         return confirmed
 

@@ -113,9 +113,9 @@ def drain_status(state: State) -> DrainStatus:
             moving.append(item_id)
     return DrainStatus(
         tuple(needing_members),
-        max(replicas, default=0),
-        min(replicas, default=0),
-        min(demand.crowded.get(member, 0), len(moving)),
+        max(replicas, default=0),  # replicas
+        min(replicas, default=0),  # replicas_least
+        min(demand.crowded.get(member, 0), len(moving)),  # needing_room
         tuple(moving),
         tuple("#".join(member.id) for member in staying),
     )
