@@ -218,9 +218,11 @@ class KnownHead:
         return self._tenure == tenure and self._closed is None
 
     async def load(self, *, lives: bool = False) -> None:
-        """Read the head from etcd. With ``lives``, also check that the journal still exists. Raise
-        ``Conflict`` for an unknown value, or if the journal is known to be deleted. Each write checks that
-        the journal exists, so most reads need not check it."""
+        """Read the head from etcd. With ``lives``, also check that the journal still exists.
+
+        Raise ``Conflict`` for an unknown value, or if the journal is known to be deleted. Each write checks
+        that the journal exists, so most reads need not check it.
+        """
         context, life = self._context, self._head.life
         if lives:
             lives, kv = await _read(context.etcd, context.settings.root, self._journal, life)

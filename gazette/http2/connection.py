@@ -670,7 +670,7 @@ class Http2Connection:
             self._on_later_fields(stream, fields, ended=ended)
         elif self._accept is not None:
             self._begin_stream(number, fields, ended=ended)
-        # This side is the client, and the stream has ended. Ignore late HEADERS of a stream that it began.
+        # Else: a client ignores late HEADERS of a stream that it began, and that has ended.
         elif number not in self._reset and (not number % 2 or number >= self._next):
             raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "HEADERS for a stream that is not ours")
 

@@ -31,7 +31,7 @@ _KNOWN_BYTES_MAX: Final = 1 << 10
 _UPDATE: Final = 0x20
 """Least first byte of a change of the table's size (RFC 7541, 6.3). Twice its value begins a field."""
 _UPDATES_MAX: Final = 2
-"""Greatest number of table sizes in a block: the least since the last block, and the present one."""
+"""Greatest number of table sizes in a block: least since the last block, and present (RFC 7541, 4.2)."""
 
 _OF_THE_CONNECTION: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}

@@ -46,7 +46,7 @@ _TXN_DURATION_NS: Final = duration.SECOND
 
 
 def stored_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
-    """Return a specification that can be served, and why the stored value is invalid (empty: it is not).
+    """Return a specification that can be served, and why the stored value is invalid (empty: valid).
 
     Raise ``Invalid`` for an invalid name. Do not check stores: they fail when they are used, with the reason.
     """
@@ -86,7 +86,7 @@ def stored_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
 
 
 def listed_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
-    """Return a specification as it was stored, and why it is invalid (empty: it is not).
+    """Return a specification as it was stored, and why it is invalid (empty: valid).
 
     Unknown enumerations become zero. Raise ``Invalid`` for an invalid name.
     """
@@ -109,7 +109,7 @@ def listed_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
 
 
 def stored_shard(pb: consumer_pb2.ShardSpec) -> tuple[ShardSpec, str]:
-    """Return a specification that can be assigned, and why the stored value is invalid (empty: it is not).
+    """Return a specification that can be assigned, and why the stored value is invalid (empty: valid).
 
     Raise ``Invalid`` for an invalid id. Keep invalid names of journals and hints: the shard that uses them
     fails when it starts, with the reason.
@@ -138,7 +138,7 @@ def stored_shard(pb: consumer_pb2.ShardSpec) -> tuple[ShardSpec, str]:
 
 
 def stored_broker(pb: broker_pb2.BrokerSpec) -> tuple[BrokerSpec, str]:
-    """Return a member that items can be assigned to, and why the stored value is invalid (empty: it is not)."""
+    """Return a member that items can be assigned to, and why the stored value is invalid (empty: valid)."""
     spec = BrokerSpec.from_pb(pb)
     try:
         spec.validate()
@@ -149,7 +149,7 @@ def stored_broker(pb: broker_pb2.BrokerSpec) -> tuple[BrokerSpec, str]:
 
 
 def stored_consumer(pb: consumer_pb2.ConsumerSpec) -> tuple[ConsumerSpec, str]:
-    """Return a member that items can be assigned to, and why the stored value is invalid (empty: it is not)."""
+    """Return a member that items can be assigned to, and why the stored value is invalid (empty: valid)."""
     spec = ConsumerSpec.from_pb(pb)
     try:
         spec.validate()
@@ -159,7 +159,7 @@ def stored_consumer(pb: consumer_pb2.ConsumerSpec) -> tuple[ConsumerSpec, str]:
 
 
 def stored_route(pb: broker_pb2.Route) -> tuple[Route, str]:
-    """Return a route, and why the stored value is invalid (empty: it is not).
+    """Return a route, and why the stored value is invalid (empty: valid).
 
     An invalid route becomes the empty route. The empty route is never consistent, so the primary replaces it.
     """
@@ -172,7 +172,7 @@ def stored_route(pb: broker_pb2.Route) -> tuple[Route, str]:
 
 
 def stored_status(pb: consumer_pb2.ReplicaStatus) -> tuple[ReplicaStatus, str]:
-    """Return a status, and why the stored value is invalid (empty: it is not).
+    """Return a status, and why the stored value is invalid (empty: valid).
 
     An unknown code becomes the code of a replica that cannot take over.
     """

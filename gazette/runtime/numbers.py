@@ -1,7 +1,7 @@
 """Numbers in texts from outside: only ASCII digits, without ``_``, and of bounded length.
 
-Python's ``int`` and ``float`` accept ``1_0`` and digits of all scripts. For many digits, ``int`` fails
-otherwise.
+Python's ``int`` and ``float`` accept ``1_0`` and digits of all scripts. For very many digits, ``int`` raises
+another error.
 """
 
 from __future__ import annotations

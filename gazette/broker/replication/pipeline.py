@@ -222,9 +222,11 @@ class Pipeline:
     # Sending.
 
     async def sync(self, proposal: Fragment, registers: LabelSet, *, opening: bool) -> None:
-        """Propose to all replicas. Each replica answers whether it can go on from the proposal. With
-        ``opening``, the first proposal of the pipeline carries the route, addressed to each peer. The failure
-        of a peer is raised when its answer is gathered. Raise ``Bug`` if the local spool disagrees."""
+        """Propose to all replicas. Each replica answers whether it can go on from the proposal.
+
+        With ``opening``, the first proposal of the pipeline carries the route, addressed to each peer. The
+        failure of a peer is raised when its answer is gathered. Raise ``Bug`` if the local spool disagrees.
+        """
         request = _proposal(proposal, registers, acknowledge=True)
         if not opening or self._opened:
             self._send(request.SerializeToString())
@@ -465,7 +467,8 @@ class Pipeline:
     def gather_now(self, turn: Turn) -> bool:
         """Gather in a pipeline without peers. Return False, without effect, if there are peers or a wait.
 
-        Raise the failure of a broken pipeline, or ``Unavailable`` if the broker's lease may not hold.
+        Raise the failure of a broken pipeline, or ``Unavailable`` if the broker's lease may not hold. After
+        an error, the pipeline is broken.
         """
         if self._peers or not turn.has_come:
             return False

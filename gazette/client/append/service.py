@@ -284,8 +284,10 @@ class AppendService:
         return backlog.enqueue(queue, params, _unmet(dependencies), content, segments)
 
     def journal(self, params: AppendParams) -> JournalAppends:
-        """Return a `JournalAppends`, whose appends do not wait for an open transaction of the journal. Raise
-        ``Invalid`` for wrong parameters, ``Closed`` if the service was closed."""
+        """Return a `JournalAppends`, whose appends do not wait for an open transaction of the journal.
+
+        Raise ``Invalid`` for wrong parameters, ``Closed`` if the service was closed.
+        """
         return JournalAppends(self._backlog, self._backlog.queue(params), params)
 
     def pending_except(self, journal: str) -> AbstractSet[OpFuture[Any]]:

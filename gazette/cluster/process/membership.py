@@ -33,8 +33,8 @@ from gazette.runtime.tasks import BlockingPool, Pool, PoolFactory, TaskScope
 class MemberEnvironment:
     """The surroundings of a member, made by its process. Simulations replace ``transport`` and ``pools``.
 
-    ``server`` is bound, so that its endpoint can be announced. ``auth`` signs calls to peers, and verifies
-    those of callers. ``transport`` is the network to peers and etcd. ``pools`` makes threads.
+    ``server`` is bound, so that its endpoint can be announced. ``auth`` signs and verifies calls.
+    ``transport`` is the network to peers and etcd. ``pools`` makes threads for blocking calls.
     """
 
     clock: Clock

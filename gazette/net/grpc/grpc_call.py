@@ -268,7 +268,8 @@ class GrpcCall(ServicerContext):
         return request
 
     async def write(self, response: Any) -> None:
-        """Send a response. Return once caller and socket have it. Raise ``CancelledError`` if it goes."""
+        """Send a response. Return once caller and socket have it. Raise ``CancelledError`` if the caller has
+        gone."""
         message = response if self.encode is None else self.encode(response)
         if not self._head_sent:
             self._send_head(())

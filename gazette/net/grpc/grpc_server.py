@@ -244,7 +244,7 @@ class GrpcServer:
     async def _close_connections(self) -> None:
         """Close all connections. Return once all sockets are closed."""
         for connection in list(self.connections):
-            connection.close()  # The connection cuts itself off if its peer does not take what was sent in time.
+            connection.close()  # A connection cuts itself off if its peer takes too long.
         while self.connections:
             self._changed.clear()
             await self._changed.wait()
