@@ -42,7 +42,7 @@ def lazy_names(package: str, homes: Mapping[str, str], *, extra: str = "") -> Ca
 
 
 def import_function(target: str) -> Any:
-    """Import ``module:function``. Raise what importing the module raises.
+    """Import ``module:function``. Errors of importing the module reach the caller.
 
     Collect no garbage meanwhile: the collector would go through the new modules again and again, which takes
     a tenth of the time of a broker's imports.

@@ -121,7 +121,7 @@ class Shard(Protocol):
         ...
 
     def cancel(self, key: str, *, domain: TimeDomain = TimeDomain.PROCESSING) -> None:
-        """Remove a timer, if it exists: it does not fire, even if it is due. Raise as `schedule` does."""
+        """Remove a timer, if it exists: it does not fire, even if it is due. Errors: those of `schedule`."""
         ...
 
 

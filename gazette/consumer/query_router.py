@@ -85,7 +85,7 @@ class QueryRouter:
         Without a reachable primary, wait for the next primary: a query outlasts a fail-over. Raise
         ``NotFound`` if the shard does not exist. Raise ``Unavailable`` after ``timeout_s`` seconds,
         when this member leaves, or once the shard has failed and nothing will restart it.
-        Raise what ``serve`` raises. Raise ``Moved`` if the query has a header and this member
+        An error of ``serve`` reaches the caller. Raise ``Moved`` if the query has a header and this member
         may not answer. After a cancellation ``serve`` may still run.
         """
         attempts = _Attempts(self, query, serve, proxy)

@@ -82,9 +82,9 @@ class ConsumerService(ShardCaller):
         self.routes.append(Route(path, endpoint, methods=methods))
 
     def add_routes(self, instance: Any) -> None:
-        """Serve all methods of an object whose decorators give them a path. Raise as ``add_route`` does.
+        """Serve all methods of an object whose decorators give them a path.
 
-        The application's own methods are served without this call.
+        The application's own methods need no call. For ``Invalid`` see `add_route`.
         """
         for route in routes_of(instance):
             self.add_route(route.path, route, route.methods)

@@ -85,7 +85,7 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
 
     @property
     def time_us(self) -> int:
-        """Event time in Unix microseconds. Raises as `time` does."""
+        """Event time in Unix microseconds. Raises ``UnusableTime`` in the cases of `time`."""
         if not self.clock:
             raise no_clock(self.journal, self.begin, self.end)
         return clock_unix_ns(self.clock) // 1000

@@ -70,8 +70,8 @@ class MessageForm(NamedTuple, Generic[M]):
     ) -> tuple[Framing[M], TimeReader | None]:
         """Return the framing of a journal, and the reader of the times of its messages, if it has any.
 
-        Raise what `get_journal` raises. Raise `Invalid` if the content type is unknown, or cannot hold
-        the type.
+        Raise `NotFound` without that journal. Raise `Invalid` if the content type is unknown, or cannot
+        hold the type. Errors of listing reach the caller.
         """
         labels = (await get_journal(client, journal)).spec.labels
         place = self.uuid or labels.value_of(MESSAGE_UUID) or ""
@@ -100,8 +100,8 @@ async def read_batches(
     the source. ``times`` reads the declared times of messages.
 
     If the journal has lost bytes, log a warning and continue behind them; raise `OffsetJump` if reading
-    may not jump. Raise what the source raises, and `TruncatedFrame` if the end cuts a message. Raise
-    `MalformedMessage` unless ``on_malformed`` is given.
+    may not jump. Raise `TruncatedFrame` if the end cuts a message, and `MalformedMessage` for a message that
+    does not decode, unless ``on_malformed`` is given. Errors of the source reach the caller.
     """
     decoder: EnvelopeDecoder[M] | None = None
     try:
@@ -179,7 +179,7 @@ class UncommittedReader(Generic[M]):
         self._on_malformed = on_malformed
 
     async def batches(self) -> AsyncGenerator[list[Envelope[M]], None]:
-        """Yield non-empty batches, in order. Raise what `MessageForm.resolve` and `read_batches` raise.
+        """Yield non-empty batches, in order. For the errors see `MessageForm.resolve` and `read_batches`.
 
         Close the generator if you cancel it or do not exhaust it. Closing releases everything.
         """
@@ -231,8 +231,8 @@ class CommittedReader(Generic[M]):
     async def batches(self) -> AsyncGenerator[list[Envelope[M]], None]:
         """Yield non-empty batches, in order. Iterate this once.
 
-        Asking for the next batch marks the one before as consumed. Raise what `MessageForm.resolve` and
-        `read_batches` raise. Raise `Corrupt` if the journal has lost messages of an open transaction.
+        Asking for the next batch marks the former batch as consumed. Raise `Corrupt` if the journal has
+        lost messages of an open transaction. Other errors: see `MessageForm.resolve` and `read_batches`.
         """
         params, sequencer = self._params, self._sequencer
         framing, times = await self._form.resolve(self._client, params.journal)

@@ -324,7 +324,7 @@ class PartitionWatch:
     async def run(self) -> None:
         """Keep the partitions current. Run this as a daemon.
 
-        Raise what the watch raises. Cancellation leaves the last snapshot in place.
+        An error of the watch reaches the caller. Cancellation leaves the last snapshot in place.
         """
         async for snapshot in self._snapshots:
             partitions = Partitions.of_specs(listed.spec for listed in snapshot.journals)

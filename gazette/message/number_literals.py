@@ -37,7 +37,7 @@ def holds_floats(info: inspect.Type) -> bool:
 def decoded(decode: Callable[[bytes], Any], payload: bytes) -> Any | None:
     """Decode a payload with literals such as ``NaN``, each in place of a float of the message.
 
-    Return None for any other payload. ``decode`` is the strict decoder of the type. Raise what it raises.
+    Return None for any other payload. ``decode`` is the strict decoder of the type; its errors are raised.
     """
     literals = [match[1] for match in _TOKEN.finditer(payload) if match[1] is not None]
     if not literals or not NON_FINITE.keys() >= set(literals):

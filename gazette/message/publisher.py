@@ -315,8 +315,8 @@ class Publisher:
     def publish_uncommitted(self, mapping: Mapping[M], message: M) -> None:
         """Publish a message that is pending until the acknowledgement of `build_ack_intents` is appended.
 
-        Content is gathered, and appended before `build_ack_intents` returns. Raise what `publish_committed`
-        raises, and `Invalid` for a type without a UUID. After an error nothing is published.
+        Content is gathered, and appended before `build_ack_intents` returns. Raise `Invalid` for a type
+        without a UUID. Other errors are those of `publish_committed`. After an error nothing is published.
         """
         route = self._route(mapping, message)
         (framing, stamp), line = route.form, route.line
@@ -367,8 +367,8 @@ class Publisher:
     def flush(self) -> None:
         """Enqueue the appends of all messages that were published so far.
 
-        Raise ``Closed``, and keep what was not enqueued. Do nothing between
-        `hold` and `release` while the messages can be undone.
+        Raise ``Closed`` if the append service is closed, and keep what was not enqueued. Do nothing
+        between `hold` and `release` while the messages can be undone.
         """
         with self._lock:
             keeps = self._held is not None and not self._passed
@@ -390,7 +390,7 @@ class Publisher:
             self._strict, self._passed = strict, ""
 
     def release(self) -> None:
-        """End a `hold`, and publish what it kept back. Raise what `flush` raises."""
+        """End a `hold`, and publish what it kept back. Raise ``Closed`` if the append service is closed."""
         with self._lock:
             held_lines, self._held = self._held, None
             overfull = self._buffered >= BUFFER_BYTES_MAX
@@ -423,9 +423,9 @@ class Publisher:
     def build_ack_intents(self) -> dict[JournalName, bytes]:
         """End the transaction. Return the content that commits it: by journal, in the order of first use.
 
-        The caller makes these durable with the transaction's checkpoint, and *then* appends them. When this
-        returns, all messages published before are enqueued. So the append service's ``pending_except``
-        covers them. Raise what `flush` raises. The call may then be repeated.
+        The caller makes the content durable with the transaction's checkpoint, and *then* appends it. When
+        this call returns, all messages of the transaction are enqueued: ``pending_except`` of the append
+        service covers them. Raise ``Closed`` if that service is closed. The call may then be repeated.
         """
         self.flush()
         intents: dict[JournalName, bytes] = {}

@@ -222,7 +222,7 @@ def _common_field(
 
 
 def pydantic_place(model: Any, place: str | None) -> UuidPlace[Any] | None:
-    """Return the place in pydantic models. Return None and raise `Invalid` as `object_place` does."""
+    """Return the place in pydantic models. None and `Invalid` have the meanings of `object_place`."""
     if place is None:
         return None
     if not place and "uuid" not in model.model_fields:
@@ -259,7 +259,7 @@ def _alias_of(name: str, field: Any) -> str:
 
 
 def protobuf_place(message_type: Any, place: str | None) -> UuidPlace[Any] | None:
-    """Return the place in protobuf messages. Return None and raise `Invalid` as `object_place` does."""
+    """Return the place in protobuf messages. None and `Invalid` have the meanings of `object_place`."""
     if place is None:
         return None
     descriptor = message_type.DESCRIPTOR

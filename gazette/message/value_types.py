@@ -64,7 +64,7 @@ _EQUALS: Final[tuple[Any, ...]] = (
 )
 """Comparisons of Python's own, which compare whole values."""
 _INT_BITS_MAX: Final = 14_000
-"""Most bits of an integer that is written as digits: Python refuses more than 4,300 digits."""
+"""Greatest number of bits of an integer that is written as digits: Python refuses more than 4,300 digits."""
 _FLOAT_BITS_MAX: Final = 1_023
 _READ_AS: Final[dict[type, tuple[type, ...]]] = {
     float: (int,), Decimal: (int, float), set: (frozenset,), frozenset: (set,),

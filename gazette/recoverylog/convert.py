@@ -77,7 +77,7 @@ def _made(directory: Path, name: str) -> Converted:
 
 
 def _check(path: Path, name: str) -> str:
-    """Check a database with SQLite. Raise ``Corrupt``. Return why SQLite could not check all, else ``""``."""
+    """Raise ``Corrupt`` for a damaged database. Return why SQLite could not check all of it, or ``""``."""
     try:
         # No process writes to the database. With `immutable`, SQLite makes no files beside it, in any
         # journal mode.

@@ -99,7 +99,7 @@ def _require_owner(directory: Path, status: os.stat_result, owners: tuple[int, .
 
 
 def write_private(path: Path, data: bytes, *, new: bool = False) -> None:
-    """Write a file that only this user may read. With ``new``, it must not exist. Raise ``OSError``."""
+    """Write a file that only this user may read. With ``new``, raise ``FileExistsError`` if it exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if new else os.O_TRUNC)
     with open(os.open(path, flags, FILE_MODE), "wb") as file:
         os.fchmod(file.fileno(), FILE_MODE)
@@ -107,14 +107,14 @@ def write_private(path: Path, data: bytes, *, new: bool = False) -> None:
 
 
 def copy_private(source: Path, target: Path) -> Path:
-    """Copy a file's content to a new file that only this user may read. Raise ``OSError``."""
+    """Copy a file. Only this user may read the copy. Raise ``FileExistsError`` if ``target`` exists."""
     write_private(target, b"", new=True)
     shutil.copyfile(source, target)
     return target
 
 
 def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all of ``data`` at an offset of a file. Raise ``OSError``."""
+    """Write all of ``data`` at an offset of a file. A system call may write less."""
     view = memoryview(data)
     while len(view):
         written = os.pwrite(descriptor, view, offset)

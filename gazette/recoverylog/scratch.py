@@ -50,7 +50,7 @@ class Scratch:
     """A new directory that only this user may enter, locked until it is removed or the process ends."""
 
     def __init__(self, prefix: str, parent: Path | None) -> None:
-        """Make the directory below ``parent``, or in the system's temporary directory. Raise ``Invalid``."""
+        """Make the directory in ``parent``, by default in TMPDIR. Raise ``Invalid`` if that fails."""
         try:
             temporary = Path(tempfile.mkdtemp(prefix=_NEW + prefix, dir=parent))
             # Rename only when locked: to `abandoned`, an unlocked directory is one of a dead process.
@@ -68,7 +68,7 @@ class Scratch:
 
     @classmethod
     async def make(cls, pool: Pool, prefix: str, parent: Path | None) -> Scratch:
-        """Make a directory on a thread of ``pool``. Raise as the constructor does.
+        """Make a directory on a thread of ``pool``. Raise ``Invalid`` if that fails.
 
         After a cancellation, the directory that the thread makes is removed.
         """

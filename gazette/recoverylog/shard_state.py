@@ -138,7 +138,7 @@ class ShardState:
         owns_directory: bool = False,
         prepare_connection: Callable[[apsw.Connection], None] | None = None,
     ) -> None:
-        """Open recovered files, after `to_standalone`. Raise what `to_standalone` raises.
+        """Call `to_standalone`, and open the files. For the errors see `to_standalone`.
 
         ``prepare_connection`` adds the functions and collations that a SQLite schema needs.
         """

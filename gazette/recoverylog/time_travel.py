@@ -64,7 +64,7 @@ class Moment:
 
     @classmethod
     def parse(cls, text: str) -> Moment:
-        """Parse a time, an offset of the log, or a checkpoint. Raise ``Invalid``.
+        """Parse a time, an offset of the log, or a checkpoint. Raise ``Invalid`` for any other text.
 
         Examples: ``2026-01-31T12:00:00Z``, ``123456``, ``a/source=123,another/source=456``.
         """
@@ -191,7 +191,7 @@ def _choose(
 ) -> tuple[FSMHints, Position]:
     """Return the newest hints that reach back to a moment, and the position to play to.
 
-    Try hints without files last: they play the log from its first byte. Raise as `open_at` does.
+    Try hints without files last: they play the log from its first byte. For the errors see `open_at`.
     """
     candidates = [candidate for candidate in hints if candidate.live_nodes]
     candidates.append(FSMHints(log=hints[0].log))

@@ -87,7 +87,7 @@ class BuiltState:
 
     @classmethod
     def from_json(cls, data: bytes) -> BuiltState:
-        """Decode the result of `to_json`. Raise ``Invalid``."""
+        """Decode the result of `to_json`. Raise ``Invalid`` if it does not decode."""
         try:
             value = msgspec.json.decode(data, type=_Encoded)
         except msgspec.MsgspecError as error:
@@ -181,7 +181,7 @@ class OfflineShard(WithTimers):
         return self.timers
 
     def open_timers(self, store: Store) -> None:
-        """Let the application set timers, if it defines ``on_timer``. Raise as `open_timers` does."""
+        """Let the application set timers, if it defines ``on_timer``. For the errors see `open_timers`."""
         assert self._application is not None
         self._clock = _MessageTime()
         # Messages come in the order of publication. If that is also their time, the watermark waits for no
@@ -263,9 +263,9 @@ class StateBuilder:
         fqn: str = "",
         claim: BackfillClaim | None = None,
     ) -> None:
-        """Open the store. Raise what the application's ``new_store`` raises, or ``Invalid``.
+        """Open the store in an empty directory. Errors of the application's ``new_store`` reach the caller.
 
-        ``claim`` is for a store without a recovery log. Raise ``Fenced`` if it is not in force any more.
+        ``claim`` is for a store without a recovery log. Raise ``Fenced`` if the claim is not in force.
         """
         self.shard = OfflineShard(spec, fqn, self.commit, application)
         self.directory = directory.absolute()

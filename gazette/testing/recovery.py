@@ -324,7 +324,7 @@ def replay(
 ) -> RecoveryFSM:
     """Play a log's bytes back into ``directory``, which is wiped. Return the FSM at their end.
 
-    Raise ``Corrupt`` as `Replayer` does.
+    Raise ``Corrupt`` for a log that a player would refuse.
     """
     replayer = Replayer(directory, hints=hints)
     try:

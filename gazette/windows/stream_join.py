@@ -173,7 +173,7 @@ class StreamJoin(Generic[L, R]):
     def add_right(
         self, shard: Shard, store: SQLiteStore, key: str, at: datetime, value: R
     ) -> JoinOutcome[L, R]:
-        """Add a message of the right side. Return its pairs. Raise as `add_left` does."""
+        """Add a message of the right side. Return its pairs. For the errors see `add_left`."""
         return self._add(shard, store, _RIGHT, key, unix_us(at), value)
 
     def _add(

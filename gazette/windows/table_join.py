@@ -171,7 +171,7 @@ class TableJoin(Generic[V, R]):
     def add(self, shard: Shard, store: SQLiteStore, key: str, at: datetime, value: V) -> bool:
         """Add a message of the stream. `on_timer` returns its result.
 
-        Return False, and change nothing, if the message is before the watermark (late). Raise as `put` does.
+        Return False, and change nothing, if the message is late. For the errors see `put`.
         """
         key = check_keeps(store, key, "a join")
         text = self._values.encode(value, "value", join=self.name, key=key).decode()

@@ -61,7 +61,7 @@ class PoisonPolicy:
 
     @classmethod
     def of_labels(cls, labels: LabelSet) -> PoisonPolicy | None:
-        """Return the policy that a shard's labels ask for; None to fail. Raise ``Invalid``."""
+        """Return the policy of a shard's labels; None to fail. Raise ``Invalid`` for labels without sense."""
         value = labels.value_of(POISON_LABEL) or "fail"
         if value == "fail":
             return None

@@ -37,7 +37,7 @@ async def changes_needed(
 ) -> DeclaredChanges:
     """Return the changes that the cluster needs. Without ``members``, assume that it has no shards.
 
-    Raise ``NotAllowed`` or ``Conflict`` as `changes_of` does, or an error of a call to the cluster.
+    Raise ``NotAllowed`` for refused changes (see `changes_of`). Errors of calls reach the caller.
     """
     shards = () if members is None else (await members.list_shards()).shards
     listed = await _listed(declaration, settings, brokers, shards)

@@ -17,7 +17,7 @@ def with_declared(
 ) -> PartitionsFunc:
     """Return a function that returns the same partitions, each changed by ``declared``.
 
-    Any thread may call the function. It raises what ``declared`` raises.
+    Any thread may call the function. An error of ``declared`` reaches its caller.
     """
     # The partitions of the last call, as given and as returned.
     cached = Partitions(()), Partitions(())

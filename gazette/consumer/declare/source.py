@@ -142,7 +142,7 @@ class _Declared(Generic[M]):
         """Return the key of a message, encoded for hashing.
 
         Raise ``Invalid`` without a declared key, for a message of another type, or for a value that cannot
-        be a key. Raise what the key's function raises.
+        be a key. An error of the key's function reaches the caller.
         """
         value = self._key_value(message)
         field = self._key_field

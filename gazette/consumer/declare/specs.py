@@ -72,7 +72,7 @@ DEVELOPMENT: Final = SpecSettings(
 
 
 def journal_specs(declaration: Declaration, settings: SpecSettings) -> list[JournalSpec]:
-    """Return the journals of sources and outputs, ordered by name. Raise ``Invalid``."""
+    """Return journals of sources and outputs, ordered by name. Raise ``Invalid`` if one does not validate."""
     specs = [
         _checked(spec)
         for declared in declaration.journals
@@ -88,13 +88,13 @@ def partition_specs(declared: DeclaredJournals, settings: SpecSettings) -> list[
 
 
 def log_spec(name: str, settings: SpecSettings) -> JournalSpec:
-    """Return the journal of a recovery log. Raise ``Invalid``."""
+    """Return the journal of a recovery log. Raise ``Invalid`` if it does not validate."""
     labels = LabelSet.of((CONTENT_TYPE, CONTENT_RECOVERY_LOG))
     return _checked(JournalSpec(name, settings.replication, labels, fragment_spec(settings, 0)))
 
 
 def dead_letter_specs(declaration: Declaration, settings: SpecSettings) -> list[JournalSpec]:
-    """Return the journals of dead letters, ordered by name. Raise ``Invalid``."""
+    """Return the dead-letter journals, ordered by name. Raise ``Invalid`` if one does not validate."""
     labels = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES), (MESSAGE_TYPE, DeadLetter.__name__))
     return [
         _checked(JournalSpec(name, settings.replication, labels, fragment_spec(settings, 0)))
@@ -103,7 +103,7 @@ def dead_letter_specs(declaration: Declaration, settings: SpecSettings) -> list[
 
 
 def shard_specs(declaration: Declaration, settings: SpecSettings) -> list[ShardSpec]:
-    """Return the shards of `shards_of` with these settings. Raise ``Invalid``."""
+    """Return the shards of `shards_of` with these settings. Raise ``Invalid`` if one does not validate."""
     log_fields: dict[str, Any] = {}
     if declaration.recovery_logs:
         log_fields = {
@@ -127,7 +127,7 @@ def shard_specs(declaration: Declaration, settings: SpecSettings) -> list[ShardS
 
 
 def log_specs(declaration: Declaration, settings: SpecSettings) -> list[JournalSpec]:
-    """Return the recovery logs of the shards, ordered by name. Raise ``Invalid``."""
+    """Return the shards' recovery logs, ordered by name. Raise ``Invalid`` if one does not validate."""
     shards = shard_specs(declaration, settings)
     return [log_spec(spec.recovery_log, settings) for spec in shards if spec.recovery_log]
 

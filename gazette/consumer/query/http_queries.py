@@ -92,9 +92,9 @@ class HttpQueries:
         )
 
     def admit(self, path: str, metadata: Any) -> None:
-        """Check the head of a call that passes a request on, before its message. Raise ``NotAllowed``.
+        """Check the head of a call that passes a request on, before its message is read.
 
-        Only the message names the route. So require the capabilities that all routes have in common.
+        Only the message names the route. Raise ``NotAllowed`` without the capabilities of all routes.
         """
         del path
         capabilities = [route.capability for route in self._routes.values()]

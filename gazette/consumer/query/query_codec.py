@@ -66,7 +66,7 @@ def of_shard(query: ShardQuery, shard: Any) -> ShardQuery:
 
 
 def read_through_of(text: str) -> dict[str, int]:
-    """Decode ``journal=offset,…``. Raise ``Invalid``."""
+    """Decode ``journal=offset,…``. Raise ``Invalid`` for any other text."""
     offsets: dict[str, int] = {}
     for part in filter(None, (pair.strip() for pair in text.split(","))):
         journal, _, offset = part.rpartition("=")

@@ -159,8 +159,8 @@ class ShardCaller:
         """Have the primary of a shard answer, at any member.
 
         If this member is the primary, call ``serve(store)`` on a thread. Otherwise call
-        ``proxy(channel, header)`` with a channel to the primary's member. Raise as `QueryRouter.ask`
-        does. `shard_rpc` and `shard_route` do all of this for a method.
+        ``proxy(channel, header)`` with a channel to the primary's member. For the errors see
+        `QueryRouter.ask`. `shard_rpc` and `shard_route` do all of this for a method.
         """
         query = ShardQuery(shard_id, read_through or {}, None, header, claims or EVERYTHING)
 
@@ -290,7 +290,7 @@ class Question(Generic[T]):
         return max(0.0, self._until - asyncio.get_running_loop().time())
 
     async def ask(self, query: ShardQuery) -> QueryResult[T]:
-        """Have one shard answer, at whichever member. Raise as `QueryRouter.ask` does."""
+        """Have one shard answer, at whichever member. For the errors see `QueryRouter.ask`."""
         method, request = self._method, self.request
 
         async def forward(channel: grpc.aio.Channel, forwarded: ShardQuery) -> QueryResult[T]:

@@ -169,7 +169,7 @@ class ShardRoute:
     async def answer(
         self, service: ShardCaller, request: ShardRequest, values: Values, claims: Claims
     ) -> QueryResult[HttpAnswer]:
-        """Have shards answer. Raise as `QueryRouter.ask` does."""
+        """Have shards answer. For the errors see `QueryRouter.ask`."""
         question = Question(service, self, request, query_of(values, claims))
         if request.shard:  # Another member has found the shard and passed the request on.
             return await question.ask(of_shard(question.query, request.shard))

@@ -54,7 +54,7 @@ class StoredHints:
 
 
 def checked_hints(value: bytes, recovery_log: str) -> FSMHints:
-    """Decode hints, and check that they can play the log. Raise ``Invalid`` or ``Corrupt``."""
+    """Decode hints. Raise ``Invalid`` for another log, ``Corrupt`` if they contradict themselves."""
     hints = decode_hints(value)
     if hints.log != recovery_log:
         raise Invalid(
@@ -68,7 +68,7 @@ def checked_hints(value: bytes, recovery_log: str) -> FSMHints:
 async def read_hints(etcd: Etcd, spec: ShardSpec, check: bool = True, /) -> tuple[StoredHints, ...]:
     """Read all slots of a shard's hints at one revision: the primary's slot, then the backups.
 
-    Without ``check``, decode only short values, for callers that only move values. Raise ``Unavailable``.
+    Without ``check``, decode only short values: some callers only move values. Raise etcd's errors.
     """
     keys = (spec.hint_primary_key, *spec.hint_backup_keys)
     stored: list[StoredHints] = []
@@ -134,8 +134,8 @@ async def store_recorded_hints(
 
     Also write the hints into each backup that has none, or hints without files: a log cannot be pruned
     while such a backup exists, and each promotion fills only one. The comparison of the assignment's
-    revision keeps a zombie from writing. ``size`` warns of large hints. Raise ``Unavailable``. Raise
-    ``Invalid`` for hints that are larger than etcd accepts.
+    revision keeps a zombie from writing. ``size`` warns of large hints. Raise ``Unavailable``
+    without etcd, and ``Invalid`` for hints that are larger than etcd accepts.
     """
     still_assigned = Compare.create_revision(assignment_key, "=", create_revision)
     form, value = await _encoded(hints)

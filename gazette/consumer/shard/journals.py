@@ -53,7 +53,7 @@ class ShardJournals:
         self._shard_id = shard_id
 
     async def source(self, source: ShardSource) -> ListedJournal:
-        """Return the journal of a source. Raise ``NotFound``."""
+        """Return the journal of a source. Raise ``NotFound`` if it does not exist."""
         hint = "Create the journal, or remove it from the shard's sources."
         return await self._found(split_journal_meta(source.journal)[0], "source journal", hint)
 

@@ -100,7 +100,7 @@ class Primary:
     async def open(self, recovered: RecoveredState | None) -> Checkpoint:
         """Open the store over the recovered files, and prepare transactions. Return the checkpoint.
 
-        Raise what the application raises. Raise ``NotFound`` or ``Invalid`` for a journal that the
+        Errors of the application reach the caller. Raise ``NotFound`` or ``Invalid`` for a journal that the
         shard needs. Raise ``Corrupt`` for a source that was created again. Raise ``Closed`` when the
         shard has ended or belongs to another member. After a cancellation the thread may still open
         the store: `destroy_store` waits for that.
@@ -226,7 +226,7 @@ class Primary:
             self._parts.scope.spawn(reading, name=f"read {journal}")
 
     async def run(self, checkpoint: Checkpoint) -> None:
-        """Run transactions on the shard's thread until the shard ends. Raise what makes it fail."""
+        """Run transactions on the shard's thread until the shard ends. Raise the error that makes it fail."""
         transactor = self._transactor
         assert transactor is not None
 

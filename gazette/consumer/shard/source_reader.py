@@ -31,7 +31,7 @@ SUSPENDED_POLL_S: Final = 2.0
 _LIFE_LOOKS_S: Final = (0.0, 1.0, 4.0)
 """Pauses in seconds before checks whether a source was created again: brokers learn of that late."""
 MISSING_LOOK_S: Final = 10.0
-"""Seconds without bytes of a source after which its reader asks if a broker has bytes."""
+"""Seconds without bytes of a source after which its reader asks whether a broker has bytes."""
 SHORT_SOURCE_LOOKS: Final = 5
 SHORT_SOURCE_PAUSE_S: Final = 2.0
 SHORT_SOURCE_PAUSE_MAX_S: Final = 60.0

@@ -31,7 +31,7 @@ class MemoryTimers(TimerTable):
     """Timers in sorted lists, without transactions: the store writes them with its state."""
 
     def __init__(self, data: bytes = b"") -> None:
-        """Decode the result of `to_json`. Raise ``Corrupt``."""
+        """Decode the result of `to_json`. Raise ``Corrupt`` if it does not decode."""
         self._rows: dict[TimeDomain, dict[str, TimerRow]] = {domain: {} for domain in _DOMAINS}
         self._order: dict[TimeDomain, list[Position]] = {domain: [] for domain in _DOMAINS}
         self._event_time: bytes | None = None

@@ -143,7 +143,7 @@ class ShardTimers:
         shard_id: str,
         times: Mapping[JournalName, str] = MappingProxyType({}),
     ) -> None:
-        """Look for the first timers, and restore the watermark. Raise what the store raises."""
+        """Look for the first timers, and restore the watermark. The store's errors reach the caller."""
         self._open_table = open_table
         self._event_time = event_time
         self._sources = sources
@@ -206,7 +206,7 @@ class ShardTimers:
         queue.put(TimerRow(unix_us(at), check_key(key), check_payload(payload)))
 
     def cancel(self, key: str, domain: TimeDomain) -> None:
-        """Remove a timer. Raise as `schedule` does."""
+        """Remove a timer. Raise ``InvalidValue`` for a bad key, ``NotAllowed`` outside of a transaction."""
         self._queue(domain).remove(check_key(key))
 
     def _queue(self, domain: TimeDomain) -> _Queue:

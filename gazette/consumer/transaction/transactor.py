@@ -71,7 +71,7 @@ class _Backlog:
         return self.index < len(self.batch) or self.decoder is not None
 
     def refill(self) -> None:
-        """Decode more if all messages were queued. Raise ``MalformedMessage``."""
+        """Decode more if all messages were queued. Raise ``MalformedMessage`` if the next does not decode."""
         if self.index < len(self.batch) or self.decoder is None:
             return
         self.batch, self.index = self.decoder.decode(), 0

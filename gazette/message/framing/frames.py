@@ -154,7 +154,7 @@ class Framing(ABC, Generic[M]):
     def stamper(self, mint: UuidMint) -> Stamper[M]:
         """Return a function that assigns a new UUID of ``mint`` to a message, and appends its frame.
 
-        The function raises what `encode_into` raises. Its caller then removes what it appended to the buffer.
+        If a message cannot be encoded, the function raises `Invalid`. Its caller removes the appended bytes.
         """
 
         def stamp(message: M, flags: int, buffer: bytearray) -> None:

@@ -63,7 +63,7 @@ class _PublishedTails(set[str]):
         self._require_free = require_free
 
     def check(self, former: str) -> None:
-        """Raise what ``require_free`` raises. Remember the tail of a UUID that a publisher wrote."""
+        """Call ``require_free``. Unless it raises, remember the tail of a UUID that a publisher wrote."""
         self._require_free(former)
         if match_published(former):
             if len(self) >= _TAILS_MAX:

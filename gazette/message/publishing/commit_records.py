@@ -53,7 +53,7 @@ class CommitRecords:
             ) from error
 
     def load(self) -> dict[JournalName, bytes]:
-        """Return what a former publisher recorded, by journal. Raise ``Corrupt`` or ``Unavailable``."""
+        """Return the recorded content, by journal. Raise ``Corrupt`` or ``Unavailable`` for a bad file."""
         try:
             text = self.path.read_text()
         except FileNotFoundError:
@@ -102,7 +102,7 @@ class CommitRecords:
             ) from error
 
     def clear(self) -> None:
-        """Remove the record, once all its acknowledgements are appended. Raise ``Unavailable``."""
+        """Remove the record: all its content is appended. Raise ``Unavailable`` if the disk refuses."""
         try:
             self.path.unlink(missing_ok=True)
             self._sync()

@@ -155,7 +155,7 @@ class Outputs:
     async def find(self, output: Output) -> KnownOutput:
         """Return the output, and remember it. A selector is watched from now on.
 
-        Raise ``Invalid``, ``NotFound``, and what listing raises. Wait for a connection.
+        Raise ``Invalid`` for a bad name or label, and ``NotFound`` without a journal. Wait for brokers.
         """
         known_output = self.known(output)
         if known_output is not None:

@@ -101,8 +101,8 @@ class PublishingService:
     async def start(self) -> None:
         """Complete the commit that a former publisher with the same directory had decided.
 
-        Takes up to the timeout. Raise what `CommitRecords` raises, and ``CommitFailed`` if a journal
-        refuses an acknowledgement or does not answer.
+        Take at most the timeout. Raise ``Invalid`` if another publisher uses the directory, ``Unavailable``
+        or ``Corrupt`` if it cannot be used, and ``CommitFailed`` if a journal does not take its content.
         """
         if self._directory is None:
             return
@@ -143,7 +143,7 @@ class PublishingService:
         return self._outputs.known(output)
 
     async def find(self, output: Output) -> KnownOutput:
-        """Return an output. Raise what `Outputs.find` raises, and ``Unavailable`` without an answer."""
+        """Return an output. Raise ``Unavailable`` without an answer. Other errors: see `Outputs.find`."""
         self.require_usable()
         async with self._in_time("no broker has answered", self._deadline()):
             return await self._outputs.find(output)
@@ -151,7 +151,7 @@ class PublishingService:
     def publish_committed(self, partition: Partition, message: Any) -> OpFuture[AppendResult]:
         """Publish a message outside of transactions. Any thread may call this, one at a time.
 
-        Raise what `Publisher.publish_committed` raises. After an error nothing is published.
+        For the errors see `Publisher.publish_committed`. After an error nothing is published.
         """
         self.require_usable()
         return self._publisher.publish_committed(lambda _: partition, message)
@@ -186,10 +186,10 @@ class PublishingService:
         return self._publisher.clock.value
 
     def stage(self, partition: Partition, message: Any) -> bool:
-        """Publish a message within a transaction. Return True if `relieve` is to be called.
+        """Publish a message within a transaction. Return True if the caller must call `relieve`.
 
-        The thread of the transaction calls this. Raise what `Publisher.publish_uncommitted` raises.
-        After an error the message is not part of the transaction.
+        The thread of the transaction calls this. For the errors see `Publisher.publish_uncommitted`: after
+        an error the message is not a part of the transaction.
         """
         self.require_usable()
         self._publisher.publish_uncommitted(lambda _: partition, message)
@@ -250,8 +250,8 @@ class PublishingService:
     async def roll_back(self, intents: Mapping[JournalName, bytes]) -> None:
         """Append the content that rolls a transaction back, within `CLOSE_S` seconds.
 
-        Raise what appends raise, and ``TimeoutError``. Readers then keep the messages pending until they
-        forget the producer.
+        Raise the error of an append, or ``TimeoutError``. Readers then keep the messages pending until
+        they forget the producer.
         """
         for journal, content in intents.items():
             self._appends.append(AppendParams(journal), content)

@@ -369,7 +369,7 @@ class Sequencer(Generic[M]):
     def start_replay(self, batches: Iterator[Sequence[Envelope[M]]]) -> None:
         """Make `dequeue` read the messages of `replay_range` from an iterator.
 
-        `dequeue` raises what the iterator raises. The iterator may yield nothing.
+        An error of the iterator is raised by `dequeue`. The iterator may yield nothing.
         """
         self._span().start_replay(batches)
 

@@ -342,7 +342,7 @@ class Recorder:
         return self._append((), wait_for)
 
     def flush(self, deadline_s: float = 60.0) -> None:
-        """Block until everything recorded so far is in the log. Raise ``Unavailable`` or ``Fenced``."""
+        """Block until all is in the log. Raise ``Unavailable`` after the deadline, ``Fenced`` as a zombie."""
         _await(self.barrier(), deadline_s, self.log, self._wait)
 
     def at_end(self, record: Callable[[], None]) -> None:

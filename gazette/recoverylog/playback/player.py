@@ -48,10 +48,10 @@ T = TypeVar("T")
 READ_BYTES = 1 << 20
 
 SUSPENDED_POLL_S = 2.0
-"""Seconds between a standby's checks if a fully suspended log was resumed."""
+"""Seconds after which a standby asks again whether a fully suspended log has been resumed."""
 
 CATCH_UPS_MAX = 3
-"""Most waits for new appends before a hand-off, if the owner never pauses.
+"""Greatest number of waits for new appends before a hand-off, if the owner never pauses.
 
 Then the hand-off is appended anyway. It loses the race, but its fence stops the owner: the next one succeeds.
 """
@@ -175,8 +175,8 @@ class Player:
         """Call ``call`` with the files as of the end of an append, at the time of this call or later.
 
         Wait until the player has reached the head once. ``call`` runs on a thread of the pool, and
-        play-back waits for it. Raise what ``call`` raises, and ``Closed`` if play-back ends first.
-        After a cancellation ``call`` may still run.
+        play-back waits for it. An error of ``call`` reaches the caller. Raise ``Closed`` if play-back
+        ends first. After a cancellation ``call`` may still run.
         """
         view = _View(call, asyncio.get_running_loop().create_future())
         if self.state in (PlayerState.LIVE, PlayerState.FAILED):

@@ -58,7 +58,7 @@ class PlayedFiles:
 
 
 def target_of(directory: Path, path: str) -> Path:
-    """Return the location of a relative path below a directory, and make its parents. Raise ``Corrupt``."""
+    """Return the location of a path of a log, and make its parents. Raise ``Corrupt`` if it is taken."""
     target = directory / path
     try:
         for parent in reversed(target.relative_to(directory).parents):
@@ -104,7 +104,7 @@ class StagedFiles:
                 ) from error
 
     def prepare(self) -> None:
-        """Begin with an empty directory that only this user may enter. Raise what `empty_private` raises.
+        """Begin with an empty directory that only this user may enter. Errors: see `empty_private`.
 
         An existing directory is emptied. It stays the same directory, with its lock.
         """

@@ -194,7 +194,7 @@ def materialize(directory: Path, database: str) -> RedoState:
 def build(paths: Mapping[str, Path], database: str, target: Path) -> RedoState:
     """Write the database to ``target``, as of the last commit of the images and redo in ``paths``.
 
-    Change no other file. Raise what ``materialize`` raises: ``target`` then does not exist.
+    Change no other file. Raise ``GazetteError`` for bad files or a failing disk: ``target`` is then absent.
     """
     files = redo_files(paths, database)
     if not files:
@@ -228,7 +228,7 @@ def apply_redo(descriptor: int, file: RedoFile, begin: int, pages: int) -> tuple
     """Apply the frames of a redo file from offset ``begin`` on to a database with all earlier frames.
 
     ``pages`` is the present size of the database. Return (size in pages, offset after the last frame).
-    Ignore images: the database has their content already. Raise ``Corrupt`` or ``OSError``.
+    Ignore images: the database has their content already. Raise ``Corrupt`` for a damaged frame.
     """
     position = max(begin, HEADER_LENGTH)
     for kind, payload in file.frames(position):

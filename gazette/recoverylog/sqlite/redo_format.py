@@ -41,7 +41,7 @@ KIND_IMAGE_WITHIN: Final = 3
 _KINDS: Final = (KIND_COMMIT, KIND_IMAGE, KIND_IMAGE_WITHIN)
 WHOLE: Final = 0xFFFF
 PAYLOAD_BYTES_MAX: Final = 0xFFFF_0000 - (1 << 17)
-"""Most bytes of a frame before its last page: a length has 32 bits, and a page at most 64 KiB."""
+"""Upper bound in bytes of a frame before its last page: a length has 32 bits, and a page at most 64 KiB."""
 
 _DAMAGED: Final = (
     "The file was changed since it was played back, or the log is cut within an append, which brokers never"
@@ -99,7 +99,7 @@ def encode_header(page_size: int, index: int, previous_end: int) -> bytes:
 
 
 def decode_header(name: str, data: bytes) -> tuple[int, int, int]:
-    """Return (page size, index, end of the predecessor) of the file ``name``. Raise ``Corrupt``."""
+    """Return (page size, index, end of the predecessor) of a file. Raise ``Corrupt`` if it is damaged."""
     if len(data) == HEADER_LENGTH:
         magic, page_size, index, previous_end, crc = _HEADER.unpack(data)
         if magic == _MAGIC and zlib.crc32(data[: HEADER_LENGTH - 4]) == crc:
@@ -187,7 +187,7 @@ def pages_after(payload: memoryview) -> int:
 def changes_of(
     payload: memoryview, page_size: int
 ) -> Iterator[tuple[int, int, bytes | memoryview]]:
-    """Yield (page, offset in the page, bytes) of all changes of one commit frame. Raise ``Corrupt``."""
+    """Yield (page, offset in the page, bytes) of a commit's changes. Raise ``Corrupt`` for bad ranges."""
     _, count = _COMMIT.unpack_from(payload)
     pos = _COMMIT.size
     for _ in range(count):

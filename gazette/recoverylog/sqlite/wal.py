@@ -55,9 +55,9 @@ class WalIndex:
     """Index of a WAL, read beside the connection that writes it."""
 
     def __init__(self, database: Path) -> None:
-        """Open the index, once a connection has read ``database``. Close it after that connection.
+        """Open the index. Raise ``OSError`` unless a connection has read ``database`` before.
 
-        POSIX drops SQLite's locks when any descriptor of the file is closed. Raise ``OSError``.
+        Close it after that connection: POSIX drops SQLite's locks when any descriptor of the file is closed.
         """
         self._path = database.with_name(database.name + "-shm")
         self.fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)

@@ -51,7 +51,7 @@ class WrittenAhead:
         self.layers: dict[int, Layer] = {}
 
     def apply(self, batch: bytes) -> None:
-        """Add a batch of writes. Raise ``Corrupt``. Raise ``NotAllowed`` for writes that no store makes."""
+        """Add a batch of writes. Raise ``Corrupt`` for a cut batch, ``NotAllowed`` for unknown writes."""
         reader = RecordReader(batch, BATCH_HEADER)
         while reader.left:
             tag = reader.byte()

@@ -92,7 +92,7 @@ Families = Mapping[str, RocksDBOptions | None]
 
 
 def named_families(given: Mapping[str, RocksDBOptions] | Iterable[str]) -> Families:
-    """Return the families given as ``column_families``. Raise ``Invalid``."""
+    """Return the families of ``column_families``. Raise ``Invalid`` for wrong names, types or options."""
     # A text would name a family for each of its characters.
     if isinstance(given, str | bytes | bytearray) or not isinstance(given, Iterable):
         raise _no_families(given)

@@ -47,7 +47,7 @@ SMALL: Final = re.compile(r"CURRENT|OPTIONS-\d+|rocksdict-config\.json")
 PIECE: Final = 4 << 20
 """Bytes of a table in one append."""
 SYNC_ATTEMPTS: Final = 10_000
-"""Most attempts to gather files while the manifest does not change. Heavy load needs a few."""
+"""Greatest number of attempts to gather files while the manifest does not change. Load needs a few."""
 HORIZON_SLACK: Final = 32 << 20
 """Files are recorded again once a recovery would read more than 1.5 times the live files plus these bytes.
 
@@ -143,7 +143,7 @@ class RocksDBRecording:
                 os.unlink(self._local(name))
 
     def start(self, latest: Callable[[], int], live: Callable[[], Iterable[str]]) -> None:
-        """Record the database as it was opened. Raise as ``ship`` does.
+        """Record the database as it was opened. Raise ``Broken`` if RocksDB has tables elsewhere.
 
         ``latest`` returns the database's latest sequence number, ``live`` the names of its tables.
         """
@@ -175,7 +175,7 @@ class RocksDBRecording:
     def ship(self, wait_for: Collection[OpFuture[Any]] = ()) -> OpFuture[Any]:
         """Record the writes since the last call, as one append after ``wait_for``. Do not block.
 
-        Raise what the recorder raises. Raise ``Broken`` for tables that RocksDB has elsewhere.
+        Raise ``Broken`` for tables that RocksDB has elsewhere. Errors of the recorder reach the caller.
         """
         self._logged = 0
         if self._sample is not None and not self._is_gone and self._look() == self._sample:
@@ -290,7 +290,7 @@ class RocksDBRecording:
         self._private = set(names)
 
     def _hold(self, name: str) -> _Tracked:
-        """Open an append-only file of the directory and hold it open. Raise ``FileNotFoundError``."""
+        """Hold an append-only file open. Raise ``FileNotFoundError`` if RocksDB has removed the file."""
         tracked = self._tracked.get(name)
         # Before the first sync, a played-back file may have been replaced: compare inodes then.
         if tracked is not None and tracked.fd >= 0 and self._sample is not None:

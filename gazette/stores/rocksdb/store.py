@@ -155,8 +155,8 @@ class RocksDBStore(Store):
 
         Queries on a standby get an object of this class that was made without ``__init__``. Methods that
         use only ``view`` work as on the primary; everything else raises ``NotAllowed``. ``cache_bytes``
-        bounds the cache of uncompressed blocks of all column families. Each of two copies holds the content
-        of WALs in memory, at most 64 MiB. Raise ``Invalid``.
+        bounds the cache of uncompressed blocks of all column families. Raise ``Invalid`` if it is below 1.
+        Each of two copies holds the content of WALs in memory, at most 64 MiB.
         """
         native = load_rocksdict("RocksDBStore")
         require_count("cache_bytes", cache_bytes)

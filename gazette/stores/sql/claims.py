@@ -62,9 +62,9 @@ class ClaimedRow:
         return self._claim.fence + 1
 
     def lock(self, connection: sa.Connection) -> None:
-        """Lock the row until the transaction ends, and leave the mark. Raise ``Fenced``.
+        """Lock the row until the transaction ends, and leave the mark. Raise ``Fenced`` for another fence.
 
-        Wait for a transaction that holds the lock. From then on, the owed ACK intents of the row are fixed.
+        Wait for a transaction that holds the lock. Once locked, the row keeps its owed ACK intents.
         """
         table = self._table
         if self._claim.fence:

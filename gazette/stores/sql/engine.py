@@ -95,8 +95,8 @@ def shared_engine(url: str, metadata: sa.MetaData) -> sa.Engine:
     """Return the process's only engine for a URL, and create missing tables of ``metadata``.
 
     Any thread; the first call blocks until the tables are created. ``metadata`` is the
-    application's, with `checkpoint_table`; keep the object while the process runs. Raise as
-    `create_engine` and `create_tables` do.
+    application's, with `checkpoint_table`; keep the object while the process runs. Raise ``Invalid``
+    for a URL of no known database, and SQLAlchemy's errors if a table cannot be created.
     """
     key = (url, id(metadata))
     with _sharing:

@@ -180,7 +180,7 @@ class SQLStore(Store):
         On the shard's thread, the query sees the writes of the running transaction. Before the first
         statement of a transaction, the query waits for the previous commit and sees it (not with
         ``overlap``). On another thread, the query sees everything committed, by this shard and others.
-        Raise as ``execute`` does. In PostgreSQL, a failed statement ends the transaction.
+        For the errors see ``execute``. In PostgreSQL, a failed statement ends the transaction.
         """
         if isinstance(statement, str):
             statement = sa.text(statement)
@@ -223,7 +223,7 @@ class SQLStore(Store):
         """Restore the checkpoint, and increment the fence. Blocks.
 
         Commits of former owners then fail with ``Fenced``. Raise ``Invalid`` if the table is
-        missing. Raise ``Unavailable``.
+        missing, and ``Unavailable`` if the database is lost.
         """
         for attempt in range(_RESTORE_ATTEMPTS):
             try:

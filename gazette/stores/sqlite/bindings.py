@@ -46,7 +46,7 @@ def are_kept(values: Iterable[Any]) -> bool:
 
 
 class ManyBindings:
-    """Rows of bindings for SQLite. Raises ``InvalidValue`` at a row, as `checked` does."""
+    """Rows of bindings for SQLite. Raises ``InvalidValue`` at a row with a value that SQLite would change."""
 
     def __init__(self, rows: Iterable[Any], sql: str, connection: apsw.Connection) -> None:
         self._rows = rows

@@ -188,7 +188,7 @@ class ConnectionSetup:
                 )
 
     def call_prepare(self, connection: apsw.Connection) -> None:
-        """Call the application's ``prepare_connection``. Raise what it raises."""
+        """Call the application's ``prepare_connection``. Raise ``Invalid`` if it returns a value."""
         if self._prepare is None:
             return
         result: object = self._prepare(connection)

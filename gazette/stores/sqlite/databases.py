@@ -21,7 +21,7 @@ from gazette.stores.sqlite.hand_over import NO_FORMER, NOTE_PATH, Former, record
 from gazette.stores.sqlite.redo_recording import RedoRecording
 
 REIMAGE_MAX: Final = 4
-"""Most groups of which one commit records images. This bounds the time of a commit."""
+"""Greatest number of groups of which one commit records images. It bounds the time of a commit."""
 IMAGE_FILES: Final = 1024
 """Approximate number of files of images of a large store: each has 1/1024 of the store."""
 FILES_PER_IMAGE_FILE: Final = 2
@@ -48,7 +48,7 @@ def database_names(given: Iterable[str], links: Iterable[str]) -> list[str]:
     """Return the databases of a store beside its primary: the given ones, and those in the log.
 
     A database that only a former version of the application attached stays attached. Otherwise no owner
-    would record its files again, and they would keep the log from being pruned. Raise ``Invalid``.
+    would record its files again, and the log could not be pruned. Raise ``Invalid`` for a bad name.
     """
     names = list(dict.fromkeys(given))
     for name in names:
@@ -104,7 +104,7 @@ class RedoDatabases:
         return {database.schema: database.path for database in self._all[1:]}
 
     def open(self) -> apsw.Connection:
-        """Open the recorded databases, or new ones. Blocks. Raise ``Corrupt`` or ``Invalid``."""
+        """Open the databases. Blocks. Raise ``Corrupt`` for damaged files, ``Invalid`` for too many."""
         connection = self._connection = self._primary.open()
         limit = connection.limit(apsw.SQLITE_LIMIT_ATTACHED)
         if len(self._all) - 1 > limit:

@@ -44,7 +44,7 @@ class Former:
     def take(cls, recorder: Recorder, form: StateForm) -> Self:
         """Turn the original's files into databases in the directory. Leave files of ``form`` alone. Blocks.
 
-        Raise ``Invalid`` for the log of another store or mode, and as `take_out` does.
+        Raise ``Invalid`` for the log of another store or mode. For other errors see `take_out`.
         """
         links = recorder.fsm.links
         present_form = require_form(links, "SQLiteStore", form, StateForm.PAGES)

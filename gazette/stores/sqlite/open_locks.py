@@ -25,7 +25,7 @@ _INDEX_BYTE: Final = 128
 """Byte of a WAL's index that each process locks while it uses the index."""
 _FLOCK: Final = struct.Struct("hhqqi4x")
 _OFD_SETLK: Final = getattr(fcntl, "F_OFD_SETLK", 37)
-"""Linux's number. Pythons that were built with old headers, such as those that ``uv`` installs, lack the name."""
+"""Linux's number. Pythons that were built with old headers, such as those of ``uv``, lack the name."""
 _IS_KNOWN: Final = sys.platform == "linux" and sys.maxsize > 1 << 32
 """True if the structure of a lock is known here. Otherwise the store's next commit detects the damage."""
 

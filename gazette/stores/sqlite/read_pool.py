@@ -22,7 +22,7 @@ _PREPARED_BY_VIRTUAL_TABLES: Final = frozenset(
 )
 """Statements that some virtual tables prepare at their first use. ``query_only`` makes them fail."""
 _PROGRESS_STEPS = 100_000
-"""Steps of SQLite's virtual machine between two checks if the store was destroyed: some milliseconds."""
+"""Steps of SQLite's virtual machine between two checks whether the store is destroyed: milliseconds."""
 
 
 class ReadPool:

@@ -81,14 +81,14 @@ class RedoRecording:
         self._image_end = 0
 
     def open(self) -> apsw.Connection:
-        """Open the recorded database, or a new one. Blocks. Raise ``Corrupt``."""
+        """Open the recorded database, or a new one. Blocks. Raise ``Corrupt`` if its files are damaged."""
         recorded = self._recover()
         connection = apsw.Connection(str(self.path))
         self._begin(connection, recorded=recorded)
         return connection
 
     def attach(self, connection: apsw.Connection) -> None:
-        """Attach the database to a connection as ``schema``. Blocks. Raise as ``open`` does."""
+        """Attach the database as ``schema``. Blocks. Raise ``Corrupt`` if its files are damaged."""
         recorded = self._recover()
         connection.execute(f'ATTACH ? AS "{self.schema}"', (str(self.path),)).fetchall()
         self._begin(connection, recorded=recorded)
@@ -189,7 +189,7 @@ class RedoRecording:
     def settle(self) -> None:
         """Note the final size of the database, at the end of an offline log (see `Recorder.offline`).
 
-        Raise as `WalChanges.settle` does.
+        Raise ``Broken`` if the database is still being read.
         """
         self._resize(self.wal.settle())
 
@@ -199,7 +199,7 @@ class RedoRecording:
             self._reimage(number, file_bytes)
 
     def collect(self) -> Iterator[PageChange] | None:
-        """Return the changes since the last call, or None. Raise as `WalChanges.collect` does."""
+        """Return the changes since the last call, or None. For the errors see `WalChanges.collect`."""
         collected = self.wal.collect(self._state.pages)
         if collected is None:
             return None

@@ -118,8 +118,8 @@ class SQLiteStore(Store):
         """Open the played-back database, or a new one with pages of ``page_size`` bytes.
 
         ``prepare_connection`` is called on the thread that needs the connection. It must neither
-        write nor replace the connection's authorizer.
-        Raise ``Invalid``, also when the log was recorded in another mode. Raise ``Corrupt``.
+        write nor replace the connection's authorizer. Raise ``Invalid`` for wrong arguments, and if the
+        log was recorded in another mode. Raise ``Corrupt`` if the files of the log are damaged.
         """
         if recorder is None:
             raise Invalid(
@@ -188,7 +188,7 @@ class SQLiteStore(Store):
 
         Queries on a standby get an object of this class that was made without ``__init__``. Methods
         that use only ``query`` work as on the primary, and writing raises ``NotAllowed``. The view has
-        all databases, including those that the primary has attached. Raise ``Invalid``.
+        all databases, including those that the primary has attached. Raise ``Invalid`` for bad arguments.
         """
         _check_readers(readers)
         setup = ConnectionSetup(connection_pragmas, prepare_connection)
@@ -340,9 +340,9 @@ class SQLiteStore(Store):
         return cursor
 
     def executemany(self, sql: str, rows: Collection[Bindings] | Iterator[Bindings]) -> apsw.Cursor:
-        """Run SQL once for each row of bindings, in the running transaction. Raise as ``execute`` does.
+        """Run SQL once for each row of bindings, in the running transaction.
 
-        All rows are written before this returns. Returned rows stay in memory.
+        All rows are written before this returns. Returned rows stay in memory. Errors: see ``execute``.
         """
         connection = self.connection
         if not connection.in_transaction:

@@ -34,7 +34,7 @@ FRAME_HEADER: Final = 24
 READ_BYTES: Final = 8 << 20
 
 _COMMITS_MAX: Final = 1 << 31
-"""Most commits between two calls: a greater difference means that the count went back."""
+"""Greatest number of commits between two calls: a larger difference means that the count went back."""
 BUSY_MS: Final = 10_000
 """Milliseconds that a statement of the writer waits for a reader that opens or recovers the WAL."""
 CHECKPOINT_OVERDUE: Final = 4
@@ -108,9 +108,9 @@ class WalChanges:
         return data
 
     def settle(self) -> int:
-        """Move the WAL into the database. Return the size of the database in pages.
+        """Move the WAL into the database, at the end of an offline log (see `Recorder.offline`).
 
-        Call this at the end of an offline log (see `Recorder.offline`). Raise ``Broken``.
+        Return the size of the database in pages. Raise ``Broken`` if the database is still being read.
         """
         assert self._connection is not None
         if not checkpoint(self._connection, BUSY_MS, self._schema):
@@ -129,7 +129,7 @@ class WalChanges:
     def shorten(self) -> bool:
         """Keep the WAL short while an offline log (see `Recorder.offline`) is made.
 
-        Return True if there was a commit since the last call. Raise ``Broken`` as `collect` does.
+        Return True if there was a commit since the last call. Raise ``Broken`` without the database.
         """
         assert self._connection is not None
         check_file(self._connection, self._schema, self._path)
@@ -281,7 +281,7 @@ class WalChanges:
 
 
 def check_file(connection: apsw.Connection, schema: str, path: Path) -> None:
-    """Require that ``connection`` still has the recorded database as ``schema``. Raise ``Broken``."""
+    """Raise ``Broken`` unless ``connection`` still has the recorded database as ``schema``."""
     actual = connection.db_filename(schema)
     if actual != str(path):
         raise Broken(
