@@ -23,7 +23,7 @@ from gazette.gazctl.journals.lookup import write_head
 from gazette.gazctl.last_messages import MessageJournal, find_last, is_data
 from gazette.history.columns import MessageFormat
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
-from gazette.message.codec import DECODE_ERRORS
+from gazette.message.codec import CODEC_ERRORS
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_reader import CommittedReader, OnMalformed, UncommittedReader
 from gazette.message.exact_numbers import ExactDocument, exact_float
@@ -337,7 +337,7 @@ class Producing:
             return 0
         try:
             message = self._decode(line)
-        except DECODE_ERRORS as error:
+        except CODEC_ERRORS as error:
             problem = f"{self._place()} is not {self._expected}"
             raise Invalid(f"{problem}: {error}", path="stdin") from error
         try:
@@ -357,7 +357,7 @@ _exact_object: Final = msgspec.json.Decoder(dict[str, Any], float_hook=exact_flo
 
 
 def object_of(line: bytes) -> dict[str, Any]:
-    """Return the JSON object of a line. Raise one of `DECODE_ERRORS`."""
+    """Return the JSON object of a line. Raise one of `CODEC_ERRORS`."""
     return _exact_object(line)
 
 

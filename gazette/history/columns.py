@@ -22,7 +22,7 @@ from gazette.history.json_lines import Field, FoundFields, LineScanner
 from gazette.history.uuid_codec import UuidCodec
 from gazette.history.visible_uuids import visible_uuid
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
-from gazette.message.codec import DECODE_ERRORS
+from gazette.message.codec import CODEC_ERRORS
 from gazette.message.foreign_uuids import warn_of_foreign_uuids
 from gazette.message.framing.frames import Frames, Framing, MalformedMessage, hint_of
 from gazette.message.framing.framing import JSONLinesFraming, framing_of
@@ -328,7 +328,7 @@ def uuid_text_reader(shape: MessageFormat) -> Callable[[bytes], str | None]:
                 return message[0] if isinstance(message, CSVRecord) else _bytes_text(message.uuid)
             value = codec.value_of(message)
             return value if isinstance(value, str | None) else msgspec.json.encode(value).decode()
-        except DECODE_ERRORS:
+        except CODEC_ERRORS:
             return None
 
     return read

@@ -52,7 +52,7 @@ M = TypeVar("M")
 AckEncoder: TypeAlias = Callable[[bytes], bytes]
 """Function from the 16 bytes of a UUID to the payload of an acknowledgement."""
 
-DECODE_ERRORS: Final = (
+CODEC_ERRORS: Final = (
     ValueError,
     TypeError,
     LookupError,
@@ -63,7 +63,7 @@ DECODE_ERRORS: Final = (
     msgspec.MsgspecError,
     ProtobufDecodeError,
 )
-"""Errors that decoding a message may raise, in our parsers or in hooks of the application's types."""
+"""Errors that encoding or decoding a message may raise, in our parsers or in the application's types."""
 
 _MAY_BE_NON_FINITE: Final = re.compile(rb"null|NaN|Infinity")
 _NON_FINITE: Final = re.compile(rb"NaN|Infinity")
@@ -103,11 +103,11 @@ class MessageCodec(ABC, Generic[M]):
 
     @abstractmethod
     def decode(self, payload: bytes) -> M:
-        """Return the message of a payload. Raise one of `DECODE_ERRORS`."""
+        """Return the message of a payload. Raise one of `CODEC_ERRORS`."""
 
     @abstractmethod
     def encode(self, message: M) -> bytes:
-        """Return the payload of a message. Raise one of `DECODE_ERRORS` if it would not read back equal."""
+        """Return the payload of a message. Raise one of `CODEC_ERRORS` if it would not read back equal."""
 
     def decode_lines(self, lines: bytes) -> list[M] | None:
         """Decode whole lines in one step. Return None if the codec has no fast way to do so.
@@ -123,7 +123,7 @@ class MessageCodec(ABC, Generic[M]):
 
     def uuids_of(self, messages: Sequence[M]) -> bytes:
         """Return the UUIDs of messages, 16 bytes each, or nothing if the type has none. Raise one of
-        `DECODE_ERRORS` if a UUID is malformed."""
+        `CODEC_ERRORS` if a UUID is malformed."""
         if self.form is None:
             return b""
         if self._is_attribute:
@@ -171,7 +171,7 @@ class MessageCodec(ABC, Generic[M]):
         return None
 
     def acknowledges(self, message: M) -> bool:
-        """Return True for an acknowledgement. Raise one of `DECODE_ERRORS` for a malformed UUID."""
+        """Return True for an acknowledgement. Raise one of `CODEC_ERRORS` for a malformed UUID."""
         uuid = self.uuids_of([message])
         return bool(uuid) and parse_uuid(uuid).flags == ACK_TXN
 
@@ -251,7 +251,7 @@ class MsgspecCodec(MessageCodec[M]):
             make = zero_value.payload_maker(self._info, type(message), names, only_uuid=only_uuid)
             try:
                 self.decode(encode(make(self._json_uuid(NIL_UUID))))
-            except DECODE_ERRORS:
+            except CODEC_ERRORS:
                 if not only_uuid:
                     continue
                 if zero_value.is_array(self._info, type(message)):
@@ -480,7 +480,7 @@ def _peek_of(place: UuidPlace[Any]) -> Callable[[bytes], Acknowledgement | None]
             uuid = parse_text(peek(payload))
             if parse_uuid(uuid).flags != ACK_TXN:
                 return None
-        except DECODE_ERRORS:
+        except CODEC_ERRORS:
             return None
         return Acknowledgement(place.form.of_bytes(uuid))
 

@@ -11,7 +11,7 @@ from msgspec import inspect
 
 from gazette.consumer.declare.source import Source, sources_of
 from gazette.labels import CONTENT_JSON_LINES
-from gazette.message.codec import DECODE_ERRORS
+from gazette.message.codec import CODEC_ERRORS
 from gazette.message.framing.framing import framing_of
 from gazette.message.message_time import MessageTime
 from gazette.message.zero_value import ObjectType, alternatives, inspect_objects
@@ -63,7 +63,7 @@ def samples_of(application: Any, directory: str) -> Iterator[tuple[Source[Any], 
         try:
             object_type = inspect_objects(source.message_type)[0]
             sample = _sample_of(source, object_type)
-        except DECODE_ERRORS:
+        except CODEC_ERRORS:
             continue  # The type has further conditions, which the sample does not meet.
         if sample is None:
             continue

@@ -22,7 +22,7 @@ import numpy as np
 from gazette.errors import Invalid, InvalidValue
 from gazette.labels import CONTENT_CSV
 from gazette.message.codec import (
-    DECODE_ERRORS,
+    CODEC_ERRORS,
     AckEncoder,
     BytesCodec,
     MessageCodec,
@@ -205,7 +205,7 @@ class CSVFraming(Framing[M]):
         try:
             messages = list(map(codec.decode_fields, rows))
             uuids = b"".join(map(parse_text, [row[0] for row in rows]))
-        except DECODE_ERRORS:
+        except CODEC_ERRORS:
             return None
         self._width = width
         ends: list[int] = (
@@ -219,7 +219,7 @@ class CSVFraming(Framing[M]):
         while (record := parse_record(lines, begin := frames.consumed)) is not None:
             try:
                 message, uuid = self._decode_one(record, lines[begin : record.end])
-            except DECODE_ERRORS as error:
+            except CODEC_ERRORS as error:
                 frames.stopped = True
                 if not frames.messages:
                     raise MalformedMessage(
@@ -261,7 +261,7 @@ class CSVFraming(Framing[M]):
     def encode_into(self, message: M, buffer: bytearray) -> None:
         try:
             payload = self.codec.encode(message)
-        except DECODE_ERRORS as error:
+        except CODEC_ERRORS as error:
             raise self._unencodable(error, message) from error
         buffer += payload
         buffer.append(_NEWLINE)

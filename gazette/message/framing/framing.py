@@ -14,7 +14,7 @@ import numpy as np
 
 from gazette.errors import Invalid
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
-from gazette.message.codec import DECODE_ERRORS, MessageCodec, json_codec, protobuf_codec
+from gazette.message.codec import CODEC_ERRORS, MessageCodec, json_codec, protobuf_codec
 from gazette.message.framing.csv import CSVFraming, csv_codec
 from gazette.message.framing.frames import (
     FRAME_BYTES_MAX,
@@ -126,7 +126,7 @@ class JSONLinesFraming(Framing[M]):
             if messages is None:
                 return None
             uuids = self.codec.uuids_of(messages)
-        except DECODE_ERRORS:
+        except CODEC_ERRORS:
             return None
         count = len(messages)
         symbols = np.frombuffer(lines, np.uint8)
@@ -147,7 +147,7 @@ class JSONLinesFraming(Framing[M]):
             payload = lines[begin : end - 1]
             try:
                 message, uuid = self._decode_one(payload)
-            except DECODE_ERRORS as error:
+            except CODEC_ERRORS as error:
                 frames.stopped = True
                 if not frames.messages:
                     raise MalformedMessage(
@@ -169,7 +169,7 @@ class JSONLinesFraming(Framing[M]):
     def _decode_one(self, payload: bytes) -> tuple[M, bytes]:
         try:
             message = self.codec.decode(payload)
-        except DECODE_ERRORS:
+        except CODEC_ERRORS:
             acknowledgement: Any = self.codec.acknowledgement_of(payload)
             if acknowledgement is None:
                 raise
@@ -183,7 +183,7 @@ class JSONLinesFraming(Framing[M]):
         begin = len(buffer)
         try:
             self.codec.encode_into(message, buffer)
-        except DECODE_ERRORS as error:
+        except CODEC_ERRORS as error:
             raise self._unencodable(error, message) from error
         if not self.codec.single_line and buffer.find(b"\n", begin) >= 0:
             raise Invalid("a message of a line-based journal cannot contain a newline")
@@ -211,7 +211,7 @@ class JSONLinesFraming(Framing[M]):
                     encode_into(message, buffer, -1)
                 else:
                     buffer += encode(message)
-            except DECODE_ERRORS as error:
+            except CODEC_ERRORS as error:
                 raise self._unencodable(error, message) from error
             buffer.append(_NEWLINE)
 
@@ -256,7 +256,7 @@ class FixedFraming(Framing[M]):
                 break
             try:
                 message = decode(buffer[begin + FIXED_HEADER_BYTES : end])
-            except DECODE_ERRORS as caught:
+            except CODEC_ERRORS as caught:
                 frames.stopped, error = True, caught
                 break
             frames.begins.append(base_offset + begin)
@@ -266,7 +266,7 @@ class FixedFraming(Framing[M]):
         frames.consumed = begin
         try:
             frames.uuids = self.codec.uuids_of(frames.messages)
-        except DECODE_ERRORS as caught:
+        except CODEC_ERRORS as caught:
             error = self._cut(frames, base_offset, caught)
         if frames.stopped and not frames.messages:
             raise self._malformed(buffer, base_offset, error)
@@ -278,7 +278,7 @@ class FixedFraming(Framing[M]):
         for message in frames.messages:
             try:
                 uuids.append(self.codec.uuids_of([message]))
-            except DECODE_ERRORS as caught:
+            except CODEC_ERRORS as caught:
                 error = caught
                 break
         keep = len(uuids)
@@ -326,7 +326,7 @@ class FixedFraming(Framing[M]):
     def encode_into(self, message: M, buffer: bytearray) -> None:
         try:
             payload = self.codec.encode(message)
-        except DECODE_ERRORS as error:
+        except CODEC_ERRORS as error:
             raise self._unencodable(error, message) from error
         buffer += _FIXED_HEADER.pack(FIXED_MAGIC, len(payload))
         buffer += payload
