@@ -284,21 +284,21 @@ def _dict_misfit(
     return None
 
 
-def _key_misfit(value: Any, key: Any, key_type: inspect.Type) -> Misfit | None:
+def _key_misfit(whole: dict[Any, Any], key: Any, key_type: inspect.Type) -> Misfit | None:
     if isinstance(key_type, inspect.AnyType):
-        return json_key_misfit(value, key)
+        return json_key_misfit(whole, key)
     fault = misfit(key, key_type)
     return None if fault is None else Misfit([], f"has a key that {fault.reason}", fault.advice)
 
 
-def json_key_misfit(value: Any, key: Any) -> Misfit | None:
-    """Return why JSON cannot have a key of a dict; None if it can."""
+def json_key_misfit(whole: Any, key: Any) -> Misfit | None:
+    """Return why JSON cannot have a key of the dict ``whole``; None if it can."""
     if type(key) is str:
         return _leaf_misfit(key)
     return Misfit(
         [],
         f"has a key of type {type(key).__name__}, and JSON has texts only",
-        f"Declare its type, such as {type_of(value)}.",
+        f"Declare its type, such as {type_of(whole)}.",
     )
 
 

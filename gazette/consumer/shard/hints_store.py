@@ -132,10 +132,9 @@ async def store_recorded_hints(
 ) -> bool:
     """Write the primary's hints if this member still is the primary. Return True if it was.
 
-    Also write the hints into each backup that has none, or hints without files: a log cannot be pruned
-    while such a backup exists, and each promotion fills only one. The comparison of the assignment's
-    revision keeps a zombie from writing. ``size`` warns of large hints. Raise ``Unavailable``
-    without etcd, and ``Invalid`` for hints that are larger than etcd accepts.
+    Also write them into each backup without hints or without files: while there is one, the log cannot be
+    pruned, and each promotion fills only one. The comparison of the assignment's revision keeps a zombie
+    from writing. ``size`` warns of large hints. Raise ``Unavailable``, or ``Invalid`` if they are too large.
     """
     still_assigned = Compare.create_revision(assignment_key, "=", create_revision)
     form, value = await _encoded(hints)

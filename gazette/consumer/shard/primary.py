@@ -75,7 +75,7 @@ class Primary:
         """Set on the shard's thread, once the store is made."""
         self.timers: ShardTimers | None = None
         """Set with the restored checkpoint, for an application with ``on_timer``."""
-        self.running = RunningCallback(shard.id)
+        self.running_callback = RunningCallback(shard.id)
         self.appends = AppendService(context.client, budget=context.append_budget)
         self.thread = context.new_worker(f"shard {shard.id}")
         self._context = context
@@ -95,7 +95,7 @@ class Primary:
         self._transactor: Transactor | None = None
         self._decoders: dict[str, EnvelopeDecoder[Any]] = {}
         parts.scope.daemon(self.appends.run(), name="appends")
-        context.callback_watch.add(self.running)
+        context.callback_watch.add(self.running_callback)
 
     async def open(self, recovered: RecoveredState | None) -> Checkpoint:
         """Open the store over the recovered files, and prepare transactions. Return the checkpoint.
@@ -153,7 +153,7 @@ class Primary:
                 write_head=recovered.write_head,
                 wait=self.thread.wait,
             )
-        with application_code("new_store", self.running):
+        with application_code("new_store", self.running_callback):
             store = application.new_store(shard, self._recorder)
         self.store = checked_store(store)
         return self.store
@@ -164,13 +164,13 @@ class Primary:
         hit("promotion.fencing", shard.id)
         # This step may have waited behind a callback: a fence of a former owner would stop the new owner.
         self._parts.ownership.require_running()
-        with application_code("Store.restore_checkpoint", self.running):
+        with application_code("Store.restore_checkpoint", self.running_callback):
             checkpoint = store.restore_checkpoint(shard)
         require_instance("Store.restore_checkpoint", checkpoint, Checkpoint)
         require_own_state(checkpoint, self._context.owner, shard.id)
-        with application_code("poison_policy", self.running):
+        with application_code("poison_policy", self.running_callback):
             self._poison_policy = checked_policy(application.poison_policy(shard), store)
-        with application_code("Store.timer_table", self.running):
+        with application_code("Store.timer_table", self.running_callback):
             self.timers = open_timers(application, shard, store, self._context.clock)
         hit("promotion.opened", shard.id)
         return checkpoint
@@ -201,7 +201,7 @@ class Primary:
                 shard,
                 self.store,
                 context.new_publisher(self.appends),
-                self.running,
+                self.running_callback,
             ),
             self.appends,
             inbox,
@@ -346,7 +346,7 @@ class Primary:
                 if self.store is not None:
                     self.store.destroy()
             finally:
-                self._context.callback_watch.remove(self.running)
+                self._context.callback_watch.remove(self.running_callback)
                 afterwards()
 
         destroyed = self.thread.submit(destroy)

@@ -210,7 +210,7 @@ class Dispatcher:
         Raise ``ApplicationFailed``, or a `GazetteError` that the application raised.
         """
         self._inbox.check()
-        self._callbacks.running.enter("on_timer", timer)
+        self._callbacks.running_callback.enter("on_timer", timer)
         try:
             if self._guarded:
                 self._fire_guarded(timer)
@@ -227,7 +227,7 @@ class Dispatcher:
                 raise
             raise self._classified("on_timer", error, _place_of(timer)) from error
         finally:
-            self._callbacks.running.leave()
+            self._callbacks.running_callback.leave()
 
     def _fire(self, timer: Timer) -> None:
         result: object = self._application.on_timer(  # type: ignore[func-returns-value]
@@ -255,7 +255,7 @@ class Dispatcher:
         application, shard, store = self._application, self._callbacks.shard, self._store
         publisher, inbox = self._publisher, self._inbox
         consume, guarded = application.consume_message, self._guarded
-        running = self._callbacks.running
+        running = self._callbacks.running_callback
         running.enter("consume_message", batch[0])
         position = 0
         try:
@@ -349,7 +349,7 @@ class Dispatcher:
 
     def _attempt(self, batch: Sequence[Envelope[Any]]) -> None:
         """Have the application consume a batch. If it raises, undo the batch's effects."""
-        self._callbacks.running.enter("consume_messages", batch)
+        self._callbacks.running_callback.enter("consume_messages", batch)
         try:
             with self._undoing(deferred=True):
                 result: object = self._application.consume_messages(  # type: ignore[func-returns-value]
@@ -357,7 +357,7 @@ class Dispatcher:
                 )
                 require_none("consume_messages", result, **_place(batch))
         finally:
-            self._callbacks.running.leave()
+            self._callbacks.running_callback.leave()
 
     @contextmanager
     def _undoing(self, *, deferred: bool) -> Iterator[None]:

@@ -86,13 +86,13 @@ class ShardCallbacks:
     shard: Shard
     store: Store
     publisher: Publisher
-    running: RunningCallback = field(default_factory=RunningCallback)
+    running_callback: RunningCallback = field(default_factory=RunningCallback)
 
     def start_reading(self, checkpoint: Checkpoint, feed: Any) -> None:
         """Have a `MessageProducer` begin to bring its messages to ``feed``."""
         application = self.application
         assert isinstance(application, MessageProducer)
-        with application_code("start_reading", self.running):
+        with application_code("start_reading", self.running_callback):
             result: object = application.start_reading(self.shard, self.store, checkpoint, feed)
         require_none("start_reading", result)
 
@@ -100,12 +100,12 @@ class ShardCallbacks:
         """Yield messages of a range, which a `MessageProducer` brings again."""
         application = self.application
         assert isinstance(application, MessageProducer)
-        with application_code("replay", self.running):
+        with application_code("replay", self.running_callback):
             replayed = application.replay(self.shard, self.store, *wanted)
             yield from require_result("replay", replayed)
 
     def restore_checkpoint(self) -> Checkpoint:
-        with application_code("Store.restore_checkpoint", self.running):
+        with application_code("Store.restore_checkpoint", self.running_callback):
             checkpoint = self.store.restore_checkpoint(self.shard)
         require_instance("Store.restore_checkpoint", checkpoint, Checkpoint)
         return checkpoint
@@ -120,7 +120,7 @@ class ShardCallbacks:
     def start_commit(
         self, checkpoint: Checkpoint, waits: Collection[OpFuture[Any]]
     ) -> OpFuture[Any]:
-        with application_code("Store.start_commit", self.running):
+        with application_code("Store.start_commit", self.running_callback):
             commit = self.store.start_commit(self.shard, checkpoint, waits)
         if isinstance(commit, OpFuture):
             return commit
@@ -134,7 +134,7 @@ class ShardCallbacks:
 
     def _call(self, callback: str, *arguments: Any) -> object:
         """Call the application, unless the callback is the default one, which does nothing."""
-        with application_code(callback, self.running):
+        with application_code(callback, self.running_callback):
             function = getattr(self.application, callback)
             if getattr(function, "__func__", None) is _DEFAULTS[callback]:
                 return None

@@ -362,6 +362,7 @@ class Transactor:
             self._handle(event, transaction)
 
     def _handle(self, event: Event, transaction: Transaction) -> None:
+        # Input is taken only while the backlog is empty, so that neither case below drops messages of it.
         match event:
             case Chunk(journal=journal, data=data, offset=offset):
                 decoder = self._decoders[journal]

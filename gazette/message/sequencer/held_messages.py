@@ -155,17 +155,17 @@ class ReplayRange(NamedTuple):
 class Drain(ABC, Generic[M]):
     """Committed messages that remain to be consumed.
 
-    ``_ready[_at:_at + _taken]`` are handed out. Messages before them are consumed.
+    ``_ready[_next:_next + _taken]`` are handed out. Messages before them are consumed.
     """
 
     def __init__(self, ready: list[Envelope[M]]) -> None:
         self._ready = ready
-        self._at = 0
+        self._next = 0
         self._taken = 0
 
     def take(self, limit: int) -> list[Envelope[M]]:
         """Return at most ``limit`` more messages, or none if no more are ready."""
-        batch = self._ready[self._at : self._at + limit] if self._at else self._ready[:limit]
+        batch = self._ready[self._next : self._next + limit] if self._next else self._ready[:limit]
         self._taken = len(batch)
         return batch
 
@@ -175,8 +175,8 @@ class Drain(ABC, Generic[M]):
         if not 0 <= count <= self._taken:
             raise Bug("cannot consume more than was dequeued", consumed=count, dequeued=self._taken)
         if count:
-            self._advance(self._ready[self._at : self._at + count])
-        self._at += count
+            self._advance(self._ready[self._next : self._next + count])
+        self._next += count
         self._taken = 0
 
     @abstractmethod
@@ -229,7 +229,7 @@ class RunDrain(Drain[M]):
 
     @property
     def done(self) -> bool:
-        return self._at == len(self._ready)
+        return self._next == len(self._ready)
 
     @property
     def partial(self) -> PartialSequence | None:
@@ -285,9 +285,9 @@ class SpanDrain(Drain[M]):
     def take(self, limit: int) -> list[Envelope[M]]:
         if self.needs_replay:
             raise Bug("cannot dequeue before the replay is started", **self.replay_range._asdict())
-        if self._at == len(self._ready):
+        if self._next == len(self._ready):
             self._ready = []
-            self._at = 0
+            self._next = 0
             self._refill()
         batch = super().take(limit)
         if batch:
@@ -358,7 +358,7 @@ class SpanDrain(Drain[M]):
 
     def _advance(self, consumed: Sequence[Envelope[M]]) -> None:
         self._partial.min_clock = consumed[-1].clock
-        after = self._at + len(consumed)
+        after = self._next + len(consumed)
         if after < len(self._ready):
             self._partial.begin = self._ready[after].begin
         elif self._ring_taken:

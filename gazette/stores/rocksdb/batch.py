@@ -86,7 +86,7 @@ def lookup(layers: Sequence[Layer], key: bytes) -> tuple[bool, bytes | None]:
         values = layer.pending.values
         if key in values:
             return True, values[key]
-        if layer.pending.ranges and layer.pending.is_deleted(key):
+        if layer.pending.ranges and layer.pending.in_deleted_range(key):
             return True, None
     return False, None
 

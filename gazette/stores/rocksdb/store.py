@@ -186,7 +186,7 @@ class RocksDBStore(Store):
         pending = self._pending_of(column_family)
         if key in pending.values:
             return pending.values[key]
-        if pending.ranges and pending.is_deleted(key):
+        if pending.ranges and pending.in_deleted_range(key):
             return None
         try:
             value: bytes | None = self._families[column_family].get(key)

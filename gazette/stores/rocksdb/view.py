@@ -132,7 +132,7 @@ class FamilyTransaction:
     def get(self, key: bytes) -> bytes | None:
         if key in self._written.values:
             return self._written.values[key]
-        return None if self._written.is_deleted(key) else self._below.get(key)
+        return None if self._written.in_deleted_range(key) else self._below.get(key)
 
     def scan(
         self, low: bytes, high: bytes | None, *, reverse: bool

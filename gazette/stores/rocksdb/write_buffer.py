@@ -43,7 +43,8 @@ class Pending:
     def copy(self) -> Pending:
         return Pending(dict(self.values), list(self.ranges))
 
-    def is_deleted(self, key: bytes) -> bool:
+    def in_deleted_range(self, key: bytes) -> bool:
+        """Return True if a deleted range has the key. A write in ``values`` is later, and counts instead."""
         return any(begin <= key < end for begin, end in self.ranges)
 
     def delete_range(self, begin: bytes, end: bytes) -> None:
@@ -100,7 +101,7 @@ def merged(
     unchanged = (
         entry
         for entry in scan
-        if entry[0] not in values and not (ranges and pending.is_deleted(entry[0]))
+        if entry[0] not in values and not (ranges and pending.in_deleted_range(entry[0]))
     )
     written = ((key, value) for key, value in ours if value is not None)
     return heapq.merge(unchanged, written, reverse=reverse)

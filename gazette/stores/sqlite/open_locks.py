@@ -3,8 +3,7 @@
 POSIX locks belong to a process, and locks of one process do not conflict. Python's module ``sqlite3`` has
 its own copy of SQLite. That copy sees no lock of the store's copy, and assumes that the database is closed.
 When it opens the database, it makes the index of the WAL again. When it closes the database, it moves the WAL
-into the database file, and deletes the WAL. Its close also drops the store's locks. Then another process may
-do the same.
+into the database file, deletes the WAL, and drops the store's locks. Then another process may do so, too.
 
 Locks of an open file description conflict with those of any copy, and no other close drops them. The store
 holds such locks on two bytes, shared, as a reader in another process would. So other copies do no harm.
