@@ -175,7 +175,7 @@ class Inbox:
             raise Closed("the shard has stopped")
 
     def get_call(self, timeout_s: float | None) -> Call | None:
-        """Return the next call as ``get`` does. Leave other events, for a transaction without more input."""
+        """Like ``get``, return the next event, but only a call: a closed transaction takes no more input."""
         with self._changed:
             call = self._take_call()
             if call is None and not self._woken and not self.stopped:
@@ -219,8 +219,7 @@ class Inbox:
 class Feed:
     """The queue through which a `MessageProducer` passes messages to its shard.
 
-    Use it in any thread but the event loop's. ``put`` blocks while ``messages_max`` messages or more
-    wait to be consumed.
+    Use it in any thread but the event loop's. ``put`` blocks while ``messages_max`` messages wait.
     """
 
     def __init__(self, inbox: Inbox, messages_max: int) -> None:

@@ -93,7 +93,7 @@ class MessageCodec(ABC, Generic[M]):
         self.place = place
         self._is_attribute = place is None or place.is_plain
         self.fits: Callable[[M], bool] = field_classes.doubt
-        """Function that is True for messages that read back equal. `encode` checks all others."""
+        """Function that is True for messages that read back equal. `encode` checks all other messages."""
         self.values: ValueEncoding[M] | None = None
         """Check of messages for which `fits` is False. None: `encode` needs none, or has another one."""
         self.plain_encode_into: Callable[[M, bytearray, int], None] | None = None

@@ -28,7 +28,7 @@ def fnv32a(key: bytes, value: int = _FNV_OFFSET) -> int:
 def fnv32a_of_all(keys: Sequence[CanonicalKey]) -> Any:
     """Return an array of the hashes of many keys. Each step handles the bytes of all keys at one position.
 
-    Raise ``TypeError`` for a value that is no key, and ``UnicodeEncodeError``.
+    Raise ``TypeError`` for a value that is no key, ``UnicodeEncodeError`` for a text that UTF-8 lacks.
     """
     if len(keys) < _FEW:
         return np.array([fnv32a(bytes_of_key(key)) for key in keys], np.uint32)

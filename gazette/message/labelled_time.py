@@ -26,7 +26,7 @@ _KINDS_KEPT: Final = 1024
 
 
 class LabelledTime(MessageTime):
-    """The time of messages by a label. ``field`` is the name within messages, of any type or in a dict."""
+    """The time of messages as their journals' label says. ``field`` is its name in JSON and protobuf."""
 
     @property
     def name(self) -> str:
@@ -56,7 +56,7 @@ class LabelledTime(MessageTime):
         return super()._hint
 
     def read(self, message: Any) -> int | str:
-        """Return what `MessageTime.read` returns, or why the time of such messages is not known here."""
+        """Return the time in Unix microseconds, or why the message has none, or why it is not known here."""
         if self._is_of_function:
             return "is what a function of its application returns, which is not known here without time="
         if isinstance(message, bytes):
@@ -102,9 +102,9 @@ def labelled_time(text: str) -> LabelledTime:
 
 
 def label_of_time(time: MessageTime, kinds: Iterable[Any]) -> str:
-    """Return the label of journals whose messages, of these types, have that time.
+    """Return the label for the time of messages of these types.
 
-    If the types name the field differently, label it like a function, which only the application knows.
+    If the types name the field differently, label the time as a function's: only the application knows it.
     """
     unit, ahead = time.unit or "", "" if time.has_default_ahead else str(time.ahead // _MICROSECOND)
     return "/".join((_label_of_field(time, kinds), unit, ahead)).rstrip("/")

@@ -69,7 +69,7 @@ class Partition(NamedTuple):
         )
 
     def with_uuid(self, place: str) -> Partition:
-        """Return the same partition with that place of UUIDs. Raise ``Invalid`` if a label names another."""
+        """Return the same partition with that place of UUIDs. Raise ``Invalid`` if a label differs."""
         if self.uuid and place and self.uuid != place:
             raise Invalid(
                 f"journal {self.journal} has the UUIDs of messages in {self.uuid}, and not in {place}",

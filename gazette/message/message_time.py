@@ -145,7 +145,7 @@ class MessageTime:
         return f"Set {self.name} before publishing."
 
     def read_bounded(self, message: Any, published_us: int) -> int | str:
-        """Return what `read` returns, or a reason if the time is too long after the publication."""
+        """Return the result of `read`, or a reason if the time is too long after the publication."""
         at_us = self.read(message)
         if isinstance(at_us, int) and at_us > published_us + self._ahead_us:
             excess = timedelta(microseconds=at_us - published_us)

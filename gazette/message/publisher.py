@@ -225,8 +225,8 @@ class Publisher:
 
         Raise `NotFound` if there is no partition. Raise `Invalid` if the content type is unknown, if the
         message does not fit its type, if a declaration gives the journal another type, and if the time that
-        the journal declares cannot be used. Raise ``Closed``, and what ``validate()`` of the message raises.
-        After an error nothing is published.
+        the journal declares cannot be used. Raise ``Closed`` once the append service is closed. Errors of
+        ``validate()`` reach the caller. After an error nothing is published.
 
         May wait for brokers that are behind, but never on the event loop.
         """
@@ -380,8 +380,8 @@ class Publisher:
         """Keep back uncommitted messages from here on, until `release` or `roll_back`.
 
         Use this for messages that may have to be undone. Meanwhile, publishing *committed* to a
-        journal with held messages raises ``NotAllowed``. Without ``strict`` it is allowed, and so
-        are more than `HELD_BYTES_MAX` bytes. Then `roll_back` raises.
+        journal with held messages raises ``NotAllowed``. Without ``strict``, such a publish is
+        allowed, and more than `HELD_BYTES_MAX` bytes. Then `roll_back` raises ``NotAllowed``.
         """
         with self._lock:
             if self._held is not None:

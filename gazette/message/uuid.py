@@ -388,7 +388,7 @@ class UuidForm(ABC):
 
     @abstractmethod
     def join(self, values: list[Any]) -> bytes:
-        """Return the joined bytes of values. Empty and absent ones are nil. Raise if one is malformed."""
+        """Return the joined bytes of values, nil for an empty or absent one. Raise for a malformed value."""
 
     @abstractmethod
     def of_bytes(self, uuid: bytes) -> Any:

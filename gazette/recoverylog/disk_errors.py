@@ -16,7 +16,7 @@ _REFUSED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 def check_lengths(recorder: Recorder) -> None:
     """Check the lengths of played-back files against the log, before a store changes the files.
 
-    A file that lost its end may look valid, with an older state. Raise ``Corrupt`` and ``OSError``.
+    A file that lost its end may look valid, with an older state. Raise ``Corrupt`` for another length.
     """
     fsm = recorder.fsm
     for path, fnode in fsm.links.items():

@@ -27,7 +27,7 @@ _OWNER_ONLY: Final = struct.pack("<I", 2) + b"".join(
 def make_private(directory: Path) -> None:
     """Create a directory that only this user may enter, and its parents. Make an existing directory private.
 
-    Raise ``Invalid`` if it or its parent belongs to another user or is a symbolic link, and ``OSError``.
+    Raise ``Invalid`` if it or its parent belongs to another user or is a symbolic link.
     """
     os.close(_open_private(directory))
 

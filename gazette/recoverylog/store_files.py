@@ -44,7 +44,7 @@ class StateForm(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Names of a form's files: one that each commit leaves, all that may exist, those before any commit."""
+    """Paths of a form: of the file that each commit leaves, of all files, of files before any commit."""
 
     committed: re.Pattern[str]
     all: re.Pattern[str]

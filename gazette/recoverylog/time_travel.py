@@ -168,7 +168,7 @@ def open_at(
     later bytes are skipped.
 
     Raise ``NotFound`` if no hints reach back to the moment: its message has the oldest moment.
-    Raise ``PrunedLog``, ``Corrupt``, and what ``source`` and `ShardState` raise.
+    Raise ``PrunedLog`` if operations are gone, ``Corrupt`` for a damaged log. Also see `LogSource`.
     """
     if not hints:
         raise Invalid("at least one set of hints is needed, even if it has only the log's name")

@@ -6,8 +6,8 @@ the database must refuse a late attempt:
 - While the shard is idle, the run's driver *looks*: it reads the fence of the shard's row, and changes
   nothing. Then it checks that the shard is still idle.
 - Each attempt *claims* the state with that fence. Its transaction first locks the row and requires the
-  same fence, and at the end increments the fence. A live owner increments it too, before it reads
-  anything. So an attempt cannot change a state that a shard has opened since the look.
+  same fence, and at the end increments the fence. A live owner also increments the fence, before
+  it reads anything. So an attempt cannot change a state that a shard has opened since the look.
 - The same transaction leaves a *mark* with the run's token. By the mark, another attempt or a resumed
   run recognizes its own state. A checkpoint would not prove that: a shard that has consumed the whole
   history has the same checkpoint.

@@ -26,7 +26,7 @@ class Copy(Protocol):
     def follow(self, files: PlayedFiles) -> None:
         """Bring this copy to the last commit in ``files``. The work is in proportion to the changes.
 
-        Raise ``Corrupt`` or another ``GazetteError``: the next call then builds the copy from nothing.
+        After an error (``Corrupt`` or another ``GazetteError``) the next call builds the copy from nothing.
         """
         ...
 

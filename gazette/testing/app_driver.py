@@ -70,7 +70,7 @@ StoreT = TypeVar("StoreT", bound=Store)
 STEP_TIMEOUT_S: Final = 60.0
 _TICK_S: Final = 1e-6
 BLOCKED_S: Final = 0.5
-"""Seconds for which a thread is busy while a commit is held. Then it counts as waiting for the commit."""
+"""Seconds after which a busy thread counts as waiting for the commit, while a commit is held."""
 
 
 class _DrivenShard(WithTimers):
@@ -174,7 +174,7 @@ class AppDriver(Generic[StoreT]):
         **fields: Any,
     ) -> None:
         self.hints = hints
-        """Hints by which the next promotion plays the recovery log. None plays it from its first byte."""
+        """Hints by which the next promotion plays the recovery log. None: play from the log's first byte."""
         require_callbacks(application)
         self.application = application
         self._owner = Owner(name_of(application))
@@ -278,8 +278,7 @@ class AppDriver(Generic[StoreT]):
         return life.running.exception()
 
     def run(self) -> int:
-        """Consume all messages of the sources, as far as possible now. Return the number of
-        finished transactions.
+        """Consume the sources' messages, as far as possible. Return the number of finished transactions.
 
         Messages that wait for their acknowledgement or for a held append continue to wait. Raise
         the error that makes the shard fail. The shard stays failed until ``crash``.
@@ -296,10 +295,9 @@ class AppDriver(Generic[StoreT]):
         return len(self.transactions) - count_before
 
     def advance(self, seconds: float) -> int:
-        """Advance the clock by ``seconds``, then do as ``run`` does.
+        """Advance the clock by ``seconds``, then call ``run``. Return the number of finished transactions.
 
-        With timers, do as ``run`` does before that, too. The clock then stops at the time of each timer,
-        so ``shard.now`` is that time when the timer fires.
+        With timers, call ``run`` before, too. The clock stops at each timer's time, which is ``shard.now``.
         """
         count_before = len(self.transactions)
         if defines_timers(self.application):
@@ -337,6 +335,7 @@ class AppDriver(Generic[StoreT]):
         life.appends.closed = True
         life.inbox.stop()
         self.journals.drop(life.appends)
+        # Wait for the end of the store. Its error does not matter: a killed process reports none.
         life.thread.submit(life.store.destroy).exception(STEP_TIMEOUT_S)
         life.thread.close()
         if life.loop is not None:

@@ -39,8 +39,7 @@ class _Journal:
 
 
 class MemoryJournals:
-    """Journals in memory, with registers. Appends take place in the order of their release. Any
-    thread may call the methods.
+    """Journals in memory, with registers. Appends take place in order of their release. Any thread.
 
     ``holds(journal, content)`` may return True for an append. Then this append and the later ones
     of its journal wait, until ``release`` or the crash of their owner. ``doubles`` may let an

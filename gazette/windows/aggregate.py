@@ -125,7 +125,7 @@ def _sum(one: float, value: float) -> float:
 
 
 def _first(is_before: Callable[[Any, Any], bool], one: Any, value: Any) -> Any:
-    """Return the value that ``is_before`` the other one. Raise ``InvalidValue`` if they have no order."""
+    """Return the first value in the order ``is_before``. Raise ``InvalidValue`` for values without order."""
     finite(value, "value")
     if value is None:
         raise InvalidValue("is None, which has no order", path="value", hint="Leave it out.")

@@ -69,7 +69,7 @@ class JoinOutcome(Generic[L, R]):
     """The outcome of adding a message."""
 
     late: bool
-    """True if partners of the message may be removed already. It then changed nothing, and has no pairs."""
+    """True if partners of the message may be removed already. Then nothing changed, and no pair exists."""
     pairs: Sequence[JoinResult[L, R]]
     """The message with each partner so far, in the order of their times."""
 

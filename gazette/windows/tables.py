@@ -19,7 +19,7 @@ from gazette.message.message_time import LAST_US
 from gazette.stores.sqlite.store import SQLiteStore
 
 SWEPT_MAX: Final = 1_000
-"""Rows of one table that a timer removes each time; more if they are due at the same time."""
+"""Greatest number of rows of a table that one timer removes, except rows that are due at one time."""
 KEY_CHARACTERS_MAX: Final = PAYLOAD_BYTES_MAX // 4
 """Greatest length of a key, in characters of up to 4 bytes: it fits into the payload of a timer."""
 MICROSECOND: Final = timedelta(microseconds=1)
@@ -40,7 +40,7 @@ def check_name(name: object, what: str) -> str:
 
 
 def check_keeps(store: SQLiteStore, key: object, what: str) -> str:
-    """Return a key as `check_key` does. Raise ``Invalid`` unless the store is a `SQLiteStore`."""
+    """Return the key as a plain text: see `check_key`. Raise ``Invalid`` unless it is a `SQLiteStore`."""
     if not isinstance(store, SQLiteStore):
         raise Invalid(
             f"{what} cannot be kept in a {type(store).__name__}", hint="Use a SQLiteStore."

@@ -2,8 +2,7 @@
 
 Callbacks are plain functions, called on the shard's thread. A call of a coroutine or generator
 function runs nothing of its body: messages would be lost, and the checkpoint would pass them.
-`require_callbacks` refuses such functions when the application starts. `require_none` refuses the
-result of a function that should return nothing.
+`require_callbacks` refuses such functions when the application starts. `require_none` refuses a result.
 """
 
 from __future__ import annotations

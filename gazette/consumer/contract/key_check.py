@@ -41,7 +41,7 @@ class KeyPlace:
     """Number of the partition."""
     partitions: int
     key_of: Callable[[Any], CanonicalKey]
-    """Function from a message to its key. Raises ``Invalid``, and what a function of the user raises."""
+    """Function from a message to its key. Raises ``Invalid`` for no key, and errors of a user's function."""
     mapping: Mapping[Any]
     """Mapping of messages to the partitions of the source."""
     policy: MisplacedPolicy = "count"

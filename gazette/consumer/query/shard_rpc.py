@@ -98,7 +98,7 @@ class ShardRpc(Generic[RequestT, ResponseT]):
         return self if instance is None else replace(self, instance=instance)
 
     def admit(self, path: str, metadata: Any) -> None:
-        """Check the head of a call, before its message. Raise ``NotAllowed`` as the call itself would."""
+        """Check the head of a call, before its message. Raise ``NotAllowed`` without the capability."""
         del path
         if getattr(self.instance, "service", None) is not None:  # Otherwise the call itself raises.
             caller_of(self.instance.service, metadata, self.capability)

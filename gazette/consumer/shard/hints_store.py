@@ -68,7 +68,7 @@ def checked_hints(value: bytes, recovery_log: str) -> FSMHints:
 async def read_hints(etcd: Etcd, spec: ShardSpec, check: bool = True, /) -> tuple[StoredHints, ...]:
     """Read all slots of a shard's hints at one revision: the primary's slot, then the backups.
 
-    Without ``check``, decode only short values: some callers only move values. Raise etcd's errors.
+    Without ``check``, decode short values only, to move values. Raise ``Unavailable`` if etcd is away.
     """
     keys = (spec.hint_primary_key, *spec.hint_backup_keys)
     stored: list[StoredHints] = []
@@ -132,9 +132,9 @@ async def store_recorded_hints(
 ) -> bool:
     """Write the primary's hints if this member still is the primary. Return True if it was.
 
-    Also write them into each backup without hints or without files: while there is one, the log cannot be
-    pruned, and each promotion fills only one. The comparison of the assignment's revision keeps a zombie
-    from writing. ``size`` warns of large hints. Raise ``Unavailable``, or ``Invalid`` if they are too large.
+    Also write the hints into each backup without files: such a backup keeps the log from being pruned, and
+    each promotion fills only one. The comparison of the assignment's revision keeps a zombie from writing.
+    ``size`` warns of large hints. Raise ``Unavailable``, or ``Invalid`` for hints that are too large.
     """
     still_assigned = Compare.create_revision(assignment_key, "=", create_revision)
     form, value = await _encoded(hints)

@@ -58,11 +58,11 @@ class ShardJournals:
         return await self._found(split_journal_meta(source.journal)[0], "source journal", hint)
 
     async def check_recovery_log(self, name: str) -> None:
-        """Check the recovery log. Raise ``NotFound``, or ``Invalid`` if its labels name another kind."""
+        """Raise ``NotFound`` without the recovery log, and ``Invalid`` if its labels name another kind."""
         await self._check(name, "recovery log", CONTENT_RECOVERY_LOG)
 
     async def check_dead_letters(self, name: str) -> None:
-        """Check the dead-letter journal. Raise ``NotFound``, or ``Invalid`` if its label differs."""
+        """Raise ``NotFound`` without the dead-letter journal, and ``Invalid`` if its label differs."""
         await self._check(name, "dead-letter journal", CONTENT_JSON_LINES)
 
     async def _check(self, name: str, what: str, content_type: str) -> None:

@@ -19,12 +19,12 @@ SAMPLES_MAX: Final = 4096
 class StandbyLag:
     """Lag computed from samples of a log's head and the played offset. Pure: callers pass the time in.
 
-    The lag in seconds is the age of the oldest sampled head that the standby has not reached. This lag
-    is exact to the sampling interval.
+    In seconds, it is the age of the oldest sampled head that is not reached, exact to the interval.
     """
 
     def __init__(self) -> None:
         self._heads: deque[tuple[float, int]] = deque(maxlen=SAMPLES_MAX)
+        """(time, offset) of each sampled head that the standby has not reached, the oldest first."""
         self._head = 0
 
     def note_head(self, head: int, now: float) -> None:

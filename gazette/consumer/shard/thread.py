@@ -48,8 +48,7 @@ WorkerFactory: TypeAlias = Callable[[str], Worker]
 class ShardThread:
     """One thread that runs functions one after the other.
 
-    The thread is a daemon: a callback that never returns delays neither the end of the process nor
-    other shards.
+    The thread is a daemon: a callback that never returns delays no other shard, nor the process's end.
     """
 
     def __init__(self, name: str) -> None:

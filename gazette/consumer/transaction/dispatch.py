@@ -106,7 +106,8 @@ class Dispatcher:
     def deliver(self, batch: Sequence[Envelope[Any]]) -> None:
         """Have the application consume a batch.
 
-        Raise `Deferred`, `TimersDue`, ``ApplicationFailed``, or a `GazetteError` that the application raised.
+        Raise `Deferred` or `TimersDue` after a part of the batch. Raise ``ApplicationFailed``, or a
+        `GazetteError` as it is, for an error of the application.
         """
         delivered = batch
         if not self._application.deliver_acks:

@@ -70,7 +70,7 @@ class PoisonSkipper:
         self._times: deque[float] = deque(maxlen=policy.limit)
 
     def skip_malformed(self, error: MalformedMessage) -> None:
-        """Publish a frame that did not decode. Raise ``TooMuchPoison``, caused by ``error``."""
+        """Publish a frame that did not decode. Raise ``TooMuchPoison`` if the policy permits no more."""
         letter = DeadLetter(begin=error.begin, end=error.end, raw=error.raw)
         self._publish(letter, error.journal, "malformed", error)
 

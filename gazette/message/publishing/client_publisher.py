@@ -154,7 +154,7 @@ class ClientTransaction:
         return self
 
     async def publish(self, output: Output, message: Any, *, key: Any = None) -> None:
-        """Publish a message, which becomes visible with the others. See `ClientPublisher.publish`.
+        """Publish a message, visible once the transaction commits. See `ClientPublisher.publish`.
 
         After an error the message is not part of the transaction. Others may still be published.
         """

@@ -235,9 +235,9 @@ class PublishingService:
         return await self._acknowledge(intents, deadline)
 
     def undo(self, clock: int) -> dict[JournalName, bytes]:
-        """End the transaction that began at ``clock``, and leave nothing visible. Return what rolls it back.
+        """End the transaction that began at ``clock``, and leave nothing visible.
 
-        The thread of the transaction calls this. The result, by journal, is empty if nothing was appended.
+        Return the content of the rollback, by journal: empty if no append began. On the transaction's thread.
         """
         try:
             self._publisher.roll_back()

@@ -148,8 +148,8 @@ class Sequencer(Generic[M]):
     def queue(self, envelope: Envelope[M]) -> QueueOutcome:
         """Queue the next message of its journal. Raise `Bug` during a drain.
 
-        If the outcome `commits`, dequeue the message and what it commits. The journal's offset
-        passes the message only when they are consumed.
+        If the outcome `commits`, dequeue the message and the messages that it commits. The
+        journal's offset passes the message only when all of these are consumed.
         """
         if self._drain is not None:
             raise Bug(

@@ -33,7 +33,8 @@ BLOCKS_AHEAD: Final = 16
 class LogSource(Protocol):
     """Source of the bytes of recovery logs. Blocking. Use it in one thread at a time.
 
-    Every method may raise ``NotFound``, ``NotAllowed``, ``Unavailable`` and ``Corrupt``.
+    Methods raise ``NotFound`` without a log, ``NotAllowed`` or ``Unavailable`` for a store or broker that
+    refuses or does not answer, and ``Corrupt`` for damaged fragments.
     """
 
     @property

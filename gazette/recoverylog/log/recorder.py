@@ -192,7 +192,7 @@ class Recorder:
         self.directory = directory
         self.log = log
         self.offline = offline
-        """True if readers see only the complete log (see `log_file`): `at_end` may postpone records."""
+        """True if no reader sees an incomplete log (see `log_file`): `at_end` may record changes late."""
         self._at_end: list[Callable[[], None]] = []
         self._appends = appends
         self._clock = clock

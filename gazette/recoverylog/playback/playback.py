@@ -122,7 +122,7 @@ class Playback:
         self.op_count = 0
         self.junk_bytes = 0
         self.last_author: int | None = None
-        """Author of the last operation that applied: the log's owner as of the bytes read so far."""
+        """Author of the last operation that applied: the log's owner in these bytes. None: no operation."""
         self._handoff: int | None = None
         self._handoff_outcome: bool | None = None
         self._buffer = b""
@@ -131,7 +131,7 @@ class Playback:
         self._jumped = False
         """True if bytes were missing since the last operation that applied."""
         self._lost: tuple[int, int] | None = None
-        """Range of the first missing bytes."""
+        """Range of the first missing bytes. None: no bytes were missing so far."""
 
     @property
     def read_offset(self) -> int:

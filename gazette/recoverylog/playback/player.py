@@ -115,7 +115,7 @@ class Player:
         """Set when the loop of `play` should check for new requests."""
         self._views: list[_View[Any]] = []
         self._cut: int | None = None
-        """Offset at which views are taken: the end of an append, so that views have whole transactions."""
+        """Offset at which views are taken: the end of an append. None: no view waits for an offset."""
         self._rest = b""
         """Bytes that were read beyond the cut."""
         self._read_through = 0
@@ -166,7 +166,7 @@ class Player:
         self._woken.set()
 
     def note_head(self, head: int) -> None:
-        """Note that the log ends at ``head``. `play` raises ``Unavailable`` if it does not get there."""
+        """Note that the log ends at ``head``. `play` raises ``Unavailable`` if bytes do not come."""
         if self.tailing.is_set() and self._author is None and head > self._read_through:
             self._read_through = head
             self._woken.set()

@@ -1,7 +1,7 @@
 """Reserved keys of a RocksDB store, in the form of the Go original.
 
 These are the checkpoint, and for each source a mark with its offset, which older Go binaries read. The
-original ignores keys of timers. All others are the application's, also those with a zero byte first. Pure.
+original ignores keys of timers. All other keys are the application's, also keys that begin with zero. Pure.
 """
 
 from __future__ import annotations

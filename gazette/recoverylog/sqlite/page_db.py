@@ -44,7 +44,7 @@ def take_out(directory: Path) -> tuple[str, ...]:
 
     Apply the commits of WALs, and roll unfinished transactions back, as the original does. Remove the
     original's files from ``directory``. Raise ``Corrupt`` for pages that are no database, ``Invalid``
-    without rocksdict, and what RocksDB and SQLite raise.
+    without rocksdict. Errors of RocksDB and SQLite reach the caller.
     """
     has_gap = {name: _write_pages(directory / name, pages) for name, pages in _databases(directory)}
     vfs = _RootedVFS(directory)

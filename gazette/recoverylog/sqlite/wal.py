@@ -4,9 +4,8 @@ After a crash, SQLite reads a WAL up to the first frame with a wrong checksum. I
 unfinished transaction. If a WAL was damaged after play-back, SQLite drops commits in silence. The shard would
 continue from an older state than its log has.
 
-The two cases can be distinguished. A log has whole commits, and each generation of a WAL has its own file.
-So after the last commit, only frames of rolled-back transactions may follow, and none of them ends a
-transaction.
+The two cases differ. A log has whole commits, and each generation of a WAL has its own file. So after the
+last commit, only frames of rolled-back transactions may follow, none of which ends a transaction.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ def require_whole_wal(connection: apsw.Connection, path: Path, schema: str = "ma
     """Check that ``connection`` accepts every commit in the WAL of the recovered database at ``path``.
 
     The connection has just opened the database as ``schema``, and has not written to it. Read the
-    headers of frames that it does not accept. Raise ``Corrupt``, and errors of SQLite.
+    headers of frames that it does not accept. Raise ``Corrupt`` if one of them ends a commit.
     """
     wal = path.with_name(path.name + "-wal")
     if not wal.exists():

@@ -49,7 +49,7 @@ class _FollowedWal:
     written: WrittenAhead = field(default_factory=WrittenAhead)
 
     def read(self) -> None:
-        """Read the appended bytes. Raise ``OSError``, ``Corrupt`` or ``NotAllowed``."""
+        """Read the appended bytes. Raise ``Corrupt`` for bad records, ``NotAllowed`` for unknown writes."""
         with self.source.open("rb") as file:
             file.seek(self.offset)
             data = file.read()
@@ -94,8 +94,8 @@ class FollowedRocksDB:
         """Bring the copy to the last commit in ``files``.
 
         This reads the new bytes of WALs, and opens the tables again if the manifest has changed. Raise
-        ``NotYet`` before the first commit. Raise ``Corrupt``, ``NotAllowed`` for writes that no store makes,
-        or ``GazetteError`` (a full disk). After an error, the next call builds the copy from nothing.
+        ``NotYet`` before the first commit, ``Corrupt`` for damage, ``NotAllowed`` for unknown writes, and
+        ``GazetteError`` for a full disk. After an error, the next call builds the copy from nothing.
         """
         if require_form(files.paths, "RocksDBStore", StateForm.ROCKSDB) is StateForm.NOTHING:
             raise NotYet("the shard's database has not been made yet")

@@ -172,7 +172,7 @@ def options_to_open(
 ) -> OpenedWith:
     """Return the options for opening a database: those of ``named`` families, and of all others in it.
 
-    Raise RocksDB's errors, and what ``tune`` raises.
+    Errors of RocksDB and of ``tune`` reach the caller.
     """
     defaults = RocksDBOptions()
     cache = native.Cache(defaults.cache_bytes)

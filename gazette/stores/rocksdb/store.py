@@ -91,11 +91,10 @@ class RocksDBStore(Store):
     ) -> None:
         """Open the played-back database, or a new one.
 
-        ``options`` are those of the default family. A family without options gets those of the last
-        opening, or else the defaults.
-        ``batch_bytes``: write a commit to RocksDB in batches of about this size. No other thread of
-        the process runs while a batch is written.
-        Raise ``Invalid``, also when the package is missing or the log has another store.
+        ``options`` are those of the default family. A family without options gets those of the last opening,
+        or else the defaults. A commit is written in batches of about ``batch_bytes``. No other thread of the
+        process runs while a batch is written. Raise ``Invalid`` for wrong options, without the package, and
+        if the log has another store.
         """
         if recorder is None:
             raise Invalid(

@@ -166,7 +166,7 @@ class RocksDBView:
         return family
 
     def get(self, key: bytes, *, column_family: str = DEFAULT) -> bytes | None:
-        """Return the value of a key; None without one. Raise ``Invalid``, ``Closed`` or ``Corrupt``."""
+        """Return the value of a key, or None. Raise ``Closed`` after `close`, ``Corrupt`` for damage."""
         if type(key) is not bytes:
             require_bytes(key=key)
         return self._family(column_family).get(key)
@@ -182,7 +182,7 @@ class RocksDBView:
     ) -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) in key order, of keys with ``prefix`` from ``begin`` up to ``end``.
 
-        Raise ``Closed``, also when the view is closed meanwhile, or ``Corrupt``.
+        Raise ``Closed`` once the view is closed, also meanwhile, and ``Corrupt`` for a damaged file.
         """
         key_spans = spans(prefix, begin, end, column_family)
         with self._lock:

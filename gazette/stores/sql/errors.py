@@ -37,7 +37,7 @@ _TERMINATED: Final = "57P01"
 def classify(error: Exception) -> ErrorCause:
     """Return the cause of an error. See `gazette.consumer.application.Store.classify_error`.
 
-    The SQLSTATE or the class of an error of SQLAlchemy or a driver decides. The cause of others is MESSAGE.
+    The SQLSTATE or the class of an error of SQLAlchemy or a driver decides. Otherwise: MESSAGE.
     """
     if isinstance(error, exc.DBAPIError):
         if error.connection_invalidated:

@@ -43,7 +43,7 @@ class BufferedCursor(apsw.Cursor):
 
     @property
     def get(self) -> Any:
-        """The remaining rows, with the least structure, as by ``apsw.Cursor.get``."""
+        """The remaining rows, as in apsw: a lone column is its value, a lone row no list, no row None."""
         rows = [row[0] if len(row) == 1 else row for row in self._rows]
         return None if not rows else rows[0] if len(rows) == 1 else rows
 

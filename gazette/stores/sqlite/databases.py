@@ -138,8 +138,8 @@ class RedoDatabases:
         """Record the commits since the last call, as one append after ``wait_for``. Do not await the append.
 
         ``changed``: the commit changed the primary database. In an offline log (see `Recorder.offline`),
-        record nothing now, and everything at its end. Raise ``Broken`` for a change that left no frame,
-        and as `WalChanges.collect` does.
+        record nothing now, and everything at its end. Raise ``Broken`` for a change that left no frame.
+        For other errors see `WalChanges.collect`.
         """
         if self._recorder.offline:
             shortened = [database.wal.shorten() for database in self._all]

@@ -77,7 +77,7 @@ class RedoRecording:
         self._image_files: Counter[ImageFile] = Counter()
         """By file of images: the number of groups whose latest image it has."""
         self._image_file: ImageFile | None = None
-        """The file that gets the next image, if it has room."""
+        """The file that gets the next image, if it has room. None: the next image begins a file."""
         self._image_end = 0
 
     def open(self) -> apsw.Connection:

@@ -1,8 +1,7 @@
 """Stage 14 of the byte path: SQL state of a shard, in SQLite, replicated to its recovery log.
 
-The state is a plain SQLite database in the shard's directory: full SQL, and further connections for
-queries. The application's changes and the checkpoint commit in one transaction, which reaches the
-recovery log as one append.
+The state is a plain SQLite database in the shard's directory, with full SQL, and connections for queries.
+The application's changes and the checkpoint commit in one transaction, which is one append of the log.
 """
 
 from __future__ import annotations

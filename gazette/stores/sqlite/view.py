@@ -28,14 +28,14 @@ class FollowedDatabase:
         self.rebuilds = 0
         self._pages = 0
         self._redo: tuple[int, int] | None = None
-        """The (index, offset) of the first redo that is not applied yet."""
+        """The (index, offset) of the first redo that is not applied. None: build the copy from nothing."""
 
     def follow(self, files: PlayedFiles) -> None:
         """Bring this copy to the last commit in ``files``.
 
         The work is in proportion to the changes since the last call. The first call copies the
-        whole database, and so does a call after the log has lost needed redo. Raise ``Corrupt``,
-        ``apsw.Error`` or ``OSError``: the next call then builds the copy from nothing.
+        whole database, and so does a call after the log has lost needed redo. After an error
+        (``Corrupt``, ``apsw.Error``, ``OSError``) the next call builds the copy from nothing.
         """
         position, self._redo = self._redo, None
         new_position = None if position is None else self._apply(files.paths, *position)
@@ -98,7 +98,7 @@ class FollowedDatabases:
     def follow(self, files: PlayedFiles) -> None:
         """Bring all databases to the last commit: see `FollowedDatabase.follow`.
 
-        Raise ``Corrupt``, or ``GazetteError`` (a full disk).
+        Raise ``Corrupt`` for damaged files, or ``GazetteError`` for a full disk.
         """
         form = require_form(
             files.paths, "SQLiteStore", StateForm.REDO, StateForm.PLAIN, StateForm.PAGES
