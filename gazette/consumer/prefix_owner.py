@@ -64,6 +64,7 @@ async def claim_prefix(etcd: Etcd, root: str, name: str, adopt_from: str) -> Own
 
 
 def _adopted(present: Owner | None, name: str, adopt_from: str) -> Owner:
+    """Return the owner ``name``, whose former names include the present owner and ``adopt_from``."""
     former = () if present is None else present.former
     added = [] if present is None else [present.name]
     for former_name in (*added, adopt_from):

@@ -254,7 +254,7 @@ class MsgspecCodec(MessageCodec[M]):
             except CODEC_ERRORS:
                 if not only_uuid:
                     continue
-                if zero_value.is_array(self._info, type(message)):
+                if zero_value.is_array(self._info, type(message)):  # No UUID stands alone in it.
                     raise Invalid(
                         f"cannot make an acknowledgement of type {type(message).__name__}: its zero"
                         " value is invalid",

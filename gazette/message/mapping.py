@@ -1,8 +1,7 @@
 """Mappings of messages to journals, and the partitions that they choose from.
 
-A mapping is a function from a message to a `Partition`. At each call it reads an immutable snapshot
-of the partitions. So any thread may use a mapping, while a `PartitionWatch` on the event loop keeps
-the snapshot current.
+A mapping is a function from a message to a `Partition`. At each call it reads an immutable snapshot of the
+partitions. So any thread may use a mapping, while a `PartitionWatch` on the event loop makes new snapshots.
 """
 
 from __future__ import annotations
@@ -217,7 +216,7 @@ def _mapping_by_key(
         value = key(message)
         try:
             return cached[value]
-        except TypeError:
+        except TypeError:  # The value cannot be a key of a dict.
             return cached.of_value(value)
 
     return mapping

@@ -264,7 +264,7 @@ class Publisher:
         for message in messages:
             route = self._route(mapping, message)
             key = id(route.line), id(route.form)
-            group = groups.get(key)
+            group = groups.get(key)  # (form, line, messages)
             if group is None:
                 group = groups[key] = (route.form, route.line, [])
             group[2].append(message)

@@ -69,7 +69,7 @@ class UuidPlace(Generic[M]):
         self.form = form
         self._steps = tuple(steps)
         self.is_plain = [*steps] == [Attribute("uuid")]
-        """True if it is the attribute ``uuid`` of the message, which can be set."""
+        """True if the place is the attribute ``uuid`` of the message, which can be set."""
 
     @property
     def names(self) -> list[str]:

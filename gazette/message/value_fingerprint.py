@@ -112,7 +112,7 @@ class _Flatteners:
         flat = _row([self.of(field.type) for field in fields], values)
         if not hasattr(kind, "__dictoffset__") or not kind.__dictoffset__:
             return _exactly(kind, flat)
-        count = 0 if issubclass(kind, msgspec.Struct) else len(fields)
+        count = 0 if issubclass(kind, msgspec.Struct) else len(fields)  # Structs have slots.
 
         def flatten(value: Any) -> Any:
             # Leave a value with further attributes to the slow comparison.

@@ -187,6 +187,7 @@ def _length_difference(one: Any, other: Any) -> Misfit | None:
 
 
 def _attribute_difference(ones: Parts, others: Parts, by_type: bool) -> Misfit | None:
+    """Return the first attribute that differs. Both arguments are (names, values)."""
     for name, value, other_name, other_value in zip(*ones, *others, strict=False):
         if name != other_name:
             break

@@ -127,7 +127,7 @@ class ValueEncoding(Generic[T]):
         return value
 
     def _read_back(self, data: bytes) -> T:
-        # Most values are short: then each call here counts.
+        # Most values are short: then each call here takes a part of the time.
         if len(data) <= self._at_once:
             return self._decode(data)  # type: ignore[no-any-return]
         if b"\n" in data:

@@ -51,11 +51,12 @@ def _open_private(directory: Path) -> int:
     missing = [directory]
     while not missing[-1].parent.exists():
         missing.append(missing[-1].parent)
+    # Another user who owns the parent could replace the directory.
     _require_owner(missing[-1].parent, os.stat(missing[-1].parent), (os.geteuid(), _ROOT))
     for path in reversed(missing):
         try:
             path.mkdir(DIRECTORY_MODE)
-        except FileExistsError:
+        except FileExistsError:  # It was made meanwhile.
             continue
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

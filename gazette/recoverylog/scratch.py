@@ -139,7 +139,7 @@ def _is_ours(name: str, prefix: str) -> bool:
 def sweep(
     parent: Path | None, before_s: float, prefixes: Collection[str] = OF_BACKFILLS
 ) -> list[Abandoned]:
-    """Remove and return the directories that are `abandoned`. Blocks. Leave those that cannot be removed."""
+    """Remove and return the directories that are `abandoned`. Blocks. Leave others in place."""
     directories = list(abandoned(parent, before_s, prefixes))
     for directory in directories:
         shutil.rmtree(directory.path, ignore_errors=True)

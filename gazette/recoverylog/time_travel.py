@@ -156,9 +156,8 @@ def open_at(
 ) -> ShardState:
     """Open a shard's state, read-only, as it was at some moment. Blocks.
 
-    ``hints`` are all hints of the shard, the newest first. If none of them fit, the log is played
-    from its first byte, if it still has that byte. For ``prepare_connection``, see `ShardState`.
-    Logs are only read.
+    ``hints`` are all hints of the shard, the newest first. If none of them fit, the log is played from its
+    first byte, if it still has that byte. For ``prepare_connection``, see `ShardState`. Logs are only read.
 
     ``directory`` must be missing or empty, and only this user may enter it. Afterwards it has the
     files; after an error it is removed. The call takes as long as the recovery of a shard, and about

@@ -210,7 +210,7 @@ class OfflineShard(WithTimers):
     def observe(self, batch: Sequence[Envelope[Any]]) -> None:
         """Note consumed messages: the watermark follows them."""
         timers = self.timers
-        for envelope in batch if timers is not None else ():
+        for envelope in batch if timers is not None else ():  # Without timers, no time matters.
             self.advance(envelope)
             if timers is not None and timers.observes:
                 timers.observe(envelope)

@@ -285,7 +285,7 @@ class AppDriver(Generic[StoreT]):
         """
         count_before = len(self.transactions)
         life = self._alive()
-        for source in self.spec.sources if life.offsets else ():
+        for source in self.spec.sources if life.offsets else ():  # A `MessageProducer` has none.
             content = self.journals.content(source.journal)
             while (begin := life.offsets[source.journal]) < len(content):
                 chunk = content[begin : begin + self._chunk_bytes]

@@ -155,7 +155,7 @@ class FragmentLog(MemoryLog):
         removed = 0
         spooled = [Fragment(LOG, self._begin, self.end)] if self._spool else []
         for fragment in needs.unneeded(LOG, [*self.fragments, *spooled]):
-            if fragment in spooled:
+            if fragment in spooled:  # Memory has it: it is not stored yet.
                 continue
             self.store.remove(fragment.content_path())
             self._fragments.remove(fragment)

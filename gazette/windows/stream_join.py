@@ -182,7 +182,7 @@ class StreamJoin(Generic[L, R]):
         key = check_keeps(store, key, "a join")
         text = self._sides[side].encode(value, _NAMES[side], join=self.name, key=key).decode()
         watermark = watermark_us(shard)
-        earlier, later = self._before, self._after
+        earlier, later = self._before, self._after  # How far partners may be from `at`.
         if side == _RIGHT:
             earlier, later = later, earlier
         # A message at the watermark is not late: a row is due 1 µs after the last possible partner.

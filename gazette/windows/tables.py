@@ -40,7 +40,7 @@ def check_name(name: object, what: str) -> str:
 
 
 def check_keeps(store: SQLiteStore, key: object, what: str) -> str:
-    """Return the key as a plain text: see `check_key`. Raise ``Invalid`` unless it is a `SQLiteStore`."""
+    """Return the key as a plain text (`check_key`). Raise ``Invalid`` unless in a `SQLiteStore`."""
     if not isinstance(store, SQLiteStore):
         raise Invalid(
             f"{what} cannot be kept in a {type(store).__name__}", hint="Use a SQLiteStore."

@@ -224,7 +224,7 @@ def _page_of(request: ShardRequest, kind: type[ItemKey], limit: int, limit_max: 
     try:
         limit = parse_integer(request.query.get("limit", str(limit)))
     except ValueError:
-        limit = 0
+        limit = 0  # Refused below.
     if not 1 <= limit <= limit_max:
         raise Invalid(f"invalid limit (expected 1 to {limit_max})", path="limit")
     return ListPage(after, limit, request)
@@ -245,7 +245,7 @@ class _Page:
         # A shard that has returned as many items as the limit may have more.
         self._is_cut = self._is_cut or len(pairs) >= self._limit
         items = [*self._items, *((key, number, value) for key, value in pairs)]
-        items.sort(key=lambda item: item[:2])
+        items.sort(key=lambda item: item[:2])  # By key and shard: values may have no order.
         if len(items) > self._limit:
             # Keep all items of the last key, so that the next page can begin behind that key.
             last = items[self._limit - 1][0]

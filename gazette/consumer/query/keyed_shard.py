@@ -13,9 +13,8 @@ from gazette.protocol.shard import ShardSpec
 def one_reader(journal: JournalName, readers: Iterable[ShardSpec], covered: LabelSelector) -> str:
     """Return the id of the only shard that reads a partition, is enabled, and matches ``covered``.
 
-    Ignore disabled shards: another shard may have taken the key over. To a caller, a shard that its token
-    does not cover looks like one that does not exist. Raise ``NotFound`` without a shard, and ``Invalid``
-    for several.
+    Ignore disabled shards: another may have taken the key over. A shard that the token does not cover looks
+    like one that does not exist. Raise ``NotFound`` without a shard, and ``Invalid`` for several.
     """
     shards = [
         spec.id for spec in readers if not spec.disable and covered.matches(spec.labels_with_id())

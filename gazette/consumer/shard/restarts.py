@@ -120,6 +120,7 @@ class Restarts:
         return [time for time in self._moments.get((shard_id, reason), []) if now - time < WINDOW_S]
 
     def _allowed(self, spec: ShardSpec) -> tuple[int, str]:
+        """Return the limit of restarts, and what is wrong with the label; empty for a valid label."""
         text = spec.labels.value_of(LABEL)
         if not text:
             return self._max_default, ""

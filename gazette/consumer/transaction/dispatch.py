@@ -345,7 +345,7 @@ class Dispatcher:
             return len(batch)
         for position in range(len(batch)):
             if not self._deliver_batch(batch[position : position + 1]):
-                return position
+                return position  # The message was deferred.
         return len(batch)
 
     def _attempt(self, batch: Sequence[Envelope[Any]]) -> None:

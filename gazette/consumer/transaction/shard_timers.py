@@ -95,7 +95,7 @@ class _Queue:
         return self.is_due(until_us)
 
     def fire(self, until_us: int, limit: int) -> Iterator[TimerRow]:
-        """Yield timers that are due, in order, and remove them from the table. Put back those not yielded."""
+        """Yield timers that are due, in order, and remove them from the table. Put the others back."""
         rows = self.table.take(self.domain, self.cursor, until_us, limit)
         last = rows[-1].position if rows else self.cursor
         # If `limit` rows came, more timers may follow `last`. A timer that a callback sets lowers `ahead`.

@@ -438,7 +438,7 @@ class Transactor:
             return
         prior = self._prior
         prior.read_through = offsets
-        if prior.is_done:
+        if prior.is_done:  # Otherwise `_report` reports the offsets, with the prior transaction.
             self._io.progress(offsets)
 
     def _consume(self, transaction: Transaction) -> None:

@@ -151,7 +151,7 @@ def _encoded(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        data = text.encode("utf-8", "surrogateescape")
+        data = text.encode("utf-8", "surrogateescape")  # As decoded: other bytes than UTF-8.
         if data.decode("utf-8", "surrogateescape") != text:
             raise ValueError("would read back as another text") from None
         return data
@@ -241,14 +241,14 @@ class CSVFraming(Framing[M]):
         if record.error:
             raise Invalid(record.error)
         codec = self.codec
-        if not isinstance(codec, CSVCodec):
+        if not isinstance(codec, CSVCodec):  # Bytes, or a codec of the type itself.
             return codec.decode(raw.removesuffix(b"\n")), b""
         width = self._width or len(record.fields)
         if len(record.fields) != width:
             raise Invalid(f"wrong number of fields ({len(record.fields)}; expected {width})")
         uuid = parse_text(record.fields[0])
         message: M = codec.decode_fields(record.fields)
-        self._width = width
+        self._width = width  # A record that does not decode sets no width for later ones.
         return message, uuid
 
     def may_complete(self, pending: bytes, size: int, data: bytes) -> bool:

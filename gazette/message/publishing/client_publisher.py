@@ -348,7 +348,7 @@ class SyncTransaction:
         try:
             if service is None:
                 if kind is None:
-                    publisher._usable()
+                    publisher._usable()  # Raises ``Closed``.
             elif kind is None:
                 self.offsets = publisher._loop.run(service.commit(service.seal()))
             else:

@@ -215,7 +215,7 @@ class RunDrain(Drain[M]):
 
     def _advance(self, consumed: Sequence[Envelope[M]]) -> None:
         last = consumed[-1]
-        if self._one_producer and last.clock:
+        if self._one_producer and last.clock:  # A message without a UUID has the clock 0.
             newest = {last.producer: last.clock}
         else:
             newest = {envelope.producer: envelope.clock for envelope in consumed if envelope.clock}

@@ -80,6 +80,7 @@ class BrokerLogs:
             end = await write_head(self._client, log)
             if not end:
                 return 0, 0
+            # Read the byte at 0. If it was deleted, the jump says where the remaining bytes begin.
             begin = end
             async with self._client.retry_reader(
                 ReadParams(log, block=True, end_offset=end, metadata_only=True)

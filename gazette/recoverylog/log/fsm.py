@@ -66,7 +66,7 @@ class RecoveryFSM:
     """
 
     def __init__(self, hints: FSMHints) -> None:
-        """Start from hints, which may have only the log's name. Raise ``Invalid`` if parts contradict."""
+        """Start from hints, which may have only the log's name. Raise ``Invalid`` for a contradiction."""
         hints.validate()
         self.next_seq_no = 1
         self.next_checksum = 0

@@ -58,9 +58,8 @@ class Branch:
     def opening(self, rng: random.Random, *, empty: bool) -> bytes:
         """Return the content to append before the branch. Its append writes the branch's fence.
 
-        The content's operations apply for no reader. If the log is ``empty``, the first operation has
-        another author. A reader without hints follows the first author of a log, which must not be the
-        author of the branch.
+        The content's operations apply for no reader. If the log is ``empty``, the first operation has another
+        author: a reader without hints follows the first author, which must not be the branch's.
         """
         frames = b""
         if empty:

@@ -139,7 +139,7 @@ class Playback:
         return self.offset + len(self._buffer)
 
     def wanted(self) -> tuple[str, int] | None:
-        """Return the log and offset to read next: another log, or after a gap. None: read the next byte."""
+        """Return the (log, offset) to read next, in another log or behind a gap. None: the next byte."""
         if not self.fsm.hinted_segments:
             return None
         if self._raw is not None and self._raw.fnode is not None:
@@ -333,7 +333,7 @@ class Playback:
                 actions.append(DropNode(fnode))
             case Write(fnode=fnode, offset=offset, length=length) if length:
                 self._raw = _RawBytes(fnode if applied else None, offset, length)
-            case _:
+            case _:  # Links, properties, and what did not apply, change no staged file.
                 pass
 
     def _is_wedged(self, op: RecordedOp, outcome: Outcome, had_hints: bool) -> bool:

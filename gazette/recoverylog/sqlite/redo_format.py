@@ -204,7 +204,7 @@ def changes_of(
             pos += length
             continue
         for _ in range(n_ranges):
-            offset, length = _RANGE.unpack_from(payload, pos)
+            offset, length = _RANGE.unpack_from(payload, pos)  # The length is less by one.
             pos += _RANGE.size
             if offset + length >= page_size:
                 raise Corrupt("redo frame has a range beyond its page", page=page)

@@ -156,7 +156,7 @@ class RocksDBRecording:
 
     @property
     def is_recorded(self) -> bool:
-        """True if the log had a database."""
+        """True if the log had a database, or has one since the first sync."""
         return "CURRENT" in self._small or self._sample is not None
 
     def options_text(self) -> str:

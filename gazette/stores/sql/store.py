@@ -62,8 +62,7 @@ class SQLStore(Store):
         CREATE TABLE gazette_checkpoints (shard_fqn TEXT PRIMARY KEY, fence INTEGER NOT NULL,
             checkpoint BYTEA NOT NULL)
 
-    **Exactness.** Only statements by ``execute`` or on ``transaction()`` commit with the checkpoint
-    and obey its fence.
+    **Exactness.** Only statements by ``execute`` or on ``transaction()`` commit with checkpoint and fence.
 
     **Isolation.** ``transaction()`` waits until the previous commit is done. Then the next transaction
     begins, on any connection of the pool. So an application reads its own writes, at every isolation

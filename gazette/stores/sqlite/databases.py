@@ -189,7 +189,7 @@ class RedoDatabases:
             if recorder.horizon_bytes <= bound:
                 return
             oldest = self._of_oldest_file()
-            if oldest is None and self._renew_note():
+            if oldest is None and self._renew_note():  # The note was the oldest file.
                 continue
             if oldest is None or not oldest.renew(bound, self._file_bytes):
                 return

@@ -52,7 +52,7 @@ def apply_migrations(connection: apsw.Connection, migrations: Sequence[Migration
                 version=version,
                 hint="Leave migrations as they were, and add others behind them.",
             )
-        if isinstance(migration, str):
+        if isinstance(migration, str):  # Define again: `unchanged_definitions` finds a change.
             connection.execute(definitions_of(migration)).fetchall()
     pending = migrations[len(applied) :]
     if pending:

@@ -124,6 +124,7 @@ class _RecordedFile(apsw.VFSFile):
         self._notes = notes
         self._path: str | None = None
         self._is_log = bool(flags[0] & ~apsw.SQLITE_OPEN_MAIN_DB & RECORDED_KINDS)
+        """True for a journal or a WAL."""
         if text is not None and flags[0] & RECORDED_KINDS:
             self._path = notes.log_path(text)
             notes.note(_Opened(self._path))
