@@ -175,7 +175,7 @@ class Inbox:
             raise Closed("the shard has stopped")
 
     def get_call(self, timeout_s: float | None) -> Call | None:
-        """Like ``get``, return the next event, but only a call: a closed transaction takes no more input."""
+        """Return the next call, or None as ``get`` does. Leave other events: a closed transaction takes none."""
         with self._changed:
             call = self._take_call()
             if call is None and not self._woken and not self.stopped:
@@ -204,7 +204,7 @@ class Inbox:
             if not self._events:
                 return None
             event = self._events.popleft()
-            if not isinstance(event, Call):
+            if not isinstance(event, Call):  # `_chunks` counts all events but calls.
                 self._chunks -= 1
             if isinstance(event, Messages):
                 self._messages -= len(event.batch)

@@ -152,7 +152,7 @@ def build_envelopes(
     Empty ``uuids`` mean that the messages have no UUIDs. ``times`` reads their declared times.
     """
     if not uuids:
-        if times is not None:
+        if times is not None:  # Make timed envelopes, by UUIDs that are nil.
             uuids = NIL_UUID * len(messages)
             return build_envelopes(journal, begins, ends, messages, uuids, times)
         return EnvelopeBatch(
@@ -240,7 +240,7 @@ class EnvelopeDecoder(Generic[M]):
         self._parts.append(data)
         self._size += len(data)
         if self._size > self.framing.frame_bytes_max:
-            self._ready = True
+            self._ready = True  # `decode` raises the error.
 
     def decode(self) -> list[Envelope[M]]:
         """Return the next batch of envelopes, in order. An empty batch means that more bytes are needed.
@@ -262,7 +262,7 @@ class EnvelopeDecoder(Generic[M]):
                 raise self._malformed("message is too long", buffer)
             return []
         self._drop(frames.consumed)
-        self._ready = frames.stopped
+        self._ready = frames.stopped  # A malformed frame is next: raise its error at the next call.
         batch = build_envelopes(
             self.journal,
             frames.begins,

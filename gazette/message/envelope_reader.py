@@ -1,8 +1,7 @@
 """Stage 11 of the byte path: takes bytes from `client/read/retry_reader`, gives batches of envelopes.
 
-These readers serve programs that read journals without being a consumer. `UncommittedReader` yields
-every message as it was written. `CommittedReader` adds stage 12: it yields each message once, when
-it has committed.
+These readers serve programs that read journals without being a consumer. `UncommittedReader` yields every
+message as it was written. `CommittedReader` adds stage 12: it yields each message once, when committed.
 """
 
 from __future__ import annotations

@@ -284,7 +284,7 @@ class Publisher:
             self._observe_time()
             for message in messages:
                 stamp(message, OUTSIDE_TXN, buffer)
-                length, end = len(buffer) - end, len(buffer)
+                length, end = len(buffer) - end, len(buffer)  # `end` was the message's begin.
                 if length > self._frame_bytes_max:
                     raise self._too_long(length)
             future = line.appends.enqueue(buffer)
@@ -292,7 +292,7 @@ class Publisher:
             del buffer[begin:]
             raise
         buffer.clear()
-        self._buffered -= begin
+        self._buffered -= begin  # The uncommitted bytes are before `begin`.
         if passes:
             self._passed = f"a committed message followed it in journal {line.journal}"
         return future

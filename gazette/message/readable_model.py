@@ -36,7 +36,7 @@ class ReadableModel:
             return False
         values = message.__dict__
         for name, classes in self._flat:
-            value = values.get(name, self)
+            value = values.get(name, self)  # No flat class has `self`: a field may lack.
             cls = type(value)
             if cls not in classes or (cls is int and value.bit_length() > _INT_BITS):
                 return False
@@ -71,6 +71,7 @@ class ReadableModel:
                 path=name,
                 hint="Convert it to the type that is declared.",
             )
+        # Without known attributes: no names, and no values.
         for name, value in zip(*(attributes_of(message) or ((), ())), strict=True):
             try:
                 misfit = json_misfit(value)

@@ -252,6 +252,7 @@ def _typed_misfit(value: Any, info: inspect.Type) -> Misfit | None:
                 for n, row in enumerate(zip(value, (field.type for field in fields), strict=True))
             )
         case inspect.StructType(fields=fields) | inspect.DataclassType(fields=fields):
+            # Without known attributes: no names, and no values.
             values = dict(zip(*(attributes_of(value) or ((), ())), strict=True))
             return _first((f".{f.name}", values.get(f.name), f.type) for f in fields)
         case inspect.SetType(item_type=part) | inspect.FrozenSetType(item_type=part):

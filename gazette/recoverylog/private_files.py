@@ -51,7 +51,7 @@ def _open_private(directory: Path) -> int:
     missing = [directory]
     while not missing[-1].parent.exists():
         missing.append(missing[-1].parent)
-    # Another user who owns the parent could replace the directory.
+    # A parent of another user would let that user replace the directory.
     _require_owner(missing[-1].parent, os.stat(missing[-1].parent), (os.geteuid(), _ROOT))
     for path in reversed(missing):
         try:

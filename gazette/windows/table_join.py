@@ -241,7 +241,7 @@ class TableJoin(Generic[V, R]):
             " ORDER BY at DESC LIMIT 1",
             (key, at),
         ).fetchall()
-        if current and current[0][1] is not None:
+        if current and current[0][1] is not None:  # (at, value); the value None is a deletion.
             return current[0][0], self._decode_row(key, current[0][1])
         upcoming: list[Any] = store.execute(
             f"SELECT at, value FROM {self._table} WHERE key = ? AND at > ? AND at <= ?"  # noqa: S608

@@ -94,7 +94,7 @@ class HttpQueries:
     def admit(self, path: str, metadata: Any) -> None:
         """Check the head of a call that passes a request on, before its message is read.
 
-        Only the message names the route. Raise ``NotAllowed`` without the capabilities of all routes.
+        Only the message names the route. Raise ``NotAllowed`` without what all routes require in common.
         """
         del path
         capabilities = [route.capability for route in self._routes.values()]

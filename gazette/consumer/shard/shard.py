@@ -480,7 +480,7 @@ class Shard(WithTimers):
 
 
 def _logged_text(error: BaseException) -> str:
-    """Return the text of an error for the log, without a hint of its own, which `TextFormatter` adds."""
+    """Return the text of an error for the log, without its hint: `TextFormatter` adds the hint."""
     has_own = isinstance(error, GazetteError) and error.hint != error.default_hint
     return str(error) if has_own else error_text(error)
 

@@ -98,7 +98,7 @@ async def _watch_missing(
     there must not be skipped. The reader jumps once bytes behind the gap are stored.
     """
     journal, start, question = reader.params.journal, reader.offset, RepeatedCall()
-    offset = asked_at = suspected_at = -1
+    offset = asked_at = suspected_at = -1  # No offset so far.
     try:
         while True:
             await clock.sleep(MISSING_LOOK_S)

@@ -47,7 +47,7 @@ class Watermark:
         self._lateness_us = event_time.lateness // _MICROSECOND
         idle = event_time.idle_after
         self._idle_s = None if idle is None else idle.total_seconds()
-        self._sources = frozenset(sources)
+        self._sources = frozenset(sources)  # Empty: any journal is a source.
         self._greatest: dict[JournalName, int | None] = dict.fromkeys(sources)
         self._seen: dict[JournalName, float] = dict.fromkeys(sources, now)
         self._now = now

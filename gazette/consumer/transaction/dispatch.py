@@ -193,7 +193,7 @@ class Dispatcher:
         self, timers: ShardTimers, batch: Sequence[Envelope[Any]]
     ) -> tuple[int, bool]:
         """Deliver a batch until timers are due. Return how many were consumed, and True if timers are due."""
-        if not self._singly:
+        if not self._singly:  # Timers that become due fire after the whole batch.
             consumed = self._deliver_batch(batch)
             for envelope in batch[:consumed]:
                 timers.observe(envelope)

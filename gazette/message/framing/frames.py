@@ -1,7 +1,6 @@
 """The base of every framing: `Framing`, the `Frames` that it decodes, and the errors that it raises.
 
-Stage 11 of the byte path. Pure. A `Framing` belongs to one reader or publisher, one content type and one
-type of message.
+Stage 11 of the byte path. Pure. A `Framing` is for one reader or publisher, content type and message type.
 
 A malformed frame never hides the frames around it. Decoding first returns the messages before it. Then it
 raises a `MalformedMessage` with the end of the frame, at which the caller may continue.

@@ -311,7 +311,7 @@ class Sequencer(Generic[M]):
             and envelopes.is_run
             and envelopes[start].clock > clock
         ):
-            stop = len(envelopes)
+            stop = len(envelopes)  # A known run needs no look at each message.
         for index in range(stop, len(envelopes)):
             envelope = envelopes[index]
             if envelope.flags != flags or envelope.journal != journal:

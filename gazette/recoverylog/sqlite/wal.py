@@ -143,7 +143,7 @@ def _require_whole(fd: int, wal: Path, valid: int) -> None:
     for number in range(valid, (size - HEADER.size) // stride):
         frame = os.pread(fd, _FRAME.size, HEADER.size + number * stride)
         _, ends_with, *frame_salts = _FRAME.unpack(frame)
-        if ends_with and tuple(frame_salts) == salts:
+        if ends_with and tuple(frame_salts) == salts:  # Other salts: of a former generation.
             raise _damaged(wal, f"frame {number} ends a commit, but only {valid} frames are valid")
 
 

@@ -56,7 +56,7 @@ class WrittenAhead:
         while reader.left:
             tag = reader.byte()
             number = 0
-            if tag in _OF_FAMILY:
+            if tag in _OF_FAMILY:  # Otherwise the write is of the default family.
                 number, tag = reader.number(), _OF_FAMILY[tag]
             if tag == _NOOP:
                 continue

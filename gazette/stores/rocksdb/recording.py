@@ -179,7 +179,7 @@ class RocksDBRecording:
         """
         self._logged = 0
         if self._sample is not None and not self._is_gone and self._look() == self._sample:
-            tails = self._tails()
+            tails = self._tails()  # The manifest is the same: only WALs may have grown.
             future = None if tails is None else self._record_tails(tails, wait_for)
         else:
             future = None
@@ -421,14 +421,14 @@ class RocksDBRecording:
         if len(data) != size:
             raise Broken("a file of RocksDB shrank", path=self._local(source.name))
         with self._recorder.group() as group:
-            if copy.fnode == 0:
+            if copy.fnode == 0:  # This is the first piece.
                 copy.fnode = group.create(copy.path)
             group.write(copy.fnode, copy.copied, data)
             copy.copied += size
             if copy.copied == source.recorded:
                 group.rename(copy.path, source.path)
                 source.fnode = copy.fnode
-        if source.fnode == copy.fnode:
+        if source.fnode == copy.fnode:  # The copy has replaced its source.
             os.close(copy.fd)
             self._copy = None
         return max(size, 1)

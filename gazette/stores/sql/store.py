@@ -13,7 +13,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-# Import it before SQLAlchemy: its error says what to install.
+# Import this module before SQLAlchemy: the module's error says what to install.
 from gazette.stores.sql.engine import (  # isort: skip
     READING,
     TABLE,

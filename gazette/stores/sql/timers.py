@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
-# Import it before SQLAlchemy: its error says what to install.
+# Import this module before SQLAlchemy: the module's error says what to install.
 from gazette.stores.sql.engine import create_tables  # isort: skip
 
 import sqlalchemy as sa

@@ -142,11 +142,11 @@ class RedoDatabases:
         For other errors see `WalChanges.collect`.
         """
         if self._recorder.offline:
-            shortened = [database.wal.shorten() for database in self._all]
+            shortened = [database.wal.shorten() for database in self._all]  # The primary is first.
             if changed and not shortened[0]:
                 raise no_frames(self.path)
             return self._recorder.barrier(wait_for)
-        collected = [(database, database.collect()) for database in self._all]
+        collected = [(database, database.collect()) for database in self._all]  # The primary first.
         if changed and collected[0][1] is None:
             raise no_frames(self.path)
         if all(changes is None for _, changes in collected):

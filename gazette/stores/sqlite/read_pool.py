@@ -107,7 +107,7 @@ class ReadPool:
         self._setup.set_pragmas(connection)
         connection.authorizer = authorize_reading
         self._setup.call_prepare(connection)
-        connection.authorizer = authorize_reading
+        connection.authorizer = authorize_reading  # Again, if the application has replaced it.
         # An interrupt ends only a running statement. This handler ends a query that begins during `close`.
         connection.set_progress_handler(lambda: self._closed, _PROGRESS_STEPS)
 

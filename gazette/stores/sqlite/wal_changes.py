@@ -214,7 +214,7 @@ class WalChanges:
             self._wal_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def _scan_frames(self, begin: int, end: int) -> tuple[dict[int, int], int, int]:
-        """Return the offset of each page's newest frame, the size in pages after them, and the commits."""
+        """Return the offsets of pages' newest frames, the size in pages after them, and how many commits."""
         stride = self._page_size + FRAME_HEADER
         newest: dict[int, int] = {}
         pages = commits = 0
@@ -226,7 +226,7 @@ class WalChanges:
                 raise Corrupt("the WAL is shorter than its commits", path=str(self._path))
             for number in range(count):
                 page, pages = struct.unpack_from(">II", data, number * stride)
-                commits += pages > 0
+                commits += pages > 0  # The last frame of a commit has the size.
                 if data[number * stride + 8 : number * stride + 16] != self._salt:
                     raise Corrupt("a WAL frame is of another generation", path=str(self._path))
                 newest[page] = WAL_HEADER + (first_frame + number) * stride + FRAME_HEADER
