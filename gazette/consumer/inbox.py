@@ -175,7 +175,7 @@ class Inbox:
             raise Closed("the shard has stopped")
 
     def get_call(self, timeout_s: float | None) -> Call | None:
-        """Return the next call, or None as ``get`` does. Leave other events: a closed transaction takes none."""
+        """Return the next call, or None as ``get`` does. Leave all other events for the next transaction."""
         with self._changed:
             call = self._take_call()
             if call is None and not self._woken and not self.stopped:
