@@ -1,7 +1,7 @@
 """The name of an application, by which it recognizes its own etcd prefix and its own state.
 
-Two applications on one prefix would get each other's shards, and write into each other's state. Two
-records prevent that:
+Two applications on one prefix would get each other's shards, and write into each other's state. To prevent
+that, there are two records:
 
 - The key ``{root}/application`` names the application of a prefix. Its first member writes it. A
   member of another application does not start. The key has no lease: it outlives the members.

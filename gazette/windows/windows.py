@@ -171,7 +171,7 @@ class Windows(Generic[S, V, R]):
     ) -> bool:
         assert not isinstance(self.spans, Sessions)
         all_spans = self.spans.spans_of(unix_us(at))
-        spans = [span for span in all_spans if closed_us is None or span[1] > closed_us]
+        spans = [(begin, end) for begin, end in all_spans if closed_us is None or end > closed_us]
         for span in spans:
             _require_years(span, at)
         # Compute all states first: a value that the aggregate refuses must change no window.

@@ -176,7 +176,7 @@ def _windows() -> Iterator[tuple[str, Plant]]:
         plant("AND begin < ? AND end > ?", "AND begin <= ? AND end >= ?"),
     )
     yield "a window has one early result", plant("SET early = 0 WHERE", "SET early = 1 WHERE")
-    yield "late values open windows", plant("span[1] > closed_us", "span[1] > 0")
+    yield "late values open windows", plant("end > closed_us", "end > 0")
     yield "late values open sessions", plant("end <= closed_us:\n", "end <= 0:\n")
     yield (
         "early results close windows",

@@ -25,9 +25,11 @@ def with_declared(
     def typed() -> Partitions:
         nonlocal cached
         current = partitions()
-        if cached[0] is not current:
-            cached = current, Partitions(map(declared, current.all), current.labels)
-        return cached[1]
+        given, returned = cached
+        if given is not current:
+            returned = Partitions(map(declared, current.all), current.labels)
+            cached = current, returned
+        return returned
 
     return typed
 

@@ -47,8 +47,7 @@ def query_method(method: Callable[..., Any], parameters: Sequence[str]) -> Calla
 def answering(route: str) -> Iterator[None]:
     """Log an ``Invalid`` of the block, and raise ``ApplicationFailed`` for it.
 
-    Only encode the answer in the block: an answer that cannot be encoded is the application's fault, not
-    the client's.
+    Only encode the answer in the block: if that fails, the application is at fault, not the client.
     """
     try:
         yield

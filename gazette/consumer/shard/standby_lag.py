@@ -62,7 +62,7 @@ async def watch_lag(
     Report each head to the player: so a player that gets no bytes fails before a promotion needs it. Call
     ``note`` with the lag in (bytes, seconds), and with None at the end.
     """
-    lag, last_read = StandbyLag(), (clock.monotonic(), player.progress.bytes_read)
+    lag, last_at, last_bytes = StandbyLag(), clock.monotonic(), player.progress.bytes_read
     has_gauges = False
     try:
         while is_standby():
@@ -73,11 +73,11 @@ async def watch_lag(
                 lag.note_head(head, now)
                 present_lag = lag.at(progress.offset, now)
                 note(present_lag)
-                rate = (progress.bytes_read - last_read[1]) / max(now - last_read[0], 1e-3)
+                rate = (progress.bytes_read - last_bytes) / max(now - last_at, 1e-3)
                 has_gauges = True
                 for gauge, value in zip(_GAUGES, (*present_lag, rate), strict=True):
                     gauge.labels(fqn).set(value)
-            last_read = now, progress.bytes_read
+            last_at, last_bytes = now, progress.bytes_read
             await clock.sleep(interval_s)
     finally:
         note(None)

@@ -16,8 +16,7 @@ T = TypeVar("T")
 class Worker(Protocol):
     """Worker that runs the functions of one shard in order. Functions may block. `ShardThread` is one.
 
-    The worker of a simulation waits in virtual time. So a function may wait only by ``condition`` or
-    ``wait``.
+    The worker of a simulation waits in virtual time. So functions wait only by ``condition`` or ``wait``.
     """
 
     def submit(self, fn: Callable[[], T]) -> OpFuture[T]:

@@ -1,7 +1,6 @@
 """Callbacks of one shard, of its application and its store, with their results checked.
 
-An exception of a callback becomes `ApplicationFailed`, which names the callback. A `GazetteError` passes
-through.
+An exception of a callback becomes `ApplicationFailed`, which names it. A `GazetteError` passes through.
 """
 
 from __future__ import annotations

@@ -236,13 +236,13 @@ class CopiedLogs:
             path.unlink()  # The open file needs no name, and goes with the process.
         file, spans = self._files[log], self._spans.setdefault(log, [])
         while begin < end:
-            span = next((span for span in spans if span[0] <= begin < span[1]), None)
-            if span is not None:  # The copy has these bytes.
-                data = os.pread(file, min(BLOCK_BYTES, span[1] - begin, end - begin), begin)
+            copied_to = next((last for first, last in spans if first <= begin < last), None)
+            if copied_to is not None:  # The copy has these bytes.
+                data = os.pread(file, min(BLOCK_BYTES, copied_to - begin, end - begin), begin)
                 yield begin, data
                 begin += len(data)
                 continue
-            next_begin = min((span[0] for span in spans if span[0] > begin), default=end)
+            next_begin = min((first for first, _ in spans if first > begin), default=end)
             for offset, data in self._source.read(log, begin, min(end, next_begin)):
                 _keep(file, data, offset)
                 _note(spans, offset, offset + len(data))
