@@ -273,7 +273,7 @@ class Resolver:
     def update(self) -> None:
         """Follow the key space, as its observer. Call it after ``State.observe``."""
         self._by_source = None
-        self._changed.set()
+        self._changed.set()  # Wake all that wait. Later waits are for the next change.
         self._changed = asyncio.Event()
         if self.stopped.is_set():
             return

@@ -37,6 +37,7 @@ def exact_float(text: str) -> float:
 
 
 def _names(text: str, value: float) -> bool:
+    """Return True if a text is short enough to name its nearest float, or has exactly the float's number."""
     try:
         number = Decimal(text)
     except ArithmeticError:  # Its exponent has too many digits.

@@ -32,7 +32,7 @@ _BITS_MAX: Final = 3300
 """Bits of the greatest integer: less than `DIGITS_MAX` digits."""
 _TUPLE: Final = "tuple="
 _MORE: Final = ".."
-"""Last part of the name of tuples of any length."""
+"""Last part of the name of an encoding, for tuples of any length."""
 _BARE: Final = (bool, int, float, Decimal)
 """Types whose text stands in a tuple as it is. Values of other types stand there as JSON strings."""
 

@@ -75,7 +75,7 @@ class _Marks:
             value[:] = map(self.restored, value)
         elif value_class in (tuple, set, frozenset):
             return value_class(map(self.restored, value))
-        elif isinstance(value, tuple):
+        elif isinstance(value, tuple):  # A NamedTuple.
             return value_class(*map(self.restored, value))
         else:
             self._restore_attributes(value)

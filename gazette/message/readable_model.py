@@ -99,7 +99,7 @@ def _flat_fields(model: Any) -> list[tuple[str, frozenset[type]]] | None:
     """Return each field with the classes of its values; None if the class of some value is not decisive."""
     decorators = model.__pydantic_decorators__
     if model.model_config or any(getattr(decorators, name) for name in decorators.__slots__):
-        return None
+        return None  # A setting or a validator may change what is read.
     fields = [item for item in model.model_fields.items() if item[0] != "uuid"]
     classes_by_name = [(name, _flat_kinds(field)) for name, field in fields]
     return classes_by_name if all(classes for _, classes in classes_by_name) else None

@@ -52,7 +52,7 @@ def key_step(key: object) -> str:
     if type(key) is not str:
         return f"[{shown(key)}]"
     text = json.dumps(key, ensure_ascii=False)
-    return f"[{text.encode(errors='backslashreplace').decode()}]"
+    return f"[{text.encode(errors='backslashreplace').decode()}]"  # Halves of surrogate pairs.
 
 
 def shown(value: object) -> str:

@@ -167,9 +167,9 @@ class ValueEncoding(Generic[T]):
 
 def _too_deep(value: Any) -> Misfit:
     mismatch = Misfit([], "is nested too deeply, or holds itself", "Keep values flat, or by keys.")
-    for name, part in zip(*(attributes_of(value) or ((), ())), strict=True):
+    for name, part in zip(*(attributes_of(value) or ((), ())), strict=True):  # None: nothing.
         try:
-            difference(part, part)
+            difference(part, part)  # This call walks through the whole part.
         except RecursionError:
             return mismatch.below(f".{name}")
     return mismatch

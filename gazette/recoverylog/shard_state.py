@@ -228,8 +228,7 @@ class ShardState:
     def connection(self) -> apsw.Connection:
         """Return a read-only connection to ``primary.db``. `close` of the state closes it.
 
-        Other databases are attached by their names without ``.db``. Raise ``Invalid`` for a state
-        of another kind.
+        Other databases are attached by their names without ``.db``. Raise ``Invalid`` for another kind.
         """
         self._require(StateKind.SQLITE, "SQL")
         if self._connection is None:

@@ -297,6 +297,7 @@ def _labels(declared: DeclaredJournals, labels: LabelSet, *, drops_key: bool) ->
     for label in declared.labels.labels:
         if label.name == DECLARED_BY:
             labels = labels.with_added(label.name, label.value)
+        # The number of partitions matters for a key only. Without one, keep it current, but do not add it.
         elif label.name != MESSAGE_PARTITIONS or declared.key or labels.values_of(label.name):
             labels = labels.with_value(label.name, label.value)
     return labels

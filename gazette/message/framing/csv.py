@@ -7,8 +7,7 @@ The rules that differ from other readers of CSV:
   * Empty lines are skipped, and count as part of the record that follows.
   * Every record has as many fields as the first record of the reader.
 
-A last line without a newline is incomplete here. In a journal it is the start of a record whose end
-was not read.
+A last line without a newline is incomplete: in a journal, later bytes continue its record.
 """
 
 from __future__ import annotations
