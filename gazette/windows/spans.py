@@ -38,7 +38,7 @@ class Hopping:
                 path="step",
                 hint="Messages between two windows would belong to neither.",
             )
-        if -(-self.size // self.step) > HOPPING_MAX:
+        if -(-self.size // self.step) > HOPPING_MAX:  # The quotient is rounded up.
             raise Invalid(
                 f"a message would belong to more than {HOPPING_MAX} windows",
                 path="step",

@@ -113,7 +113,7 @@ def changes_of(
     published = {output.name for output in declaration.outputs}
     for declared in declaration.journals:
         _check_count(declared, existing, more_partitions)
-        drops_key = declared.key is None and (
+        drops_key = declared.key is None and (  # A source keeps the key of another application.
             declared.name in published or _has_declared(declared, existing, MESSAGE_KEY)
         )
         if not changed_key and (declared.key is not None or drops_key):

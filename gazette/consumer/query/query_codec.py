@@ -84,7 +84,7 @@ def _max_staleness(text: str) -> float | None:
     try:
         seconds = parse_number(text.removesuffix("s"))
     except ValueError:
-        seconds = math.nan
+        seconds = math.nan  # Refused below.
     if not 0 <= seconds < math.inf:
         raise Invalid(f"invalid staleness ({text[:50]!r}; expected seconds)", path=MAX_STALENESS)
     return seconds

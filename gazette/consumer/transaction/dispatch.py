@@ -343,7 +343,7 @@ class Dispatcher:
                 return 1
         else:
             return len(batch)
-        for position in range(len(batch)):
+        for position in range(len(batch)):  # Find the message that is to blame.
             if not self._deliver_batch(batch[position : position + 1]):
                 return position  # The message was deferred.
         return len(batch)
