@@ -148,7 +148,7 @@ class KeyedAuth:
                     path="auth-keys",
                     hint="Make a key of full strength: `openssl rand -base64 32`.",
                 )
-            elif key:
+            elif key:  # An empty text is no key.
                 keys.append(key)
         if not keys:
             raise Invalid(
@@ -184,7 +184,7 @@ class KeyedAuth:
         return claims
 
     def _decode(self, token: str) -> dict[str, Any]:
-        """Return the payload of a token that one of our keys has signed. Raise ``NotAllowed`` for others."""
+        """Return the payload of a token that one of our keys has signed. Else raise ``NotAllowed``."""
         import jwt
 
         failure: Exception | None = None
@@ -192,7 +192,7 @@ class KeyedAuth:
             try:
                 # `_claims_of` checks the times, by our clock.
                 return jwt.decode(token, key, algorithms=list(ALGORITHMS), options=_SIGNATURE_ONLY)
-            except jwt.InvalidSignatureError as error:
+            except jwt.InvalidSignatureError as error:  # Try the next key.
                 failure = error
             except jwt.PyJWTError as error:
                 raise NotAllowed(f"verifying Authorization: {error}") from error

@@ -114,7 +114,7 @@ def _label_of_field(time: MessageTime, kinds: Iterable[Any]) -> str:
     if isinstance(time.field, str):
         names = {dict(wire_names_of(kind)).get(time.field, time.field) for kind in kinds}
         if len(names) == 1:
-            # The name of a field must not look like that of a function.
+            # The name of a field must not look like the name of a function.
             return quote(names.pop(), safe="").replace(FUNCTION, "%2D" * len(FUNCTION))
     return time.text_of_function
 

@@ -121,7 +121,7 @@ class _Route:
         self._stamp = form.stamp
 
     def commit(self, message: Any) -> OpFuture[AppendResult]:
-        """Do what `Publisher.publish_committed_batch` does, for one message.
+        """Publish one message, as `Publisher.publish_committed_batch` publishes many.
 
         This is most of the cost of publishing one by one. So the lock is taken without a `with`, at half the
         cost, and a message is encoded into the buffer in which it waits. `Publisher._enqueue_committed`

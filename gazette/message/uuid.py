@@ -154,7 +154,7 @@ class Clock:
 
 
 class UuidMint:
-    """Source of the UUIDs of one producer, each a tick after the one before.
+    """Source of the UUIDs of one producer, each a tick after the former UUID.
 
     Not thread-safe: hold the lock of ``clock`` until the message has its place in a journal. Publishers call
     this hundreds of thousands of times a second. So `text` keeps what changes rarely: all digits but three.

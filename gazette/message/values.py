@@ -20,7 +20,7 @@ from gazette.message.value_types import all_parts, misfit, runs_code, type_text
 T = TypeVar("T")
 
 STACK_RESERVE: Final = 100
-"""Frames of Python by which a reader's stack may be deeper than that of the writer of a nested value."""
+"""Frames of Python by which a reader's stack may be deeper than the stack of the writer of a nested value."""
 REFUSALS: Final = (
     ArithmeticError,
     AttributeError,

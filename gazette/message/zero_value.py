@@ -54,7 +54,7 @@ def alternatives(info: inspect.Type) -> tuple[inspect.Type, ...]:
 
 
 def inspect_objects(message_type: Any) -> tuple[ObjectType, ...]:
-    """Return the struct or dataclass of a message type, or those of a union. Raise `Invalid` for others."""
+    """Return the struct or dataclass of a type, or all of a union. Raise `Invalid` for any other type."""
     name = getattr(message_type, "__name__", str(message_type))
     try:
         members = alternatives(inspect.type_info(message_type))

@@ -96,7 +96,7 @@ def run(
     bind_host: str = "",
     member: type[ConsumerMember] = ConsumerMember,
 ) -> int:
-    """Do as ``main`` does, but return the exit code. ``member`` is the class that serves the application."""
+    """Run like ``main``, but return the exit code. ``member`` is the class that serves the application."""
     path = Path(sys.argv[0])
     # With `python -m package` the file name says nothing.
     program = (path.parent.name if path.name == "__main__.py" else path.name) or type(

@@ -140,7 +140,7 @@ class JSONFileStore(Store, Generic[StateT]):
     def read(self) -> StateT:
         """Return a copy of the state. Any thread.
 
-        On the shard's thread, return the state of the running transaction; on others, that of the last
+        On the shard's thread, return the state of the running transaction; on others, the state of the last
         commit. Raise ``Invalid`` if the running state would not read back equal.
         """
         if threading.get_ident() == self._thread:

@@ -203,7 +203,7 @@ class OfflineShard(WithTimers):
         return super().now
 
     def advance(self, envelope: Envelope[Any]) -> None:
-        """Advance processing time to that of a message."""
+        """Advance processing time to the time of a message."""
         if envelope.clock:
             self._clock.seconds = max(self._clock.seconds, clock_unix_ns(envelope.clock) / 1e9)
 

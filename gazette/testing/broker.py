@@ -163,7 +163,7 @@ class BrokerFixture:
             await context.key_space.next_change()
 
     async def settled_without(self, other: BrokerFixture, journal: str) -> None:
-        """Wait until ``other``, which has crashed, is no longer a member. Then wait as ``settled`` does."""
+        """Wait until ``other``, which has crashed, is no longer a member. Then call ``settled``."""
         context = self.service.context
         gone = other.service.process_id
         while context.state.member(gone.zone, gone.suffix) is not None:

@@ -300,7 +300,7 @@ class ConsumerFixture:
             await self.service.clock.sleep(0.02)
 
     async def read_to_heads(self, shard_id: str) -> Mapping[str, int]:
-        """Wait as ``read_through`` does, for the present heads of the shard's sources."""
+        """Call ``read_through`` with the present heads of the shard's sources."""
         item = self.service.key_space.get(f"{self.service.key_space.root}/items/{shard_id}")
         if item is None:
             raise NotFound("shard does not exist", shard=shard_id)

@@ -134,7 +134,7 @@ class RecordedStoreTests(ABC):
         assert owner.store.restore_checkpoint(self.shard) == Checkpoint()
 
     def test_state_and_checkpoint_are_recovered(self, owner: Owner) -> None:
-        """Check that each of several owners recovers the state and the checkpoint of the one before."""
+        """Check that each of several owners recovers the former owner's state and checkpoint."""
         for _ in range(4):
             owner.commit(3)
             owner.fail_over()

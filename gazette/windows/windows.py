@@ -62,7 +62,7 @@ def _window(row: Any) -> _Open:
 
 def _require_years(span: Span, at: datetime) -> None:
     """Raise ``InvalidValue`` for a window that begins or ends outside of the years 1 to 9999."""
-    if span[0] < FIRST_US or span[1] > LAST_US:
+    if span[0] < FIRST_US or span[1] > LAST_US:  # A span is (begin, end).
         raise InvalidValue(
             f"a window of the time is not within the years 1 to 9999 ({at})",
             path="at",

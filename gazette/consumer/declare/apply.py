@@ -127,7 +127,7 @@ async def put_declared(
 
     If another program changes the same journals or shards meanwhile, call ``find`` again. Return the changes
     of the last call. Raise ``Conflict`` after 5 such attempts. Cancellation may leave some changes applied:
-    the next run finds the others.
+    the next run finds the changes that are left.
     """
     for attempt in range(_ATTEMPTS):
         changes = await find()

@@ -208,7 +208,7 @@ class Shard(WithTimers):
             )
 
     def awaited(self, read_through: Mapping[str, int]) -> dict[str, int]:
-        """Return the offsets that a query must wait for: those of this shard's sources.
+        """Return the offsets that a query must wait for: the offsets of this shard's sources.
 
         A `MessageProducer` chooses the offsets: see its `read_through`. The store must be open.
         """

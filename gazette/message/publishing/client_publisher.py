@@ -328,7 +328,7 @@ class SyncTransaction:
         return self
 
     def publish(self, output: Output, message: Any, *, key: Any = None) -> None:
-        """Publish a message, which becomes visible with the others. See `ClientTransaction.publish`."""
+        """Publish a message, visible once the transaction commits. See `ClientTransaction.publish`."""
         _require_open(self._clock)
         publisher = self._publisher
         service = publisher._usable()

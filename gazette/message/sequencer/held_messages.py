@@ -1,6 +1,6 @@
 """Messages that a sequencer holds: pending ones in its `Ring`, and committed ones in a `Drain`. Pure.
 
-The ring bounds how many messages are held. A `PartialSequence` keeps those of one producer.
+The ring bounds how many messages are held. A `PartialSequence` keeps the messages of one producer.
 
 A drain hands out messages with `take`. Its owner reports with `consumed` how many took effect. The state for
 a checkpoint advances with each consumed message. So a shard that stops in the middle resumes exactly there.
@@ -311,7 +311,7 @@ class SpanDrain(Drain[M]):
             self._ring_taken = True
 
     def _accept(self, envelopes: Sequence[Envelope[M]]) -> None:
-        """Check replayed messages, and make those of the span ready."""
+        """Check replayed messages, and make the messages of the span ready."""
         journal, begin, end = self.replay_range
         for envelope in envelopes:
             if envelope.journal != journal:

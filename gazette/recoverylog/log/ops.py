@@ -156,7 +156,7 @@ def decode_op(payload: bytes, *, log: str, first_offset: int, frame_end: int) ->
 
 
 def next_checksum(checksum: int, payload: bytes) -> int:
-    """Return the CRC-32C including ``payload``. ``checksum`` is that of all payloads before it."""
+    """Return the CRC-32C including ``payload``. ``checksum`` is the CRC-32C of all earlier payloads."""
     return int(google_crc32c.extend(checksum, payload))
 
 

@@ -238,7 +238,7 @@ class Recorder:
     def _fence_fork(self) -> None:
         _, frame = self._sequence(None)
         # A broker changes registers only with content, so a no-op carries the fence. It checks no
-        # registers, since those of the new log are unknown.
+        # registers, since the registers of the new log are unknown.
         txn = self._appends.start_append(
             AppendParams(journal=self.log, union_registers=fence(self.author))
         )

@@ -458,7 +458,7 @@ class Player:
         await self._writer.add(scope, actions, len(data))
 
     def _up_to_cut(self, data: bytes) -> bytes:
-        """Return the bytes up to the cut, and keep the others for the time after the views."""
+        """Return the bytes up to the cut, and keep the later bytes for the time after the views."""
         if self._cut is None:
             return data
         count = max(0, self._cut - self._playback.read_offset)

@@ -170,7 +170,7 @@ def recorded_options(native: Any, path: str, cache: Any) -> OpenedWith | None:
 def options_to_open(
     native: Any, path: str, options: RocksDBOptions | None, named: Families, *, exists: bool
 ) -> OpenedWith:
-    """Return the options for opening a database: those of ``named`` families, and of all others in it.
+    """Return the options for opening a database: of ``named`` families, and of all other families in it.
 
     Errors of RocksDB and of ``tune`` reach the caller.
     """
