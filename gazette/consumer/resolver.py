@@ -330,7 +330,7 @@ class Resolver:
             self._stop(shard_id, stopped)
 
     async def wait_stopped(self, timeout_s: float) -> None:
-        """Wait until every stopped shard has ended. Raise ``Unavailable`` that names the others."""
+        """Wait until every stopped shard has ended. Raise ``Unavailable`` that names those that have not."""
         if not self._stops:
             return
         _, pending = await asyncio.wait(set(self._stops), timeout=timeout_s)

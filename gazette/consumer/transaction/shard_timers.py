@@ -61,7 +61,7 @@ class _Queue:
 
     def _first(self, after: Position) -> Position | None:
         at_us = self.table.first(self.domain, after)
-        return None if at_us is None else (at_us, "")
+        return None if at_us is None else (at_us, "")  # No key is less: a lower bound.
 
     def put(self, row: TimerRow) -> None:
         self._revoke(row.key)
