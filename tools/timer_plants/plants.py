@@ -246,7 +246,10 @@ def _joins() -> Iterator[tuple[str, Plant]]:
 
 def _definitions() -> Iterator[tuple[str, Plant]]:
     path = _STORES + "sqlite/definitions.py"
-    yield "another definition is taken", Plant(path, "if name in definitions:", "if not name:", _DEFINED)
+    yield (
+        "another definition is taken",
+        Plant(path, "if name in definitions:", "if not name:", _DEFINED),
+    )
     yield (
         "a definition is not noticed by migrations",
         Plant(

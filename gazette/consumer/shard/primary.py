@@ -253,7 +253,7 @@ class Primary:
     async def call(self, fn: Callable[[], T]) -> T:
         """Run a function on the shard's thread, between two steps of a transaction, once transactions run.
 
-        Raise ``Closed`` when the shard has ended, or ``fn``'s error. After a cancellation ``fn`` may still run.
+        Raise ``Closed`` if the shard has ended, or ``fn``'s error. After a cancellation ``fn`` may still run.
         """
         future: OpFuture[T] = OpFuture()
         self._inbox.put(Call(fn, future))

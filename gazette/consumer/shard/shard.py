@@ -449,7 +449,7 @@ class Shard(WithTimers):
     async def call(self, fn: Callable[[], T]) -> T:
         """Run a function on the shard's thread, between two steps of a transaction.
 
-        Raise ``Closed`` when the shard has ended, or ``fn``'s error. After a cancellation ``fn`` may still run.
+        Raise ``Closed`` if the shard has ended, or ``fn``'s error. After a cancellation ``fn`` may still run.
         """
         if self._primary is None:
             raise Closed("the shard is not primary", shard=self.id)
