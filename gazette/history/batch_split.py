@@ -25,8 +25,8 @@ Its clocks ascend, and each of its acknowledgements commits.
 class Segment(NamedTuple):
     """Consecutive messages of one producer and one kind. ``rows`` are their positions in the columns.
 
-    An acknowledgement is a segment of its own, unless it is a part of ``WHOLE_TXNS``. ``kind`` is
-    ``OUTSIDE_TXN`` also for unknown flags, as in the sequencer.
+    An acknowledgement is a segment of its own, unless it is a part of ``WHOLE_TXNS``. Messages with unknown
+    flags are of kind ``OUTSIDE_TXN``, as in the sequencer.
     """
 
     producer: int
@@ -43,15 +43,15 @@ class BatchSplit(NamedTuple):
     """Some consecutive messages of a run, cut into segments."""
 
     segments: tuple[Segment, ...]
-    """Segments of the messages that count, producer by producer. See `split_batch` for the others."""
+    """Segments of the messages that count, producer by producer: see `split_batch`."""
     unclocked: Array64
     """Rows of messages without a clock. They are always committed, and never duplicates."""
 
 
 def split_batch(columns: Columns, run: Run) -> BatchSplit:
-    """Cut the next messages of a run.
+    """Cut the next messages of a run into segments.
 
-    Leave out messages before ``run.begin``. For a producer in ``run.since``, take the offset there instead.
+    Leave out messages before ``run.begin``, or before the offset of their producer in ``run.since``.
     """
     counts = columns.begins >= run.begin
     clocked = columns.uuids.clocks != 0
@@ -109,14 +109,14 @@ def _of_producer(columns: Columns, producer: int, rows: Array64) -> Iterator[Seg
 
 
 def _are_whole(flags: Clocks, clocks: Clocks) -> bool:
-    """Return True for whole transactions with ascending clocks. ``clocks`` begins with the clock before."""
+    """Return True for whole transactions with ascending clocks. ``clocks`` has one clock before them."""
     return bool(((flags == CONTINUE_TXN) | (flags == ACK_TXN)).all()) and bool(
         (clocks[1:] > clocks[:-1]).all()
     )
 
 
 def records(clocks: Clocks, newest: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of the clocks that exceed ``newest`` and all clocks before. The others are duplicates."""
+    """Return a mask of the clocks above ``newest`` and above all earlier clocks. Others are duplicates."""
     bound = np.uint64(newest)
     if len(clocks) == 1:
         return clocks > bound

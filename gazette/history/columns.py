@@ -129,7 +129,7 @@ class Columns:
 class Decoded(NamedTuple):
     """Complete frames of a buffer. ``consumed`` is the length of these frames and of skipped frames.
 
-    ``fields`` has the wanted fields, if the decoder has found them. Otherwise the caller parses the fields.
+    ``fields`` has the wanted fields. If it is None, the caller parses the fields.
     """
 
     columns: Columns
@@ -199,7 +199,7 @@ class ColumnDecoder:
         return self._decode_framed(self._framing, buffer, base)
 
     def finish(self, rest: bytes, offset: Offset) -> None:
-        """Raise `TruncatedFrame` if ``rest``, the bytes after the last frame, is a part of a message."""
+        """Raise `TruncatedFrame` if the bytes after the last frame (``rest``) are a part of a message."""
         if self._framing is not None:
             self._framing.finish(rest, offset)
 
@@ -317,7 +317,7 @@ def _framing_of(shape: MessageFormat) -> Framing[Any]:
 def uuid_text_reader(shape: MessageFormat) -> Callable[[bytes], str | None]:
     """Return a function from a payload to the exact text in the place of its UUID.
 
-    It returns None if there is no text, or if the payload cannot be read.
+    The function returns None if there is no text, or if the payload cannot be read.
     """
     codec = _framing_of(shape).codec
 
@@ -339,7 +339,7 @@ def _bytes_text(uuid: bytes) -> str:
 
 
 def uuid_bytes(uuids: UuidArrays) -> bytes:
-    """Return the bytes of UUIDs, concatenated: the inverse of `parse_arrays`.
+    """Return the bytes of all UUIDs in one piece: the inverse of `parse_arrays`.
 
     For nil and foreign UUIDs, the result differs from the original bytes, but has the same parts.
     """

@@ -12,7 +12,7 @@ from gazette.errors import Invalid
 Combine = Callable[[pa.Table], pa.Table]
 """Function that returns fewer, equivalent rows with the same columns, such as a sum for its summands.
 
-Its input is any rows of one journal, its own results among them. It may be called any number of times.
+The input is any rows of one journal, also results of earlier calls. There may be any number of calls.
 """
 
 _ROWS: Final = 1 << 17
@@ -31,7 +31,7 @@ class Combiner:
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Add the next rows. Yield the rows that are not held back.
 
-        Raise ``Invalid``, and what the function raises.
+        Raise the errors of the function, and ``Invalid`` if it returns no table, or other columns.
         """
         if self._combine is None:
             yield batch

@@ -47,7 +47,7 @@ class _Producer(Generic[T]):
     """Pending messages: the batch, their rows there, and their clocks."""
 
     def settle(self, clock: int | None) -> None:
-        """Commit pending messages up to a clock; with None, roll them back."""
+        """Commit pending messages up to ``clock``, and roll back the others. None: roll back all."""
         for batch, rows, clocks in self.pending:
             if clock is not None:
                 batch.committed[rows] = clocks <= np.uint64(clock)
@@ -66,7 +66,7 @@ class PendingProducer(NamedTuple):
 class CommitFilter(Generic[T]):
     """Filter for one run. ``T`` is any value that the caller keeps with a batch.
 
-    With ``acks``, return acknowledgements that commit too, but not those of a rollback.
+    With ``acks``, also return acknowledgements that commit, but not acknowledgements that roll back.
     """
 
     def __init__(self, run: CommittedRun, *, acks: bool = False) -> None:
@@ -108,13 +108,13 @@ class CommitFilter(Generic[T]):
                 producer.pending.append((batch, rows, clocks))
                 producer.newest = int(clocks[-1])
                 batch.pending += len(rows)
-        elif segment.kind == ACK_TXN:
+        elif segment.kind == ACK_TXN:  # An earlier clock rolls back, and resets the producer to it.
             clock = int(clocks[0])
             commits = clock > producer.acked
             producer.settle(clock if commits else None)
             producer.acked = producer.newest = clock
             batch.committed[rows] = commits and self._acks
-        else:
+        else:  # OUTSIDE_TXN: new if above `acked`. A new message rolls back pending ones.
             is_new = records(clocks, producer.acked)
             batch.committed[rows] = is_new
             if is_new.any():
@@ -131,7 +131,7 @@ class CommitFilter(Generic[T]):
                 mask[rows] = True
                 masks.append((batch.payload, mask))
             if masks:
-                first = int(producer.pending[0][2][0])
+                first = int(producer.pending[0][2][0])  # The least one: pending clocks ascend.
                 masks_of[PendingProducer(number, first, producer.newest)] = masks
         return masks_of
 

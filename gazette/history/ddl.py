@@ -34,7 +34,7 @@ _TOKEN = re.compile(r"\s*(?:(?P<name>\w+)|`(?P<quoted>(?:[^`]|``)*+)`|(?P<sign>[
 
 
 def parse_columns(text: str) -> pa.Schema:
-    """Return the columns of a text such as ``word string, counts array<long>``. Raise `Invalid`."""
+    """Return the columns of a text such as ``word string, counts array<long>``, or raise `Invalid`."""
     parser = _Parser(text)
     fields = parser.fields(colon=False)
     parser.end()

@@ -33,7 +33,7 @@ _UNIT_WORDS: Final = 2
 
 
 class ArrowColumns(NamedTuple):
-    """The columns of messages. ``rest`` is a mask of the messages whose fields are not parsed yet, if any.
+    """The columns of messages. ``rest`` masks the messages whose fields are not parsed yet. None: none.
 
     The columns have a meaningless row for each message of ``rest``.
     """
@@ -155,7 +155,7 @@ class FieldsBuilder:
         return array.cast(pa.int32()).cast(kind) if pa.types.is_date(kind) else array.cast(kind)
 
     def _read(self, found: FieldColumn, kind: pa.DataType, rest: _AddUnfit) -> pa.Array:
-        """Convert the texts of values by the specification. Call ``rest`` as `_array` does."""
+        """Convert the texts of values by the specification. Call ``rest`` with the slots of misfits."""
         read_line = JsonRow(pa.schema([(_NAME, kind)]), self._encode_variant).read
         data, bounds = found.values.data.tobytes(), found.values.bounds.tolist()
         values: list[Any] = []

@@ -39,7 +39,7 @@ _THREADS: Final = min(8, os.cpu_count() or 1)
 def summarise_run(access: OpenAccess, run: Run) -> Summary:
     """Return the summary of a run. Use kept summaries of its pieces, and read the other pieces.
 
-    Raise what `RunReader.batches` raises, and `Invalid` if UUIDs are unknown. If ``run.sure`` is false, a
+    Raise `Invalid` if UUIDs are unknown, and the errors of `read_columns`. If ``run.sure`` is false, a
     malformed message may be the end of a message that began before the run: then return a torn summary.
     """
     require_uuids(run.journal, run.shape)
@@ -47,7 +47,7 @@ def summarise_run(access: OpenAccess, run: Run) -> Summary:
 
 
 def summarise_messages(access: OpenAccess, run: Run) -> Summary:
-    """Do as `summarise_run`, but accept unknown UUIDs: then only the offsets of the summary are right."""
+    """Return the summary of a run also if UUIDs are unknown: then only its offsets are right."""
     store = access.summaries(run.pieces)
     try:
         if store is not None and not run.beyond:
@@ -66,8 +66,8 @@ def read_and_summarise(
 ) -> Generator[tuple[Batch, BatchSplit], None, Summary | None]:
     """Yield all messages of a run that replays none, with their split. Keep the summary, and return it.
 
-    Return None if a message continues from one piece to the next. Raise what `RunReader.batches`
-    raises, and `Invalid` if UUIDs are unknown.
+    Return None if a message continues from one piece to the next. Raise `Invalid` if UUIDs are unknown,
+    and the errors of `read_columns`.
     """
     require_uuids(run.journal, run.shape)
     store = access.summaries(run.pieces)
@@ -84,8 +84,8 @@ def keep_summaries(access: OpenAccess, run: Run, portion_bytes: int | None = Non
     """Keep the summaries of the pieces of a run, for a later first pass.
 
     With ``portion_bytes``, cut a larger piece into portions, and keep the summary of each portion. A portion
-    begins after the last message of the portion before. It has ``portion_bytes``, or twice as many, and so
-    on, until a message ends in it. Raise what `summarise_run` raises.
+    begins after the last message of the portion before. Its size is ``portion_bytes``, doubled until a
+    message ends in the portion. Raise the errors of `summarise_run`: `Invalid`, and those of reading.
     """
     small_pieces: list[Piece] = []
     for piece in run.pieces:
@@ -134,10 +134,7 @@ def fold_by_threads(
     threads: int = _THREADS,
     summarise: Callable[[OpenAccess, Run], Summary] = summarise_run,
 ) -> FoldedSnapshot:
-    """Do the whole first pass in this process, with ``threads`` runs at a time.
-
-    Raise what ``summarise`` and `fold_snapshot` raise.
-    """
+    """Do the whole first pass in this process, with ``threads`` runs at a time. Errors: `fold_snapshot`."""
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
 
         def summarise_all(runs: Sequence[Run]) -> list[Summary]:
@@ -156,7 +153,7 @@ def _scanned(access: OpenAccess, run: Run) -> Summary:
 
 
 def _of_pieces(access: OpenAccess, run: Run, kept: SummaryStore) -> Summary | None:
-    """Return the summary of a run by `_combined`. Read the pieces without a kept summary."""
+    """Return the summary of a run. Read the pieces without a kept summary. None: see `_combined`."""
     if _counts_all(run) and (summary := kept.get(run.journal, run.shape, run.pieces)) is not None:
         return summary
     return _combined(access, run, kept, _parts(access, run, kept))
@@ -251,7 +248,7 @@ def _pending_in(
 
 
 def _pending_from(summary: ProducerSummary, at: Offset) -> ProducerSummary | None:
-    """Return the part of a summary from offset ``at`` on, if its first pending message is there; else None.
+    """Return the part of a summary from its first pending message on; None if ``at`` is not its offset.
 
     All later messages of the producer are pending, or repeats. So their greatest clock says everything.
     """
@@ -273,7 +270,7 @@ def _pending_from(summary: ProducerSummary, at: Offset) -> ProducerSummary | Non
 
 
 def _summary(access: OpenAccess, run: Run, kept: SummaryStore, piece: Piece) -> Summary:
-    """Return the kept summary of a piece, or read the piece. All its messages count."""
+    """Return the kept summary of a piece, or read the piece. All messages of the piece count."""
     kept_summary = kept.get(run.journal, run.shape, [piece])
     if kept_summary is not None:
         return kept_summary
@@ -307,7 +304,7 @@ def _read(
 
 
 def _digest(access: OpenAccess, piece: Piece) -> Any:
-    """Return a hash for bytes from a broker; None for other bytes: `OpenAccess.chunks` checks their SHA-1."""
+    """Return a hash for bytes from a broker. Return None for stored bytes: `chunks` checks their SHA-1."""
     return None if access.is_direct(piece) else hashlib.sha1(usedforsecurity=False)
 
 

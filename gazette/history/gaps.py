@@ -115,7 +115,7 @@ def require_final(gaps: Iterable[Gap], journal: JournalSnapshot, *, fails: bool,
 
 
 def _is_harmless(gap: Gap, journal: JournalSnapshot) -> bool:
-    """Return True for pruned bytes before the snapshot's begin, or if the begin is 0.
+    """Return True if the bytes were pruned, and the snapshot begins behind them or at offset 0.
 
     If pruned bytes have pending messages of the begin, the fold raises an error once these commit.
     """

@@ -28,7 +28,7 @@ from gazette.history.summary import Summariser, Summary
 from gazette.protocol.ids import Offset
 
 PART_BYTES: Final = 16 << 20
-"""Bytes of a part. An open transaction holds back at most about as much."""
+"""Bytes of a part. An open transaction holds back at most about as many bytes in memory."""
 
 
 def fold_in_order(
@@ -36,8 +36,8 @@ def fold_in_order(
 ) -> tuple[CommittedRun, ...]:
     """Do the first pass over journals, one after the other. Return the parts of all journals.
 
-    The snapshot must have no states of producers at its begin. Raise what `RunReader.batches` and
-    `fold` raise, and `Invalid` if UUIDs are unknown.
+    The snapshot must have no states of producers at its begin. Raise `Invalid` if UUIDs are unknown.
+    Raise `Corrupt` if the start of a committed transaction was pruned. Raise the errors of `read_columns`.
     """
     parts: list[Run] = []
     summaries: list[Summary] = []
@@ -55,7 +55,7 @@ def fold_in_order(
 def _summaries(
     access: OpenAccess, journal: JournalSnapshot, part_bytes: int
 ) -> Iterator[tuple[Run, Summary]]:
-    """Yield the parts of a journal. Each part ends where a message ends, the last one with the journal."""
+    """Yield the parts of a journal. Each ends with a message. The last one ends at the journal's end."""
     if not journal.pieces:
         return
     run = _whole(journal)
@@ -79,7 +79,7 @@ def rows_in_order(
 ) -> Iterator[pa.RecordBatch]:
     """Do the second pass over all parts of a journal. Yield committed rows, by offset.
 
-    Do not read parts without a wanted message at the begin and at the end. Raise what `read_rows` raises.
+    Skip the first parts and the last parts that have no wanted message. Raise the errors of `read_rows`.
     """
     positions = [position for position, part in enumerate(parts) if format.selects(part)]
     if not positions:
@@ -94,7 +94,7 @@ def rows_in_order(
 def every_row_in_order(
     access: OpenAccess, journal: JournalSnapshot, format: RowFormat
 ) -> Iterator[pa.RecordBatch]:
-    """Yield all rows of a journal, committed or not, by offset. Raise what `read_rows` raises."""
+    """Yield all rows of a journal, committed or not, by offset. Raise the errors of `read_rows`."""
     if journal.pieces:
         yield from read_rows(access, _whole(journal), format)
 

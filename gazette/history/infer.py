@@ -65,7 +65,7 @@ def _kind_of(value: Any) -> _Kind:
             return pa.string()
         case dict():
             return _Object({name: _kind_of(member) for name, member in value.items() if name})
-    item: _Kind = None
+    item: _Kind = None  # The value is a list.
     for element in value:
         item = _widest(item, _kind_of(element))
     return _List(item)

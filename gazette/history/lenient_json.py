@@ -1,8 +1,8 @@
 """Parses lines that are not strict JSON, but that ``spark.read.json`` reads. Pure.
 
 Such lines may have strings in single quotes, NaN and infinities, a byte order mark, halves of surrogate
-pairs, and text after the object. Values are cut out unchanged, so that this module can read them again. It is
-slow: use it only for lines that the fast parsers refuse. It reads all other lines as these parsers do.
+pairs, and text after the object. Values are cut out unchanged, so that this module can read them again. The
+module is slow: use it only for lines that the fast parsers refuse. It reads other lines as these parsers do.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _unescaped(text: bytes) -> str:
 
 
 def _strict_token(token: bytes, kinds_only: bool) -> bytes:
-    """Return a token as strict JSON. With ``kinds_only``, a number that JSON does not have becomes 0.5."""
+    """Return a token as strict JSON. With ``kinds_only``, NaN and infinities become 0.5."""
     if token in NOT_FINITE:
         return b"0.5" if kinds_only else _SPELT[NOT_FINITE[token]]
     if token[:1] not in b"\"'":

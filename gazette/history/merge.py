@@ -31,7 +31,7 @@ class CommittedRun:
 
     run: Run
     known: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By producer of this run that is known before it: the clocks ``acked`` and ``newest`` before it."""
+    """By producer of this run that earlier bytes have too: its clocks ``acked`` and ``newest`` there."""
     fates: dict[int, int] = field(default_factory=dict)
     """By producer with messages that are pending at the end: the clock up to which they committed later."""
     clock_min: int = 0
@@ -72,7 +72,7 @@ class FoldedSnapshot:
         """Return the sources as a checkpoint, without ACK intents.
 
         Leave out producers that were silent for ``prune_horizon_ns`` (0: keep all). As in
-        `Sequencer.checkpoint`, their age is relative to the newest acknowledgement of their journal.
+        `Sequencer.checkpoint`, measure the silence from the newest acknowledgement of the journal.
         """
         horizon = clock_span(prune_horizon_ns)
         sources = dict(self.sources)
@@ -95,8 +95,8 @@ def fold(
 ) -> FoldedSnapshot:
     """Fold the summaries of all runs of a snapshot.
 
-    Raise `Corrupt` if the start of a committed transaction was pruned. Raise what ``resolve``
-    raises. Raise `Bug` if the runs are not those of the snapshot.
+    Raise `Corrupt` if the start of a committed transaction was pruned. Raise the errors of ``resolve``.
+    Raise `Bug` if the runs are not those of the snapshot.
     """
     parts: dict[JournalName, list[_Part]] = {j.journal: [] for j in snapshot.journals}
     for run, summary in zip(runs, summaries, strict=True):
@@ -120,9 +120,9 @@ def fold(
 def fold_snapshot(
     snapshot: Snapshot, summarise: Summarise, resolve: Resolve, run_bytes: int = RUN_BYTES
 ) -> FoldedSnapshot:
-    """Do the whole first pass. Raise what ``summarise``, `whole_runs` and `fold` raise.
-
-    Summarise some runs twice if messages from before the snapshot commit, or if a message spans two runs.
+    """Do the whole first pass. Summarise some runs twice if a message spans two runs, or if messages from
+    before the snapshot commit. Raise the errors of ``summarise`` and ``resolve``. Raise `MalformedMessage`
+    if the end of a message is missing, `Corrupt` if the start of a committed transaction was pruned.
     """
     while True:
         runs, summaries = whole_runs(snapshot.runs(run_bytes), summarise)
@@ -148,7 +148,7 @@ class _JournalFold:
         self._waiting: dict[int, list[CommittedRun]] = {}
         """By producer: the runs with its pending messages."""
         self._lost: dict[int, Offset] = {}
-        """By replayed producer: the offset of its first message pending at the begin, until it is seen."""
+        """By replayed producer: the offset of its first message pending at the begin, until that is read."""
         self._unread: set[int] = set()
         """Producers with messages that are pending at the begin, are not replayed, and have no fate yet."""
         pending = journal.pending

@@ -1,9 +1,9 @@
 """Does both passes over a run in one reading, for rows that are combined. Needs pyarrow.
 
-Which messages of a run have committed depends on other runs. But a run seldom repeats messages of an
-earlier run. So `read_once` assumes that it repeats none. Rows that are pending at the end of the run are kept
+Other runs decide which messages of a run have committed. But a run seldom repeats messages of an earlier
+run. So `read_once` assumes that a run repeats none. Rows that are pending at the end of the run are kept
 apart. When all summaries are folded, `select_parts` returns which rows count, and which runs must be read
-again. Combined rows are few, so they can be kept until then.
+again. Until then, only combined rows are kept, which are few.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOGGER: Final = logging.getLogger(__name__)
 COMMITTED: Final = -1
 """Number of the part with the rows that committed within the run. The others have a producer's number."""
 _PENDING_MAX: Final = 64
-"""Most producers whose pending rows are kept apart. With more, the run is read again."""
+"""Greatest number of producers whose pending rows are kept apart. With more, the run is read again."""
 
 
 class Part(NamedTuple):
@@ -55,9 +55,9 @@ def read_once(
 ) -> Generator[Part, None, OnePass]:
     """Yield the rows of a run, as if it repeated no messages of earlier runs. Return its summary.
 
-    If the result says that the run must be read again, ignore the rows. It says so, too, if a message is
+    If the result says that the run must be read again, ignore the rows. Also read again if a message is
     malformed or does not fit, or if ``combine`` raises. Such a message may never commit, or may be the end of
-    a message of the run before: the second reading shows this. Raise what `summarise_run` raises.
+    a message of the run before: the second reading shows this. Raise the errors of `summarise_run`.
     """
     result = None
     if run.pieces[0].begin >= run.begin:

@@ -79,8 +79,8 @@ class RunReader:
     def batches(self) -> Iterator[Batch]:
         """Yield the messages that begin in the run. Leave out an incomplete message at its end.
 
-        Raise what `OpenAccess.chunks` raises, and `MalformedMessage`. Raise ``Corrupt`` if ``run.sure``
-        says that the run begins with a message, and the bytes before show that it does not.
+        Raise `MalformedMessage` for a malformed message, unless the format skips it. Raise ``Corrupt`` if
+        the run begins inside a message, in spite of ``run.sure``. Raise the errors of `OpenAccess.chunks`.
         """
         run = self._run
         yield from self._decoded(self._placed_chunks())
@@ -208,11 +208,11 @@ class RunReader:
 
 
 def read_columns(access: OpenAccess, run: Run, fields: Sequence[Field] = ()) -> Iterator[Batch]:
-    """Yield all messages of a run without a fold. Find ``fields`` in the same pass.
+    """Yield all messages of a run, committed or not, which needs no first pass. Find ``fields`` meanwhile.
 
-    Raise what `RunReader.batches` raises. Raise `TruncatedFrame` for a message that continues in the
-    next run: use larger runs then, or read committed. Leave out an incomplete message at the end of the
-    last run of a journal.
+    Leave out an incomplete message at the end of the last run of a journal. Raise the errors of
+    `RunReader.batches`, and `TruncatedFrame` for a message that continues in the next run. The caller
+    should then use larger runs, or read only committed messages.
     """
     reader = RunReader(access, run, fields)
     yield from reader.batches()
@@ -224,7 +224,7 @@ def committed(
 ) -> Iterator[tuple[Batch, Mask]]:
     """Yield each batch with a mask of its committed messages. Leave out batches without such a message.
 
-    ``batches`` have the messages of ``runs``. Each run begins where the run before ends. Split a batch there.
+    ``batches`` have the messages of ``runs``. Split a batch where one run ends and the next one begins.
     """
     runs_ahead = deque(runs)
     commit_filter: CommitFilter[Batch] = CommitFilter(runs_ahead[0], acks=acks)
@@ -255,8 +255,8 @@ def read_envelopes(
 ) -> Iterator[list[Envelope[Any]]]:
     """Yield the committed messages of a run as envelopes, by offset, without acknowledgements.
 
-    Raise what `read_columns` raises, `MalformedMessage` for a message of another type, and
-    `UnusableTime` for a message without the declared ``time``.
+    Raise `MalformedMessage` for a malformed message or one of another type, `UnusableTime` for a message
+    without the declared ``time``, and the errors of `read_columns`.
     """
     times = None if time is None else TimeReader(time, access.clock.now)
     # The UUIDs are known already, and the type may have no field for them.
@@ -280,7 +280,7 @@ def read_envelopes(
 
 
 def _usable(envelopes: list[Envelope[Any]], *, skips: bool) -> Iterator[Envelope[Any]]:
-    """Yield the messages that have their declared time. Raise `UnusableTime` for others, or skip these."""
+    """Yield the messages with their declared time. For others, raise `UnusableTime`, or skip them."""
     for envelope in envelopes:
         error = envelope.unusable if isinstance(envelope, TimedEnvelope) else None
         if error is None:
@@ -310,7 +310,7 @@ def _decoded(framing: Framing[Any], batch: Batch, rows: Array64) -> list[Any] | 
 def _decoded_each(
     framing: Framing[Any], batch: Batch, rows: Array64, journal: JournalName, *, skips: bool
 ) -> tuple[Array64, list[Any]]:
-    """Return the rows that are messages of the type, and their messages. Raise `MalformedMessage`."""
+    """Return the rows that are messages of the type, and these. Raise `MalformedMessage` for other rows."""
     kept_rows: list[int] = []
     messages: list[Any] = []
     for row in rows.tolist():

@@ -24,8 +24,8 @@ Value = Literal["json", "csv", "protobuf", "text", "binary"]
 class RowFormat:
     """Columns and bounds of rows.
 
-    ``schema`` has all columns in order. ``meta`` maps columns of metadata to keys of `META`. The others are
-    fields of the message; for ``text`` and ``binary``, one column has the whole message.
+    ``schema`` has all columns in order. ``meta`` maps columns of metadata to keys of `META`. Other columns
+    are fields of the message; for ``text`` and ``binary``, one column has the whole message.
     Messages with clocks in ``[clock_begin, clock_end)`` become rows.
     """
 

@@ -48,7 +48,7 @@ def read_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a run, by offset: the committed rows of a `CommittedRun`, all rows of a `Run`.
 
-    Raise what `read_columns` raises, including `MalformedMessage`, and `Unfit`.
+    Raise `Unfit` if a message does not fit its columns, and the errors of `read_columns`.
     """
     if isinstance(run, CommittedRun):
         yield from read_parts(access, run.run, (run,), format)
@@ -64,7 +64,7 @@ def read_rows(
 def read_parts(
     access: OpenAccess, run: Run, parts: Sequence[CommittedRun], format: RowFormat
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the committed rows of a run that was folded in parts, by offset. Raise as `read_rows` does."""
+    """Yield the committed rows of a run that was folded in parts, by offset. Errors: see `read_rows`."""
     maker = RowMaker(run, format)
     for batch, mask in committed(parts, maker.batches(access), acks=format.acks):
         yield from maker.rows(batch, mask)
@@ -108,7 +108,7 @@ class RowMaker:
         self._journals = pa.array([], pa.string())
 
     def batches(self, access: OpenAccess) -> Iterator[Batch]:
-        """Yield all messages of the run, for `rows`. Raise what `read_columns` raises."""
+        """Yield all messages of the run, for `rows`. Raise the errors of `read_columns`."""
         return map(self.with_arrays, read_columns(access, self._run, self.scanned))
 
     def with_arrays(self, batch: Batch) -> Batch:
@@ -320,7 +320,7 @@ def _batch(arrays: Sequence[pa.Array], schema: pa.Schema, count: int) -> pa.Reco
 
 
 def _merged(one: _Parsed, other: _Parsed) -> _Parsed:
-    """Return the messages of both, in the order of their rows."""
+    """Return the messages of ``one`` and ``other``, in the order of their rows."""
     if not len(other.rows):
         return one
     rows = np.concatenate((one.rows, other.rows))

@@ -31,7 +31,7 @@ PLACE_HINT: Final = (
 READ_AGAIN_HINT: Final = "Read again: a new snapshot leaves these bytes out."
 
 RUN_PIECES: Final = 256
-"""Most pieces of a run: each piece costs a task some requests, even if it is small."""
+"""Greatest number of pieces of a run: each piece costs a task some requests, even if it is small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class JournalSnapshot:
 
     ``producers`` are the states of its producers at ``begin``, from a checkpoint with that offset;
     empty without a checkpoint. Messages that were pending at ``begin`` are read again only for the
-    producers in ``replays``: most messages that are pending for long never commit.
+    producers in ``replays``. The others' messages have not committed in the snapshot: most never do.
     """
 
     journal: JournalName
@@ -126,7 +126,7 @@ class JournalSnapshot:
 
     @property
     def missed(self) -> tuple[LostBytes, ...]:
-        """``lost`` bytes from ``begin`` on. A snapshot that begins at offset 0 does not miss pruned bytes."""
+        """``lost`` bytes from ``begin`` on. If ``begin`` is 0, pruned bytes are not among them."""
         first = self.pieces[0].begin if self.pieces else self.end
         return tuple(
             lost._replace(begin=max(lost.begin, self.begin))
@@ -174,7 +174,7 @@ class Run:
     """Position among the runs of the snapshot."""
     pieces: tuple[Piece, ...]
     begin: Offset
-    """Offset from which messages count. The pieces may begin earlier."""
+    """Offset from which messages count. The pieces may begin before this offset."""
     since: Mapping[ProducerId, Offset] = field(default_factory=dict)
     """By producer whose messages count from an earlier offset on: that offset."""
     last: bool = True

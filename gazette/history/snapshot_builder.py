@@ -93,8 +93,8 @@ class Selection:
     """
 
     def validate(self) -> None:
-        """Raise `Invalid` if the options contradict each other."""
-        if bool(self.journals) == (self.selector is not None):
+        """Raise `Invalid` for a wrong name or template, and if the options contradict each other."""
+        if bool(self.journals) == (self.selector is not None):  # Both, or neither.
             raise Invalid("give either names of journals or a selector", path="journals")
         if self.selector is not None and self.stores:
             raise Invalid(
@@ -103,9 +103,8 @@ class Selection:
         for name in self.journals:
             with within("journals"):
                 validate_journal_name(name)
-        with within(
-            "path_postfix_template"
-        ):  # A template that is not supported would match all fragments.
+        # A template that is not supported would match all fragments.
+        with within("path_postfix_template"):
             postfix_template.parse(self.path_postfix_template)
 
 
@@ -123,8 +122,8 @@ class FragmentPlaces:
     def begin_for(self, journal: JournalName, wanted: Offset, now_s: float) -> Offset:
         """Return the offset from which to list fragments, to find the bytes from ``wanted`` on.
 
-        Return zero if the offset is unknown. Return zero also if it is time to list the whole journal: this
-        finds fragments whose names sort elsewhere.
+        Return zero if the offset is unknown, or if the last listing of the whole journal is old: only that
+        finds new fragments whose names sort before.
         """
         begins = self._begins.get(journal, [])
         position = bisect_right(begins, wanted) - _EARLIER
@@ -150,17 +149,17 @@ def take_snapshot(
     """Return a snapshot of the journals as of now. Blocks.
 
     The snapshot of a journal ends at the last fragment or, with brokers, at the head: brokers serve bytes
-    that are not stored yet. With ``places``, a listing begins near the wanted offset, if former listings
-    have shown its fragment. If the listing then has a gap, list the whole journal.
+    that are not stored yet. With ``places``, a listing begins near the wanted offset if a former listing has
+    shown its fragment. If such a listing has a gap, the whole journal is listed.
 
-    ``selection.lost`` is the treatment of lost bytes. Bytes before the first fragment were pruned. Bytes
-    before a fragment that was stored more than six hours ago are lost too, and so are bytes whose loss an
-    operator has confirmed to brokers. Other missing bytes may be in a fragment that its broker has not
-    uploaded yet. A snapshot that begins at offset 0 does not miss pruned bytes.
+    Missing bytes are lost if they are before the first fragment (pruned), before a fragment that was stored
+    more than six hours ago, or confirmed as lost by an operator. Other missing bytes may still come, in a
+    fragment that is not uploaded yet. ``selection.lost`` says how to treat both. Pruned bytes are no error
+    if the snapshot begins at offset 0.
 
-    Raise `Invalid`. Raise ``NotFound`` for a missing journal. Raise ``NotYet`` for bytes that may still
-    come. Raise ``Corrupt`` for lost bytes, for a journal that was created again, or if stores alone do
-    not show which bytes are right. Raise what brokers and stores raise.
+    Raise `Invalid` for a wrong ``selection``, ``NotFound`` for a missing journal, and ``NotYet`` for bytes
+    that may still come. Raise ``Corrupt`` for lost bytes, for a journal that was created again, or if stores
+    alone do not show which bytes are right. Raise ``Unavailable`` if brokers or stores do not answer.
     """
     selection.validate()
     return access.run(_take(access, selection, places or FragmentPlaces()))
@@ -172,7 +171,7 @@ def require_stored(
     """Raise ``NotFound`` for a journal without any fragment in the listed stores.
 
     Its name may be mistyped: a store does not know journals, and lists nothing for a wrong name.
-    The journals of ``known`` had fragments before: all of these may have been pruned.
+    The journals of ``known`` are no error: they had fragments before, which may all have been pruned.
     """
     for journal in snapshot.journals if selection.stores else ():
         end = selection.end.get(journal.journal, selection.end_all)
@@ -307,7 +306,7 @@ async def _stored(stores: BlobStores, spec: JournalSpec, begin: Offset) -> list[
 
 
 def _require_explained(cover: FragmentCover, spec: JournalSpec, begin: Offset) -> None:
-    """Raise ``Invalid`` if files with unknown names have offsets from ``begin`` on that no fragment has."""
+    """Raise ``Invalid`` if files with unknown names hold bytes from ``begin`` on that no fragment holds."""
     unexplained = [
         fragment
         for fragment in Unexplained.of(cover.unexplained).cover

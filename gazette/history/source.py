@@ -35,8 +35,8 @@ from gazette.runtime.timeouts import timeout
 T = TypeVar("T")
 
 BLOCK_BYTES: Final = 1 << 20
-"""Most bytes of a chunk of `OpenAccess.chunks`. So a processor's cache of 2 MB holds the chunk while it is
-decompressed, summed and scanned."""
+"""Upper bound of a chunk of `OpenAccess.chunks`, in bytes. A processor's cache of 2 MB holds such a chunk
+while the chunk is decompressed, summed and scanned."""
 NO_SUMMARIES: Final = "none"
 _LISTING_THREADS: Final = 8
 _CONNECT_S: Final = 10.0
@@ -45,7 +45,7 @@ _WAIT_S: Final = 10.0
 
 
 def store_url(text: str) -> str:
-    """Return the URL of a store: a ``file://`` URL for the path of a directory. Raise `Invalid`."""
+    """Return the URL of a store: ``file://`` for a path. Raise `Invalid` if the text is not a URL of one."""
     url = text if text.endswith("/") or "?" in text else f"{text}/"
     if url.startswith("/"):
         url = f"file://{url}"
@@ -176,7 +176,7 @@ class OpenAccess:
     async def client(self) -> Client:
         """Return the client of the brokers. Call this on the loop.
 
-        Raise `Invalid` without brokers, ``Unavailable`` if none answers the first call. Later calls wait.
+        Raise `Invalid` without brokers. Raise ``Unavailable`` if no broker answers the first call.
         """
         if self._client is None:
             brokers = self.settings.brokers
@@ -250,7 +250,8 @@ class OpenAccess:
         Of a fragment that is read to its end, check the SHA-1 before the last bytes are yielded. Never
         decode a fragment beyond its length. Raise ``NotFound`` if a fragment was pruned. Raise
         ``Corrupt`` if a fragment does not match its name, or if the journal has lost bytes of the
-        snapshot since. Raise ``NotAllowed``, ``Unavailable`` or ``Broken`` as stores and brokers do.
+        snapshot since. Raise ``NotAllowed`` if credentials do not permit reading, ``Unavailable`` if
+        stores or brokers do not answer, and ``Broken`` if an answer ends early or is wrong.
         """
         for piece in pieces:
             if self.is_direct(piece):

@@ -38,7 +38,7 @@ from gazette.protocol.ids import Offset
 
 
 class State(NamedTuple):
-    """State of a producer in one journal. ``acked <= newest``. ``begin``: None without pending messages."""
+    """State of a producer in one journal. ``acked <= newest``. ``begin`` None: no message is pending."""
 
     acked: int
     newest: int
@@ -63,31 +63,31 @@ FindBeyond = Callable[[int, int], Offset]
 
 @dataclass(frozen=True, slots=True)
 class ProducerSummary:
-    """Summary of one producer in a run. "Before" means before its first acknowledgement in the run."""
+    """Summary of one producer in a run. ``outside`` and ``pending…`` cover the part before its first ACK."""
 
     first_clock: int
     first_begin: Offset
     """Offset of the first message that counts."""
     outside: int | None = None
-    """Greatest clock of messages outside of transactions, before; None without such messages."""
+    """Greatest clock of messages outside of transactions; None without such messages."""
     after_outside: State | None = None
     """State before the first acknowledgement, if the message with the clock ``outside`` is new."""
     pending: int = 0
-    """Clock of the first pending message, before; zero without one."""
+    """Clock of the first pending message; zero without one."""
     pending_begin: Offset = 0
-    """Offset of the first pending message, before."""
+    """Offset of the first pending message."""
     pending_newest: int = 0
-    """Greatest clock of the pending messages, before."""
+    """Greatest clock of the pending messages."""
     acknowledged: int | None = None
-    """Clock of the first acknowledgement, if any."""
+    """Clock of the first acknowledgement. None: the run has no acknowledgement."""
     after: State | None = None
-    """State at the end of the run, if there is an acknowledgement."""
+    """State at the end of the run. None: the run has no acknowledgement."""
 
     def apply(self, before: State, first_beyond: FirstBeyond) -> tuple[State, Fate]:
         """Return the state at the end of the run, and the fate of messages that were pending at its begin.
 
-        Call ``first_beyond`` in one rare case: a part of the run's pending messages had committed before
-        the run, because the producer has repeated messages that it had acknowledged.
+        Call ``first_beyond`` in one rare case: the producer has repeated acknowledged messages, so that
+        a part of the run's pending messages had committed before the run.
         """
         if self.outside is not None and self.outside > before.acked:
             assert self.after_outside is not None
@@ -114,7 +114,7 @@ class Summary:
     end: Offset
     """End offset of the last complete message; the begin of the run without one."""
     reached: Offset
-    """Offset up to which messages are complete, also skipped malformed ones. Later ones end elsewhere."""
+    """Offset up to which messages are complete, also malformed ones. A later message ends in another run."""
     rows: int
     """Number of all messages, also acknowledgements and messages that do not count."""
     clock_min: int
@@ -127,14 +127,14 @@ class Summary:
 
     @classmethod
     def of_torn(cls, begin: Offset) -> Self:
-        """Return the summary of a run that seems to begin inside a message."""
+        """Return the summary of a run that seems to begin inside a message: no producers, rows and clocks."""
         return cls({}, begin, begin, 0, 0, 0, clean=False, torn=True)
 
 
 def combine(first: Summary, second: Summary, first_beyond: FindBeyond) -> Summary:
     """Return the summary of two consecutive parts. The second one begins with a message.
 
-    ``first_beyond`` reads the second part, in the rare case of `ProducerSummary.apply`.
+    ``first_beyond`` reads the second part again, in the rare case that `ProducerSummary.apply` describes.
     """
     producers = dict(first.producers)
     for number, summary in second.producers.items():
@@ -196,7 +196,7 @@ def _of_segment(segment: Segment, columns: Columns) -> ProducerSummary:
         return ProducerSummary(
             first, begin, pending=first, pending_begin=begin, pending_newest=newest
         )
-    return ProducerSummary(first, begin, newest, State(newest, newest, None))
+    return ProducerSummary(first, begin, newest, State(newest, newest, None))  # OUTSIDE_TXN
 
 
 def _first_above(segment: Segment, columns: Columns, clock: int) -> Offset:

@@ -125,7 +125,7 @@ class SummaryStore:
 
 
 def _identity(journal: JournalName, shape: MessageFormat, pieces: Sequence[Piece]) -> bytes | None:
-    """Return the digest of everything that a summary depends on; None if one of these facts is unknown."""
+    """Return the digest of everything that decides a summary; None if one of these facts is unknown."""
     spans = []
     for piece in pieces:
         fragment = piece.fragment

@@ -31,7 +31,7 @@ CONTENT_TYPE_OF: Final = {
 INFER_BYTES: Final = 1 << 20
 """Default number of bytes of messages that are read to infer columns."""
 _INFER_JOURNALS: Final = 16
-"""Most journals whose messages are read to infer columns."""
+"""Greatest number of journals whose messages are read to infer columns."""
 _INFER_PLACES: Final = 4
 """Number of fragments of each journal from which messages are read, beside its first fragment."""
 
@@ -56,7 +56,7 @@ class TableColumns:
     clock_end: int | None
 
     def snapshot(self, access: OpenAccess) -> Snapshot:
-        """Return the journals as they are now. Raise what `take_snapshot` and `require_stored` raise."""
+        """Return the journals as of now. Raise ``NotFound`` for a missing one: see `take_snapshot`."""
         snapshot = take_snapshot(access, self.selection)
         require_stored(snapshot, self.selection)
         return snapshot
@@ -76,7 +76,7 @@ class TableColumns:
     def fields_of(
         self, access: OpenAccess, snapshot: Snapshot, value: str
     ) -> tuple[pa.Schema, bool]:
-        """Return the fields of messages, and True if they are inferred. Raise as `infer_fields` does."""
+        """Return the fields of messages, and True if they are inferred (for errors: `infer_fields`)."""
         if (fields := self.known_fields(value)) is not None:
             return fields, False
         return infer_fields(access, self.selection, snapshot, value, INFER_BYTES), True
@@ -87,7 +87,7 @@ class TableColumns:
         return not uuid_field and not self.meta_prefix and DEFAULT_PLACE in fields.names
 
     def schema(self, fields: pa.Schema, shapes: Iterable[MessageFormat] = ()) -> pa.Schema:
-        """Return the columns of the table: metadata and ``fields``, or those that ``self.columns`` names.
+        """Return the columns of the table: metadata and ``fields``, or only the columns in ``self.columns``.
 
         ``shapes`` are the formats of the journals' messages, if known. Raise `Invalid` for a column that does
         not exist, and for two columns of the same name.
@@ -153,7 +153,7 @@ def infer_fields(
     """Find the fields of messages of JSON or CSV in a sample of about ``bytes_max`` bytes.
 
     If the selection has no bytes, for example if it begins in the future, sample the whole journals. Raise
-    `Invalid` if there are no messages. Raise what `read_columns` and `take_snapshot` raise.
+    `Invalid` if there are no messages, and the errors of `read_columns` and `take_snapshot`.
     """
     if not any(journal.pieces for journal in snapshot.journals):
         unbounded = replace(selection, begin={}, end={}, begin_all=0, end_all=None, begin_time_s=0)

@@ -57,7 +57,7 @@ class TableRead(TableColumns):
         _require_known(options)
         names = _names(journals)
         selector = _selector(options.get("selector"))
-        if bool(names) == (selector is not None):
+        if bool(names) == (selector is not None):  # Both, or neither.
             raise Invalid(
                 "give either names of journals, or a selector of them",
                 path="journals",
@@ -137,7 +137,7 @@ class TableRead(TableColumns):
                     raise Unfit(error.message, hint=_MISFIT_HINT, **error.facts) from error
 
     def _format(self, access: OpenAccess, snapshot: Snapshot) -> RowFormat:
-        """Return the format of rows. Raise `Invalid`, and as `infer_fields` does."""
+        """Return the format of rows. Raise `Invalid` for wrong columns. Other errors: see `infer_fields`."""
         value = value_of_all(self.value, snapshot.shapes)
         fields, _ = self.fields_of(access, snapshot, value)
         schema = self.schema(fields, snapshot.shapes)
@@ -186,7 +186,7 @@ def _parts(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
 
 
 def _nearest(kind: pa.DataType) -> str:
-    """Return the type to use instead of a type that would change values; empty if it changes none."""
+    """Return the type to use instead of a type that would change values; empty for any other type."""
     if pa.types.is_unsigned_integer(kind) or pa.types.is_float16(kind):
         return "int64, double or decimal"
     if pa.types.is_timestamp(kind) and kind.unit != "us":
@@ -259,7 +259,7 @@ def _access(options: TableOptions, *, direct: bool) -> Access:
 
 
 def _shape(options: TableOptions) -> tuple[MessageFormat, str]:
-    """Return the encoding of messages, and their form. An empty form: that of their content type."""
+    """Return the encoding of messages, and their form. Empty: the form follows from the content type."""
     value = _choice("value", options, ("", *get_args(Value)), "")
     message = options.get("message")
     if message is not None and value not in ("", "protobuf", "binary"):

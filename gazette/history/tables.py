@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def read_table(journals: str | Sequence[str] = (), **options: Unpack[TableOptions]) -> pa.Table:
     """Return the committed messages of journals as a table of Arrow, in memory.
 
-    ``journals`` is one name, or several names. Instead, a ``selector`` may be given. The table has the
+    ``journals`` is one name, or several names; or give a ``selector`` and no names. The table has the
     messages that a consumer would get, once each, up to the heads at the time of the call. Rows are in
     order of journal and offset. See `read_batches` for errors, and for journals larger than memory.
     """

@@ -29,7 +29,7 @@ _VARINT_BYTES_MAX: Final = 10
 def visible_uuid(codec: MessageCodec[Any], raw: bytes) -> bytes:
     """Return the UUID that a malformed frame shows, or the nil UUID.
 
-    Its UUID keeps the frame in its transaction, even if the rest is malformed.
+    The UUID keeps the frame in its transaction, even if the rest of the frame is malformed.
     """
     text: str | None = None
     if isinstance(codec, UuidCodec):
@@ -77,7 +77,7 @@ def find_bytes(payload: bytes, numbers: Sequence[int]) -> bytes | None:
 
 
 def _texts(payload: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield number and value of each field with a length that is in no group. End at a malformed part.
+    """Yield number and value of each field that has a length and is in no group. End at a malformed part.
 
     The last value may be incomplete.
     """
@@ -96,7 +96,7 @@ def _texts(payload: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _varint(payload: bytes, at: int) -> tuple[int, int] | None:
-    """Return the number at ``at``, and its end; None if the bytes end within it, or it is too long."""
+    """Return the number at ``at``, and its end; None if the number is incomplete or too long."""
     value = 0
     for index in range(_VARINT_BYTES_MAX):
         if at + index >= len(payload):

@@ -21,7 +21,7 @@ Summarise = Callable[[Sequence[Run]], Sequence[Summary]]
 
 @dataclass(slots=True)
 class _Link:
-    """A run of a journal, and its summary. None: the run must be summarised."""
+    """A run of a journal, and its summary. ``summary`` None: the run must be summarised."""
 
     run: Run
     summary: Summary | None = None
@@ -30,7 +30,7 @@ class _Link:
 def whole_runs(runs: Sequence[Run], summarise: Summarise) -> tuple[tuple[Run, ...], list[Summary]]:
     """Change the runs, so that each message is in one run. Return the runs, and their summaries.
 
-    Raise what ``summarise`` raises. Raise `MalformedMessage` for a message whose end is missing.
+    Raise the errors of ``summarise``. Raise `MalformedMessage` for a message whose end is missing.
     """
     chains: dict[JournalName, list[_Link]] = {}
     for run in runs:

@@ -98,7 +98,7 @@ def journal_spec(journal: str, content_type: str) -> JournalSpec:
 def read_messages(
     task: ShardTask, backfill: Backfill, access: OpenAccess, on_read: OnRead = _ignore
 ) -> Batches:
-    """Return the committed messages of a task's shard, in order per journal. Raise what reads raise.
+    """Return the committed messages of a task's shard, in order per journal. Errors: see `read_envelopes`.
 
     If the application has timers, merge journals by the clocks of publishers: a live shard gets messages in
     about that order. Windows and watermarks follow declared times, in any order of messages.
@@ -136,7 +136,7 @@ def _read_runs(
     access: OpenAccess,
     on_read: OnRead,
 ) -> Batches:
-    """Yield the messages of runs that belong to the shard. Report also bytes without such messages."""
+    """Yield the shard's messages of runs. Report all bytes that were read, also of other messages."""
     belongs = _filter(task, backfill)
     min_offsets = {split_journal_meta(s.journal)[0]: s.min_offset for s in task.spec.sources}
     for run in runs:
@@ -181,7 +181,7 @@ def shard_mapping(backfill: Backfill, partitions: Sequence[Partition]) -> Mappin
 
 
 def observed(shard: OfflineShard, batches: Batches) -> Batches:
-    """Yield the same batches. Let the watermark follow a batch when the next one is requested."""
+    """Yield the same batches. Let the watermark follow each batch when the next batch is requested."""
     for batch in batches:
         yield batch
         shard.observe(batch)
@@ -215,7 +215,9 @@ def run_task(task: ShardTask, on_read: OnRead = _ignore) -> Attempt:
             messages = counted(read_messages(task, backfill, access, on_read))
             messages = consumed(backfill, observed(builder.shard, messages))
             backfill.build(builder.shard, builder.store, messages)
-            for _ in messages:  # Read the rest too: the watermark must follow it, and it counts.
+            for _ in (
+                messages
+            ):  # Read also messages that `build` left: the watermark and the count need them.
                 pass
         return count
 
@@ -228,8 +230,8 @@ def build_state(
     """Build a state by ``fill``, which returns the number of its messages, and stage the state. Blocks.
 
     Raise ``NotAllowed`` when the shard's database has a state already. Raise ``Fenced`` when an
-    owner has opened that state since the run began. Raise what ``fill``, the store and the staging
-    area raise. Always remove the build from the local disk.
+    owner has opened that state since the run began. Raise the errors of ``fill`` and of the store, and
+    ``Unavailable`` if the staging area fails. Always remove the build from the local disk.
     """
     staging = open_staging(task.staging)
     rng = random.SystemRandom()
@@ -332,7 +334,7 @@ def _stage(
 
 
 def staged_attempt(staging: Staging, run_id: str, shard: str, attempt: str) -> Attempt:
-    """Return a staged attempt. Raise ``NotFound``."""
+    """Return a staged attempt. Raise ``NotFound`` if it was removed."""
     name = state_name(run_id, shard, attempt)
     data = staging.find(f"{name}.json")
     if data is None:

@@ -41,9 +41,10 @@ def look(
 
 
 def require_claimable(held: Mapping[str, HeldState], token: str, *, overwrite: bool) -> None:
-    """Check that a run with this token may write the states of shards, or has written them.
+    """Check that a run with this token may write the states of shards, or has written these states.
 
-    Raise ``NotAllowed`` for others' states without ``overwrite``, ``Fenced`` for own ones that were opened.
+    Without ``overwrite``, raise ``NotAllowed`` for a state that this run has not written. Raise ``Fenced``
+    for a state that this run has written and a shard has opened since.
     """
     for shard, state in held.items():
         if state.is_followed(token):
@@ -68,10 +69,7 @@ def require_in_force(held: Mapping[str, HeldState], token: str) -> None:
 
 
 def require_comparable(backfill: Backfill, shards: Collection[str]) -> None:
-    """Raise ``Invalid`` if ``--verify`` cannot compare these shards' states in a database with a replay.
-
-    It cannot if the backfill lacks `Backfill.content`.
-    """
+    """Raise ``Invalid`` if ``--verify`` cannot compare the shards' states: `Backfill.content` is missing."""
     if shards and type(backfill).content is Backfill.content:
         raise Invalid(
             f"{type(backfill).__name__} does not say what --verify compares in a database",

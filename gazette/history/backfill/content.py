@@ -68,7 +68,7 @@ def _entries(store: JSONFileStore[Any]) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first two rows that differ. None instead of a row: that content has ended."""
+    """The first two rows that differ. A row is None if its content has ended before."""
 
     place: int
     first: Any

@@ -4,7 +4,7 @@
                                                                                  all shards: publish
 
 If the driver dies before it publishes, the former state stays in force, with its hints. The acknowledgements
-that this state owes may be appended already: then the next owner appends them again.
+that the former state owes may be appended already: then the shard's next owner appends them again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from gazette.stores.claims import HeldState
 log = logging.getLogger(__name__)
 
 _READS_MAX: Final = 4
-"""Most recovery logs that are played back at once. Each needs the space of its state on the local disk."""
+"""Greatest number of recovery logs that are played back at once. Each needs local disk for its state."""
 
 
 class Cutover:
@@ -89,8 +89,8 @@ class Cutover:
         """Read the former states of shards. The states in databases are in ``held``.
 
         Play several recovery logs back at once, each to the local disk. `run` reads a state again only if
-        its log has grown meanwhile. Raise ``NotAllowed`` for a state of another application. Raise it for
-        an unreadable state, too, unless the user has accepted its loss. Cancellation leaves no file.
+        its log has grown meanwhile. Raise ``NotAllowed`` for a state of another application, and for an
+        unreadable state, unless the user has accepted its loss. Cancellation leaves no file.
         """
         self._previous |= {id: PreviousState(state.checkpoint) for id, state in held.items()}
         specs = [one.spec for one in listed if one.spec.recovery_log and one.spec.id not in held]
@@ -191,7 +191,7 @@ class Cutover:
         bytes_before = self.publication.appended_bytes
 
         async def note(head: int) -> None:
-            """Note that the log gets the state. If the driver dies now, the note is the only record of it."""
+            """Note that the log gets the state. If the driver dies now, only the note shows that branch."""
             await self._require_idle([shard])
             await records.note_appending(attempt, head, f"{self._rng.getrandbits(32):08x}")
 
@@ -205,7 +205,7 @@ class Cutover:
         return base
 
     async def _settle(self, spec: ShardSpec, end: Offset) -> None:
-        """Append the acknowledgements that a log's state at ``end`` owes: no owner can commit to it now."""
+        """Append the acknowledgements that a log's state at ``end`` owes: a fence has made it final."""
         if spec.id in self._forgotten:
             return
         previous = self._previous.get(spec.id)
@@ -220,7 +220,7 @@ class Cutover:
         await reach("backfill.acknowledged", spec.id, self._clock)
 
     async def _read(self, spec: ShardSpec) -> PreviousState | None:
-        """Return the former state; None if it is unreadable and the user has accepted that."""
+        """Return the former state; None if it is unreadable and the user has accepted its loss."""
         settings = self._settings
         try:
             stored = await self._shards.get_hints(spec.id)

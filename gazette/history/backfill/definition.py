@@ -44,7 +44,7 @@ Batches = Iterator[Sequence[Envelope[Any]]]
 REPLAY_MESSAGES: Final = 1 << 18
 """Number of messages after which a replay commits its transaction."""
 REPLAY_TIMERS: Final = 1 << 10
-"""Most timers that a replay takes from the store at once."""
+"""Greatest number of timers that a replay takes from the store at once."""
 
 
 class Backfill:
@@ -59,8 +59,8 @@ class Backfill:
     history: ClassVar[str] = ""
     """Selector of the journals with the history. Empty: each shard's own sources.
 
-    With a selector, ``mapping`` says to which shard a message belongs. Shards consume sources outside the
-    history from the begin of these sources. So no message may be in both the history and a source.
+    With a selector, ``mapping`` says to which shard a message belongs. Then shards consume their sources
+    from the begin. So no message may be in both the history and a source.
     """
 
     partitions: ClassVar[str] = ""
@@ -139,7 +139,7 @@ class Backfill:
         example with sums instead of summands. Spark may pass any of the rows, also rows that never commit,
         and earlier results of this method. If this method raises, the run is read again, and this method
         gets only committed rows. Without this method, the history is read twice, and all rows of a task go
-        to Java, which is most of the cost of a fold.
+        to Java: this is most of the cost of a fold.
         """
         return rows
 
@@ -260,7 +260,8 @@ def replay(
 ) -> None:
     """Have an application consume committed messages, in transactions of many messages.
 
-    The caller commits the last transaction. Raise what callbacks raise.
+    The caller commits the last transaction. Raise errors of callbacks, ``Invalid`` if the application needs
+    acknowledgements, and ``NotAllowed`` if it publishes and ``discard`` is false.
     """
     if application.deliver_acks:
         raise Invalid(
@@ -316,7 +317,7 @@ class _Transaction:
             self._commit()
 
     def consume_with_timers(self, timers: ShardTimers, envelope: Envelope[Any]) -> None:
-        """Let the application consume a message at its own time. Fire timers due before and after it."""
+        """Let the application consume a message at the message's time. Fire timers due before and after."""
         self._shard.advance(envelope)
         self._fire(timers)
         timers.begin_pass()
@@ -368,7 +369,7 @@ class _Transaction:
             require_none("begin_transaction", result)
 
     def _attempt(self, messages: Sequence[Envelope[Any]]) -> int:
-        """Let the application consume messages. As on a shard, it must defer before any change."""
+        """Let the application consume messages. As on a shard, it may defer only before any change."""
         savepoint = self._store.savepoint() if self._undoes else None
         try:
             result: object = self._application.consume_messages(  # type: ignore[func-returns-value]

@@ -80,7 +80,7 @@ class Intent(msgspec.Struct, frozen=True):
 
 
 def list_runs(staging: Staging) -> list[RunInfo]:
-    """Return all runs. Blocks. Raise what the staging area raises, and ``Corrupt`` for a bad plan."""
+    """Return all runs. Blocks. Raise ``Unavailable`` if the area fails, ``Corrupt`` for a bad plan."""
     return [_info(staging, run, objects) for run, objects in sorted(runs_of(staging).items())]
 
 
@@ -188,7 +188,7 @@ async def branch_orphans(
     """Return branches of logs that no hints name.
 
     Such a branch is a state that was appended and never published, or that the shard does not use any
-    more. Raise what a request for hints raises.
+    more. Raise ``Unavailable`` if members do not answer requests for hints.
     """
     limit = asyncio.Semaphore(_CALLS_MAX)
 

@@ -51,7 +51,7 @@ class LocalRunner:
         on_read: OnRead,
         backfill: str | Backfill | None = None,
     ) -> FoldedSnapshot:
-        """Make the first pass: find which messages have committed. Raise what reading raises."""
+        """Make the first pass: find which messages have committed. Errors: see `fold_by_threads`."""
 
         def summarise(opened: OpenAccess, run: Run) -> Summary:
             self._check()
@@ -69,7 +69,7 @@ class LocalRunner:
             )
 
     def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:
-        """Build all tasks. Return attempts in order of tasks. At the first error, end all and raise it."""
+        """Build all tasks. Return attempts in order of tasks. Raise the first error, and end all tasks."""
         if self.jobs == 1 or len(tasks) == 1:
             return [self._here(task, on_read) for task in tasks]
         with concurrent.futures.ThreadPoolExecutor(min(self.jobs, len(tasks))) as pool:
@@ -151,7 +151,7 @@ def _send(stream: IO[bytes], value: Any) -> None:
 
 
 def _receive(stream: IO[bytes]) -> Any:
-    """Return the next value; None if the process at the other end has died.
+    """Return the next value of a pipe; None if the process at the other end has died.
 
     Unpickling is safe: only our processes write to the pipe.
     """

@@ -47,7 +47,7 @@ class Plan(msgspec.Struct, frozen=True):
     created: str
     begins: dict[str, int] = {}
     token: str = ""
-    """Random name of the run: by it an attempt recognizes states of the run's attempts in a database."""
+    """Random name of the run. By this name, an attempt recognizes the run's own states in a database."""
     verified: list[str] = []
     """Shards whose states in a database are committed only if a replay gives the same state."""
 
@@ -56,7 +56,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_json(cls, data: bytes) -> Plan:
-        """Decode a plan. Raise ``Corrupt``."""
+        """Decode a plan. Raise ``Corrupt`` for other bytes."""
         return decoded(data, cls, "the plan of a backfill")
 
     def require_same(self, name: str, shards: Sequence[str]) -> None:
@@ -153,7 +153,7 @@ def _snapshot(access: OpenAccess, chosen: Selection) -> Snapshot:
 
 
 def list_partitions(access: OpenAccess, backfill: Backfill) -> tuple[Partition, ...]:
-    """Return the partitions for the publisher's mapping. Blocks. Raise ``Invalid`` or ``NotFound``."""
+    """Return the partitions for the publisher's mapping. Blocks. Raise ``NotFound`` if no journal matches."""
     if not backfill.history:
         return ()
     if not backfill.partitions:
@@ -173,9 +173,9 @@ def _specs(access: OpenAccess, selection: Selection) -> dict[JournalName, Journa
 
 
 def message_format_of(content_type: str, message_type: type[Any], place: str) -> MessageFormat:
-    """Return the encoding of a type's messages in a journal. Raise ``Invalid`` as `framing_of` does.
+    """Return the encoding of a type's messages in a journal. ``place`` is the place of the UUID.
 
-    ``place`` is the place of the UUID. Empty: the place in the type.
+    Empty: the place in the type. Raise ``Invalid`` for a type that the content type cannot encode.
     """
     uuid_field, message = place or DEFAULT_PLACE, ""
     if not place:
@@ -251,7 +251,7 @@ def tasks_of(
     claims: Mapping[str, BackfillClaim] | None = None,
     verified: Collection[str] = (),
 ) -> list[ShardTask]:
-    """Return a task for each shard. Raise ``Invalid`` or ``Corrupt``."""
+    """Return a task for each shard. Raise ``Invalid`` without a mapping, ``Corrupt`` for a lost begin."""
     require_replayable(folded)
     application = settings.application or name_of(backfill.new_application())
     if backfill.history:

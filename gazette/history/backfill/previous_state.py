@@ -1,8 +1,8 @@
 """The owed acknowledgements of the state that a shard had before.
 
 A shard's transaction commits its checkpoint first. Then acknowledgements make its messages visible, journal
-by journal. If the shard ends in between, its next owner finds them in the checkpoint, as *ACK intents*.
-It appends them before it commits. A backfill replaces the checkpoint, so it appends them, too:
+by journal. If the shard ends in between, its next owner finds these in the checkpoint, as *ACK intents*.
+The owner appends the intents before it commits. A backfill replaces the checkpoint, so it appends them, too:
 
 - For a **recovery log**, the driver plays the former state back, and again if the log has grown before the
   driver's fence. After the fence no owner can commit to that state, so its checkpoint is final. The driver
@@ -10,8 +10,8 @@ It appends them before it commits. A backfill replaces the checkpoint, so it app
 - For a **database**, the transaction of the new state locks the row, and adds the row's intents to the new
   checkpoint. The shard appends the intents when it starts (`gazette.stores.claims`).
 
-A later owner may append the acknowledgements again: a reader skips an acknowledgement that it has seen. They
-also roll back messages that the former state had published and never committed.
+A later owner may append the acknowledgements again: a reader skips an acknowledgement that it has seen. Such
+acknowledgements also roll back messages that the former state had published and never committed.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ async def read_previous_state(
 def _checkpoint_in(
     backfill: Backfill, spec: ShardSpec, fsm: RecoveryFSM, directory: Path, fqn: str
 ) -> Checkpoint:
-    """Return the checkpoint in played-back files, of any store: the application may use another store now."""
+    """Return the checkpoint in played-back files of any store: the application may have changed its store."""
     if not any(directory.iterdir()):
         return Checkpoint()
     with ShardState(directory, log=spec.recovery_log) as state:
@@ -140,7 +140,8 @@ def _checkpoint_of(state: ShardState) -> Checkpoint | None:
 async def acknowledge(client: Client, journal: JournalName, intent: bytes) -> bool:
     """Append an owed acknowledgement. Return False, as a shard does, if the journal was deleted.
 
-    May be repeated. Raise what an append raises. A cancelled call may have appended the acknowledgement.
+    May be repeated. Raise ``Unavailable`` if no broker answers, and other errors of an append. A cancelled
+    call may have appended the acknowledgement.
     """
     try:
         await client.append(AppendParams(journal), intent)
@@ -162,10 +163,10 @@ def require_published(
 ) -> None:
     """Raise ``NotAllowed`` if a publishing shard's new state does not continue where the former one ended.
 
-    A live shard publishes while it consumes. So what follows from messages that only the new state has
-    consumed is never published. What follows from messages that only the former state has consumed is
-    published twice. ``ends`` are the ends of the history. If ``publishes`` is true, all shards publish.
-    Otherwise a shard counts as publishing if its last transaction has published.
+    A live shard publishes while it consumes. If only the new state has consumed a message, its publications
+    are missing. If only the former state has consumed a message, the shard publishes them twice. ``ends`` are
+    the ends of the history. With ``publishes``, all shards publish. Otherwise a shard counts as publishing
+    if its last transaction has published.
     """
     gaps: dict[tuple[JournalName, Offset, Offset], str] = {}
     for shard, state in sorted(previous.items()):

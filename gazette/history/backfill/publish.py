@@ -36,7 +36,7 @@ from gazette.runtime.tasks import BlockingPool
 from gazette.stores.state_builder import BuiltState
 
 SHARDS_MAX: Final = 60
-"""Most shards of one transaction: etcd accepts 128 operations, and each shard needs two."""
+"""Greatest number of shards of a transaction: etcd accepts 128 operations, and each shard needs two."""
 
 
 def why_live(shard: ListedShard) -> str:
@@ -136,10 +136,10 @@ class Publication:
     ) -> int:
         """Append a state to its log. Return the state's first offset. The state has no effect yet.
 
-        Await ``on_begin(head)`` before the first append: it must check that the shard is idle. A member
-        that takes the log over after this check is not fenced: the first append requires the same owner
-        as before. Await ``on_fenced(offset)`` once the log has our fence, before the state is
-        appended: the log up to ``offset`` is then final. Do not call ``on_fenced`` for an empty log.
+        Await ``on_begin(head)`` before the first append: it must check that the shard is idle. If a member
+        takes the log over after this check, the first append fails: it requires the same owner as before.
+        Await ``on_fenced(offset)`` once the log has our fence, before the state is appended: the log up to
+        ``offset`` is then final. Do not call ``on_fenced`` for an empty log.
 
         Raise ``Fenced`` when another author writes the log meanwhile, ``Corrupt`` when the file differs from
         the state that was built. A cancelled call may have appended a part, which has no effect: call again.
@@ -187,8 +187,9 @@ class Publication:
         """Store the hints of appended states, moved to the offsets of the states: the states take effect.
 
         With ``enable``, also enable the shards. Raise ``Conflict`` when a shard was changed since the run
-        began, ``NotAllowed`` when it is live, or ``Fenced``. After an error nothing is published, except with
-        more than `SHARDS_MAX` shards. A cancelled call may have published: a resumed run sees this.
+        began, ``NotAllowed`` when it is live, ``Fenced`` when its log has another author. After an error
+        nothing is published, except of more than `SHARDS_MAX` shards. A cancelled call may have published:
+        a resumed run sees this.
         """
         for begin in range(0, len(targets), SHARDS_MAX):
             await self._publish_batch(targets[begin : begin + SHARDS_MAX], enable=enable)
@@ -229,7 +230,7 @@ class Publication:
 
 
 def _owned_as(registers: LabelSet) -> LabelSelector:
-    """Return a selector that requires the same owner of a log: the same register, or no register."""
+    """Return a selector that requires the present owner of a log: its register, or no register at all."""
     owner = registers.value_of(FENCE_LABEL)
     if owner:
         return LabelSelector(include=LabelSet.of((FENCE_LABEL, owner)))

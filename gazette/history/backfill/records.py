@@ -43,8 +43,8 @@ class _Appended(msgspec.Struct, frozen=True):
 class RunRecords:
     """The objects of one run. Loop-bound; calls of the staging area run on ``pool``.
 
-    Every method raises what the staging area raises (``Unavailable``, ``NotAllowed``). A cancelled
-    call has stored an object completely, or not at all.
+    Every method may raise ``Unavailable`` or ``NotAllowed``, if the staging area fails or refuses. A
+    cancelled call has stored an object completely, or not at all.
     """
 
     def __init__(self, staging_url: str, run_id: str) -> None:
@@ -71,7 +71,7 @@ class RunRecords:
         return await self.blocking(self.staging.create, name, data)
 
     async def plan(self) -> Plan | None:
-        """Return the plan, or None. Raise ``Corrupt``."""
+        """Return the plan; None without one. Raise ``Corrupt`` if the object is no plan."""
         data = await self._find(self._object(PLAN))
         return None if data is None else Plan.from_json(data)
 
@@ -85,7 +85,7 @@ class RunRecords:
             )
 
     async def manifest(self) -> set[tuple[str, str]] | None:
-        """Return the manifest's pairs of shard and attempt; None without a manifest. Raise ``Corrupt``."""
+        """Return (shard, attempt) pairs of the manifest; None without one. Raise ``Corrupt`` if damaged."""
         data = await self._find(self._object(MANIFEST))
         return None if data is None else manifest_attempts(data)
 
@@ -103,7 +103,7 @@ class RunRecords:
         await self._create(self._object(PUBLISHED), data)
 
     async def staged(self, shard: str, attempt: str) -> Attempt:
-        """Return an attempt. Raise ``NotFound``."""
+        """Return an attempt. Raise ``NotFound`` if it was removed."""
         return await self.blocking(staged_attempt, self.staging, self.run_id, shard, attempt)
 
     async def staged_before(self, checkpoints: Mapping[str, Checkpoint]) -> dict[str, Attempt]:
@@ -152,10 +152,7 @@ class RunRecords:
         await self._create(name, msgspec.json.encode(intent))
 
     async def appended(self, attempt: Attempt) -> int | None:
-        """Return the first offset of an appended state in its log; None if it was not appended.
-
-        Raise ``Corrupt``.
-        """
+        """Return the first offset of a state in its log; None before the append. ``Corrupt``: a bad note."""
         name = appended_name(self.run_id, attempt.shard, attempt.attempt)
         if (data := await self._find(name)) is None:
             return None

@@ -38,12 +38,12 @@ class ShardReport:
     sources: Mapping[str, int]
     """By source: the offset at which the live shard continues."""
     open_producers: int
-    """Producers with an open transaction at these offsets: the live shard reads it again from its begin."""
+    """Number of producers with an open transaction there: the live shard reads it again from its begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a run. If ``published`` is false: the result that the run would have."""
+    """The result of a run. If ``published`` is false, the result that a real run would have."""
 
     run_id: str
     published: bool
@@ -59,7 +59,7 @@ class Report:
     Shards with a state in a database do not count: they append their acknowledgements when they start.
     """
     refusals: tuple[str, ...] = ()
-    """The reasons why a run would be refused now, for a dry run only."""
+    """The reasons why a real run would be refused now. Empty except for a dry run."""
 
 
 def shard_report(task: ShardTask, attempts: Sequence[Attempt]) -> ShardReport:

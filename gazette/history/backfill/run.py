@@ -2,7 +2,7 @@
 
     PLAN ── first pass ── build, stage ── MANIFEST ── append ── (verify) ── publish ── PUBLISHED
       │          nothing of this takes effect, and all of it can be repeated           │
-      └── a run that is resumed continues behind the last step that it finds done ─────┘
+      └── a resumed run continues behind the last step that is done ───────────────────┘
 
 A run is loop-bound. Calls that block run on a pool of threads.
 """
@@ -166,7 +166,7 @@ class BackfillRun:
                 )
 
     async def _refusals(self, listed: Sequence[ListedShard]) -> list[str]:
-        """Return why the run would be refused now. Do not look into databases: only a real run does so."""
+        """Return the reasons why a run would be refused now. Only a real run also looks into databases."""
         refusals = []
         try:
             require_idle(listed)
@@ -179,7 +179,7 @@ class BackfillRun:
         return refusals
 
     async def _look(self, listed: Sequence[ListedShard]) -> dict[str, HeldState]:
-        """Return what databases hold of the shards, as of one moment at which all shards were idle.
+        """Return the states in databases, as of one moment at which all shards were idle.
 
         Check the shards again after the look. A shard that opens its state after the look increments the
         fence, so this run cannot write to the state. Raise ``Conflict`` for a shard that was changed.

@@ -30,19 +30,20 @@ class Runner(Protocol):
         on_read: OnRead,
         backfill: str | Backfill | None = None,
     ) -> FoldedSnapshot:
-        """Make the first pass: find which messages have committed. Raise what reading raises.
+        """Make the first pass: find which messages have committed. Errors: those of `fold_by_threads`.
 
-        ``backfill`` is the one of `ShardTask`. With it, a runner may keep rows for the second pass.
+        ``backfill`` is as in `ShardTask`. If it is given, a runner may keep rows for the second pass.
         """
         ...
 
     def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:
         """Make the second pass: build the states of all shards, in the order of their tasks.
 
-        Raise what the application raises. States that were staged before stay for a resumed run.
+        Raise the errors of the application, and of `build_state`. States that were staged before an error
+        stay for a resumed run.
         """
         ...
 
     def stop(self) -> None:
-        """End the running pass, so that ``fold`` and ``build`` raise. May be repeated, by any thread."""
+        """End the running pass: ``fold`` and ``build`` raise an error. May be repeated, by any thread."""
         ...

@@ -79,11 +79,11 @@ class Staging(ABC):
 
     @abstractmethod
     def read(self, name: str) -> bytes:
-        """Return an object's content. Raise ``NotFound``."""
+        """Return an object's content. Raise ``NotFound`` if there is no such object."""
 
     @abstractmethod
     def fetch(self, name: str, target: Path) -> None:
-        """Copy an object to a local file. Raise ``NotFound``."""
+        """Copy an object to a local file. Raise ``NotFound`` if there is no such object."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[StagedObject]:
@@ -329,7 +329,7 @@ def _checked(name: str) -> str:
 
 
 def _copy_here(source: BinaryIO, target: Path) -> None:
-    """Copy a file. Raise ``Broken`` if this machine's disk fails, and what reads of the source raise."""
+    """Copy a file. Raise ``Broken`` if this machine's disk fails. Errors of the source pass unchanged."""
 
     def failed(error: OSError) -> Broken:
         return Broken(
@@ -418,7 +418,7 @@ def garbage(staging: Staging, now_s: float, age_s: float) -> list[Garbage]:
     """Return objects that are older than ``age_s`` seconds and that no run needs.
 
     A published run needs only the record that it is published. A run with a manifest needs the attempts of
-    the manifest, to be resumed. A run without a manifest is abandoned if all its objects are that old.
+    the manifest, to be resumed. A run without a manifest is abandoned if all its objects are older.
     """
     unneeded: list[Garbage] = []
     for run, objects in sorted(runs_of(staging).items()):
@@ -469,7 +469,7 @@ def garbage_of(staging: Staging, run: str, objects: Sequence[StagedObject]) -> l
 
 
 def decoded(data: bytes, kind: type[T], what: str, **facts: Any) -> T:
-    """Decode an object of an area from JSON. Raise ``Corrupt``, which says that it is not ``what``."""
+    """Decode an object of an area from JSON. Raise ``Corrupt`` if the object is not ``what``."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError as error:
@@ -477,6 +477,6 @@ def decoded(data: bytes, kind: type[T], what: str, **facts: Any) -> T:
 
 
 def manifest_attempts(data: bytes) -> set[tuple[str, str]]:
-    """Return the (shard, attempt) pairs of a manifest. Raise ``Corrupt``."""
+    """Return the (shard, attempt) pairs of a manifest. Raise ``Corrupt`` if ``data`` is no manifest."""
     value = decoded(data, dict[str, dict[str, str]], "a manifest")
     return set(value.get("attempts", {}).items())

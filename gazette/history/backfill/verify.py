@@ -64,7 +64,7 @@ def opened_files(
 ) -> Iterator[tuple[Store, Checkpoint]]:
     """Open played-back files of a shard's log with the application's store, for reading.
 
-    What the store records goes to a temporary file beside ``directory``, which is removed at the end.
+    Changes that the store records go to a temporary file beside ``directory``, removed at the end.
     """
     log = LogFile(directory.with_name(directory.name + ".log"))
     try:
@@ -89,9 +89,9 @@ def _no_commit() -> Any:
 def verify(
     task: ShardTask, built: BuiltState, path: Path, on_read: OnRead = lambda _: None
 ) -> Difference | None:
-    """Return the first difference between a built state, staged at ``path``, and a replay.
+    """Return the first difference between a built state, staged at ``path``, and a replay. Blocks.
 
-    Return None if both are equal. Open both with the application's store. Compare checkpoints, too. Blocks.
+    Return None if both are equal. Open both with the application's store. Compare checkpoints, too.
     """
     backfill = task.load()
     with scratch_directory(REPLAYS, task.scratch) as scratch:

@@ -1,4 +1,4 @@
-"""Backfills on Spark: `SparkRunner`, and what it needs of a `Backfill`.
+"""Backfills on Spark: `SparkRunner`, and the parts of a `Backfill` that Spark calls.
 
 Both passes are jobs. Without ``fold`` there is one task per shard, which reads the shard's messages and
 builds its state. With ``fold``, the rows of all journals are folded as a DataFrame, grouped by shard and
@@ -54,7 +54,7 @@ __all__ = ["Backfill", "SparkRunner"]
 
 
 class SparkRunner:
-    """Runner on a given session of Spark, or on a session with ``master`` that is created when needed."""
+    """Runner on the session ``spark``, or on a session with ``master`` that it creates when needed."""
 
     def __init__(
         self, master: str = "local[*]", *, spark: Any = None, run_bytes: int = RUN_BYTES
@@ -75,7 +75,7 @@ class SparkRunner:
         self._own = spark is None
         self._run_bytes = run_bytes
         self._rows: FoldRows | None = None
-        """The rows of the last fold."""
+        """The rows of the last fold of rows. None: there was no such fold, or its rows were removed."""
 
     @property
     def description(self) -> str:
@@ -98,7 +98,7 @@ class SparkRunner:
         """Make the first pass as a job: a task per run. With ``combine``, also make the rows of a fold.
 
         Raise ``Invalid`` if the backfill's ``fold`` needs fields that do not exist, or would count messages
-        that shards do not consume. Raise ``Broken`` for Spark's errors, and what reading raises.
+        that shards do not consume. Raise ``Broken`` for errors of Spark and its tasks, also of reading.
         """
         self._release()
         fold_arguments = None if backfill is None else _fold_of(backfill, snapshot)
@@ -218,7 +218,7 @@ def _combine(backfill: str | Backfill, rows: pa.Table) -> pa.Table:
 
 
 def _schema(backfill: Backfill) -> Any:
-    """Return the columns that the fold needs, and no others: each column costs time. Raise ``Invalid``."""
+    """Return only the columns that the fold needs: each costs time. Raise ``Invalid`` for wrong names."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     if unknown := sorted(set(backfill.meta) - META.keys()):

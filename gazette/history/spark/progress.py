@@ -1,6 +1,6 @@
 """Reports the progress of a pass that Spark makes: `reporting`.
 
-It is computed from Spark's information about stages: accumulators would count a repeated task twice.
+The progress follows from Spark's information about stages: accumulators would count a repeated task twice.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class _Counted:
 def tasks_ended(stages: Iterable[StageTasks], tasks: int) -> int:
     """Return how many of ``tasks`` tasks have ended, in the newest stage with exactly that many tasks.
 
-    Other stages distribute or gather. If Spark repeats a part of a stage, that attempt has fewer tasks, and
-    is ignored. With speculation, more attempts than tasks may end. A stage of one task looks like a
-    stage that distributes: then return 0.
+    Other stages distribute or gather. If Spark repeats a part of a stage, the repetition has fewer tasks, and
+    is ignored. With speculation, more attempts than tasks may end. If ``tasks`` is 1, return 0: a stage that
+    distributes looks the same.
     """
     matching = [stage for stage in stages if stage.tasks == tasks > 1]
     return min(tasks, max(matching).ended) if matching else 0
@@ -115,7 +115,7 @@ def _stages(tracker: Any, group: str) -> Iterator[StageTasks]:
 
 @contextmanager
 def _by_server(spark: Any, see: Callable[[Iterable[StageTasks]], None]) -> Iterator[None]:
-    """Get reports of a server of Spark Connect: it sends them while it runs a query of this session."""
+    """Get the reports that a server of Spark Connect sends while it runs a query of this session."""
 
     def handle(stages: Iterable[Any] | None, **_: Any) -> None:
         see(StageTasks(s.stage_id, s.num_tasks, s.num_completed_tasks) for s in stages or ())

@@ -140,7 +140,7 @@ def _connected(server: str, app_name: str, conf: Mapping[str, str]) -> Any:
 def started(builder: Any) -> Any:
     """Return the builder's session. Raise `Unavailable` if Java does not start in several attempts.
 
-    PySpark forks this process to start Java. If threads of gRPC run, the fork sometimes dies before that.
+    PySpark forks this process to start Java. If threads of gRPC run, the fork sometimes dies too early.
     """
     last_error: RuntimeError | None = None
     for _ in range(_STARTS):

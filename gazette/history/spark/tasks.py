@@ -1,4 +1,4 @@
-"""Runs work on objects in tasks of Spark: `run_tasks`. Works on any session, also of Spark Connect."""
+"""Runs work on objects in tasks of Spark: `run_tasks`. Any session will do, also one of Spark Connect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 Work = Callable[[Iterator[T]], Iterable[R]]
-"""Function that a task calls with its items. It yields an item's result before it takes the next item."""
+"""Function that a task calls with its items. It yields the result of an item before it takes the next."""
 
 RESULTS: Final = "number int, result binary"
 """Columns of the results of `result_batch`."""
@@ -38,7 +38,7 @@ def run_tasks(
     """Return the result of ``work`` for each item, in the order of items. Blocks.
 
     There is a task for each item. With more than ``tasks_max`` items, neighbouring items share a task.
-    Call ``on_read`` with parts of ``length`` as tasks end (see `reporting`). Raise Spark's errors.
+    Call ``on_read`` with parts of ``length`` as tasks end (see `reporting`). Raise Spark's own exceptions.
     """
     if not items:
         return []
@@ -67,7 +67,7 @@ def task_frame(
     schema: Any,
     batch: Callable[[int, R], pa.RecordBatch] | None = None,
 ) -> Any:
-    """Return a DataFrame of the batches that ``work`` yields, or that ``batch`` makes from its results.
+    """Return a DataFrame of the batches that ``work`` yields, or that ``batch`` makes of each result.
 
     ``batch`` also gets the number of the item. Beyond ``tasks_max`` items, neighbouring items share a task.
     """

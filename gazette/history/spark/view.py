@@ -30,8 +30,8 @@ def create_view(spark: Any, name: str, *, schema: Any = None, **options: Any) ->
     """Create or replace a temporary view of journals. Each query reads them up to the time of the query.
 
     ``schema`` and ``options`` are as for `read`. This call fixes the columns. A DataFrame of the view
-    (``spark.table(name)``) is one query: Spark keeps its plan. Raise `Invalid` for a malformed name. If
-    columns are inferred, raise what planning raises.
+    (``spark.table(name)``) is one query: Spark keeps its plan. Raise `Invalid` for a malformed name or
+    option. To infer columns, read messages: see `infer_fields` for errors.
     """
     if not re.fullmatch(r"\w+", name):
         raise Invalid(

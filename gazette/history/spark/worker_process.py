@@ -21,8 +21,8 @@ def run_each(
 ) -> Iterator[R]:
     """Yield the results of ``work`` for each item. Show hints of errors in tracebacks.
 
-    At the end of the first task, exclude the present objects from the garbage collector. Workers collect
-    garbage after every task, through all objects. Most objects come from imports, and are never garbage.
+    At the end of the first task, exclude the present objects from the garbage collector. Otherwise a worker
+    would go through all objects after every task. Most of them come from imports, and are never garbage.
     """
     with with_hints(), access.open() as opened:
         for item in items:

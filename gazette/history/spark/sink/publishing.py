@@ -2,8 +2,8 @@
 
 Every attempt of every task is a producer, which leaves its messages pending. The attempt sends the driver
 the acknowledgements that commit its messages or roll them back: only the driver knows which attempt has won.
-The driver records acknowledgements before it appends them. So a repetition appends the same ones. An
-acknowledgement that is appended twice has no further effect.
+The driver records acknowledgements before it appends them. So a repeated commit appends the same
+acknowledgements. A second append of an acknowledgement has no effect.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class _Publishing:
 
 
 def choice_of(options: WriteOptions, partitions: Partitions) -> Choice:
-    """Return the function from a message, and the value of the column that maps it, to a partition.
+    """Return the function from a message and the value of its mapping column to a partition.
 
     If a declaration has made the journals, their labels say which key the messages have.
     """
@@ -256,8 +256,8 @@ def commit(
     """Commit the messages of these attempts. Repeated calls have the same effect.
 
     With ``commits`` (a directory), first record the acknowledgements there as ``name``. An existing record
-    is the decision: append its acknowledgements again, and roll back attempts that it lacks. Raise what
-    appends raise: then call this function again.
+    is the decision: append its acknowledgements again, and roll back attempts that it lacks. Raise
+    ``Unavailable`` if the record cannot be written or no broker answers: then call this function again.
     """
     attempts = [attempt for attempt in attempts if attempt.rows]
     acknowledgements = [dict(attempt.commits) for attempt in attempts]
@@ -275,7 +275,7 @@ def commit(
 
 
 def roll_back(access: OpenAccess, attempts: Iterable[Attempt]) -> None:
-    """Roll back the messages of these attempts. Raise what appends raise."""
+    """Roll back the messages of these attempts. Raise ``Unavailable`` if no broker answers an append."""
     _append(access, _joined([attempt.rolls_back for attempt in attempts if attempt.rows]))
 
 
@@ -314,7 +314,7 @@ class _Record:
     def decide(
         self, commits: Mapping[str, Mapping[JournalName, bytes]]
     ) -> dict[str, dict[JournalName, bytes]]:
-        """Record the commits. Return the commits of the record, which may be an earlier one."""
+        """Record the commits. Return the commits of the record: an earlier record stays as it is."""
         if (recorded := self._load()) is not None:
             return recorded
         try:

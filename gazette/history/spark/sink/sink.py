@@ -66,7 +66,7 @@ class _Writer:
                 path="option journalColumn",
             )
         require_distinct(self._schema)
-        # The column that names the journal is no part of messages. In CSV and protobuf, the UUID is no field.
+        # The column that names the journal is no part of messages. In CSV and protobuf, nor is the UUID's.
         self._is_place = options.shape.uuid_field in ("", _UUID) and options.value != "json"
         extras = {*([column] if column else []), *([_UUID] if self._is_place else [])}
         self._fields = pa.schema([field for field in self._schema if field.name not in extras])
@@ -239,7 +239,7 @@ def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Return True if values of a type are equal when they are read back from CSV."""
+    """Return True if values of a type are the same when they are read back from CSV."""
     is_of = pa.types
     return bool(
         is_of.is_string(kind)

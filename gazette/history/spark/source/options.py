@@ -157,9 +157,9 @@ class SourceOptions(Options):
         return None, value
 
     def chosen(self) -> tuple[tuple[str, ...], LabelSelector | None]:
-        """Return names of journals, or a selector of them. Raise `Invalid` unless one is given."""
+        """Return names of journals, or a selector. Raise `Invalid` if both are given, or neither."""
         journals, selector = self.journals(), self.selector()
-        if bool(journals) == (selector is not None):
+        if bool(journals) == (selector is not None):  # Both, or neither.
             hint = "Set the option journal, or selector (of which brokers know the meaning)."
             self.fail(
                 "journal",
@@ -278,7 +278,7 @@ class ReadOptions(TableColumns):
 
     @classmethod
     def parse(cls, options: Mapping[str, str], known: Mapping[str, str] = READ) -> ReadOptions:
-        """Parse the options. Raise `Invalid`."""
+        """Parse the options. Raise `Invalid` for a wrong one, and for options that contradict each other."""
         values = SourceOptions(options, known)
         names = values.names("store")
         stores = values.parsed("store", lambda _: tuple(map(store_url, names)))
@@ -335,8 +335,8 @@ class ReadOptions(TableColumns):
     def inferred(self) -> ReadOptions:
         """Return the options for a schema that was inferred from some messages.
 
-        Then a message that does not fit is an error, unless a mode is given: Spark itself would have inferred
-        other columns, from all messages.
+        Then a message that does not fit is an error, unless a mode is given. Spark's own sources infer
+        columns from all messages, so that each message fits.
         """
         if self.has_mode:
             return self
@@ -358,7 +358,7 @@ class StreamOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StreamOptions:
-        """Parse the options. Raise `Invalid`."""
+        """Parse the options. Raise `Invalid` for a wrong one, and for one that is only for tables."""
         values = SourceOptions(options, STREAM)
         for name in ("endingOffsets", "endingTimestamp"):
             if values.text(name):
@@ -404,7 +404,7 @@ class WriteOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
-        """Parse the options. Raise `Invalid`."""
+        """Parse the options. Raise `Invalid` for a wrong one, and for options that contradict each other."""
         values = SourceOptions(options, WRITE)
         journals, selector = values.chosen()
         mapping = values.choice("mapping", MappingName, "")
@@ -432,7 +432,7 @@ class WriteOptions:
                 )
             commits = f"{checkpoint.rstrip('/')}/gazette-commits"
         commit_id = values.text("commitId")
-        if not streaming and bool(commits) != bool(commit_id):
+        if not streaming and bool(commits) != bool(commit_id):  # One of them without the other.
             values.fail("commitId", "goes together with commits")
         if commit_id and not re.fullmatch(r"[\w.-]+", commit_id):
             values.fail("commitId", "must be letters, digits, and any of _.-")

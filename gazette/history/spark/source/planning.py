@@ -1,8 +1,8 @@
 """Reads of a long history on a cluster: `read` makes both passes on Spark's executors.
 
 A data source plans in a process of the driver that cannot run jobs. So ``format("gazette")`` reads the
-fragments without a kept summary there, with threads. For terabytes, `read` makes the first pass a job: its
-tasks find or make the summaries, and combine those of each run. The same processes then make the rows.
+fragments without a kept summary there, with threads. For terabytes, `read` makes the first pass a job: tasks
+find or make the summaries of fragments, and combine the summaries of each run. Then they make the rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gazette.history.spark.worker_process import run_each
 from gazette.history.summary import Summary
 
 TASKS_MAX: Final = 4096
-"""Most tasks of the first pass. Each task costs the driver some milliseconds."""
+"""Greatest number of tasks of the first pass. Each task costs the driver some milliseconds."""
 
 
 @with_hints()
@@ -34,7 +34,8 @@ def read(spark: Any, *, schema: Any = None, **options: Any) -> Any:
     """Return a DataFrame of journals as of now. The executors make both passes.
 
     ``options`` are those of ``format("gazette")``, with ``__`` for a dot in names (``broker__address``).
-    Messages that are appended after this call are not read. Raise what planning raises.
+    Messages that are appended after this call are not read. Raise ``Invalid`` for wrong options or columns,
+    and the errors of `take_snapshot` and of reading.
     """
     parsed = ReadOptions.parse(option_texts(options))
     if schema is None:
@@ -65,7 +66,7 @@ def fold_by_spark(
 ) -> FoldedSnapshot:
     """Run the first pass as a job: tasks summarise the runs, and the driver folds.
 
-    Call ``on_read`` with numbers of bytes, when tasks end. Raise what reading raises, as on the driver.
+    Call ``on_read`` with numbers of bytes, when tasks end. Spark's exceptions have a task's error as text.
     """
 
     def summarise_all(runs: Sequence[Run]) -> list[Summary]:

@@ -31,7 +31,7 @@ _READABLE: Final = (
 def table_schema(options: ReadOptions) -> tuple[Any, bool]:
     """Return the ``StructType`` of a table without a given schema, and True if its columns are inferred.
 
-    Raise `Invalid`, and what reading raises: columns are inferred from some messages.
+    Raise `Invalid` for wrong columns. To infer columns, read some messages: see `infer_fields` for errors.
     """
     with as_options():
         fields, inferred = options.known_fields(options.value), False
@@ -47,7 +47,7 @@ def table_schema(options: ReadOptions) -> tuple[Any, bool]:
 
 
 def row_format(options: ReadOptions, schema: Any, shapes: Iterable[MessageFormat]) -> RowFormat:
-    """Return the format of rows with this schema, for messages of these formats. Raise `Invalid`."""
+    """Return the format of rows with this schema, for these messages. Raise `Invalid` if they do not fit."""
     with as_options():
         value = value_of_all(options.value, shapes)
         if value == "csv":
@@ -64,7 +64,7 @@ def row_format(options: ReadOptions, schema: Any, shapes: Iterable[MessageFormat
 
 
 def make_format(schema: Any, value: str, prefix: str, **bounds: Any) -> RowFormat:
-    """Return the format of rows with this schema. Raise `Invalid`.
+    """Return the format of rows with this schema. Raise `Invalid` for a name or a type that is not possible.
 
     ``prefix`` is the prefix of metadata columns. ``bounds`` are further fields of `RowFormat`.
     """
@@ -91,7 +91,7 @@ def make_format(schema: Any, value: str, prefix: str, **bounds: Any) -> RowForma
 def _require_cases(names: Sequence[str], prefix: str) -> None:
     """Raise `Invalid` for a column whose name differs from a metadata column only in case.
 
-    To Spark both are the same, unless ``spark.sql.caseSensitive`` is set. As a field, it would be null.
+    To Spark both are the same, unless ``spark.sql.caseSensitive`` is set. The column would always be null.
     """
     meta = {f"{prefix}{key}".lower(): f"{prefix}{key}" for key in META}
     for name in names:
@@ -108,9 +108,8 @@ def _require_cases(names: Sequence[str], prefix: str) -> None:
 def _encode_variant(text: str) -> dict[str, bytes]:
     try:
         variant = types.VariantVal.parseJson(text)
-    except (
-        Exception
-    ) as error:  # PySpark's own errors (a duplicate key, a value too large) have no common class.
+    # PySpark's own errors (a duplicate key, a value too large) have no common class.
+    except Exception as error:
         raise ValueError(f"not a variant: {error}") from error
     return {"value": variant.value, "metadata": variant.metadata}
 

@@ -1,9 +1,9 @@
 """Journals as a stream of Spark: micro-batches of committed messages.
 
-To plan a batch, the driver needs the summaries of its fragments. It makes them itself for the first batch,
-and for few bytes. Otherwise tasks of one batch summarise the fragments of the next batch ("ahead"), and the
-driver finds the kept summaries. So an offset also says up to which offsets tasks were asked for summaries.
-Some batches have only such tasks.
+To plan a batch, the driver needs the summaries of its fragments. For the first batch, and for few bytes, the
+driver makes the summaries. Otherwise tasks of one batch summarise the fragments of the next batch ("ahead"),
+and the driver finds the kept summaries. So an offset also says up to which offsets tasks were asked for
+summaries. Some batches have only such tasks.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from gazette.protocol.ids import JournalName, Offset
 from gazette.runtime.clock import Clock
 
 _DRIVER_BYTES: Final = 1 << 18
-"""Most bytes without a summary that the driver reads itself: a batch for them would take longer."""
+"""Upper bound of the bytes without a summary that the driver itself reads: another batch takes longer."""
 _KEPT_MAX: Final = 10_000
-"""Most pieces with a kept summary that are remembered."""
+"""Greatest number of pieces with a kept summary that are remembered."""
 
 
 class AheadPartition(InputPartition):
@@ -73,7 +73,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._journals = StreamJournals(options, clock)
         self._admission = BatchAdmission(lambda *args: find_message(self._journals.access, *args))
         self._folded: tuple[StreamOffset, StreamOffset, FoldedSnapshot] | None = None
-        """The last planned batch: its two offsets, and its fold."""
+        """The last planned batch: its two offsets, and its fold. None: nothing was folded yet."""
         self._kept: set[tuple[JournalName, Piece]] = set()
         """Pieces that are known to have a kept summary."""
         self._planned = False
@@ -118,7 +118,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ):
             with _placed(known):
                 sources = {**known, **self._read_to(known, ends)}
-            # A message may continue after the end of the batch: read on until one is complete.
+            # A message may continue after the end of the batch: move the end until a message is complete.
             further = _further(journals, begins, ends, sources)
             if not further:
                 break
@@ -208,9 +208,9 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends: Mapping[JournalName, Offset],
         asked: Mapping[JournalName, Offset],
     ) -> dict[JournalName, Offset]:
-        """Return earlier ends if many bytes before ``ends`` have no summary yet.
+        """Return earlier ends than ``ends`` if many bytes before these have no summary yet.
 
-        Do not wait a second time for summaries that tasks were asked for: the driver then reads the bytes.
+        Do not wait a second time for summaries that tasks were asked for: the driver reads those bytes.
         """
         ready = dict(ends)
         if not (self._planned or self._journals.has_target):
@@ -262,7 +262,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ahead(
         self, start: StreamOffset, until: Sources, ahead: Mapping[JournalName, Offset]
     ) -> list[InputPartition]:
-        """Return tasks for the summaries that this batch asks for, and that the batch before did not."""
+        """Return tasks for the summaries that this batch asks for, and earlier batches did not ask for."""
         asked_ends = decode_ahead(start)
         ends = {name: end for name, end in ahead.items() if end > asked_ends.get(name, 0)}
         if not ends:

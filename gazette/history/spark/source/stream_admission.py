@@ -11,8 +11,8 @@ from gazette.history.snapshot import JournalSnapshot, Piece, cover
 from gazette.protocol.ids import JournalName, Offset
 
 FindMessage = Callable[[JournalSnapshot, Piece, int], tuple[int, Offset]]
-"""Function from a journal, a piece and a limit. It returns the number of messages of the piece, and its end.
-If the piece has more messages than the limit, it returns the limit, and the begin of the next message."""
+"""Function from a journal, a piece and a limit to the number of messages of the piece, and the piece's end.
+If the piece has more messages than the limit: to the limit, and the begin of the next message."""
 
 
 @dataclass(slots=True)

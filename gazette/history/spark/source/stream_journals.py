@@ -60,7 +60,7 @@ class StreamJournals:
         self._target: dict[JournalName, Offset] | None = None
         self._places = FragmentPlaces()
         self._again: dict[JournalName, Offset] = {}
-        """Journals that have lost bytes which the query had read, and their ends, as of the last listing."""
+        """By journal that has lost bytes which the query had read: its end in the last listing."""
         self._lives: Mapping[JournalName, JournalLife] = {}
         """Lives of the journals that the query has read."""
         self._others: dict[JournalName, JournalLife] = {}
@@ -158,7 +158,7 @@ class StreamJournals:
         if (
             self._listed is None
             or now >= self._listed.again_s
-            # The recent listing was not checked for losses of all these journals.
+            # The recent listing was not checked for losses of all journals in `known`.
             or not known.keys() <= self._listed.known
             or self._lives != self._listed.lives
         ):
@@ -170,7 +170,7 @@ class StreamJournals:
         return self._listed.snapshot
 
     def _take(self, known: Sources) -> Snapshot:
-        """Return a new listing. Repeat the request while a broker behind its peers may have answered."""
+        """Return a new listing. Repeat the request while the broker that answers may lag behind its peers."""
         # Begin at the offset that was read, and end before bytes that may still come. Lost bytes are
         # checked in each batch.
         begin = {journal: source.read_through for journal, source in known.items()}

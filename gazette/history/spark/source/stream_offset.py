@@ -1,7 +1,8 @@
 """The offset of a stream: the sources of a checkpoint, in JSON. Pure.
 
-For each journal, it has the offset that was read *and* the states of the producers there. So the messages of
-a batch depend only on its two offsets and the journals. Any process may plan the batch, any number of times.
+For each journal, it has an offset of the journal *and* the states of the producers at that offset. So only
+the journals and two such offsets determine the messages of a batch. Any process may plan the batch, any
+number of times.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def encode_offset(
 
 
 def decode_offset(offset: StreamOffset) -> dict[JournalName, SourceCheckpoint]:
-    """Undo `encode_offset`. Raise `Corrupt`."""
+    """Return the sources of an offset of `encode_offset`. Raise `Corrupt` for another offset."""
     sources = {}
     with _decoding():
         for journal, value in offset.items():
@@ -77,19 +78,19 @@ def decode_offset(offset: StreamOffset) -> dict[JournalName, SourceCheckpoint]:
 
 
 def decode_ahead(offset: StreamOffset) -> dict[JournalName, Offset]:
-    """Return, by journal, the offset up to which tasks were asked for summaries. Raise `Corrupt`."""
+    """Return, by journal, the offset to which tasks were asked for summaries. `Corrupt`: a wrong offset."""
     with _decoding():
         return {name: int(value[_AHEAD]) for name, value in offset.items() if _AHEAD in value}
 
 
 def decode_since(offset: StreamOffset) -> int:
-    """Return the least clock of the stream's messages. Raise `Corrupt`."""
+    """Return the least clock of the stream's messages. Raise `Corrupt` for an offset of another source."""
     with _decoding():
         return max((int(value.get(_SINCE, "0"), 16) for value in offset.values()), default=0)
 
 
 def decode_lives(offset: StreamOffset) -> dict[JournalName, JournalLife]:
-    """Return the known lives of the journals. Raise `Corrupt`."""
+    """Return the known lives of the journals. Raise `Corrupt` for an offset of another source."""
     lives = {}
     with _decoding():
         for journal, value in offset.items():

@@ -40,7 +40,7 @@ def read_partition(access: Access, partition: InputPartition | None) -> Iterator
 
 
 def checked_snapshot(access: OpenAccess, options: ReadOptions) -> Snapshot:
-    """Return a snapshot of the journals. Log lost bytes. Raise `Invalid`, and what listing raises."""
+    """Return a snapshot of the journals, and log lost bytes. Errors: `take_snapshot`, `check_isolation`."""
     snapshot = options.snapshot(access)
     warn_of_loss(snapshot)
     check_isolation(options, snapshot)

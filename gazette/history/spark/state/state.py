@@ -98,7 +98,7 @@ class ShardPartition(InputPartition):
 
 
 def list_partitions(options: StateOptions) -> list[ShardPartition]:
-    """Return the matching shards. Blocks. Raise ``NotFound``, or ``Invalid`` without a recovery log."""
+    """Return the matching shards. Blocks. Raise ``NotFound`` if there are none, ``Invalid`` without a log."""
 
     async def listed() -> list[ShardPartition]:
         partitions: list[ShardPartition] = []
@@ -157,7 +157,8 @@ def _opened(options: StateOptions, partition: ShardPartition) -> Iterator[ShardS
 
 
 def columns_of(options: StateOptions, state: ShardState) -> list[tuple[str, str]]:
-    """Return name and Spark type of each column of a state. Raise `Invalid` or ``NotFound``."""
+    """Return name and Spark type of each column. Raise ``NotFound`` for a missing table or column family,
+    and `Invalid` if the option ``table`` is needed, or the store is unknown."""
     if state.kind is StateKind.SQLITE:
         if not options.table:
             names = [
@@ -203,7 +204,7 @@ def is_empty(state: ShardState) -> bool:
 def require_columns(
     options: StateOptions, state: ShardState, shard: str, names: Sequence[str]
 ) -> None:
-    """Raise `Invalid` unless the state of a shard has these columns. Raise as `columns_of` does."""
+    """Raise `Invalid` unless the state of a shard has these columns. Other errors: see `columns_of`."""
     try:
         existing = [name for name, _ in columns_of(options, state)]
     except GazetteError as error:
