@@ -21,7 +21,7 @@ from gazette.protocol.text.validation import within
 from gazette.runtime.clock import Clock
 
 READ_BYTES: Final = 1 << 16
-"""Bytes of one read. All lines of a batch have about the same time, so batches are small."""
+"""Bytes of one read. All lines of a read get about the same time, so a read is small."""
 
 DEFAULT_TEMPLATE: Final = "{{.UUID}},{{.Line}}\n"
 _NULL: Final = b"null"
@@ -199,8 +199,8 @@ def whole_records(
 ) -> Iterator[list[bytes]]:
     """Yield the CSV records in lines, in batches as they arrive.
 
-    A quoted field may have newlines: no UUID must follow these. Raise ``Invalid`` for a quote without an
-    end, and for a record of more than ``max_length`` bytes.
+    A quoted field may have newlines: no UUID must follow such a newline. Raise ``Invalid`` for a quote
+    without an end, and for a record of more than ``max_length`` bytes.
     """
     record, line_number, first_line = b"", 0, 0
     for lines in batches:
@@ -212,7 +212,7 @@ def whole_records(
             else:
                 record, first_line = line, line_number
             if b'"' not in line or (first_line < line_number and line.count(b'"') % 2 == 0):
-                # Without a quote, or with pairs of quotes, a record that was open stays open.
+                # No quote, or only pairs of quotes: a record that is open stays open, a new one is complete.
                 is_open = first_line < line_number
             else:
                 is_open = parse_record(record + b"\n", 0) is None

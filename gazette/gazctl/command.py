@@ -19,8 +19,8 @@ A selector is like "env in (prod, qa), tier != cache, !legacy". A journal is sel
 class Command:
     """One command. ``target`` is ``module:function``.
 
-    The function is a coroutine function of a `Context`. For an ``offline`` command it is a plain function,
-    which calls no server.
+    The function is a coroutine function of a `Context`. An ``offline`` command calls no server: its function
+    is a plain function of a `Context` and this command.
     """
 
     words: tuple[str, ...]

@@ -28,7 +28,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 CALLS_MAX: Final = 32
-"""Most calls in flight of a command that makes one call for each journal or shard."""
+"""Greatest number of calls in flight, of a command that makes a call for each journal or shard."""
 _CONNECT_S: Final = 10.0
 _PROGRESS_EVERY_S: Final = 0.2
 
@@ -45,7 +45,7 @@ class Context:
         rng: random.Random,
         in_use: str = "",
     ) -> None:
-        """Make a context. ``in_use`` is the name of the named addresses in use; empty without them."""
+        """Make a context. ``in_use`` names the addresses that are in use; empty: none have a name."""
         self.loaded = loaded
         self.environ = environ
         self.terminal = terminal
@@ -105,7 +105,7 @@ class Context:
         return self.loaded.sources[key] != "default"
 
     def _origin(self, what: str) -> str:
-        """Return the text that names the context of an address; empty if the address is from elsewhere."""
+        """Return a text with the name of an address's context; empty if no context gave the address."""
         source = self.loaded.sources[f"{what}.address"]
         variable = source.removeprefix("env ")
         if not self._in_use or variable == source or self.environ.get(variable):
@@ -119,7 +119,7 @@ class Context:
         seconds: float | None = None,
         reason: Callable[[], Awaitable[str]] | None = None,
     ) -> AsyncIterator[None]:
-        """Bound calls in the block by ``seconds``, or by ``--timeout``: without a bound they wait forever.
+        """Bound calls in the block by ``seconds``, or by ``--timeout``: unbounded calls may wait forever.
         Raise ``Unavailable`` with the address, and with the ``reason`` of the wait if known."""
         limit_s = self.timeout_s if seconds is None else seconds
         try:
@@ -139,8 +139,8 @@ class Context:
     ) -> AsyncIterator[None]:
         """Show the progress of long work in the block: see `ProgressLine`.
 
-        ``label`` is the name of the work, or returns the name of the present work and its unit. ``amounts``
-        returns how much is done, and the total: in that unit, or else in bytes.
+        ``label`` is the name of the work, or a function that returns the name of the present work and its
+        unit. ``amounts`` returns how much is done, and the total: in that unit, or else in bytes.
         """
 
         def labelled() -> tuple[str, str]:
@@ -167,7 +167,7 @@ class Context:
 
 
 def parse_selector(text: str, *, required: bool) -> LabelSelector:
-    """Return the selector of ``--selector``. Raise ``Invalid``."""
+    """Return the selector of ``--selector``. Raise ``Invalid`` if it is malformed, or required and empty."""
     if not text.strip():
         if required:
             raise Invalid(

@@ -31,7 +31,7 @@ def as_variables(addresses: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(slots=True)
 class Contexts:
-    """Named addresses, and the name of those in use."""
+    """Named addresses. ``current`` is the name of the addresses in use; empty if no name is in use."""
 
     path: Path | None
     current: str = ""
@@ -67,7 +67,7 @@ class Contexts:
         return cls(path, current, value["contexts"])
 
     def save(self) -> None:
-        """Replace the file. Raise ``Invalid`` without a home directory, ``OSError``."""
+        """Replace the file. Raise ``Invalid`` without a home directory, ``OSError`` if the write fails."""
         if self.path is None:
             raise Invalid(
                 "there is no place for contexts",
@@ -86,14 +86,14 @@ class Contexts:
             raise
 
     def require(self, name: str, path: str) -> dict[str, str]:
-        """Return the addresses of a context. Raise ``NotFound``."""
+        """Return the addresses of a context. Raise ``NotFound`` for an unknown name."""
         if name not in self.named:
             raise not_found(name, self.named, path)
         return self.named[name]
 
 
 def not_found(name: str, there: Iterable[str], path: str) -> NotFound:
-    """Return the error for a context that does not exist. The error names those that do."""
+    """Return the error for a context that does not exist. The error names the existing contexts."""
     return NotFound(
         f"there is no context {name}",
         hint=f"There are: {', '.join(sorted(there)) or 'none'}. Create one by "

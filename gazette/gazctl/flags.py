@@ -1,4 +1,4 @@
-"""Settings of ``gazctl``: those that all commands share, and those of each command.
+"""Settings of ``gazctl``: shared settings of all commands, and settings of one command.
 
 Shared settings come from flags, the environment, ``gazctl.ini`` or ``gazctl.yaml``, and defaults.
 Settings of one command come only from flags, or from the command's section of a file

@@ -25,14 +25,14 @@ FIRST_BYTES: Final = 1 << 16
 """Bytes at the end of a journal in the first read."""
 GROWTH: Final = 4
 WHOLE_BYTES: Final = 1 << 22
-"""Bytes up to which reads grow if a transaction may have begun before the bytes that were read."""
+"""Bytes up to which reads grow if a transaction may have begun before the bytes read so far."""
 TRANSACTION_BYTES_MAX: Final = 1 << 26
 """Bytes up to which reads grow if a transaction's acknowledgement was read, but none of its messages."""
 _READ_BYTES: Final = 1 << 16
 
 
 class LastMessages(NamedTuple):
-    """The last messages: those from ``begin`` to ``end``, without the first ``skipped`` ones."""
+    """The last messages: all from ``begin`` to ``end``, except the first ``skipped`` messages."""
 
     begin: Offset
     end: Offset
@@ -63,9 +63,9 @@ async def find_last(
 ) -> LastMessages:
     """Return the place of the last ``count`` messages, or of all if there are fewer.
 
-    Read more until the later half of the bytes has ``count`` messages. If a transaction may have begun
-    earlier, read up to `WHOLE_BYTES`; if none of its messages was read, up to ``transaction_bytes_max``. If
-    messages of such a transaction may still be missing, tell the user.
+    Read more until the later half of the bytes has ``count`` messages. If a transaction may have begun before
+    these bytes, read up to `WHOLE_BYTES`, or, if only its acknowledgement was read, ``transaction_bytes_max``.
+    If messages of such a transaction may still be missing, tell the user.
     """
     end = await write_head(context, client, journal.name)
     begins = await _fragment_begins(context, client, journal.name)
@@ -110,14 +110,14 @@ class _Headless(NamedTuple):
     """A transaction that may have begun before the bytes that were read."""
 
     position: int
-    """Number of read messages before those of the transaction."""
+    """Number of read messages before the messages of the transaction."""
     messages: int
     acknowledged: Offset
 
 
 @dataclass(slots=True)
 class _Counted:
-    """Counts of read messages. ``late`` counts those in the later half of the bytes."""
+    """Counts of read messages. ``late`` counts the messages in the later half of the bytes."""
 
     total: int = 0
     late: int = 0

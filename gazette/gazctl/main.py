@@ -120,7 +120,7 @@ def _begins(words: tuple[str, ...], begin: Sequence[str]) -> bool:
 
 
 def _take_leading_flags(words: list[str]) -> list[str]:
-    """Remove shared flags, with their values, from the begin of ``words``. Return them."""
+    """Remove shared flags, with their values, from the begin of ``words``. Return flags and values."""
     shared = {
         option.flag: option
         for group, cls in {"": SharedFlags, **GROUPS}.items()
@@ -155,7 +155,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal) -> 
 
 
 async def run_in_loop(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal) -> int:
-    """Run one command as ``run`` does, in the caller's event loop. The caller owns signals and logging."""
+    """Run one command in the caller's event loop. The caller owns signals and logging. See ``run``."""
     prepared = _prepare(argv, environ, terminal)
     if isinstance(prepared, int):
         return prepared
@@ -200,9 +200,9 @@ def _load(
 ) -> tuple[Loaded, str]:
     """Return the settings, and the name of the context whose addresses are used.
 
-    Addresses of a context replace variables that the environment lacks. Without any address, use those
-    of the only application that `gazette run` runs. Raise ``Invalid``, and ``NotFound`` for an unknown
-    context.
+    Addresses of a context replace variables that the environment lacks. Without any address, use the
+    addresses of the only application that `gazette run` runs. Raise ``Invalid`` for a wrong setting, or for
+    several such applications. Raise ``NotFound`` for an unknown context.
     """
     loaded = schema.load(argv, environ)
     if not command.groups or command.words[0] == "context":
@@ -277,7 +277,7 @@ def _context(
 
 
 def _handle_signals(context: Context) -> list[int]:
-    """Make SIGINT and SIGTERM end the command. Return a list that gets the signals that cancelled it."""
+    """Make SIGINT and SIGTERM end the command. Return a list: each signal that cancels it is added there."""
     task = asyncio.current_task()
     assert task is not None
     received: list[int] = []

@@ -167,7 +167,7 @@ class MessageWriter:
         return reader.batches()  # type: ignore[no-any-return]
 
     def _counted(self, params: ReadParams, kind: Any) -> AsyncGenerator[list[Envelope[Any]], None]:
-        """Read for `find_last`, as the later read does; but with acknowledgements, and without notes."""
+        """Read for `find_last`: like the later read, but with acknowledgements, and without notes."""
         malformed = _ignore if self.flags.skip_malformed else None
         options = {} if self.flags.uncommitted else {"acknowledgements": True}
         return self._batches(params, kind, malformed, **options)
@@ -381,9 +381,9 @@ def key_at(path: str, message: dict[str, Any]) -> Any:
 
 
 def _selector(context: Context, text: str) -> LabelSelector:
-    """Return a selector of the journals that the arguments name, or the one of --selector."""
+    """Return a selector of the journals that the arguments name, or else the selector of --selector."""
     names = context.loaded.arguments
-    if bool(names) == bool(text.strip()):
+    if bool(names) == bool(text.strip()):  # Both, or neither.
         raise Invalid(
             "give either names of journals, or a selector",
             hint="As in `gazctl read words/part-000`, or `gazctl read -l name:prefix=words/`.",

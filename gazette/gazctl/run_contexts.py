@@ -85,8 +85,8 @@ def run_contexts(environ: Mapping[str, str]) -> dict[str, RunContext]:
 def the_run_context(
     environ: Mapping[str, str], kinds: Collection[str]
 ) -> tuple[str, RunContext] | None:
-    """Return the context of the only present run, or of one of several with equal addresses of these kinds.
-    Raise ``Invalid`` if several runs have different addresses."""
+    """Return the context of the only present run; None without a run. Of several runs with equal addresses
+    of these ``kinds``, return one. Raise ``Invalid`` if several runs have different addresses."""
     runs = run_contexts(environ)
     if len({tuple(run.addresses[kind] for kind in kinds) for run in runs.values()}) > 1:
         names = ", ".join(f"{name} ({run.target} in {run.directory})" for name, run in runs.items())
@@ -99,7 +99,7 @@ def the_run_context(
 
 
 def addresses_of(environ: Mapping[str, str], contexts: Contexts, name: str) -> dict[str, str]:
-    """Return the addresses of a context of the user, or of a run. Raise ``NotFound``."""
+    """Return the addresses of a context of the user, or of a run. Raise ``NotFound`` if there is neither."""
     if name in contexts.named:
         return contexts.named[name]
     runs = run_contexts(environ)
@@ -116,7 +116,7 @@ def _taken(directory: Path, own: frozenset[str]) -> tuple[str, int]:
             continue
         path = directory / f"{name}{_SUFFIX}"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        # A run that ends removes its file. If that was meanwhile, the locked file has no name any more.
+        # A run that ends removes its file. If it did so after the open, the locked file has no name any more.
         if (
             _locks(fd, fcntl.LOCK_EX)
             and path.exists()

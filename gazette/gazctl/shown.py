@@ -138,7 +138,7 @@ class Shown:
         return "" if frame is None else f'  File "{frame[1]}", {frame[2]}'
 
     def ready(self, text: str) -> str:
-        """Return a text that says if a member serves, without the reason why it does not."""
+        """Return a text that says whether a member serves, without the reason why it does not."""
         return "ready\n" if text.strip() == "ready" else f"not ready: {CUT}\n"
 
     def log(self, text: str) -> str:
@@ -189,7 +189,7 @@ def _messages() -> re.Pattern[str]:
     """Return the pattern of all messages that our sources log. Each group is a value."""
     sources = (path.read_text() for path in Path(errors.__file__).parent.rglob("*.py"))
     texts = {ast.literal_eval(f"({call[1]})") for code in sources for call in _CALL.finditer(code)}
-    # Try the longest texts first: a message that is little more than a value matches many lines.
+    # Try the longest texts first: a text of little more than values would match many other messages.
     patterns = ("".join(_pattern(text)) for text in sorted(texts, key=_literals, reverse=True))
     # Facts and hints follow a message.
     return re.compile("|".join(f"{pattern}(.*)" for pattern in patterns))

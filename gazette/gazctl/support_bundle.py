@@ -1,7 +1,7 @@
 """``gazctl support-bundle``: one file with the diagnostics that support needs.
 
-The manifest names each part that could not be collected, with the type of the error. The other parts are
-collected even so.
+If a part cannot be collected, the manifest names the part and the type of the error, and the bundle has all
+other parts.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Bundle:
     moment_s: float
     archive: tarfile.TarFile
     parts: dict[str, str] = field(default_factory=dict)
-    """``ok``, or the type of the error that prevented the part, by the part's name."""
+    """By name of a part: ``ok``, or the type of the error that prevented the part."""
     missing: dict[str, str] = field(default_factory=dict)
     """Missing parts, each with the reason."""
     shown: Shown = field(default_factory=Shown)
@@ -174,7 +174,7 @@ async def _part(bundle: Bundle, name: str, make: Callable[[], Awaitable[str]]) -
 
 
 def _endpoints(addresses: str, routes: Iterable[Route]) -> list[str]:
-    """Return every known endpoint: those of routes and those given by flags."""
+    """Return every known endpoint, once: the endpoints of flags, and of routes."""
     endpoints = dict.fromkeys(word.strip() for word in addresses.split(",") if word.strip())
     for route in routes:
         endpoints |= dict.fromkeys(endpoint for endpoint in route.endpoints if endpoint)

@@ -1,4 +1,4 @@
-"""The context by which `gazctl` finds a run, and the line that says so."""
+"""The context by which `gazctl` finds a run, and the printed line about that context."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def announced(
     consumers: str,
     say: Callable[[str], object],
 ) -> Iterator[None]:
-    """Let `gazctl` find a run by a context, during the block. Say how, or that `gazctl` needs addresses."""
+    """Let `gazctl` find a run by a context, during the block. Say its name, or that addresses are needed."""
     with ExitStack() as stack:
         run = RunContext(brokers, consumers, target, os.getcwd())
         try:

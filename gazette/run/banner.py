@@ -33,7 +33,7 @@ def banner(
     members: Sequence[tuple[str, str]],
     pids: Sequence[int] = (),
 ) -> list[str]:
-    """Return the lines. ``members`` has a gRPC and an HTTP address for each process, ``pids`` its id."""
+    """Return the lines. ``members`` has (gRPC, HTTP) addresses of each process, ``pids`` its process id."""
     lines = [f"{target} runs as application {declaration.application}"]
     if state:
         lines.append(f"  state    {state}")
@@ -86,7 +86,7 @@ def _shell_word(line: str) -> str:
 def query_command(routes: Sequence[str], address: str, values: Mapping[str, str]) -> str:
     """Return a command that asks a route of the application, or the runtime if there is no route.
 
-    ``values`` holds values of path parameters, by name. For others, the command has the name in capitals.
+    ``values`` holds values of path parameters, by name. In place of an unknown value, put the name in capitals.
     """
 
     def rank(route: str) -> tuple[bool, int]:
@@ -102,7 +102,7 @@ def query_command(routes: Sequence[str], address: str, values: Mapping[str, str]
 
 
 def _shard_of(declaration: Declaration, samples: Mapping[str, MessageSample]) -> str:
-    """Return the shard that consumes the first sample with a key: its state shows what the sample did."""
+    """Return the shard that consumes the first sample with a key: its state shows the sample's effect."""
     for source in declaration.sources:
         if source.key is not None and source.name in samples:
             return f"shard-{fnv32a(samples[source.name].key.encode()) % source.partitions:03d}"

@@ -20,7 +20,7 @@ class ChangedFiles:
         self._states = states_of(self._files)
 
     async def wait(self, clock: Clock) -> list[str]:
-        """Return the names of changed files, once no file changes any more. Look four times a second."""
+        """Wait until files have changed, and change no more. Return their names. Look four times a second."""
         before, changed = self._states, list[str]()
         while True:
             await clock.sleep(_POLL_S)

@@ -46,7 +46,7 @@ class ConsumptionSeen(msgspec.Struct, frozen=True):
 
 
 class ConsumptionReport:
-    """Compares the members' answers with their answers at the last look. Call ``look`` at intervals."""
+    """Compares what members answer now with their answers at the last look. Call ``look`` at intervals."""
 
     def __init__(
         self,
@@ -68,10 +68,10 @@ class ConsumptionReport:
         self._said: dict[str, str] = {}
         self._waited: Mapping[str, str] = {}
         self._silent: dict[str, tuple[float, float]] = {}
-        """Time since which a member has not answered, and time of its next line, by its address."""
+        """By address of a member: time since which it has not answered, and time of the next line about it."""
 
     async def look(self) -> list[str]:
-        """Return the news since the last look, as lines. An application that has nothing to do has none."""
+        """Return the news since the last look, as lines. There are none while the application is idle."""
         now = self._clock.monotonic()
         members = self._members()
         answers = await asyncio.to_thread(_ask, members)
@@ -98,7 +98,7 @@ class ConsumptionReport:
         return lines
 
     def _silences(self, silent: Sequence[str], now: float) -> list[str]:
-        """Return a line for each member that did not answer at two looks or more. Repeat it once a minute."""
+        """Return a line for each member that did not answer at two looks or more, again each minute."""
         lines, former, self._silent = [], self._silent, {}
         for address in silent:
             since, say_at = former.get(address, (now, now))

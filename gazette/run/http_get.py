@@ -10,7 +10,7 @@ _TIMEOUT_S: Final = 2.0
 
 
 def get(url: str) -> bytes | None:
-    """Return the body of an answer 200, or None for any other outcome. Each wait takes 2 s at most."""
+    """Return the body of an answer 200; None for any other outcome. Wait at most 2 s for each step."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_TIMEOUT_S)
     try:

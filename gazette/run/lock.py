@@ -1,4 +1,4 @@
-"""The lock of a directory: one `gazette run` at a time holds it. The lock's file names that process."""
+"""The lock of a directory: one `gazette run` at a time holds it. The file of the lock names that run."""
 
 from __future__ import annotations
 

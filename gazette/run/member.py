@@ -55,7 +55,7 @@ class NotingMember(ConsumerMember):
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees all of it or none."""
+    """Write a file. A reader sees the whole file, or the former one."""
     temporary = path.with_name(f"{path.name}.partial")
     temporary.write_bytes(content)
     temporary.replace(path)
@@ -84,7 +84,7 @@ def run(argv: Sequence[str]) -> int:
         application = RunTarget.parse(text).load()
     except Invalid as error:
         return exit_with(error, sys.stderr)
-    # All processes stop together, so none can take over. Hide the drain's warnings about that.
+    # All processes stop together, so no process can take over. Hide the drain's warnings about this.
     logging.getLogger("gazette.cluster.allocator.drain").setLevel(logging.ERROR)
     NotingMember.routes_file = Path(file)
     return process.run(application, ["serve", *flags], os.environ, member=NotingMember)

@@ -102,7 +102,7 @@ class RunMembers:
             await self._say_ready(member)
 
     async def stop(self) -> None:
-        """Stop all processes at once. Kill those that have not ended after `STOP_S` seconds."""
+        """Stop all processes at once. Kill processes that have not ended after `STOP_S` seconds."""
         running = [one.process for one in self.members if one.running and one.process is not None]
         for process in running:
             with contextlib.suppress(ProcessLookupError):

@@ -55,7 +55,7 @@ class MessageSample(msgspec.Struct, frozen=True):
 def samples_of(application: Any, directory: str) -> Iterator[tuple[Source[Any], MessageSample]]:
     """Yield each source of JSON lines with simple fields, and a sample of its messages.
 
-    ``directory`` is the one from which the module of the application is imported.
+    The module of the application is imported from ``directory``.
     """
     for source in sources_of(application):
         if source.content_type != CONTENT_JSON_LINES:
@@ -122,7 +122,7 @@ class _Wanted:
 
 
 def _object(kind: ObjectType, wanted: _Wanted, path: tuple[str, ...]) -> Any:
-    """Return an object with its required and wanted fields; with all fields if it has no such field."""
+    """Return an object with its required and wanted fields; if it has neither, with all fields."""
     fields = [field for field in kind.fields if (*path, field.encode_name) != wanted.uuid]
     array = isinstance(kind, inspect.StructType) and kind.array_like
     needed = [

@@ -1,4 +1,4 @@
-"""One run: a cluster, and an application on it that starts again when its files change."""
+"""One run: a cluster, and an application on the cluster. The application restarts when its files change."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Says(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddresses:
-    """The addresses of a cluster. ``local`` is set if this process has started it."""
+    """The addresses of a cluster. ``local`` None: this process has not started the cluster."""
 
     brokers: str
     etcd: str
@@ -108,10 +108,10 @@ class RunSession:
         }
         self._ports: list[tuple[int, int]] = []
         self._banner: list[str] = []
-        """The banner that was printed last. If a restart would print it again, a single line replaces it."""
+        """The banner that was printed last. If it is the same after a restart, a single line replaces it."""
 
     async def run(self, *, after_crash: bool = False) -> int:
-        """Run until cancelled. Return 2 if the application cannot be used. Raise what stops the run.
+        """Run until cancelled. Return 2 if the application cannot be used. Raise the error that ends the run.
 
         With ``after_crash``, processes of a killed run may still be ending. Cancellation ends all processes.
         """
@@ -157,7 +157,7 @@ class RunSession:
     async def _generation(
         self, described: Description, cluster: ClusterAddresses, client: Client
     ) -> Description:
-        """Serve the application until its files change. Return the description of the changed one."""
+        """Serve the application until its files change. Return the description of the changed application."""
         declaration = described.declaration
         members = RunMembers(
             self._target,
@@ -170,7 +170,7 @@ class RunSession:
             pass_fds=() if cluster.local is None else (cluster.local.etcd.lifeline,),
         )
         try:
-            # Put journals first: members need the outputs. Then start members: only these can list shards.
+            # Put journals first: members need the outputs. Start members next: only members list shards.
             await self._put_journals(declaration, client, embedded=cluster.local is not None)
             await members.start()
             async with ShardClient(

@@ -69,7 +69,7 @@ class RunTarget:
         return os.getcwd() if self.path is None else str(self.path.parent)
 
     def load(self) -> Application[Any]:
-        """Import the module and return the application. Raise ``Invalid`` for what is wrong in it."""
+        """Import the module and return the application. Raise ``Invalid`` if it fails, or has not just one."""
         module = self._import()
         if self.name:
             return self._named(module)
@@ -213,7 +213,7 @@ def _error_text(error: BaseException) -> str:
 
 
 def _applications(module: ModuleType) -> Iterator[type[Application[Any]]]:
-    """Yield the complete applications that a module defines, except those that are bases of others."""
+    """Yield the complete applications that a module defines, except bases of other such applications."""
     defined = (cls for cls in vars(module).values() if _is_own(cls, module))
     classes = [cls for cls in dict.fromkeys(defined) if not inspect.isabstract(cls)]
     for cls in classes:

@@ -1,4 +1,4 @@
-"""Merging of several journals into one output: they take turns only between messages."""
+"""Merging of several journals into one output: journals take turns only between messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gazette.runtime.mutex import Mutex
 from gazette.runtime.tasks import BlockingPool
 
 HELD_BYTES_MAX: Final = 4 << 20
-"""Bytes of a message that are held until it ends. During a longer message, other streams wait."""
+"""Upper bound of the bytes held until their message ends. During a longer message, other streams wait."""
 
 
 class OutputFile:
@@ -64,7 +64,7 @@ class OutputFile:
 
 
 class MergedOutput:
-    """An output of several streams. A stream keeps the output within a message."""
+    """An output of several streams. A stream keeps the output until its message ends."""
 
     def __init__(self, file: OutputFile) -> None:
         self.file = file
@@ -83,7 +83,7 @@ class MergedStream:
         self._edges = edges
         self._held = bytearray()
         self._file: OutputFile | None = None
-        """Set while this stream may write."""
+        """The output, while it is this stream's turn to write. None: another stream may write."""
 
     @property
     def held_bytes(self) -> int:
@@ -101,7 +101,7 @@ class MergedStream:
         if not end and self._file is None and len(self._held) + len(piece) <= HELD_BYTES_MAX:
             self._held += piece
             return
-        # If no message ends in the piece, this stream has the output or holds too much: write all.
+        # Without an end, this stream has the output already, or would hold too much: write the whole piece.
         cut = end or len(piece)
         await self._write_out(piece[:cut])
         self._held += piece[cut:]

@@ -1,7 +1,7 @@
 """Ends of messages in a stream of bytes, to merge streams between messages. Pure.
 
-An edge finder takes the pieces of one journal in order. For each piece it returns the position at which the
-last message in it ends.
+An edge finder takes the pieces of one journal in order. For each piece, the finder returns the position at
+which the last message ends.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CSVEdges:
         last_end = 0
         quoted = (quotes + self._quoted) % 2 == 1
         self._quoted = quoted
-        # ``quoted`` says if the position ``end`` is within quotes. Go back from newline to newline.
+        # ``quoted`` says whether the position ``end`` is within quotes. Go back from newline to newline.
         for _ in range(_NEWLINES_TRIED):
             newline = piece.rfind(b"\n", 0, end)
             if newline < 0:
@@ -72,7 +72,7 @@ class FixedEdges:
 
     def __init__(self) -> None:
         self._missing = 0
-        """Bytes of the present message that are missing, once its header is known."""
+        """Bytes that the present message still lacks. 0: its header is not complete yet."""
         self._header = b""
 
     def feed(self, piece: bytes) -> int:
@@ -102,7 +102,7 @@ class FixedEdges:
 
 
 def edges_of(content_type: str) -> EdgeFinder | None:
-    """Return the edge finder of a content type, or None without one."""
+    """Return the edge finder of a content type; None if messages of that type have no known ends."""
     match content_type:
         case t if t == CONTENT_JSON_LINES:
             return LineEdges()

@@ -20,15 +20,15 @@ class Splitter(Protocol):
     """Splitter of an input into records."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the records that end in ``data``, with their framing. Raise ``Invalid``."""
+        """Return the records that end in ``data``, with their framing. Raise ``Invalid`` for a wrong one."""
         ...
 
     def finish(self) -> list[bytes]:
-        """Return the remaining records at the end of the input. Raise ``Invalid`` if it ends within one."""
+        """Return the records left at the end of the input. Raise ``Invalid`` for an incomplete record."""
         ...
 
     def key_of(self, record: bytes) -> bytes:
-        """Return the key of a key record, without its framing. Raise ``Invalid``."""
+        """Return the key of a key record, without its framing. Raise ``Invalid`` if it is not base64."""
         ...
 
 

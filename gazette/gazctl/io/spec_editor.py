@@ -19,11 +19,11 @@ _HEADER: Final = (
 )
 _EDITOR_DEFAULT: Final = "vi"
 _ATTEMPTS_MAX: Final = 5
-"""Most times that an editor without a terminal is opened again: a program may repeat its mistake."""
+"""Greatest number of times to open an editor without a terminal: a program may repeat its mistake."""
 
 
 def read_specs(path: str, context: Context) -> str:
-    """Return the text of a file, or of stdin for ``-``. Raise ``Invalid``."""
+    """Return the text of a file, or of stdin for ``-``. Raise ``Invalid`` if it cannot be read."""
     try:
         data = context.terminal.stdin.read() if path == "-" else Path(path).read_bytes()
         return data.decode()

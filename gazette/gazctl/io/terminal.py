@@ -41,7 +41,7 @@ class Terminal:
         self.stdout.flush()
 
     def note(self, text: str) -> None:
-        """Print a note for the user on stderr. Make text of servers in it `printable`."""
+        """Print a note for the user on stderr. Make the note `printable`: it may have text of servers."""
         self.stderr.write(f"{printable(text)}\n")
         self.stderr.flush()
 
@@ -87,7 +87,7 @@ class ProgressLine:
             self._bar.stop()
 
     def update(self, done: int, total: int) -> None:
-        """Show that ``done`` of ``total`` units are done, and the estimated time of the rest. ``total`` may
+        """Show that ``done`` of ``total`` units are done, and how long the rest may take. ``total`` may
         grow."""
         now = self._clock.monotonic()
         if self._begun[0] != self.label or done < self._begun[2]:

@@ -10,7 +10,7 @@ from gazette.runtime.numbers import is_digits
 
 
 def parse_moment(text: str, now: float, flag: str) -> int:
-    """Return Unix seconds, or 0 for an empty text. Raise ``Invalid``.
+    """Return Unix seconds, or 0 for an empty text. Raise ``Invalid`` for a text that is no time.
 
     Accept ``1700000000``, ``2026-01-31T12:00:00Z``, ``2026-01-31`` (UTC), or ``24h`` for that long ago.
     """

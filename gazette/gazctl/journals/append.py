@@ -39,7 +39,7 @@ _ANSWER_S: Final = 5.0
 _POLL_S: Final = 0.1
 
 Choose = Callable[[bytes], str]
-"""Function from a key to a journal. Raises ``NotFound``."""
+"""Function from a key to a journal. Raises ``NotFound`` if ``direct`` keys name no matching journal."""
 
 
 async def run(context: Context) -> int:
@@ -178,7 +178,7 @@ class Appending:
 
     @property
     def bytes_appended(self) -> int:
-        """Bytes passed to the append service, without those that still wait there."""
+        """Bytes passed to the append service, without the bytes that still wait there."""
         return self._bytes - self._service.backlog_bytes
 
     def summary(self) -> str:
@@ -250,7 +250,7 @@ def _read(source: BinaryIO) -> bytes:
 
 
 async def _flush(context: Context, service: AppendService, address: str) -> None:
-    """Wait for pending appends while they make progress. Raise ``Unavailable`` with the broker's reason."""
+    """Wait for pending appends while they progress. Then raise ``Unavailable`` with the broker's reason."""
     while True:
         backlog = service.backlog_bytes
         try:

@@ -21,7 +21,7 @@ from gazette.protocol.ids import split_journal_meta
 from gazette.protocol.shard import ShardSpec
 
 FRAMED: Final = frozenset({CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED})
-"""Content types of which messages can be decoded."""
+"""Content types whose messages can be decoded."""
 _SHOWN_MAX: Final = 20
 
 

@@ -1,4 +1,4 @@
-"""``gazctl journals decide-fragments``: decides to which journals fragments of unknown names belong."""
+"""``gazctl journals decide-fragments``: decides which fragments of unknown names are a journal's own."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def _decide(
 
 
 def decided(spec: JournalSpec, flags: DecideFragmentsFlags) -> JournalSpec:
-    """Return the specification with the decisions in its labels. Raise ``Invalid``."""
+    """Return the specification with the decisions in its labels. Raise ``Invalid`` for a wrong template."""
     labels = spec.labels
     if flags.former_template:
         postfix_template.parse(flags.former_template)  # A wrong template would match all fragments.

@@ -57,7 +57,7 @@ class FragmentRemover:
         self._stores.close()
 
     async def owner(self, spec: JournalSpec) -> FragmentOwner:
-        """Return the filter of a journal's own fragments: journals below its name have others there."""
+        """Return the filter of a journal's own fragments. Journals with longer names have theirs below it."""
         selector = LabelSelector.of(("name:prefix", f"{spec.name}/"))
         async with self._context.answering(self._client.address):
             nested = (await self._client.list_journals(selector)).journals
@@ -67,7 +67,7 @@ class FragmentRemover:
     async def duplicates(
         self, spec: JournalSpec, owner: FragmentOwner, removed: Sequence[Fragment]
     ) -> list[Fragment]:
-        """Return stored fragments of a journal that ``removed`` ones cover.
+        """Return stored fragments of a journal that the fragments ``removed`` cover.
 
         Brokers list one fragment for each offset. After its removal, smaller fragments and copies in other
         stores would appear. Report a store that cannot be listed, and keep its fragments.

@@ -40,7 +40,7 @@ async def run(context: Context) -> int:
 
 
 async def _problem_elsewhere(context: Context, client: Client, store: str) -> str:
-    """Return the problem that brokers of a store's journals have with it; empty without one."""
+    """Return the problem with the store that brokers of its journals have; empty without a problem."""
     listed = await list_journals(context, client, EVERYTHING)
     journals = [journal for journal in listed.journals if store in journal.spec.fragment.stores]
 

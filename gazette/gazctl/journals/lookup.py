@@ -32,8 +32,8 @@ async def journals_by_name(
 
 
 async def write_head(context: Context, client: Client, journal: str) -> int:
-    """Return the head of a journal, by a read: an append would resume a suspended journal. Raise
-    ``NotFound``, ``NotAllowed`` (also for a suspended journal) or ``Unavailable``."""
+    """Return the head of a journal, by a read: an append would resume a suspended journal. Raise ``NotFound``
+    for a missing journal, ``NotAllowed`` also for a suspended one, ``Unavailable`` without an answer."""
     params = ReadParams(journal, offset=WRITE_HEAD, metadata_only=True)
     async with context.answering(client.address), RetryReader(client, params) as reader:
         with suppress(NotYet):

@@ -27,7 +27,7 @@ class PrunePlan:
     journal: str
     listed: list[Fragment] = field(default_factory=list)
     doomed: list[Fragment] = field(default_factory=list)
-    """Fragments to remove: listed ones, and duplicates that they cover."""
+    """Fragments to remove: listed fragments, and the duplicates that these cover."""
     note: str = ""
     failed: bool = False
 

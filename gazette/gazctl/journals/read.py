@@ -90,7 +90,7 @@ class Reading:
             pump.reader.close()
 
     async def read_once(self, selector: LabelSelector) -> None:
-        """Read to the write head, some journals at a time. The first error ends all."""
+        """Read to the write head, some journals at a time. The first error ends all reads."""
         listed = await list_journals(self.context, self.client, selector)
         if not listed.journals:
             self.context.terminal.note("no journal matches")
@@ -180,7 +180,7 @@ class Reading:
             self._pumps.pop(name, None)
 
     async def _copy(self, name: str, pump: _Pump) -> bool:
-        """Copy until the journal ends. Return False if it ended unexpectedly."""
+        """Copy until the journal ends. Return False if the reader was closed before."""
         reader = pump.reader
         while True:
             try:
@@ -273,7 +273,7 @@ def _is_over(error: GazetteError) -> bool:
 
 
 def read_offsets(path: Path | None) -> dict[str, int]:
-    """Return offsets by journal from a JSON file. Raise ``Invalid``."""
+    """Return offsets by journal from a JSON file. Raise ``Invalid`` if it cannot be read, or has others."""
     if path is None:
         return {}
     try:
@@ -294,7 +294,7 @@ def read_offsets(path: Path | None) -> dict[str, int]:
 
 
 def write_offsets(path: Path, offsets: Mapping[str, int], former: Path | None) -> None:
-    """Write offsets atomically. Keep a copy of the file ``former``, from which they were read."""
+    """Write offsets atomically. If ``former``, the file of the old offsets, is the same file, keep a copy."""
     temporary = path.with_name(path.name + ".partial")
     temporary.write_text(json.dumps(dict(sorted(offsets.items())), indent=2) + "\n", "utf-8")
     if former is not None and former.exists() and path.exists() and former.samefile(path):

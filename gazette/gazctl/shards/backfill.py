@@ -1,4 +1,4 @@
-"""``gazctl shards backfill``: build the state of shards from history; the shards then continue from it."""
+"""``gazctl shards backfill``: build the state of shards from history. The shards continue from that state."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _access(context: Context, flags: ShardsBackfillFlags) -> Access:
 
 
 def _history_end(flags: ShardsBackfillFlags, now_s: float) -> HistoryEnd:
-    """Return the end of the history. Raise ``Invalid``."""
+    """Return the end of the history. Raise ``Invalid`` for two ends, or for one in the future."""
     if flags.until and flags.offsets:
         raise Invalid(
             "--until and --offsets exclude each other",
@@ -169,7 +169,7 @@ def _history_end(flags: ShardsBackfillFlags, now_s: float) -> HistoryEnd:
 
 
 def _offsets(text: str) -> Mapping[str, int]:
-    """Return offsets by journal, from a text or a file of JSON. Raise ``Invalid``."""
+    """Return offsets by journal, from a text or a file of JSON. Raise ``Invalid`` if it has no offsets."""
     if not text:
         return {}
     try:

@@ -25,7 +25,7 @@ from gazette.runtime.numbers import bytes_text
 
 @dataclass(frozen=True, slots=True)
 class SlotHints:
-    """The hints in one slot of a shard; None for an empty slot. A recovery with them reads ``spans``."""
+    """The hints in one slot of a shard; None for an empty slot. A recovery by these hints reads ``spans``."""
 
     shard: str
     slot: str
@@ -90,7 +90,7 @@ async def _all_slots(
 
 
 def _slots_of(shard: ListedShard, stored: ShardHints) -> Iterator[SlotHints]:
-    """Yield the slots of a shard. Raise ``Invalid`` for hints that contradict themselves."""
+    """Yield the slots of a shard. Raise ``Invalid`` for hints whose segments contradict each other."""
     for name, hints in hints_by_slot(shard.spec, stored).items():
         spans = () if hints is None else tuple(spans_of(hints))
         yield SlotHints(shard.spec.id, name, hints, spans)

@@ -22,7 +22,7 @@ from gazette.runtime.numbers import bytes_text
 UNKNOWN = "?"
 _STAT_TIMEOUT_S = 10.0
 _ASK_S = 5.0
-"""Seconds to wait for a member's answer about what its shards wait for."""
+"""Seconds to wait until a member answers what its shards wait for."""
 
 
 async def run(context: Context) -> int:
@@ -78,7 +78,7 @@ async def list_shards(
 
 
 async def get_shard(context: Context, consumer: ShardClient, shard_id: str) -> ListedShard:
-    """Return one shard. Raise ``NotFound``."""
+    """Return one shard. Raise ``NotFound`` if it does not exist."""
     listed = await list_shards(context, consumer, LabelSelector.of(id=shard_id))
     if not listed.shards:
         raise NotFound("shard not found", shard=shard_id)
@@ -168,7 +168,7 @@ async def _lags(
     shards: Sequence[ListedShard],
     problems: Mapping[str, str],
 ) -> tuple[list[str], str]:
-    """Return the lag of each shard as text, and the reason why some are unknown."""
+    """Return the lag of each shard as text, and a text with the reasons of unknown lags."""
     broker = await context.broker()
     journals = sorted(
         {split_journal_meta(source.journal)[0] for shard in shards for source in shard.spec.sources}

@@ -46,7 +46,7 @@ class Needs:
     blocked: dict[JournalName, str] = field(default_factory=dict)
 
     def add_shard(self, spec: ShardSpec, stored: ShardHints) -> None:
-        """Add the needs of one shard. Raise ``Invalid`` for hints that contradict themselves."""
+        """Add the needs of one shard. Raise ``Invalid`` for hints whose segments contradict each other."""
         for name, hints in hints_by_slot(spec, stored).items():
             if hints is None:
                 self.blocked.setdefault(
@@ -65,7 +65,7 @@ class Needs:
             self.spans.setdefault(span.log, []).append(span)
 
     def unneeded(self, log: JournalName, fragments: Sequence[Fragment]) -> list[Fragment]:
-        """Return the fragments of a log that no hints need. Raise ``Corrupt`` by rule 4."""
+        """Return the fragments that no hints need. Raise ``Corrupt`` if the listing is incomplete (rule 4)."""
         spans = self.spans.get(log, [])
         end = max((fragment.end for fragment in fragments), default=0)
         for span in spans:
@@ -83,7 +83,7 @@ class Needs:
 
 
 def hints_by_slot(spec: ShardSpec, stored: ShardHints) -> dict[str, FSMHints | None]:
-    """Return the hints of a shard by the names of their slots: None for the first empty backup."""
+    """Return the hints of a shard by slot. If backups are missing, the first missing one is None."""
     slots = {"primary": stored.primary}
     slots |= {f"backup {index}": hints for index, hints in enumerate(stored.backups)}
     if len(stored.backups) < spec.hint_backups:
@@ -92,19 +92,19 @@ def hints_by_slot(spec: ShardSpec, stored: ShardHints) -> dict[str, FSMHints | N
 
 
 def spans_of(hints: FSMHints) -> Iterator[Span]:
-    """Yield the spans that a recovery with some hints reads. If the last segment is not in their own log,
-    this log is read as a whole. Raise ``Invalid`` for hints that contradict themselves."""
+    """Yield the spans that a recovery with some hints reads. If the last segment is in another log, the own
+    log of the hints is read as a whole. Raise ``Invalid`` if segments of the hints contradict each other."""
     segments = list(fold_hinted_segments((node.segments for node in hints.live_nodes), hints.log))
     for segment in segments[:-1]:
         yield Span(segment.log, segment.first_offset, segment.last_offset or None)
-    for last in segments[-1:]:
+    for last in segments[-1:]:  # The last segment, if there is one.
         yield Span(last.log, last.first_offset, None)
     if not segments or segments[-1].log != hints.log:
         yield Span(hints.log, 0, None)
 
 
 def unpersisted(fragments: Sequence[Fragment]) -> list[Fragment]:
-    """Return the fragments of which brokers do not know yet that a store has them."""
+    """Return the fragments that no store has yet, as far as brokers know."""
     return [
         fragment for fragment in fragments if not (fragment.mod_time and fragment.backing_store)
     ]

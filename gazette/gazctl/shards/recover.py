@@ -28,7 +28,7 @@ from gazette.runtime.numbers import bytes_text
 from gazette.runtime.tasks import BlockingPool
 
 STAGING: Final = ".gazctl-recover"
-"""A directory within the target directory, so that recovered files can be moved and need no copy."""
+"""Directory within the target directory: recovered files are moved from there, without a copy."""
 
 
 async def run(context: Context) -> int:
@@ -114,7 +114,7 @@ def check_directory(directory: Path, *, force: bool) -> None:
 async def choose_hints(
     context: Context, consumer: ShardClient, client: Client, spec: ShardSpec, backup: int = -1
 ) -> FSMHints:
-    """Return the newest hints of a shard, or those of a ``backup``.
+    """Return the newest hints of a shard, or the hints of a ``backup``.
 
     Without stored hints, return empty hints if the log can be played from its first byte. Raise ``NotFound``
     if there is no such backup. Raise ``Corrupt`` if there are no hints and the log was pruned: a play-back

@@ -32,7 +32,7 @@ _ENDS_WITHIN_S: Final = 60.0
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
     """Settings of a local cluster. Each broker gets two ports, gRPC and then HTTP, from ``first_port`` on.
-    With 0, it gets any free ports."""
+    If ``first_port`` is 0, each broker gets any free ports."""
 
     directory: Path
     brokers: int = 3
@@ -48,11 +48,11 @@ class ClusterSettings:
     log_level: str = "warn"
     ready_timeout_s: float = 60.0
     durable_etcd: bool = True
-    """True if etcd syncs its files. Without that, only a crash of the machine loses data."""
+    """True if etcd syncs its files. If False, a crash of the machine loses data; nothing else does."""
     broker_flags: tuple[str, ...] = ()
     """Further flags of each broker."""
     original: Path | None = None
-    """Directory of the original's binaries: its brokers are run instead of ours."""
+    """Directory of the original's binaries, to run the original's brokers. None: run our brokers."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.brokers <= 20:
@@ -185,8 +185,8 @@ class LocalCluster:
                 "--broker.drain-timeout=0s",
             )
         log_path = self.directory / "logs" / f"{name}.log"
-        # A broker that ends because this process died needs etcd to store its fragments and to leave.
-        # etcd outlives all that inherit the lifeline. The original inherits no descriptor.
+        # If this process dies, its brokers end, and need etcd to store fragments and to leave. So brokers
+        # inherit the lifeline, which etcd outlives. The original inherits no descriptor.
         lifeline = () if self.settings.original is not None else (self.etcd.lifeline,)
         process = ChildProcess(name, argv, log_path, self.environ, self._clock, pass_fds=lifeline)
         return Broker(process, zone, self.settings.advertised_host, grpc_port, http_port)
@@ -201,7 +201,7 @@ class LocalCluster:
         }
 
     def write_ready_file(self, path: Path) -> None:
-        """Write the description so that a reader sees all of it or none."""
+        """Write the description. A reader sees the whole file, or no file."""
         temporary = path.with_name(path.name + ".partial")
         temporary.write_text(json.dumps(self.describe(), indent=2) + "\n")
         temporary.replace(path)
@@ -218,7 +218,7 @@ class LocalCluster:
                 on_restart(self.etcd.exit_code)
 
     async def keep_brokers(self, on_change: Callable[[ChildProcess, bool], None]) -> NoReturn:
-        """Start each broker again that ends. Call ``on_change`` with False then, with True once it is ready.
+        """Start each broker again that ends. Call ``on_change`` with False at its end, True once it is ready.
 
         Run this as a daemon. A broker that ends with an exit code has lost its lease, for example after a
         pause. Such a broker has stored its fragments. Raise ``Broken`` if a signal kills the only broker, if
@@ -275,7 +275,7 @@ class LocalCluster:
             self.etcd.stop()
 
     async def kill_brokers(self) -> None:
-        """Kill all brokers at once: they store nothing more."""
+        """Kill all brokers at once, so that these store nothing more."""
         for broker in self.brokers:
             await broker.process.kill()
 

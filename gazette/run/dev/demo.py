@@ -127,7 +127,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _runner_of(flags: DemoFlags) -> Runner:
-    """Return the runner of the backfill. Raise ``Invalid`` for its flags, ``Unavailable`` without Java."""
+    """Return the runner of the backfill. Raise ``Invalid`` for wrong flags, ``Unavailable`` without Java."""
     if flags.spark and flags.no_spark:
         raise Invalid("must not be given with --spark", path="--no-spark")
     forced = False if flags.no_spark else flags.spark
@@ -215,7 +215,7 @@ class _Demo:
     async def _backfill(
         self, words: WordCountCluster, publishing: Publishing, counted: Counter[str]
     ) -> None:
-        """Rebuild a shard's state from history, then publish more, which the shard must consume."""
+        """Rebuild a shard's state from history. Then publish more messages, which the shard must consume."""
         act = BackfillAct(words, self.clock, self.say, self.runner)
         await act.run()
         report = self.report

@@ -107,7 +107,7 @@ class BackfillAct:
         self._say = say
 
     async def run(self) -> None:
-        """Wipe, backfill, and return when the shard serves again. Raise ``GazetteError``."""
+        """Wipe, backfill, and return when the shard serves again. Raise ``GazetteError`` if a step fails."""
         self._say(
             f"\n[yellow]✗ wiping the state of {self.shard}[/]: its recovery log and its hints"
         )
@@ -206,7 +206,7 @@ class BackfillAct:
                 )
         finally:
             await process.stop(5.0)
-        # The report is one line of the log. Other lines are progress, and what Spark logs, maybe as JSON.
+        # The report is one line of the log. Other lines are progress, and logs of Spark, maybe in JSON.
         lines = process.log_path.read_text("utf-8").splitlines()
         report: dict[str, Any] = json.loads(
             next(line for line in lines if line.startswith('{"run_id"'))

@@ -54,7 +54,7 @@ class Publishing:
         return self.messages / self._seconds if self._seconds else 0.0
 
     async def reached(self, fraction: float) -> None:
-        """Return once the publisher has that fraction of the text."""
+        """Return once that fraction of the text is with the publisher."""
         while self.fraction < fraction:
             await self._moved.wait()
 
@@ -126,7 +126,7 @@ class Queries:
         self._killed.add(member.id)
 
     async def run(self) -> None:
-        """Query until stopped. Ask the members in turn, except those that are killed."""
+        """Query until stopped. Ask in turn all members that are not killed."""
         while not self._stopped:
             running = [member for member in self._words.members if member.id not in self._killed]
             member = running[self._turn % len(running)]
@@ -162,10 +162,10 @@ async def all_counts(words: WordCountCluster) -> Counter[str]:
 
 
 def ask_any(words: WordCountCluster, path: str) -> dict[str, int]:
-    """Return the answer of the first member that has one.
+    """Return the answer of the first member that answers.
 
     A member may leave meanwhile: on a busy machine, it can lose its lease. If no member answers, raise
-    ``Unavailable`` with the reason of the last one.
+    ``Unavailable`` with the reason of the last member.
     """
     failure: GazetteError = Unavailable("no member runs", path=path)
     for member in words.members:
@@ -178,7 +178,7 @@ def ask_any(words: WordCountCluster, path: str) -> dict[str, int]:
 
 
 def ask(member: Member, path: str) -> dict[str, int]:
-    """Return the answer to one HTTP query. Raise ``Unavailable`` with the reason."""
+    """Return the answer to one HTTP query. Raise ``Unavailable`` if the member does not answer it."""
     url = urllib.parse.urlsplit(member.http_url)
     connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=QUERY_TIMEOUT_S)
     try:

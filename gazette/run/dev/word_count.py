@@ -282,7 +282,7 @@ class WordCountCluster:
                 await self._clock.sleep(0.2)
 
     async def stop(self, timeout_s: float = 30.0) -> list[str]:
-        """Stop all members. Return the names of those that had to be killed."""
+        """Stop all members. Return the names of members that had to be killed."""
         running = [member.process for member in self.members if member.process.running]
         in_time: list[Any] = await asyncio.gather(*(process.stop(timeout_s) for process in running))
         await self.client.close()
