@@ -64,7 +64,7 @@ async def find_last(
     """Return the place of the last ``count`` messages, or of all if there are fewer.
 
     Read more until the later half of the bytes has ``count`` messages. If a transaction may have begun before
-    these bytes, read up to `WHOLE_BYTES`, or, if only its acknowledgement was read, ``transaction_bytes_max``.
+    these bytes, read up to `WHOLE_BYTES`, or ``transaction_bytes_max`` if only its acknowledgement was read.
     If messages of such a transaction may still be missing, tell the user.
     """
     end = await write_head(context, client, journal.name)
