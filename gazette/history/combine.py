@@ -16,7 +16,7 @@ The input is any rows of one journal, also results of earlier calls. There may b
 """
 
 _ROWS: Final = 1 << 17
-"""Number of rows after which they are combined."""
+"""Number of collected rows at which rows are combined."""
 
 
 class Combiner:

@@ -54,9 +54,9 @@ _NUMBERED: Final = (INTEGER, BOOLEAN, DECIMAL, INSTANT, LOCAL, DATE)
 _TEXTUAL: Final = (TEXT, NUMBER, VALUE)
 
 _ABSENT: Final = -1
-"""Number of a key that is not wanted, and of the node of a key without a field."""
+"""Number that stands for a key that is not wanted, and for the node of a key without a field."""
 KEYS_MAX: Final = 256
-"""Most keys of a line that are remembered for the next line."""
+"""Greatest number of keys of a line that are remembered for the next line."""
 DEPTH_MAX: Final = 32
 """Greatest depth of a tree of nodes."""
 _DEPTH_MAX: Final = 60
@@ -65,11 +65,11 @@ _TEXT_CHARS: Final = 36
 _FOREIGN_UUID: Final = np.uint64(FOREIGN_UUID)
 _ACK_TXN: Final = np.uint64(ACK_TXN)
 _DIGITS_MAX: Final = 19
-"""Most digits that always fit an unsigned integer of 64 bits."""
+"""Greatest number of digits that always fit an unsigned integer of 64 bits."""
 _UNITS_DIGITS_MAX: Final = 18
-"""Most digits that always fit a signed integer of 64 bits."""
+"""Greatest number of digits that always fit a signed integer of 64 bits."""
 _SECONDS_DIGITS_MAX: Final = 12
-"""Most digits of seconds whose microseconds always fit a signed integer of 64 bits."""
+"""Greatest number of digits of seconds whose microseconds always fit a signed integer of 64 bits."""
 _MICROS: Final = 1_000_000
 _DAY_MICROS: Final = 86_400 * _MICROS
 _OFFSET_MAX_MINUTES: Final = 18 * 60

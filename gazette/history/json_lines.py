@@ -44,7 +44,7 @@ FIELDS_MAX: Final = 256
 _ROOM_BYTES: Final = 1 << 20
 """Unit of the sizes of arrays, in bytes."""
 _DECLINED_MAX: Final = 4
-"""Consecutive declined buffers after which the scanner declines all later ones."""
+"""Number of consecutive declined buffers after which the scanner declines all later buffers."""
 
 _SAID_AFTER_S: Final = 2.0
 """Seconds after which the log says that Numba compiles. Cached code loads in less time."""

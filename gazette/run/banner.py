@@ -86,7 +86,7 @@ def _shell_word(line: str) -> str:
 def query_command(routes: Sequence[str], address: str, values: Mapping[str, str]) -> str:
     """Return a command that asks a route of the application, or the runtime if there is no route.
 
-    ``values`` holds values of path parameters, by name. In place of an unknown value, put the name in capitals.
+    ``values`` holds values of path parameters, by name. Unknown values are replaced by names in capitals.
     """
 
     def rank(route: str) -> tuple[bool, int]:

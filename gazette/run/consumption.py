@@ -68,7 +68,7 @@ class ConsumptionReport:
         self._said: dict[str, str] = {}
         self._waited: Mapping[str, str] = {}
         self._silent: dict[str, tuple[float, float]] = {}
-        """By address of a member: time since which it has not answered, and time of the next line about it."""
+        """By address of a member: time since which it is silent, and time of the next line about it."""
 
     async def look(self) -> list[str]:
         """Return the news since the last look, as lines. There are none while the application is idle."""
@@ -98,7 +98,7 @@ class ConsumptionReport:
         return lines
 
     def _silences(self, silent: Sequence[str], now: float) -> list[str]:
-        """Return a line for each member that did not answer at two looks or more, again each minute."""
+        """Return a line for each member that did not answer at two looks or more; repeat it each minute."""
         lines, former, self._silent = [], self._silent, {}
         for address in silent:
             since, say_at = former.get(address, (now, now))

@@ -431,7 +431,7 @@ class RunSession:
     def _member_flags(self, declaration: Declaration, cluster: ClusterAddresses) -> list[str]:
         flags = [
             f"--consumer.bind-host={HOST}",
-            # All processes stop together: no other one could take over.
+            # All processes stop together: no other process could take over.
             "--consumer.drain-timeout=0s",
             "--consumer.drain-timeout-max=0s",
             f"--broker.address={cluster.brokers}",

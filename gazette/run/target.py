@@ -69,7 +69,7 @@ class RunTarget:
         return os.getcwd() if self.path is None else str(self.path.parent)
 
     def load(self) -> Application[Any]:
-        """Import the module and return the application. Raise ``Invalid`` if it fails, or has not just one."""
+        """Import the module and return its application. ``Invalid`` if this fails, or it has not just one."""
         module = self._import()
         if self.name:
             return self._named(module)

@@ -65,7 +65,7 @@ class Needs:
             self.spans.setdefault(span.log, []).append(span)
 
     def unneeded(self, log: JournalName, fragments: Sequence[Fragment]) -> list[Fragment]:
-        """Return the fragments that no hints need. Raise ``Corrupt`` if the listing is incomplete (rule 4)."""
+        """Return the fragments that no hints need. Raise ``Corrupt`` if the list is incomplete (rule 4)."""
         spans = self.spans.get(log, [])
         end = max((fragment.end for fragment in fragments), default=0)
         for span in spans:

@@ -77,7 +77,7 @@ async def read_previous_state(
     stored_hints = dict.fromkeys(
         hints for hints in (stored.primary, *stored.backups) if hints is not None
     )
-    # Try hints in the order of a shard. Hints without files come last: with these, read the whole log.
+    # Try hints in the order in which a shard does. Hints without files come last: read the whole log.
     hints = sorted(stored_hints, key=lambda some: not some.live_nodes) or [
         FSMHints(log=spec.recovery_log)
     ]

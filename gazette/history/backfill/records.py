@@ -85,7 +85,7 @@ class RunRecords:
             )
 
     async def manifest(self) -> set[tuple[str, str]] | None:
-        """Return (shard, attempt) pairs of the manifest; None without one. Raise ``Corrupt`` if damaged."""
+        """Return the manifest's (shard, attempt) pairs; None if it is absent. ``Corrupt`` if damaged."""
         data = await self._find(self._object(MANIFEST))
         return None if data is None else manifest_attempts(data)
 
@@ -152,7 +152,7 @@ class RunRecords:
         await self._create(name, msgspec.json.encode(intent))
 
     async def appended(self, attempt: Attempt) -> int | None:
-        """Return the first offset of a state in its log; None before the append. ``Corrupt``: a bad note."""
+        """Return a state's first offset in its log, None before the append. ``Corrupt`` if malformed."""
         name = appended_name(self.run_id, attempt.shard, attempt.attempt)
         if (data := await self._find(name)) is None:
             return None

@@ -90,7 +90,7 @@ class StreamJournals:
 
     @property
     def lives(self) -> dict[JournalName, JournalLife]:
-        """Lives of the journals: new ones, or those that the query has read, or those of the last listing."""
+        """Lives of the journals: changed lives, else lives that the query read, else listed lives."""
         lives = {} if self.recent is None else {j.journal: j.life for j in self.recent.journals}
         listed = {name: life for name, life in lives.items() if life is not None}
         return {**listed, **self._lives, **self._others}
