@@ -81,7 +81,7 @@ _TIME_CHARS: Final = 19
 _NO_VALUE: Final = np.int64(-(1 << 63))
 """Result for a text that is no time of RFC 3339, or for a number that does not fit as units."""
 _LINES_BETWEEN: Final = 8
-"""A buffer is declined if more than one in this many of its lines is declined."""
+"""A buffer is declined if more than one line in this number of its lines is declined."""
 _DECLINED_FREE: Final = 16
 """Declined lines that a buffer may have before their share counts."""
 

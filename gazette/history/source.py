@@ -45,7 +45,7 @@ _WAIT_S: Final = 10.0
 
 
 def store_url(text: str) -> str:
-    """Return the URL of a store: ``file://`` for a path. Raise `Invalid` if the text is not a URL of one."""
+    """Return the URL of a store: ``file://`` for a path. Raise `Invalid` if the URL names no store."""
     url = text if text.endswith("/") or "?" in text else f"{text}/"
     if url.startswith("/"):
         url = f"file://{url}"
