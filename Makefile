@@ -15,7 +15,7 @@ DOCS_STAMP := $(BIN)/.gazette-docs-installed
 WORKERS ?= 4
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: setup demo test test-long test-python test-python-short hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores fuzz-spark fuzz-windows fuzz-timers fuzz-meaning timer-plants meaning-plants crash-matrix chaos chaos-plants soak sim sim-plants sim-consumers conformance cross-version protos clean
+.PHONY: setup demo deploy-tools test test-long test-python test-python-short hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores fuzz-spark fuzz-windows fuzz-timers fuzz-meaning timer-plants meaning-plants crash-matrix chaos chaos-plants soak sim sim-plants sim-consumers conformance cross-version protos clean
 
 setup: $(DEV_STAMP)
 
@@ -75,6 +75,12 @@ test: $(DEV_STAMP)
 # Tests that take more than a few seconds by their nature: at most 25 minutes. CI runs them after `make test`.
 test-long: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m 'long and not faults' $(PARALLEL) --timeout 600 $(ARGS)
+
+# kubectl and Helm beside this Python, for tests that build what is in deploy/. Without them these are skipped.
+deploy-tools: $(BIN)/kubectl
+$(BIN)/kubectl: tools/deploy_tools.txt | $(DEV_STAMP)
+	$(BIN)/python -m tools.deploy_tools $(BIN)
+	@touch $@
 
 # `make test` on another Python, with the same packages: PYTHON=python3.13, or the path of one.
 PYTHON ?= python3.12
