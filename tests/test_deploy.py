@@ -290,6 +290,19 @@ def test_etcd_members_know_each_other() -> None:
         assert addresses == [f"http://etcd-{n}.etcd:2379" for n in range(count)]
 
 
+def test_the_page_names_files_units_and_flags_that_exist() -> None:
+    page = (ROOT / "docs" / "deploying.md").read_text()
+    paths = set(re.findall(r"\bdeploy/[\w./-]*\w", page))
+    own = {"deploy/kustomize/orders", "deploy/kustomize/orders/kustomization.yaml"}
+    assert own < paths
+    assert [path for path in paths - own if not (ROOT / path).exists()] == []
+    units = set(re.findall(r"gazette-[a-z]+@|gazette-etcd|gazette\.target", page))
+    assert units == {path.name.removesuffix(".service") for path in SYSTEMD.iterdir()}
+    assert set(re.findall(r"--(?:broker|consumer)\.[a-z-]*[a-z]", page)) <= FLAGS
+    named_there = set(re.findall(r"\b(?:BROKER|CONSUMER|ETCD)_[A-Z_]+", page))
+    assert named_there <= SERVE_ENVIRONMENT | ENVIRONMENTS["app.py serve"]
+
+
 def test_what_kustomizations_name_exists() -> None:
     for directory in KUSTOMIZATIONS:
         (kustomization,) = documents(directory / "kustomization.yaml")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -210,6 +211,22 @@ def test_the_chart_is_valid_and_complete() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == __version__
+
+
+def test_the_command_of_the_page_installs_the_chart() -> None:
+    if HELM is None:
+        pytest.skip("without helm: `make deploy-tools` installs it")
+    (command,) = re.findall(
+        r"^    helm upgrade --install (.*?)\n\n",
+        PAGE.read_text().replace("\\\n", " "),
+        re.MULTILINE | re.DOTALL,
+    )
+    words = [word.replace("deploy/", f"{DEPLOY}/") for word in shlex.split(command)]
+    documents = output_of(HELM, "template", *words)
+    assert problems(documents) == []
+    (apply,) = pod(named("Job", "application-declarations", documents))["containers"]
+    assert apply["image"] == "registry.example/orders:1.4"
+    assert apply["command"][-2:] == ["--store=s3://bucket/prefix/", "--replication=3"]
 
 
 def test_values_change_what_they_name() -> None:
