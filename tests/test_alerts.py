@@ -210,6 +210,7 @@ async def test_a_spool_disk_that_fills(
             await broker.client.append(AppendParams("a/journal"), b"x" * 85_000)
         texts = await prometheus.fires("GazetteSpoolDiskFills", **labels)
         assert str(spools) in texts["summary"]
+    prometheus.scrape()
     await prometheus.ends("GazetteSpoolDiskFills", **labels)  # It was uploaded.
 
 
@@ -318,6 +319,7 @@ async def test_brokers_that_are_too_few(etcd: Etcd, tmp_path: Path, prometheus: 
         await prometheus.fires("GazetteDrainWaits", waits_for="members")
         second = await BrokerFixture.start(etcd, tmp_path, id="broker-two", **start)
         await stopping
+    prometheus.scrape([second.http])
     await prometheus.ends("GazetteDrainWaits")
     await second.stop()
 
@@ -392,6 +394,7 @@ async def test_shards_that_fail_fall_behind_or_skip(
         await prometheus.ends("GazetteDeadLetters")
         await member.shards.apply_shards([ShardChange(delete="fails", expect_mod_revision=-1)])
         await prometheus.ends("GazetteShardFailed")
+    prometheus.scrape()
     await prometheus.ends("GazetteRecoveriesSlow")
 
 

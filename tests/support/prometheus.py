@@ -103,8 +103,14 @@ class Prometheus:
         return annotations
 
     async def ends(self, name: str, **labels: str) -> None:
-        """Wait until no alert of that name and with these labels fires."""
-        while await self._firing(name, labels):
+        """Wait until no such alert has fired for a second in which each scrape succeeded.
+
+        A scrape that fails ends alerts, too.
+        """
+        silent = 0
+        while silent < 1 / _POLL_S:
+            missed = await self.query("up == 0")
+            silent = 0 if missed or await self._firing(name, labels) else silent + 1
             await self._clock.sleep(_POLL_S)
 
     async def is_silent(self, name: str, **labels: str) -> bool:
