@@ -122,6 +122,29 @@ Consumers are asked only if --consumer.address is given, by a flag, the environm
   gazctl members
   gazctl members --consumer.address http://localhost:9000 -o json""",
     ),
+    Command(
+        ("top",),
+        "Show journals and shards by rate, lag or age",
+        flags.TopFlags,
+        "gazette.gazctl.top.command:run",
+        BOTH,
+        f"""\
+Refreshes a screen until q or Ctrl-C. The keys r, l and a change the order. Rate is the number of bytes that
+a journal got, or a shard read, in a second. Lag is the number of bytes that a shard has not read. Age is the
+time since the head of a journal, or the reads of a shard, last moved; ">" says: or earlier.
+
+A refresh makes at most 200 calls, however many journals there are: for the rows of the screen, and for
+others in turn. Lists of journals and of shards, one call each, come every 10 s or less often. With --once, or
+without a terminal, the command asks twice, --interval apart, and writes a table: 2000 calls each at most.
+
+Consumers are asked only if --consumer.address is given, by a flag, the environment, a file or a context.
+
+{SELECTORS}""",
+        """\
+  gazctl top
+  gazctl top --sort lag -l app.gazette.dev/managed-by=me
+  gazctl top --once --json | jq '.items[] | select(.lag_bytes > 1000000) | .name'""",
+    ),
 )
 
 _CONTEXTS: Final = (

@@ -161,6 +161,12 @@ class ReadFlags(SharedFlags):
 
 
 @dataclass(frozen=True, slots=True)
+class TailFlags(SharedFlags):
+    lines: int = flag(10, "number of last lines to begin with", short="n")
+    no_follow: bool = flag(False, "end at the write head instead of waiting for more")
+
+
+@dataclass(frozen=True, slots=True)
 class AppendFlags(SharedFlags):
     selector: str = flag("", _SELECTOR.format("journals to append to (required)"), short="l")
     input: str = flag("-", "file to read; - for stdin", short="i")
@@ -316,6 +322,18 @@ class RecoverFlags(SharedFlags):
 
 
 @dataclass(frozen=True, slots=True)
+class ShardsQueryFlags(SharedFlags):
+    at: str = flag(
+        "",
+        "state to query: a time (2026-01-31T12:00:00Z), an offset of the log, or a "
+        "checkpoint (a/source=123,another=456); empty for the newest",
+    )
+    format: str = flag("table", "form of the output", choices=("table", "json", "csv"), short="o")
+    max_rows: int = flag(1000, "largest number of rows to write")
+    scratch_dir: Path | None = flag(None, "local directory for the recovered files")
+
+
+@dataclass(frozen=True, slots=True)
 class UnassignFlags(SharedFlags):
     selector: str = flag("", _SELECTOR.format("shards to unassign (required)"), short="l")
     failed: bool = flag(False, "unassign only replicas that have FAILED")
@@ -420,6 +438,17 @@ class ProduceMessagesFlags(SharedFlags):
 @dataclass(frozen=True, slots=True)
 class MembersFlags(SharedFlags):
     format: str = flag("table", "form of the output", choices=("table", "json"), short="o")
+
+
+@dataclass(frozen=True, slots=True)
+class TopFlags(SharedFlags):
+    sort: str = flag("rate", "column to order by", choices=("rate", "lag", "age"), short="s")
+    selector: str = flag(
+        "", _SELECTOR.format("journals and shards to show (empty: all)"), short="l"
+    )
+    interval: float = duration("2s", "time between refreshes, at least 500ms", flag_only=True)
+    once: bool = flag(False, "ask twice, write a table, and end")
+    json: bool = flag(False, "write JSON instead of a table, as by --once")
 
 
 @dataclass(frozen=True, slots=True)

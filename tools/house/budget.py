@@ -51,7 +51,7 @@ ROOMS: Final[dict[str, int]] = {
     "config/": 753,
     "consumer/": 12546,
     "fragment/": 3551,
-    "gazctl/": 8313,
+    "gazctl/": 9363,
     "history/": 16099,
     "http2/": 3114,
     "message/": 8867,

@@ -58,7 +58,7 @@ class Table:
         table = RichTable(box=rich.box.SIMPLE_HEAD, pad_edge=False)
         for header in self.headers:
             justify: Any = "right" if header in self.numbers else "left"
-            table.add_column(header, justify=justify, overflow="fold")
+            table.add_column(Text(header), justify=justify, overflow="fold")
         for row in self.rows:
             table.add_row(*(Text(cell) for cell in row))
         text = io.StringIO()

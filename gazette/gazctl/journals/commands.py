@@ -110,6 +110,24 @@ Persisted fragments are read from their store if this process can open its URLs;
   gazctl journals read -l name=a/journal --from 24h --broker.cache.size=256""",
     ),
     Command(
+        ("journals", "tail"),
+        "Show the last lines of a journal, and those that follow",
+        flags.TailFlags,
+        "gazette.gazctl.journals.tail:run",
+        BROKER,
+        """\
+Writes the last lines of a journal, and then those that come, until it is interrupted. It is for people:
+control characters, and bytes that are no UTF-8, are escaped. `gazctl journals read` writes bytes as they are.
+
+Lines are shown as they stand in the journal, also those of transactions that are pending or rolled back.
+`gazctl read NAME --last 10 --follow` shows committed messages. The command searches at most 32 MiB of the
+journal's end for the begin of the lines.""",
+        """\
+  gazctl journals tail a/journal
+  gazctl journals tail a/journal --lines 100 --no-follow""",
+        arguments="NAME",
+    ),
+    Command(
         ("journals", "append"),
         "Append to journals",
         flags.AppendFlags,

@@ -127,6 +127,28 @@ no file and needs no cluster.""",
   gazctl shards recover --convert ./recovered-by-the-original""",
     ),
     Command(
+        ("shards", "query"),
+        "Query the SQLite state of a shard by SQL",
+        flags.ShardsQueryFlags,
+        "gazette.gazctl.shards.query:run",
+        BOTH,
+        """\
+Plays the shard's recovery log into a temporary directory, as `shards recover` does, and runs one read-only
+statement there. So each query costs a recovery: its time, and as much disk as the state takes. The shard is
+not asked or disturbed. For several queries, run `shards recover` once and open the file.
+
+The state is that of the last commit, or with --at a past one, as by `shards recover --at`. The query itself
+ends after --timeout. Rows after --max-rows are left out, with a note. Nothing is written: a statement that
+would change a database or a file is refused. Functions and collations of the application are not known.
+
+Only states of SQLite stores have SQL. For other stores, the error says what to use.""",
+        """\
+  gazctl shards query shard-000 'SELECT count(*) FROM counts'
+  gazctl shards query shard-000 'SELECT * FROM counts LIMIT 5' --at 2026-01-30T12:00:00Z -o csv
+  gazctl shards query shard-000 'SELECT name, sql FROM sqlite_schema' -o json""",
+        arguments="ID SQL",
+    ),
+    Command(
         ("shards", "unassign"),
         "Take shards from their members, for reassignment",
         flags.UnassignFlags,

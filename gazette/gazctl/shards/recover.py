@@ -22,7 +22,7 @@ from gazette.protocol.text.validation import within
 from gazette.recoverylog.convert import convert
 from gazette.recoverylog.log.broker_logs import BrokerLogs
 from gazette.recoverylog.playback.player import Player, RecoveredState
-from gazette.recoverylog.shard_state import to_standalone
+from gazette.recoverylog.shard_state import ShardState, to_standalone
 from gazette.recoverylog.time_travel import Moment, open_at
 from gazette.runtime.numbers import bytes_text
 from gazette.runtime.tasks import BlockingPool
@@ -56,9 +56,11 @@ async def run(context: Context) -> int:
             raise Invalid(f"{spec.id} has no recovery log: its state is elsewhere", path="--id")
         if moment is None:
             hints = await choose_hints(context, consumer, client, spec, flags.backup)
-            log = (await _play(context, client, hints, flags.dir / STAGING, pool)).log
+            log = (await play(context, client, hints, flags.dir / STAGING, pool)).log
         else:
-            log = await _travel(context, consumer, client, spec, moment, flags.dir / STAGING, pool)
+            state = await travel(context, consumer, client, spec, moment, flags.dir / STAGING, pool)
+            await pool.run(state.close)
+            log = state.log
         databases = await pool.run(finish_directory, flags.dir)
         table = await pool.run(_table, flags.dir)
     finally:
@@ -146,7 +148,7 @@ async def choose_hints(
     return FSMHints(log=log)
 
 
-async def _travel(
+async def travel(
     context: Context,
     consumer: ShardClient,
     client: Client,
@@ -154,8 +156,8 @@ async def _travel(
     moment: Moment,
     directory: Path,
     pool: BlockingPool,
-) -> str:
-    """Recover the state of a past moment. Return the name of its log."""
+) -> ShardState:
+    """Recover the state of a past moment, and say which it is. Close the result."""
     async with context.answering(consumer.address):
         stored = await consumer.get_hints(spec.id)
     hints = [slot for slot in (stored.primary, *stored.backups) if slot is not None]
@@ -163,13 +165,12 @@ async def _travel(
     state = await pool.run(
         open_at, source, hints or [FSMHints(log=spec.recovery_log)], directory, moment
     )
-    await pool.run(state.close)
     time = "" if state.time is None else f", recorded at {state.time.isoformat()}"
     context.terminal.note(f"the state at offset {state.offset}{time}")
-    return state.log
+    return state
 
 
-async def _play(
+async def play(
     context: Context, client: Client, hints: FSMHints, directory: Path, pool: BlockingPool
 ) -> RecoveredState:
     player = Player(

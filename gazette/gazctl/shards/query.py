@@ -1,0 +1,237 @@
+"""``gazctl shards query``: one read-only statement on the SQLite state of a shard, from its recovery log."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+
+from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound, printable
+from gazette.gazctl.context import Context
+from gazette.gazctl.flags import ShardsQueryFlags
+from gazette.gazctl.io.output import Table
+from gazette.gazctl.shards.list import get_shard
+from gazette.gazctl.shards.recover import choose_hints, play, travel
+from gazette.protocol.ids import ShardId
+from gazette.protocol.text.validation import within
+from gazette.recoverylog.disk_errors import disk_error
+from gazette.recoverylog.shard_state import ShardState, StateKind
+from gazette.recoverylog.time_travel import Moment
+from gazette.runtime.numbers import bytes_text
+from gazette.runtime.tasks import BlockingPool
+from gazette.runtime.timeouts import timeout
+from gazette.stores.sqlite.errors import of_the_disk
+from gazette.stores.sqlite.read_pool import authorize_reading
+
+VALUE_BYTES_MAX: Final = 1 << 24
+ROWS_MAX: Final = 1_000_000
+_PROGRESS_STEPS: Final = 10_000
+_OF_THE_DISK: Final = (
+    apsw.FullError,
+    apsw.CorruptError,
+    apsw.NotADBError,
+    apsw.CantOpenError,
+    apsw.IOError,
+)
+
+
+@dataclass(slots=True)
+class Rows:
+    """The result of a statement. ``truncated`` is True if it has more rows."""
+
+    columns: list[str] = field(default_factory=list)
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    truncated: bool = False
+
+
+async def run(context: Context) -> int:
+    flags = context.flags(ShardsQueryFlags)
+    arguments = context.loaded.arguments
+    if len(arguments) != 2:
+        raise Invalid(
+            f"give the id of a shard and one SQL statement ({len(arguments)} arguments given)",
+            path="ID SQL",
+            hint="As in: gazctl shards query shard-000 'SELECT count(*) FROM counts'",
+        )
+    if not 1 <= flags.max_rows <= ROWS_MAX:
+        raise Invalid(
+            f"invalid number ({flags.max_rows}; expected 1 to {ROWS_MAX})", path="--max-rows"
+        )
+    shard_id, sql = arguments
+    moment = None
+    if flags.at:
+        with within("--at"):
+            moment = Moment.parse(flags.at)
+    pool = BlockingPool("query", 1)
+    try:
+        scratch = tempfile.TemporaryDirectory(
+            prefix="gazctl-query-", dir=flags.scratch_dir, ignore_cleanup_errors=True
+        )
+    except OSError as error:
+        directory = flags.scratch_dir or Path(tempfile.gettempdir())
+        raise disk_error("make a temporary directory", directory, error) from error
+    try:
+        with scratch as name:
+            state = await _state(context, shard_id, moment, Path(name) / "state", pool)
+            try:
+                _require_sql(state, shard_id)
+                result = await _query(context, pool, state, sql, flags.max_rows)
+            finally:
+                await pool.run(state.close)
+    finally:
+        pool.close()
+    context.terminal.write(_render(context, shard_id, state, result, flags.format))
+    if result.truncated:
+        context.terminal.note(
+            f"only the first {flags.max_rows} rows are shown: see --max-rows, or LIMIT of SQL"
+        )
+    return 0
+
+
+async def _state(
+    context: Context, shard_id: ShardId, moment: Moment | None, directory: Path, pool: BlockingPool
+) -> ShardState:
+    """Recover the newest state of a shard, or one of the past, into a directory."""
+    consumer, client = await context.consumer(), await context.broker()
+    spec = (await get_shard(context, consumer, shard_id)).spec
+    if not spec.recovery_log:
+        raise Invalid(
+            f"{spec.id} has no recovery log: its state is in a database of your own",
+            path="ID",
+            hint="Query that database itself.",
+        )
+    if moment is not None:
+        return await travel(context, consumer, client, spec, moment, directory, pool)
+    hints = await choose_hints(context, consumer, client, spec)
+    played = await play(context, client, hints, directory, pool)
+    context.terminal.note(f"the state at offset {played.write_head}")
+    return await pool.run(ShardState, directory, log=played.log, offset=played.write_head)
+
+
+def _require_sql(state: ShardState, shard_id: ShardId) -> None:
+    if state.kind is StateKind.SQLITE:
+        return
+    if state.kind is StateKind.FILES and not any(state.directory.iterdir()):
+        raise NotFound(f"{shard_id} has no state: no transaction was committed up to there")
+    name = {StateKind.ROCKSDB: "a RocksDB store", StateKind.JSON: "a JSON file"}
+    raise Invalid(
+        f"{shard_id} has no SQLite database: its state is {name.get(state.kind, 'other files')}",
+        path="ID",
+        hint=f"Get the files: gazctl shards recover --id {shard_id} --dir DIRECTORY",
+    )
+
+
+async def _query(
+    context: Context, pool: BlockingPool, state: ShardState, sql: str, max_rows: int
+) -> Rows:
+    """Run a statement. Raise ``GazetteError`` after --timeout, and ``Invalid`` for SQL that is refused."""
+    ended = asyncio.Event()  # The thread only looks if it is set.
+    try:
+        async with timeout(context.timeout_s):
+            return await pool.run(_select, state, sql, max_rows, ended)
+    except TimeoutError as error:
+        raise GazetteError(
+            f"the query did not end within {context.timeout_s:g} s, and was interrupted",
+            hint="Give it more time by --timeout. For several queries, see `gazctl shards recover`.",
+        ) from error
+    finally:
+        ended.set()
+
+
+def _select(state: ShardState, sql: str, max_rows: int, ended: asyncio.Event) -> Rows:
+    result = Rows()
+    statements: list[str] = []
+
+    def on_statement(cursor: apsw.Cursor, text: str, _bindings: Any) -> bool:
+        statements.append(text)
+        if len(statements) > 1:
+            raise Invalid("give one statement, and not several", path="SQL")
+        result.columns = [column[0] for column in cursor.get_description()]
+        return True
+
+    try:
+        connection = state.connection()
+        connection.limit(apsw.SQLITE_LIMIT_LENGTH, VALUE_BYTES_MAX)
+        connection.authorizer = _authorize
+        connection.set_progress_handler(ended.is_set, _PROGRESS_STEPS)
+        cursor = connection.cursor()
+        cursor.exec_trace = on_statement
+        for row in cursor.execute(sql):
+            if len(result.rows) == max_rows:
+                result.truncated = True
+                break
+            result.rows.append(row)
+        cursor.close(True)
+    except apsw.TooBigError as error:
+        limit = bytes_text(VALUE_BYTES_MAX)
+        raise Invalid(f"a value has more than {limit}", path="SQL") from error
+    except UnicodeDecodeError as error:
+        hint = "Select it as a blob: CAST(… AS BLOB)."
+        raise Invalid("a text of the result is not UTF-8", path="SQL", hint=hint) from error
+    except _OF_THE_DISK as error:
+        raise of_the_disk("run the query", state.directory, error) from error
+    except apsw.Error as error:
+        raise Invalid(f"SQLite refuses the query: {error}", path="SQL") from error
+    if not result.columns:
+        raise Invalid("there is no statement that gives rows", path="SQL")
+    return result
+
+
+def _authorize(action: int, first: str | None, second: str | None, *more: str | None) -> int:
+    try:
+        return authorize_reading(action, first, second, *more)
+    except NotAllowed as error:
+        raise Invalid("the statement does not only read", path="SQL") from error
+
+
+def _render(context: Context, shard_id: ShardId, state: ShardState, result: Rows, form: str) -> str:
+    if form == "json":
+        document = {
+            "shard": shard_id,
+            "log": state.log,
+            "offset": state.offset,
+            "time": None if state.time is None else state.time.isoformat(),
+            "columns": result.columns,
+            "rows": [[_json_value(value) for value in row] for row in result.rows],
+            "truncated": result.truncated,
+        }
+        # Escapes of JSON keep the control characters of a state away from a terminal.
+        return json.dumps(document, allow_nan=False) + "\n"
+    if form == "csv":
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(result.columns)
+        writer.writerows(
+            ["" if value is None else _text(value) for value in row] for row in result.rows
+        )
+        return printable(text.getvalue()) if context.terminal.stdout.isatty() else text.getvalue()
+    return _table(result).text(context.terminal)
+
+
+def _table(result: Rows) -> Table:
+    headers: Sequence[str] = [printable(name, one_line=True) for name in result.columns]
+    table = Table(headers)
+    for row in result.rows:
+        table.add(*map(_text, row))
+    return table
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    return f"x'{value.hex()}'" if isinstance(value, bytes) else str(value)
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"hex": value.hex()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

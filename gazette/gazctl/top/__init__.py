@@ -1,0 +1,1 @@
+"""``gazctl top``: journals and shards by rate, lag or age."""
