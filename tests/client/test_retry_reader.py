@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -310,11 +311,10 @@ async def test_a_fragment_is_opened_once_by_a_read_and_a_look_ahead(
         Reader(direct, ReadParams(J, do_not_proxy=True), direct=True) as reader,
         TaskScope("test") as scope,
     ):
+        calls: list[Callable[[], Coroutine[Any, Any, bytes | None]]]
         calls = [reader.read, reader.open_ahead]
-        calls = calls if is_read_first else calls[::-1]
-        tasks = {call.__name__: scope.spawn(call(), name="call") for call in calls}
-        assert await tasks["read"] == b"0123456789" * 100
-        await tasks["open_ahead"]
+        tasks = [scope.spawn(call(), name="call") for call in calls[:: 1 if is_read_first else -1]]
+        assert {await task for task in tasks} == {b"0123456789" * 100, None}
         assert await reader.read() == b""
     assert opened() - before == 1
 
