@@ -104,6 +104,7 @@ async def test_what_cannot_be_shown_says_what_to_use(broker: BrokerFixture, gazc
     [
         (["a/none"], 1, "there is no journal a/none"),
         ([], 2, "give the name of one journal"),
+        ([""], 2, "NAME"),
         (["a/one", "a/two"], 2, "give the name of one journal"),
         ([JOURNAL, "--lines=-1"], 2, "--lines"),
     ],

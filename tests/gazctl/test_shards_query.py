@@ -137,6 +137,13 @@ async def test_rows_and_time_are_bounded(
     assert "the query did not end within 2 s, and was interrupted" in endless.err
     large = await query(gazctl, "SELECT zeroblob(17000000)")
     assert (large.code, "more than 16.0 MiB" in large.err) == (2, True)
+    blobs = "SELECT zeroblob(15000000) FROM (VALUES (1), (2), (3), (4), (5))"
+    much = await query(gazctl, blobs)
+    assert (much.code, "the result has more than 64.0 MiB" in much.err) == (2, True)
+    wide = await query(gazctl, "SELECT zeroblob(1000000), 1 UNION ALL SELECT x'00', 2")
+    assert (wide.code, len(wide.out) < 10_000) == (0, True)
+    broken = await query(gazctl, "SELECT 'a\udcff'")
+    assert (broken.code, "not UTF-8" in broken.err) == (2, True)
     none = await query(gazctl, WORDS, "--max-rows=0")
     assert (none.code, "--max-rows" in none.err) == (2, True)
 

@@ -11,7 +11,7 @@ from gazette.auth import Capability
 from gazette.client.read.fragment_reader import FragmentStream
 from gazette.client.rpc.credentials import journal_claims
 from gazette.client.rpc.errors import END_OF_STREAM, map_errors, status_error
-from gazette.errors import Broken, GazetteError, Invalid, Retryable, Unavailable
+from gazette.errors import Broken, Closed, GazetteError, Invalid, Retryable, Unavailable
 from gazette.protocol.content import Content
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import Offset, split_journal_meta, validate_journal_name
@@ -158,6 +158,8 @@ class Reader:
     async def _open(self) -> None:
         if self._opened:
             return
+        if self._ended:  # Closed while this call waited for another one that opens.
+            raise Closed("the reader was closed", journal=self.params.journal)
         params = self.params
         self._endpoint, path = self._client.byte_path(params.journal)
         claims = journal_claims(Capability.READ, params.journal)

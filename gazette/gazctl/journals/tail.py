@@ -18,9 +18,10 @@ from gazette.gazctl.journals.list import list_journals
 from gazette.gazctl.journals.lookup import write_head
 from gazette.gazctl.journals.read import READ_BYTES, Reading
 from gazette.labels import CONTENT_PROTO_FIXED, CONTENT_RECOVERY_LOG, CONTENT_TYPE
-from gazette.protocol.ids import JournalName, Offset
+from gazette.protocol.ids import JournalName, Offset, validate_journal_name
 from gazette.protocol.journal import SuspendLevel
 from gazette.protocol.label_set import LabelSelector
+from gazette.protocol.text.validation import within
 from gazette.runtime.numbers import bytes_text
 
 FIRST_BYTES: Final = 1 << 16
@@ -41,6 +42,8 @@ async def run(context: Context) -> int:
         )
     if not 0 <= flags.lines <= LINES_MAX:
         raise Invalid(f"invalid number ({flags.lines}; expected 0 to {LINES_MAX})", path="--lines")
+    with within("NAME"):
+        validate_journal_name(names[0])
     client = await context.broker()
     selector = LabelSelector.of(name=names[0])
     listed = (await list_journals(context, client, selector)).journals

@@ -32,6 +32,10 @@ from gazette.runtime.timeouts import timeout
 from gazette.stores.sqlite.errors import of_the_disk
 from gazette.stores.sqlite.read_pool import authorize_reading
 
+RESULT_BYTES_MAX: Final = 64 << 20
+"""Greatest number of bytes of texts and blobs in a result, which stays in memory."""
+_CELL_MAX: Final = 1024
+"""Greatest number of characters of a value in a table."""
 VALUE_BYTES_MAX: Final = 1 << 24
 ROWS_MAX: Final = 1_000_000
 _PROGRESS_STEPS: Final = 10_000
@@ -150,6 +154,7 @@ async def _query(
 def _select(state: ShardState, sql: str, max_rows: int, ended: asyncio.Event) -> Rows:
     result = Rows()
     statements: list[str] = []
+    total = 0
 
     def on_statement(cursor: apsw.Cursor, text: str, _bindings: Any) -> bool:
         statements.append(text)
@@ -169,6 +174,13 @@ def _select(state: ShardState, sql: str, max_rows: int, ended: asyncio.Event) ->
             if len(result.rows) == max_rows:
                 result.truncated = True
                 break
+            total += sum(len(value) for value in row if isinstance(value, str | bytes))
+            if total > RESULT_BYTES_MAX:
+                raise Invalid(
+                    f"the result has more than {bytes_text(RESULT_BYTES_MAX)}",
+                    path="SQL",
+                    hint="Select less: by LIMIT, or by parts of values, as in substr(payload, 1, 100).",
+                )
             result.rows.append(row)
         cursor.close(True)
     except apsw.TooBigError as error:
@@ -177,6 +189,8 @@ def _select(state: ShardState, sql: str, max_rows: int, ended: asyncio.Event) ->
     except UnicodeDecodeError as error:
         hint = "Select it as a blob: CAST(… AS BLOB)."
         raise Invalid("a text of the result is not UTF-8", path="SQL", hint=hint) from error
+    except ValueError as error:  # Python's, for text that SQLite cannot take.
+        raise Invalid("the SQL is not UTF-8 text, or has a NUL", path="SQL") from error
     except _OF_THE_DISK as error:
         raise of_the_disk("run the query", state.directory, error) from error
     except apsw.Error as error:
@@ -221,7 +235,7 @@ def _table(result: Rows) -> Table:
     headers: Sequence[str] = [printable(name, one_line=True) for name in result.columns]
     table = Table(headers)
     for row in result.rows:
-        table.add(*map(_text, row))
+        table.add(*map(_cell, row))
     return table
 
 
@@ -235,3 +249,9 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"hex": value.hex()}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _cell(value: object) -> str:
+    """Return the text of a value, cut: a table pads the others of its column to the same width."""
+    text = _text(value)
+    return text if len(text) <= _CELL_MAX else f"{text[:_CELL_MAX]}…"

@@ -195,7 +195,10 @@ def _keys(context: Context, on_keys: Callable[[str], None]) -> Iterator[None]:
     loop, descriptor = asyncio.get_running_loop(), context.terminal.stdin.fileno()
 
     def ready() -> None:
-        data = os.read(descriptor, 64)
+        try:
+            data = os.read(descriptor, 64)
+        except OSError:  # The terminal is gone.
+            data = b""
         if not data:
             loop.remove_reader(descriptor)
         on_keys(data.decode("ascii", "replace"))
