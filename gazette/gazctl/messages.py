@@ -357,7 +357,7 @@ _exact_object: Final = msgspec.json.Decoder(dict[str, Any], float_hook=exact_flo
 
 
 def object_of(line: bytes) -> dict[str, Any]:
-    """Return the JSON object of a line. Raise one of `CODEC_ERRORS` if the line is none."""
+    """Return the JSON object of a line. Raise one of `CODEC_ERRORS` if it has another form."""
     return _exact_object(line)
 
 
