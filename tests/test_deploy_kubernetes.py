@@ -1,4 +1,4 @@
-"""What kustomize and Helm make of deploy/, held to the schemas of Kubernetes, and to each other.
+"""Manifests that kustomize and Helm render from deploy/: they fit the schemas of Kubernetes, and are equal.
 
 `make deploy-tools` installs both programs.
 """

@@ -1,4 +1,4 @@
-"""What deploy/ starts, started: the units of systemd and the services of compose, as processes of here.
+"""The units of systemd and the services of compose in deploy/, started as processes of this machine.
 
 Each gets its own command, environment and directories, at ports that are free here.
 """
@@ -318,7 +318,7 @@ def verified(directory: Path, change: Callable[[str], str]) -> str:
 
 
 def test_units_fit_together() -> None:
-    """What the target wants exists, is a part of it, and ends before what it needs."""
+    """Each unit that the target wants exists, is a part of the target, and stops before those it needs."""
     target = Unit.read(SYSTEMD / "gazette.target")
     names = [word for line in target.values("Wants") for word in line.split()]
     order: list[str] = []

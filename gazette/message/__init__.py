@@ -1,6 +1,6 @@
 """Messages in journals: UUIDs, framing, keys, mappings, publishers, and the sequencer of what was read.
 
-``pygazette-client`` has this package, but its extra ``messages`` has what it needs. ``pygazette`` needs both.
+``pygazette-client`` has this room. Its extra ``messages`` installs msgspec and NumPy, which the room imports.
 """
 
 from importlib.util import find_spec

@@ -56,7 +56,7 @@ TimeOf: TypeAlias = str | Callable[[Any], Any] | MessageTime
 
 
 class MessageForm(NamedTuple, Generic[M]):
-    """How to read the messages of a journal. The labels of the journal supply what a reader does not set."""
+    """Options of a reader of messages. Labels of the journal supply what the reader leaves out."""
 
     message_type: type[M]
     uuid: str

@@ -49,7 +49,7 @@ _REFUSALS: Final = {
     505: "only HTTP/1.1 and HTTP/1.0 are served here",
 }
 _BYTES: Final = re.compile(r"[:'\"]| b['\"]| bytearray")
-"""Where bytes of the request begin in a reason of h11. The log leaves them out: they may hold a token."""
+"""Marks the bytes of a request in an error text of h11. The log omits these bytes: they may hold a token."""
 _TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
 
 

@@ -351,8 +351,8 @@ async def await_future(future: OpFuture[T]) -> T:
 
 
 async def await_shared(future: asyncio.Future[T]) -> T:
-    """Await a future or task of another owner, which a cancellation does not touch. Its owner reports a later
-    error. `asyncio.shield` has the loop report that error, too, from Python 3.14 on.
+    """Await a future or task of another owner. Raise its error. Cancellation: it goes on, and only its owner
+    reports a later error: from Python 3.14 on, `asyncio.shield` has the loop report that error, too.
     """
     if not future.done():
         done = asyncio.Event()

@@ -319,15 +319,16 @@ async def test_a_fragment_is_opened_once_by_a_read_and_a_look_ahead(
     assert opened() - before == 1
 
 
+async def refused(call: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    with pytest.raises(Closed):
+        await call()
+
+
 async def test_a_read_that_waits_for_a_look_ahead_makes_no_call_after_a_close(
     direct: Client, broker: StubBroker
 ) -> None:
     broker.journal(J)
     reader = Reader(direct, ReadParams(J, block=True), direct=True)
-
-    async def refused(call: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        with pytest.raises(Closed):
-            await call()
 
     async with TaskScope("test") as scope:
         scope.spawn(refused(reader.open_ahead), name="open")
@@ -346,10 +347,9 @@ async def test_a_reader_that_is_closed_while_it_opens_a_fragment_closes_it(
     reader = Reader(direct, ReadParams(J, do_not_proxy=True), direct=True)
     await reader.open()
     async with TaskScope("test") as scope:
-        opening = scope.spawn(reader.open_ahead(), name="open")
+        opening = scope.spawn(refused(reader.open_ahead), name="open")
         await asyncio.wait({opening}, timeout=0)
         reader.close()
-        await opening
     assert reader.direct is None
 
 

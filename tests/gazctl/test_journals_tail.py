@@ -87,6 +87,25 @@ async def test_lines_that_come_are_shown_until_an_interrupt(
     assert (code, err) == (0, "")
 
 
+async def test_a_journal_that_is_created_again_is_shown_from_its_first_byte(
+    broker: BrokerFixture, gazctl: Runner
+) -> None:
+    """The former offset would be waited for without end."""
+    await broker.create(journal_spec(JOURNAL))
+    await append(broker, b"a line of the former life\n")
+    process = await start(gazctl, "journals", "tail", JOURNAL)
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"a line of the former life\n"
+    (broker.file_root / "other").mkdir()
+    await broker.client.apply_journals([JournalChange(delete=JOURNAL, expect_mod_revision=-1)])
+    await broker.create(journal_spec(JOURNAL, stores=("file:///other/",)))
+    await append(broker, b"new\n")
+    assert await process.stdout.readline() == b"new\n"
+    process.send_signal(signal.SIGINT)
+    code, _, err = await ended(process)
+    assert (code, f"{JOURNAL} was created again" in err) == (0, True), err
+
+
 async def test_what_cannot_be_shown_says_what_to_use(broker: BrokerFixture, gazctl: Runner) -> None:
     for content_type, advice in (
         (CONTENT_PROTO_FIXED, "gazctl read a/journal"),

@@ -144,6 +144,8 @@ async def test_rows_and_time_are_bounded(
     assert (wide.code, len(wide.out) < 10_000) == (0, True)
     broken = await query(gazctl, "SELECT 'a\udcff'")
     assert (broken.code, "not UTF-8" in broken.err) == (2, True)
+    commented = await query(gazctl, f"{WORDS}; -- by word", "--max-rows=1")
+    assert (commented.code, commented.rows) == (0, [["one", "1"]])
     none = await query(gazctl, WORDS, "--max-rows=0")
     assert (none.code, "--max-rows" in none.err) == (2, True)
 

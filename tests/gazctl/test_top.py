@@ -149,6 +149,14 @@ async def test_a_large_cluster_is_asked_in_turn(broker: BrokerFixture, gazctl: R
         await broker.client.apply_journals(changes)
         sampler.problems["broker"] = "lists come again at once"
         assert [item.name for item in await sampler.refresh(shown)] == names[9:]
+        # Case: while the broker is away, no row shows a rate of before, and none counts as asked.
+        await sampler.refresh([])
+        assert sampler.rows["journal", names[9]].rate is not None
+        await broker.crash()
+        sampler.problems["broker"] = "lists come again at once"
+        assert (await sampler.refresh(shown), sampler.asked) == ([], 0)
+        gone = sampler.rows["journal", names[9]]
+        assert (gone.rate, gone.error) == (None, "the broker does not answer")
     finally:
         await context.close()
 

@@ -67,7 +67,7 @@ class House:
     wheels: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     """Lines of each distribution."""
     vague: Counter[str] = field(default_factory=Counter)
-    """How often a variable or parameter has a name that does not say what it holds."""
+    """By name: variables and parameters whose name does not say what they hold."""
 
     @property
     def long_files(self) -> list[tuple[int, str]]:

@@ -158,8 +158,7 @@ class Reader:
     async def _open(self) -> None:
         if self._opened:
             return
-        if self._ended:  # Closed while this call waited for another one that opens.
-            raise Closed("the reader was closed", journal=self.params.journal)
+        self._require_open()
         params = self.params
         self._endpoint, path = self._client.byte_path(params.journal)
         claims = journal_claims(Capability.READ, params.journal)
@@ -265,6 +264,7 @@ class Reader:
         if self._should_open():
             # A look-ahead may hold the lock, or wait for it: open the fragment once.
             async with self._opening:
+                self._require_open()
                 if self._should_open():
                     await self._open_direct()
             return None
@@ -305,10 +305,15 @@ class Reader:
         except GazetteError:
             self.direct_failed = True
             raise
-        if self._ended:  # By `close`, meanwhile.
+        if self._ended:
             stream.close()
-        else:
-            self.direct = stream
+        self._require_open()
+        self.direct = stream
+
+    def _require_open(self) -> None:
+        """Raise ``Closed`` if `close` was called while this call waited."""
+        if self._ended:
+            raise Closed("the reader was closed", journal=self.params.journal)
 
     async def _receive(self) -> Content | broker_pb2.ReadResponse | None:
         """Return the next message; None at the end of the stream."""

@@ -77,6 +77,8 @@ class Reading:
     _pumps: dict[str, _Pump] = field(default_factory=dict)
     _skipped: set[str] = field(default_factory=set)
     _first_revision: int = 0
+    _created: dict[str, int] = field(default_factory=dict)
+    """Revision of etcd at which a journal was created, when its reading began."""
 
     def on_signal(self) -> bool:
         """End all reads at their present offsets. The second signal cancels them."""
@@ -144,6 +146,12 @@ class Reading:
                 self.context.terminal.note(f"skipped {spec.name}: it is fully suspended")
             return None
         self._skipped.discard(spec.name)
+        if self._created.setdefault(spec.name, journal.create_revision) != journal.create_revision:
+            self._created[spec.name] = journal.create_revision
+            self.context.terminal.note(
+                f"{spec.name} was created again: reading from its first byte"
+            )
+            self.offsets.pop(spec.name, None)
         offset = self.offsets.get(spec.name)
         if offset is None:
             offset = await self._first_offset(journal)

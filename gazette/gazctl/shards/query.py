@@ -33,12 +33,14 @@ from gazette.stores.sqlite.errors import of_the_disk
 from gazette.stores.sqlite.read_pool import authorize_reading
 
 RESULT_BYTES_MAX: Final = 64 << 20
-"""Greatest number of bytes of texts and blobs in a result, which stays in memory."""
+"""Upper bound of a result, which stays in memory: characters of texts, bytes of blobs, 8 for other values."""
 _CELL_MAX: Final = 1024
 """Greatest number of characters of a value in a table."""
 VALUE_BYTES_MAX: Final = 1 << 24
+"""Upper bound of one value. SQLite refuses to make a longer one."""
 ROWS_MAX: Final = 1_000_000
 _PROGRESS_STEPS: Final = 10_000
+"""Steps of SQLite after which it asks whether the time is over."""
 _OF_THE_DISK: Final = (
     apsw.FullError,
     apsw.CorruptError,
@@ -85,12 +87,16 @@ async def run(context: Context) -> int:
         raise disk_error("make a temporary directory", directory, error) from error
     try:
         with scratch as name:
-            state = await _state(context, shard_id, moment, Path(name) / "state", pool)
             try:
-                _require_sql(state, shard_id)
-                result = await _query(context, pool, state, sql, flags.max_rows)
+                state = await _state(context, shard_id, moment, Path(name) / "state", pool)
+                try:
+                    _require_sql(state, shard_id)
+                    result = await _query(context, pool, state, sql, flags.max_rows)
+                finally:
+                    await pool.run(state.close)
             finally:
-                await pool.run(state.close)
+                # After an interrupt, the pool's one thread may still write files: remove them after that.
+                await pool.run(lambda: None)
     finally:
         pool.close()
     context.terminal.write(_render(context, shard_id, state, result, flags.format))
@@ -138,7 +144,7 @@ async def _query(
     context: Context, pool: BlockingPool, state: ShardState, sql: str, max_rows: int
 ) -> Rows:
     """Run a statement. Raise ``GazetteError`` after --timeout, and ``Invalid`` for SQL that is refused."""
-    ended = asyncio.Event()  # The thread only looks if it is set.
+    ended = asyncio.Event()  # The thread only looks whether it is set.
     try:
         async with timeout(context.timeout_s):
             return await pool.run(_select, state, sql, max_rows, ended)
@@ -157,6 +163,8 @@ def _select(state: ShardState, sql: str, max_rows: int, ended: asyncio.Event) ->
     total = 0
 
     def on_statement(cursor: apsw.Cursor, text: str, _bindings: Any) -> bool:
+        if statements and not cursor.get_description():
+            return True  # A comment. Anything else that gives no rows is refused by `_authorize`.
         statements.append(text)
         if len(statements) > 1:
             raise Invalid("give one statement, and not several", path="SQL")
@@ -174,7 +182,7 @@ def _select(state: ShardState, sql: str, max_rows: int, ended: asyncio.Event) ->
             if len(result.rows) == max_rows:
                 result.truncated = True
                 break
-            total += sum(len(value) for value in row if isinstance(value, str | bytes))
+            total += sum(len(value) if isinstance(value, str | bytes) else 8 for value in row)
             if total > RESULT_BYTES_MAX:
                 raise Invalid(
                     f"the result has more than {bytes_text(RESULT_BYTES_MAX)}",

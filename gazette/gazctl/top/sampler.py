@@ -24,7 +24,7 @@ from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.shard import ReplicaCode
 
 CALLS_MAX: Final = 200
-"""Most calls of a refresh, besides lists. A shard with more sources than that takes more."""
+"""Greatest number of calls of a refresh, besides lists. A shard with more sources than that takes more."""
 ONCE_CALLS_MAX: Final = 2000
 """The same for ``--once``."""
 _LIST_EVERY_S: Final = 10.0
@@ -158,6 +158,9 @@ class Sampler:
 
     def _unasked(self, item: TopRow) -> str:
         """Return why an item is not asked, since it would not answer; empty if it is asked."""
+        service = "broker" if item.family == "journal" else "consumer"
+        if service in self.problems:
+            return f"the {service} does not answer"
         if item.family == "journal":
             journal = self._journals[item.name]
             if journal.spec.suspend_level is SuspendLevel.FULL:
@@ -213,7 +216,7 @@ class Sampler:
         self, shards: Sequence[ListedShard], heads: dict[JournalName, int | GazetteError]
     ) -> None:
         """Ask shards how far they have read, and note it in their items."""
-        if not shards or "consumer" in self.problems:
+        if not shards:
             return
         consumer = await self.context.consumer()
 

@@ -1,4 +1,4 @@
-"""What an application defines for its backfill: `Backfill`, and the default replay of messages.
+"""`Backfill`, which an application defines for its backfill, and the default replay of messages.
 
 A backfill folds the history of a shard's sources away from the shard. The application defines a class for it
 beside its `Application`:
