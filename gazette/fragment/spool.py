@@ -171,6 +171,16 @@ class SpoolState:
             )
         return self._next
 
+    def commit_next(self, now: float) -> Committed:
+        """Commit the pending bytes, of which ``next`` has returned the fragment. The effect is that of
+        ``propose`` with this fragment and the present registers."""
+        assert self._next is not None
+        length, self.delta = self.delta, 0
+        self.fragment, self._next = self._next, None
+        if self.first_append_time is None:
+            self.first_append_time = now
+        return Committed(self.fragment, length)
+
     def _must_roll(self, proposed: Fragment) -> bool:
         """Return True if the spool must roll before it can take the proposal.
 
@@ -207,12 +217,8 @@ class SpoolState:
             and self.fragment.end + self.delta == proposal.fragment.end
             and self.next(pending_sum) == proposal.fragment
         ):
-            length, self.delta, self._next = self.delta, 0, None
-            self.fragment = proposal.fragment
             self.registers = proposal.registers
-            if self.first_append_time is None:
-                self.first_append_time = now
-            return Committed(self.fragment, length)
+            return self.commit_next(now)
         return Mismatched()
 
     def _check(self) -> None:

@@ -155,6 +155,12 @@ class Spool:
         self._on_committed(Committed(fragment, length), primary=True)
         return fragment
 
+    def commit_next(self, *, primary: bool) -> Fragment:
+        """Commit the pending content, after ``next``. Return the committed fragment."""
+        committed = self._state.commit_next(self._clock.now())
+        self._on_committed(committed, primary=primary)
+        return committed.fragment
+
     def propose_now(self, proposal: Proposal, *, primary: bool) -> SpoolResult:
         """Apply a proposal as ``apply`` does, unless the spool ``is_busy``."""
         effects = self._state.propose(proposal, self._pending_digest, self._clock.now())

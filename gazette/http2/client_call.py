@@ -369,10 +369,14 @@ class ClientCall(StreamListener):
 
         No ``write`` of the caller may be under way.
         """
+        return self.send_joined(b"".join(map(self._method.content_of_one, requests)))
+
+    def send_joined(self, content: bytes) -> bool:
+        """Send requests as ``send_now`` does. ``content`` joins them, encoded and `prefixed`."""
         stream = self._stream
         if stream is None or self.status is not None or self._half_closed:
             return False
-        return stream.send_whole(b"".join(map(self._method.content_of_one, requests)))
+        return stream.send_whole(content)
 
     def listen(self, sink: Callable[[Any], None]) -> None:
         """Give each response to ``sink`` as it arrives. From then on ``read`` returns only the end."""

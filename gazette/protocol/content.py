@@ -7,8 +7,11 @@ handles all other messages, and also messages that hold content in another form.
 
 from __future__ import annotations
 
+import struct
 from typing import Final, NamedTuple, TypeAlias
 
+from gazette.protocol.fragment import SUM, Fragment
+from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import broker_pb2
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
@@ -23,6 +26,11 @@ _CONTENT: Final = 0x22  # field 4, length-delimited: of AppendRequest and of Rep
 _CONTENT_TAG: Final = b"\x22"
 _DELTA: Final = 0x28  # field 5 of ReplicateRequest, varint
 _DELTA_TAG: Final = b"\x28"
+_PROPOSAL_TAG: Final = b"\x1a"  # field 3 of ReplicateRequest
+_END_TAG: Final = b"\x18"  # field 3 of Fragment, varint
+_CODEC_TAG: Final = b"\x28"  # field 5 of Fragment, varint
+_SUM_FIELD: Final = struct.Struct("<3sQsQsI")
+"""Field 4 of Fragment, which is a message of 23 bytes: its tag and length, and three fixed-length fields."""
 _OFFSET_OF_READ: Final = 0x18  # field 3 of ReadResponse, varint
 _OFFSET_OF_READ_TAG: Final = b"\x18"
 _CONTENT_OF_READ: Final = 0x3A  # field 7 of ReadResponse, length-delimited
@@ -51,7 +59,8 @@ class ReplicateContent(NamedTuple):
 
 AppendMessage: TypeAlias = bytes | broker_pb2.AppendRequest
 """A message of an Append stream. Bytes are the content of a plain chunk; empty bytes ask to commit."""
-ReplicateMessage: TypeAlias = ReplicateContent | broker_pb2.ReplicateRequest
+ReplicateMessage: TypeAlias = ReplicateContent | bytes
+"""A message of a Replicate stream: content, or another request that is not decoded yet."""
 
 
 def append_content(content: BytesLike) -> bytes:
@@ -81,7 +90,7 @@ def decode_append(data: bytes) -> AppendMessage:
 
 
 def decode_replicate(data: bytes) -> ReplicateMessage:
-    """Decode a message of the Replicate call."""
+    """Decode a message of the Replicate call if it holds content and nothing else."""
     try:
         if data[0] == _CONTENT:
             length, begin = _read_varint(data, 1)
@@ -93,8 +102,8 @@ def decode_replicate(data: bytes) -> ReplicateMessage:
                 if delta_end == len(data):
                     return ReplicateContent(data[begin:end], delta)
     except IndexError:
-        pass  # The generated code below decodes the message, and names its fault.
-    return broker_pb2.ReplicateRequest.FromString(data)
+        pass  # The generated code decodes the message later, and names its fault.
+    return data
 
 
 def replicate_content(content: bytes, delta: int) -> bytes:
@@ -104,6 +113,44 @@ def replicate_content(content: bytes, delta: int) -> bytes:
     if delta:
         parts += (_DELTA_TAG, _varint(delta))
     return b"".join(parts)
+
+
+class ProposalEncoder:
+    """Encodes requests that propose a fragment and ask for an answer, to the bytes of the generated code.
+
+    Most proposals extend the fragment of the one before. The parts that stay are encoded once.
+    """
+
+    __slots__ = ("_former", "_head", "_registers", "_tail")
+
+    def __init__(self) -> None:
+        self._former: Fragment | None = None
+        """The last proposal; None before the first."""
+        self._registers: LabelSet | None = None
+        self._head = self._tail = b""
+        """What stands before the end of the fragment, and what follows the fragment."""
+
+    def encode(self, proposal: Fragment, registers: LabelSet) -> bytes:
+        """Return the wire form of a ReplicateRequest. ``proposal`` is not in a store yet."""
+        former, self._former = self._former, proposal
+        if former is None or former.begin != proposal.begin or former.journal != proposal.journal:
+            self._head = broker_pb2.Fragment(
+                journal=proposal.journal, begin=proposal.begin
+            ).SerializeToString()
+        if registers is not self._registers:
+            self._registers = registers
+            self._tail = broker_pb2.ReplicateRequest(
+                acknowledge=True, registers=registers.to_pb()
+            ).SerializeToString()
+        part1, part2, part3 = SUM.unpack(proposal.sum)
+        if not (part1 and part2 and part3 and proposal.end and proposal.codec):
+            # The generated code leaves out zeros.
+            fragment = proposal.to_pb().SerializeToString()
+        else:
+            sum = _SUM_FIELD.pack(b"\x22\x17\x09", part1, b"\x11", part2, b"\x1d", part3)
+            end, codec = _varint(proposal.end), _varint(proposal.codec)
+            fragment = b"".join((self._head, _END_TAG, end, sum, _CODEC_TAG, codec))
+        return b"".join((_PROPOSAL_TAG, _varint(len(fragment)), fragment, self._tail))
 
 
 def content_response(offset: int, content: BytesLike) -> bytes:

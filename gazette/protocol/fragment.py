@@ -26,7 +26,8 @@ ZERO_SUM: Final = bytes(20)
 """Sum of a fragment without content. This is not the SHA-1 of an empty string."""
 
 _OFFSET_MAX: Final = (1 << 63) - 1
-_SUM = struct.Struct(">QQI")
+SUM: Final = struct.Struct(">QQI")
+"""The three parts of a sum in the protocol, of its 20 bytes."""
 _HEX = re.compile(r"[0-9a-fA-F]*")
 _CONTROL = re.compile(r"[\x00-\x20\x7f]")
 _HOST = re.compile(r"(?:[^\[\]:%]*|\[[0-9a-fA-F:.]+\])(?::[0-9]*)?")
@@ -167,7 +168,7 @@ class Fragment:
                 validate_path_component(self.path_postfix, 0, NAME_BYTES_MAX)
 
     def to_pb(self) -> broker_pb2.Fragment:
-        part1, part2, part3 = _SUM.unpack(self.sum)
+        part1, part2, part3 = SUM.unpack(self.sum)
         return broker_pb2.Fragment(
             journal=self.journal,
             begin=self.begin,
@@ -189,7 +190,7 @@ class Fragment:
             journal=pb.journal,
             begin=pb.begin,
             end=pb.end,
-            sum=_SUM.pack(pb.sum.part1, pb.sum.part2, pb.sum.part3),
+            sum=SUM.pack(pb.sum.part1, pb.sum.part2, pb.sum.part3),
             codec=codec,
             backing_store=pb.backing_store,
             mod_time=pb.mod_time,

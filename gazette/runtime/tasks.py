@@ -42,6 +42,7 @@ class TaskScope:
         self.failure: BaseException | None = None
         # Not a set: children are cancelled in the order in which they were spawned.
         self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._cut_offs: dict[Callable[[], None], None] = {}
         self._on_failure = on_failure
         self.is_stopping = False
         """True if the scope takes no more children."""
@@ -72,6 +73,14 @@ class TaskScope:
         task.add_done_callback(lambda _: coro.close())
         return task
 
+    def add_cut_off(self, cut_off: Callable[[], None]) -> None:
+        """Call ``cut_off`` whenever all children are cancelled. It ends waits that need no task."""
+        self._cut_offs[cut_off] = None
+
+    def drop_cut_off(self, cut_off: Callable[[], None]) -> None:
+        """Undo ``add_cut_off``. May be repeated."""
+        self._cut_offs.pop(cut_off, None)
+
     def _on_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
         if not self._tasks:
@@ -87,8 +96,7 @@ class TaskScope:
         if self.failure is not None:
             return
         self.failure = error
-        for sibling in self._tasks:
-            sibling.cancel()
+        self.cancel()
         if self._owner is not None and not self._owner.done():
             self._owner_cancelled = True
             self._owner.cancel()
@@ -103,6 +111,8 @@ class TaskScope:
         """Cancel all children. Do not wait for them."""
         for task in self._tasks:
             task.cancel()
+        for cut_off in list(self._cut_offs):
+            cut_off()
 
     async def wait(self) -> None:
         """Return when all children have ended; raise the first failure."""

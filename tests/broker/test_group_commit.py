@@ -382,12 +382,8 @@ async def test_all_that_went_along_fail_with_their_leader(ready: FixedCluster) -
     async with Waiting(ready) as waiting:
         for content in (b"one", b"two", b"three"):
             await waiting.add(content)
-        pipeline = waiting._held
-
-        async def lost() -> Any:
-            raise Broken("the replica is lost")
-
-        pipeline._peers[0].receive = lost
+        peer = waiting._held._peers[0]
+        peer.send_joined = lambda *_: peer.cancel(Broken("the replica is lost"))
         waiting.go()
         for call in waiting.calls:
             await call.failed(grpc.StatusCode.UNKNOWN, "the replica is lost")
@@ -402,8 +398,7 @@ async def test_all_of_a_group_are_uncertain_when_their_broker_is_torn_down(
     async with Waiting(ready) as waiting:
         for content in (b"one", b"two"):
             await waiting.add(content)
-        never = asyncio.Event()
-        waiting._held._peers[0].receive = never.wait
+        waiting._held._peers[0].on_progress = lambda: None  # Answers are not seen.
         waiting.go()
         await until(lambda: written(ready, "b") == b"before onetwo")
         await ready["a"].scope.stop()

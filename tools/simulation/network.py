@@ -865,6 +865,16 @@ class SimCall:
             self._put(self._encoded(request))
         return True
 
+    def send_joined(self, joined: bytes) -> bool:
+        """Send encoded requests as a call of our HTTP/2 does."""
+        queue = MessageQueue(len(joined))
+        queue.feed(memoryview(joined))
+        if not self.send_now():
+            return False
+        while queue:
+            self._put(queue.take()[0])
+        return True
+
     def listen(self, sink: Callable[[Any], None]) -> None:
         """Give each response to ``sink`` as it arrives, as a call of our HTTP/2 does."""
 

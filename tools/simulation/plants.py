@@ -23,6 +23,8 @@ from gazette.broker.commit import steady
 from gazette.broker.commit.steady import AppendGroup
 from gazette.broker.known_head import KnownHead, UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
+from gazette.broker.replication.pipeline import Pipeline
+from gazette.broker.replication.spool_writer import SpoolWriter
 from gazette.broker.replication.upload_gate import UploadGate
 from gazette.broker.service import BrokerService
 from gazette.cluster.etcd.lease import Lease
@@ -215,7 +217,7 @@ def group_answered_ok() -> None:
 
     def fail(self: AppendGroup, error: GazetteError) -> None:
         begin = self._begin
-        for small in () if self._settled else self.small:
+        for small in self.small:
             end = begin + len(small.content)
             digest = hashlib.sha1(small.content, usedforsecurity=False).digest()
             commit = Fragment(self._commit.journal, begin, end, digest, Codec.NONE)
@@ -241,7 +243,35 @@ def journal_refused_for_its_store() -> None:
 
 def steady_in_any_state() -> None:
     """Commit small appends at once while their replicas are in step, whatever else has to be done before."""
-    _replace(steady, "_is_steady", lambda context, at, replica, pipeline: at.takes_content)
+    _replace(steady, "_is_steady", lambda context, at, replica, pipeline, spool: at.takes_content)
+
+
+def answered_by_one_peer() -> None:
+    """Acknowledge small appends once the first peer has answered, whatever the others answer."""
+
+    def take_acks(self: Pipeline) -> bool:
+        others, self._peers = self._peers, self._peers[:1]
+        try:
+            return before(self)
+        finally:
+            self._peers = others
+
+    before = Pipeline._take_acks
+    _replace(Pipeline, "_take_acks", take_acks)
+
+
+def any_proposal_taken() -> None:
+    """Let a replica commit the content that has arrived by any proposal that follows, such as a roll-back."""
+
+    def commit_now(self: SpoolWriter, encoded: bytes) -> Fragment | None:
+        encode, self.encode = self.encode, lambda proposal, registers: encoded  # type: ignore[method-assign]
+        try:
+            return before(self, encoded)
+        finally:
+            self.encode = encode  # type: ignore[method-assign]
+
+    before = SpoolWriter.commit_now
+    _replace(SpoolWriter, "commit_now", commit_now)
 
 
 def closing_too_early() -> None:
@@ -310,6 +340,8 @@ PLANTS: Final[dict[str, Plant]] = {
         unknown_session_admitted,
         group_answered_ok,
         steady_in_any_state,
+        answered_by_one_peer,
+        any_proposal_taken,
         journal_refused_for_its_store,
         closing_too_early,
         closing_of_another_tenure,

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from gazette.auth import Capability, Claims
 from gazette.broker.api.call_guard import Expired, Expiry, Outcome, authorize, counted, failing
@@ -28,7 +29,9 @@ from gazette.errors import Closed, Invalid, Moved
 from gazette.fragment.spool import Proposal, SpoolResult
 from gazette.fragment.spool_file import Spool
 from gazette.http2.messages import prefixed
+from gazette.net.grpc.call_metrics import MalformedRequest
 from gazette.protocol.content import ReplicateContent, ReplicateMessage
+from gazette.protocol.fragment import Fragment
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header, Route
 from gazette.protocol.rpc import validate_replicate_request
@@ -44,6 +47,7 @@ The first proposal of the next pipeline waits for the spool, and needs its answe
 """
 
 _ACCEPTED: Final = broker_pb2.ReplicateResponse()
+_PREFIXED_ACCEPTED: Final = prefixed(_ACCEPTED.SerializeToString())
 
 
 class ReplicateApi:
@@ -171,7 +175,10 @@ class _Stream:
             await self._handle(message)
 
     def _handle_now(self, message: ReplicateMessage) -> Coroutine[Any, Any, None] | None:
-        """Apply a message at once, and return None. If a step must wait, return a coroutine of the rest."""
+        """Apply a message at once, and return None. If a step must wait, return a coroutine of the rest.
+
+        Most proposals commit what has arrived. Such a proposal is the bytes that this broker would send.
+        """
         self.expiry.check()
         if isinstance(message, ReplicateContent):
             if not self.local.content_now(message.content, message.delta):
@@ -179,20 +186,17 @@ class _Stream:
             self.messages += 1
             self.has_content = True
             return None
-        proposed = validate_replicate_request(message)
-        if proposed is None or self.header is not None or not message.acknowledge:
+        if self.header is not None or not self.lease.holds:
             return self._handle(message)
-        self.lease.check()
-        result = self.local.propose_now(Proposal(*proposed))
-        if result is None:
+        fragment = self.local.commit_now(message)
+        if fragment is None:
             return self._handle(message)
         self.messages += 1
-        self._follow(result)
+        self._follow(fragment)
         self.lease.check()
-        answer = _answer(result, None)
-        if self.call.send_now(prefixed(answer.SerializeToString()), 1):
+        if self.call.send_now(_PREFIXED_ACCEPTED, 1):
             return None
-        return self.call.write(answer)  # type: ignore[no-any-return]
+        return self.call.write(_ACCEPTED)  # type: ignore[no-any-return]
 
     async def _handle(self, message: ReplicateMessage) -> None:
         """Apply a message. Wait only for the spool and the caller."""
@@ -202,12 +206,13 @@ class _Stream:
             self.has_content = True
             await self.local.content(message.content, message.delta)
             return
-        proposed = validate_replicate_request(message)
+        request = _decoded(message)
+        proposed = validate_replicate_request(request)
         if proposed is not None:
-            await self._propose(Proposal(*proposed), acknowledge=message.acknowledge)
+            await self._propose(Proposal(*proposed), acknowledge=request.acknowledge)
         else:
             self.has_content = True
-            await self.local.content(message.content, message.content_delta)
+            await self.local.content(request.content, request.content_delta)
 
     async def _next(self) -> ReplicateMessage | None:
         """Return the next message; None at the end. Raise ``Expired`` if the claims expire before it."""
@@ -220,7 +225,8 @@ class _Stream:
             # Readers get what is committed. If this broker was paused, another broker may have these offsets.
             self.lease.check()
         result = await self.local.propose(proposal)
-        self._follow(result)
+        if result.status is Status.OK:
+            self._follow(result.fragment)
         if acknowledge:
             self.lease.check()  # Without our lease, another replica may have taken this replica's place.
             header, self.header = self.header, None
@@ -234,11 +240,9 @@ class _Stream:
                 spool=result.fragment.content_name(),
             )
 
-    def _follow(self, result: SpoolResult) -> None:
-        if result.status is not Status.OK:
-            return
+    def _follow(self, fragment: Fragment) -> None:
         replica, resolution = self.replica, self.at
-        replica.follow(result.fragment, resolution.reassigned, resolution.tenure)
+        replica.follow(fragment, resolution.reassigned, resolution.tenure)
         if self.has_content:
             self.has_content = False
             replica.others.committed(self.others)
@@ -326,15 +330,23 @@ async def _give_back(replica: Replica, local: SpoolWriter) -> None:
         await replica.give_back_spool(local.spool, primary=False)
 
 
+def _decoded(message: bytes) -> broker_pb2.ReplicateRequest:
+    try:
+        return broker_pb2.ReplicateRequest.FromString(message)
+    except DecodeError as error:
+        raise MalformedRequest(error) from error
+
+
 def _opening_of(message: ReplicateMessage) -> tuple[Header, Proposal]:
     if isinstance(message, ReplicateContent):
         raise Invalid("expected first ReplicateRequest to have Header")
-    proposed = validate_replicate_request(message)
-    if not message.HasField("header"):
+    request = _decoded(message)
+    proposed = validate_replicate_request(request)
+    if not request.HasField("header"):
         raise Invalid("expected first ReplicateRequest to have Header")
     if proposed is None:
         raise Invalid("expected first ReplicateRequest to have Proposal")
-    return Header.from_pb(message.header), Proposal(*proposed)
+    return Header.from_pb(request.header), Proposal(*proposed)
 
 
 def _answer(result: SpoolResult, header: broker_pb2.Header | None) -> broker_pb2.ReplicateResponse:

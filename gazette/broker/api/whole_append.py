@@ -241,19 +241,23 @@ class WholeAppend:
             self._call.refuse(grpc.StatusCode.UNAVAILABLE, "the broker stops")
             self.line.leave(self.small)
             return
-        resolved, name = self._resolved(), f"append {self._terms.terms.journal}"
+        resolved = self._resolved()
         try:
             group = (
                 None if resolved is None else self._commit(resolved, resolved.held.pipeline.free)
             )
             if group is not None:
-                group.start(name)
+                group.start()
                 return
         except Exception as error:  # noqa: BLE001 - it ends the broker, as that of a task does
             scope.fail(error)
             return
-        self._task = scope.spawn(self._run(), name=name)
-        self._task.add_done_callback(lambda _: self.line.leave(self.small))
+        self._task = scope.spawn(self._run(), name=f"append {self._terms.terms.journal}")
+        self._task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, _: asyncio.Task[None]) -> None:
+        if not self._proposed:  # Otherwise the group leaves the line.
+            self.line.leave(self.small)
 
     def _resolved(self) -> Resolution | None:
         """Return the journal's present resolution; None unless the same replica leads it here."""
@@ -278,7 +282,7 @@ class WholeAppend:
     async def _run(self) -> None:
         group = await self._commit_in_turn()
         if group is not None:
-            await group.settle()
+            group.start()
             return
         content = ContentAhead(_NO_MORE, (self.small.content, COMMIT, None))
         driver = AppendDriver(self._context, self._terms, content, self.small.arrived)

@@ -16,16 +16,14 @@ from typing import TYPE_CHECKING, Final
 
 from gazette.broker.append.events import AppendTerms, Ending, Outcome, SuspendControl
 from gazette.broker.append.line import GROUP_BYTES, Line, SmallAppend
-from gazette.broker.append.rules import check_terms, registers_after, unexpected_answer
+from gazette.broker.append.rules import check_terms, registers_after
 from gazette.broker.append.sessions import ADMITTED
-from gazette.broker.replication.pipeline import Pipeline, Turn
+from gazette.broker.replication.pipeline import Pipeline
 from gazette.errors import Broken, GazetteError, TooLarge
 from gazette.fragment.spool import proposal_of
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import Offset
 from gazette.protocol.label_set import LabelSet
-from gazette.protocol.status import Status
-from gazette.runtime import tracing
 
 if TYPE_CHECKING:
     from gazette.broker.context import BrokerContext
@@ -43,7 +41,8 @@ _NO_BROKERS: Final[frozenset[Incarnation]] = frozenset()
 class AppendGroup:
     """Small appends of one journal that were proposed as one commit, the leader of their line first.
 
-    Call ``start``, or run ``settle`` in a task that has begun. Both give each append its outcome.
+    Call ``start``, which settles each append when all peers have answered. No task waits for that. If the
+    tasks of the broker are cancelled, all appends fail as uncertain.
     """
 
     __slots__ = (
@@ -51,10 +50,9 @@ class AppendGroup:
         "_begin",
         "_commit",
         "_context",
+        "_is_settled",
         "_line",
         "_pipeline",
-        "_settled",
-        "_turn",
         "small",
     )
 
@@ -71,57 +69,35 @@ class AppendGroup:
         self._context = context
         self._at = at
         self._pipeline = pipeline
-        self._turn: Turn = pipeline.take_turn()
         self._line = line
         self.small = small
         self._begin = begin
         self._commit = commit
-        self._settled = False
+        self._is_settled = False
+        pipeline.when_answered(self._settle)
 
-    def start(self, name: str) -> None:
-        """Settle now if there are no peers to wait for. Otherwise settle in a task of the broker."""
-        if self._settle_now():
-            return
-        task = self._context.scope.spawn(self.settle(), name=name)
-        task.add_done_callback(lambda _: self._cut_short())
+    def start(self) -> None:
+        """Settle now if no answer has to be awaited, else later."""
+        self._pipeline.gather_now()
+        if not self._is_settled:
+            self._context.scope.add_cut_off(self._cut_off)
 
-    def _cut_short(self) -> None:
-        """Fail if the task was cancelled before it had begun."""
-        if not self._settled:
-            error = Broken("an append was cut short", journal=self._at.journal)
-            self._turn.skip(error)
-            self._fail(error)
+    def _cut_off(self) -> None:
+        self._pipeline.fail(Broken("an append was cut short", journal=self._at.journal))
 
-    def _settle_now(self) -> bool:
+    def _settle(self, answered: LabelSet | GazetteError) -> None:
+        scope = self._context.scope
+        self._is_settled = True
+        scope.drop_cut_off(self._cut_off)
         try:
-            if not self._pipeline.gather_now(self._turn):
-                return False
-        except GazetteError as error:
-            self._fail(error)
-        else:
-            self._committed(self._pipeline.gathering_registers)
-        return True
-
-    async def settle(self) -> None:
-        """Wait for the answers of all peers, then settle. Cancellation: all appends fail as uncertain."""
-        error: GazetteError = Broken("an append was cut short", journal=self._at.journal)
-        try:
-            with tracing.span("replicate", journal=self._at.journal):
-                async with self._turn:
-                    registers = self._pipeline.gathering_registers
-                    answers = await self._pipeline.gather_acks()
-            refused = [answer for answer in answers if answer.status is not Status.OK]
-            if not refused:
-                self._committed(registers)
-                return
-            error = unexpected_answer(refused[0])
-        except GazetteError as failure:
-            error = failure
-        finally:
-            self._fail(error)  # No effect after a commit.
+            if isinstance(answered, GazetteError):
+                self._fail(answered)
+            else:
+                self._committed(answered)
+        except Exception as bug:  # noqa: BLE001 - it ends the broker, as that of a task does
+            scope.fail(bug)
 
     def _committed(self, registers: LabelSet) -> None:
-        self._settled = True
         begin, sessions = self._begin, self._at.held.sessions
         for append in self.small:
             end = begin + len(append.content)
@@ -134,11 +110,7 @@ class AppendGroup:
         self._line.leave(self.small[0])
 
     def _fail(self, error: GazetteError) -> None:
-        """Break the pipeline. Fail all appends as uncertain, unless they have their outcomes."""
-        if self._settled:
-            return
-        self._settled = True
-        self._pipeline.fail(error)
+        """Fail all appends as uncertain. The pipeline is broken."""
         scope, replica = self._context.scope, self._at.held
         if not scope.is_stopping:
             scope.spawn(replica.reap(self._pipeline), name=f"reap pipeline {self._at.journal}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import grpc
@@ -28,12 +29,17 @@ _INBOX_MAX: Final = 1024
 """Greatest number of answers that wait to be gathered. There are never so many appends in flight."""
 
 
+def _do_nothing() -> None:
+    pass
+
+
 class PeerStream:
     """The local end of a Replicate call to ``peer``. Loop-bound.
 
     ``call`` takes encoded requests, and gives answers as they arrive. A task of ``scope`` sends messages that
     cannot go out at once; it never raises. ``failure`` is set once the call cannot be used any more. Answers
-    that arrived before the failure can still be received.
+    that arrived before the failure can still be received. ``on_progress`` is called when an answer arrives,
+    when messages have gone out, and when the call fails.
     """
 
     def __init__(
@@ -52,6 +58,12 @@ class PeerStream:
         self._sender: asyncio.Task[None] | None = None
         """Sends the outbox, and the end of the requests. None: nothing waits to be sent."""
         self._progress: dict[asyncio.Future[None], None] = {}
+        self.on_progress: Callable[[], None] = _do_nothing
+        self._expected = 0
+        """Answers that ``expect`` has announced, and ``take`` has not returned."""
+        self._progressed_at = 0.0
+        """The loop's time of the last progress while answers were expected."""
+        self._watchdog: asyncio.TimerHandle | None = None
         call.listen(self._take)
         call.on_end(self._on_end)
 
@@ -75,6 +87,11 @@ class PeerStream:
         self._outbox_bytes += sum(map(len, messages))
         self._begin_sending()
 
+    def send_joined(self, joined: bytes, *messages: bytes) -> None:
+        """Send messages as ``send`` does. ``joined`` is their content in the stream: see `prefixed`."""
+        if self._sender is not None or not self._call.send_joined(joined, len(messages)):
+            self.send(*messages)
+
     async def room(self) -> None:
         """Return once there is room for more content.
 
@@ -97,6 +114,37 @@ class PeerStream:
                 raise self.failure
             await self._progressed("does not answer")
         return self._inbox.popleft()
+
+    def expect(self) -> None:
+        """Expect one more answer. If the peer makes no progress for ``timeout_s``, end the call."""
+        loop = asyncio.get_running_loop()
+        if not self._expected:
+            self._progressed_at = loop.time()
+        self._expected += 1
+        if self._watchdog is None and self.failure is None:
+            self._watchdog = loop.call_later(self._timeout_s, self._watch)
+
+    @property
+    def answer(self) -> broker_pb2.ReplicateResponse | None:
+        """The next answer, in order. None: it has not arrived."""
+        return self._inbox[0] if self._inbox else None
+
+    def take(self) -> None:
+        """Remove the next answer, which was expected and has arrived."""
+        self._inbox.popleft()
+        self._expected -= 1
+
+    def _watch(self) -> None:
+        """Cut the peer off if it owes answers and has made no progress. One timer watches all answers."""
+        self._watchdog = None
+        if not self._expected or self.failure is not None:
+            return
+        loop = asyncio.get_running_loop()
+        left_s = self._progressed_at + self._timeout_s - loop.time()
+        if left_s > 0:
+            self._watchdog = loop.call_later(left_s, self._watch)
+        else:
+            self._cut_off("does not answer")
 
     def close_send(self) -> None:
         """End the requests, once the queued requests are sent."""
@@ -129,8 +177,10 @@ class PeerStream:
 
     def _expire(self, waiter: asyncio.Future[None], lack: str) -> None:
         """Cut the peer off, unless there was progress. Tasks that wait for progress get the failure."""
-        if waiter.done():
-            return
+        if not waiter.done():
+            self._cut_off(lack)
+
+    def _cut_off(self, lack: str) -> None:
         self.cancel(
             Unavailable(
                 f"peer {self.peer} {lack}",
@@ -144,16 +194,23 @@ class PeerStream:
             self._sender = self._scope.spawn(self._send_all(), name=f"send to {self.peer}")
 
     def _wake(self) -> None:
+        if self._expected:
+            self._progressed_at = asyncio.get_running_loop().time()
         for waiter in self._progress:
             if not waiter.done():
                 waiter.set_result(None)
+        self.on_progress()
 
     def _fail(self, failure: GazetteError) -> None:
         if self.failure is None:
             self.failure = failure
         self._outbox.clear()
         self._outbox_bytes = 0
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
         self._wake()
+        self.on_progress = _do_nothing  # No progress follows. This frees the pipeline.
 
     async def _send_all(self) -> None:
         try:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -28,6 +29,7 @@ from gazette.errors import Broken, Bug, Closed, Conflict, GazetteError, Invalid,
 from gazette.fragment.local_file import LocalFragment
 from gazette.fragment.spool import Proposal
 from gazette.fragment.spool_file import Spool
+from gazette.http2.messages import prefixed
 from gazette.protocol.content import replicate_content
 from gazette.protocol.fragment import ZERO_SUM, Fragment
 from gazette.protocol.ids import Offset, ProcessId
@@ -56,6 +58,9 @@ _MESSAGE_BYTES_MAX: Final = 1 << 20
 than 4 MiB. Large messages cost gRPC in Python half as much per byte as messages of 128 KiB."""
 _SYNC_ANSWERS: Final = frozenset({Status.OK.value, Status.PROPOSAL_MISMATCH.value})
 
+
+OnAnswered: TypeAlias = Callable[[LabelSet | GazetteError], None]
+"""Gets the registers behind a commit that all peers have acknowledged, or why it may not be acknowledged."""
 
 ReadSpool: TypeAlias = Callable[[LocalFragment, Offset], Awaitable[bytes]]
 """Reads bytes of a spool from an offset on: at least one byte, at most the content of one message."""
@@ -87,6 +92,11 @@ class Turn:
     def has_come(self) -> bool:
         """True if all earlier appends have gathered their answers."""
         return self._prior is None or self._prior.done()
+
+    def when_come(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` in a later turn of the loop, once the turn has come."""
+        assert self._prior is not None
+        self._prior.add_done_callback(lambda _: callback())
 
     def enter(self) -> None:
         """Begin the turn, which must have come."""
@@ -172,6 +182,11 @@ class Pipeline:
         """True if the route was sent to the peers."""
         self.last_turn: asyncio.Future[None] | None = None
         """Done once the last turn has passed: then no append waits for answers any more."""
+        self._unanswered: deque[tuple[Turn, OnAnswered]] = deque()
+        """Commits of `commit_now` that wait for answers, in the order of their turns."""
+        self._gathering = False  # True while `gather_now` runs.
+        for peer in self._peers:
+            peer.on_progress = self.gather_now
 
     @property
     def route(self) -> Route:
@@ -398,13 +413,16 @@ class Pipeline:
     def commit_now(self, content: bytes, registers: LabelSet) -> Fragment:
         """Commit ``content`` and ``registers`` to the local spool, and propose the same to all peers.
 
-        The pipeline must be idle, and the local spool must have room. Return the proposed fragment. Take a
-        turn to gather the answers.
+        The pipeline must be idle, and the local spool must have room. Return the proposed fragment. Call
+        ``when_answered`` next.
         """
-        fragment = self.spool.commit_now(content, registers)
+        local = self.local
+        fragment = local.spool.commit_now(content, registers)
         if self._peers:
-            message = _proposal(fragment, registers, acknowledge=True)
-            self._send(replicate_content(content, 0), message.SerializeToString())
+            chunk, proposal = replicate_content(content, 0), local.encode(fragment, registers)
+            joined = prefixed(chunk) + prefixed(proposal)
+            for peer in self._peers:
+                peer.send_joined(joined, chunk, proposal)
         return fragment
 
     # Gathering.
@@ -464,25 +482,56 @@ class Pipeline:
             self._agree(self.gathering_to, self.gathering_registers)
         return tuple(answers)
 
-    def gather_now(self, turn: Turn) -> bool:
-        """Gather in a pipeline without peers. Return False, without effect, if there are peers or a wait.
+    def when_answered(self, on_answered: OnAnswered) -> None:
+        """Take a turn to gather the answers to the last `commit_now`, without a task.
 
-        Raise the failure of a broken pipeline, or ``Unavailable`` if the broker's lease may not hold. After
-        an error, the pipeline is broken.
+        ``gather_now`` calls ``on_answered`` when all peers have answered, with the registers at the end of
+        that commit. If the commit may not be acknowledged, ``on_answered`` gets the reason instead: a peer
+        that refused or failed, a broken pipeline, or a lease that may not hold. Then the pipeline is broken.
         """
-        if self._peers or not turn.has_come:
-            return False
-        failure: GazetteError | None = None
-        turn.enter()
+        turn = self.take_turn()
+        if not self._unanswered and not turn.has_come:
+            turn.when_come(self.gather_now)
+        self._unanswered.append((turn, on_answered))
+        for peer in self._peers:
+            peer.expect()
+
+    def gather_now(self) -> None:
+        """Gather the answers of `commit_now` that have arrived, in order."""
+        if self._gathering:  # What is called below may send the next append, or break the pipeline.
+            return
+        self._gathering = True
         try:
-            if self._failure is not None:
-                raise self._failure
-            self._agree(self.gathering_to, self.gathering_registers)
-        except GazetteError as error:
-            failure = error
-            raise
+            while self._unanswered and (turn := self._unanswered[0][0]).has_come:
+                failure: GazetteError | None = None
+                turn.enter()
+                try:
+                    if not self._take_acks():
+                        return
+                except GazetteError as error:
+                    failure = error
+                _, on_answered = self._unanswered.popleft()
+                registers = self.gathering_registers
+                turn.leave(failure)
+                on_answered(failure or registers)
         finally:
-            turn.leave(failure)
+            self._gathering = False
+
+    def _take_acks(self) -> bool:
+        """Take the next answer of each peer, as ``gather_acks`` does. Return False if one must be awaited."""
+        if self._failure is not None:
+            raise self._failure
+        for peer in self._peers:
+            response = peer.answer
+            if response is None:
+                if peer.failure is not None:
+                    raise peer.failure
+                return False
+            if response.status:
+                raise unexpected_answer(_answer(peer, response))
+        for peer in self._peers:
+            peer.take()
+        self._agree(self.gathering_to, self.gathering_registers)
         return True
 
     # Ending.
@@ -493,6 +542,7 @@ class Pipeline:
             self._failure = failure
             for peer in self._peers:
                 peer.cancel(failure)
+            self.gather_now()
 
     async def release_spool(self) -> Spool:
         """Give up the local spool, in which content may be pending. Call this before ``close``.

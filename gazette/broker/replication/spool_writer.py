@@ -15,6 +15,9 @@ from typing import Final, TypeAlias
 from gazette.errors import GazetteError
 from gazette.fragment.spool import Content, Proposal, SpoolResult
 from gazette.fragment.spool_file import INLINE_BYTES, Spool
+from gazette.protocol.content import ProposalEncoder
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.label_set import LabelSet
 from gazette.runtime.tasks import Pool, TaskScope, await_future, await_shared
 
 BATCH_BYTES: Final = 1 << 20
@@ -44,6 +47,7 @@ class SpoolWriter:
         self._end = spool.delta
         self._writing: asyncio.Task[None] | None = None  # None: no batch is being written.
         self._failure: GazetteError | None = None  # Of a batch; not raised yet.
+        self._encoder = ProposalEncoder()
 
     @property
     def delta(self) -> int:
@@ -67,18 +71,28 @@ class SpoolWriter:
         self._end += len(content)
         return True
 
-    def propose_now(self, proposal: Proposal) -> SpoolResult | None:
-        """Propose as ``propose`` does. Return None, without effect, if it must wait."""
+    def encode(self, proposal: Fragment, registers: LabelSet) -> bytes:
+        """Return the encoded request that proposes ``proposal`` and asks for an answer."""
+        return self._encoder.encode(proposal, registers)
+
+    def commit_now(self, encoded: bytes) -> Fragment | None:
+        """Commit the gathered content if ``encoded`` proposes that, and nothing else. Return the fragment.
+
+        Return None if ``encoded`` is another request, or the commit must wait. Then nothing is committed, and
+        ``propose`` decides.
+        """
         if self._writing is not None or self._failure is not None or self._digest is not None:
             return None
-        if self.spool.is_busy or self._length > min(self.spool.room, INLINE_BYTES):
+        spool = self.spool
+        if not self._gathered or spool.is_busy or self._length > min(spool.room, INLINE_BYTES):
             return None
-        if self._gathered:
-            batch, _ = self._take_batch()
-            self.spool.extend_now(batch)
-        result = self.spool.propose_now(proposal, primary=self._primary)
-        self._end = self.spool.delta
-        return result
+        batch, _ = self._take_batch()
+        spool.extend_now(batch)
+        if self.encode(spool.next(), spool.registers) != encoded:
+            return None
+        fragment = spool.commit_next(primary=self._primary)
+        self._end = 0
+        return fragment
 
     def begin(self, digest: Digest | None) -> None:
         """Begin an append, while nothing is pending. ``digest`` is called with all its content."""

@@ -29,6 +29,7 @@ from gazette.runtime.metrics import (
 )
 
 _PROBE: Final = "/grpc.health.v1.Health/Check"
+_REPLICATE: Final = "/protocol.Journal/Replicate"
 _TOO_MANY_PINGS: Final = "too many pings"
 
 
@@ -56,11 +57,14 @@ class BytePath:
             response_deserializer=decode_read,
         )
         replicate = channel.stream_stream(
-            "/protocol.Journal/Replicate",
+            _REPLICATE,
             request_serializer=None,
             response_deserializer=broker_pb2.ReplicateResponse.FromString,
         )
-        self.replicate: Callable[..., StreamCall] = lambda **call: StreamCall(replicate(**call))
+        sent = call_metrics("bidi_stream", _REPLICATE).sent.inc
+        self.replicate: Callable[..., StreamCall] = lambda **call: StreamCall(
+            replicate(**call), sent
+        )
 
 
 class Health(IntEnum):
@@ -216,7 +220,7 @@ class CallMetrics:
         labels = (kind, service, method)
         self._labels = labels
         self.started = GRPC_CLIENT_STARTED.labels(*labels)
-        self._sent = GRPC_CLIENT_SENT.labels(*labels)
+        self.sent = GRPC_CLIENT_SENT.labels(*labels)
         self._received = GRPC_CLIENT_RECEIVED.labels(*labels)
         self._seconds = GRPC_CLIENT_SECONDS.labels(*labels)
 
@@ -228,7 +232,7 @@ class CallMetrics:
         named_args |= kwargs
         serialize = named_args.get("request_serializer")
         deserialize = named_args.get("response_deserializer")
-        sent, received = self._sent.inc, self._received.inc
+        sent, received = self.sent.inc, self._received.inc
 
         def request(message: Any) -> Any:
             sent()

@@ -16,12 +16,13 @@ _ENDED: Final = (asyncio.InvalidStateError, grpc.aio.AioRpcError)
 
 
 class StreamCall:
-    """A call whose requests are written. Loop-bound."""
+    """A call whose requests are written. Loop-bound. ``count_sent`` counts what ``send_joined`` sends."""
 
-    __slots__ = ("_call",)
+    __slots__ = ("_call", "_count_sent")
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, count_sent: Callable[[float], None] | None = None) -> None:
         self._call = call
+        self._count_sent = count_sent
 
     async def write(self, request: Any) -> bool:
         """Send a request, and return True. Return False if the call has ended.
@@ -36,6 +37,14 @@ class StreamCall:
         No ``write`` may be under way.
         """
         return bool(self._call.send_now(*requests))
+
+    def send_joined(self, joined: bytes, messages: int) -> bool:
+        """Send that number of encoded, `prefixed` and joined requests, as ``send_now`` sends requests."""
+        if not self._call.send_joined(joined):
+            return False
+        if self._count_sent is not None:
+            self._count_sent(messages)
+        return True
 
     def listen(self, sink: Callable[[Any], None]) -> None:
         """Give each response to ``sink`` as it arrives."""

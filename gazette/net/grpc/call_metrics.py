@@ -38,6 +38,9 @@ _TYPES = {
 class MalformedRequest(DecodeError):
     """A message of a stream that cannot be decoded as its type."""
 
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(f"malformed request: {cause}"[:_REASON_MAX])
+
 
 @dataclass(frozen=True, slots=True)
 class _Malformed:
@@ -55,10 +58,10 @@ def _tolerant(decode: Callable[[bytes], Any] | None, *, streaming: bool) -> Any:
         try:
             return decode(data)
         except Exception as error:
-            reason = f"malformed request: {error}"[:_REASON_MAX]
+            malformed = MalformedRequest(error)
             if streaming:
-                raise MalformedRequest(reason) from error
-            return _Malformed(reason)
+                raise malformed from error
+            return _Malformed(str(malformed))
 
     return tolerant
 
