@@ -48,7 +48,8 @@ class LeaseGuard:
 
     def check(self) -> None:
         """Raise ``Unavailable`` unless the lease is known to hold at this moment."""
-        if self.holds:
+        lease = self._lease
+        if lease is not None and lease.remaining_s > 0:
             return
         late_s = 0.0 if self._lease is None else -self._lease.remaining_s
         raise Unavailable(

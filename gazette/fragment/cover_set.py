@@ -58,6 +58,14 @@ class CoverSet(Generic[S]):
         self._ends[first:last] = [end]
         return True
 
+    def grow_last(self, span: S) -> bool:
+        """Replace the last span by a longer one with the same begin. Return False, without effect, if
+        ``span`` is none."""
+        if not self._ends or span.begin != self._begins[-1] or span.end <= self._ends[-1]:
+            return False
+        self._spans[-1], self._ends[-1] = span, span.end
+        return True
+
     def longest_overlapping(self, offset: Offset) -> tuple[int, bool]:
         """Return the index of the span that covers ``offset`` and reaches farthest, and True.
 

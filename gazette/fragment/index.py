@@ -207,13 +207,16 @@ class Index:
             self._add(self._hidden.popleft())
 
     def _add(self, local: LocalFragment) -> None:
+        if self._set.grow_last(local):  # The same spool has grown.
+            if not self._local.grow_last(local):
+                self._local.add(local)
+            self._wake_head()
+            return
         former_end = self._set.end
-        # The same spool has grown: its fragment replaces the shorter one.
-        grows = len(self._set) and self._set[-1].begin == local.begin
         if not self._set.add(local):
             return
         self._local.add(local)
-        if local.begin < former_end and not grows:
+        if local.begin < former_end:
             self._wake_holes()
         elif local.begin > former_end:
             self._note_hole(former_end, local.begin)

@@ -6,8 +6,12 @@ from typing import Final
 
 from prometheus_client import Counter, Gauge
 
-COMMITS: Final = Counter("gazette_spool_commits_total", "Commits of spools.")
-COMMIT_BYTES: Final = Counter("gazette_spool_commit_bytes_total", "Bytes committed to spools.")
+from gazette.runtime.metrics import PlainCounter
+
+COMMITS: Final = PlainCounter("gazette_spool_commits_total", "Commits of spools.").labels()
+COMMIT_BYTES: Final = PlainCounter(
+    "gazette_spool_commit_bytes_total", "Bytes committed to spools."
+).labels()
 ROLLBACKS: Final = Counter("gazette_spool_rollbacks_total", "Roll-backs of spools.")
 ROLLBACK_BYTES: Final = Counter(
     "gazette_spool_rollback_bytes_total", "Bytes that were spooled and rolled back."

@@ -267,8 +267,8 @@ class Spool:
     def _on_committed(self, effect: Committed, *, primary: bool) -> None:
         assert self._bytes is not None
         self._sum = self._pending_sum
-        metrics.COMMITS.inc()
-        metrics.COMMIT_BYTES.inc(effect.length)
+        metrics.COMMITS.count += 1
+        metrics.COMMIT_BYTES.count += effect.length
         if primary and effect.fragment.codec is not Codec.NONE:
             self._compressed(self._bytes, effect.fragment.codec).advance(effect.fragment.length)
         fragment = effect.fragment

@@ -384,7 +384,7 @@ class ClientCall(StreamListener):
         self._give(sink)
 
     def _give(self, sink: Callable[[Any], None]) -> None:
-        while self._queue:
+        while self._queue is not None and self._queue.messages:
             try:
                 response = self._take()
             except grpc.aio.AioRpcError:  # The error is the status of the call now.
@@ -452,7 +452,7 @@ class ClientCall(StreamListener):
                 response = decode(message)
         except Exception as error:
             raise self._undecoded(error) from error
-        if self._trailers is not None and not self._queue:
+        if self._trailers is not None and not self._queue.messages:
             self.finish(*self._trailers)
         return response
 

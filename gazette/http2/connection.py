@@ -39,6 +39,10 @@ FIRST_BYTES: Final = 1 << 19
 """Bytes that a peer may send on a stream before the listener has consumed any."""
 CONNECTION_BYTES: Final = 1 << 23
 HELD_BYTES: Final = 1 << 25
+_GRANT_BYTES_MIN: Final = CONNECTION_BYTES // 4
+"""Least number of bytes by which the window of the connection is opened at a time."""
+_GRANT_BELOW: Final = CONNECTION_BYTES - _GRANT_BYTES_MIN
+"""The window is not opened while the peer may send more bytes than this."""
 STREAMS_MAX: Final = 2_000
 """Greatest number of streams of a connection whose handlers run, unless a server has another limit."""
 BEGIN_WORK: Final = 4
@@ -219,7 +223,8 @@ class Http2Stream:
         length = min(length, self._held)  # A released stream holds nothing.
         connection._held -= length
         self._held -= length
-        connection._grant()
+        if connection._granted <= _GRANT_BELOW:
+            connection._grant()
         if self.remote_ended:
             return
         increment = connection.ahead_bytes - self._held - self._granted
@@ -467,30 +472,29 @@ class Http2Connection:
                 return
             position, self._preface = len(preface), b""
         while position < end and self.work > 0:
-            if self._data_left:
-                available = min(self._data_left, end - position)
-                self._data_left -= available
-                self._on_content(memoryview(data)[position : position + available])
-                position += available
-                continue
-            if end - position < fr.HEAD_BYTES:
-                break
-            self.work -= 1
-            length, frame_type, flags, number = fr.read_head(data, position)
-            self._check_head(length, frame_type, number)
-            begin = position + fr.HEAD_BYTES
-            if frame_type == fr.DATA and length and not flags & fr.PADDED:
+            if not self._data_left:
+                if end - position < fr.HEAD_BYTES:
+                    break
+                self.work -= 1
+                length, frame_type, flags, number = fr.read_head(data, position)
+                if length > fr.FRAME_BYTES_MIN or self._block_of or not self.settled:
+                    self._check_head(length, frame_type, number)
+                begin = position + fr.HEAD_BYTES
+                if frame_type != fr.DATA or not length or flags & fr.PADDED:
+                    if end - begin < length:
+                        break
+                    position = begin + length
+                    try:
+                        self._on_frame(frame_type, flags, number, data[begin:position])
+                    except StreamFault as fault:
+                        self._on_stream_fault(fault)
+                    continue
                 self._begin_data(length, flags, number)
-                self._data_left = length
-                position = begin
-                continue
-            if end - begin < length:
-                break
-            position = begin + length
-            try:
-                self._on_frame(frame_type, flags, number, data[begin:position])
-            except StreamFault as fault:
-                self._on_stream_fault(fault)
+                self._data_left, position = length, begin
+            available = min(self._data_left, end - position)
+            self._data_left -= available
+            self._on_content(memoryview(data)[position : position + available])
+            position += available
         self.has_backlog = position < end and self.work <= 0
         if self.has_backlog:
             self._rest, self._at = data, position
@@ -575,6 +579,8 @@ class Http2Connection:
     def _on_content(self, content: memoryview) -> None:
         """Pass on a part of a DATA frame that is not padded."""
         stream = self._data_of
+        if not content:
+            return
         if stream is None or stream.remote_ended:  # A reset may have come between two parts.
             self._grant()
             return
@@ -614,14 +620,15 @@ class Http2Connection:
         if ended:
             stream.remote_ended = True
         stream.listener.on_data(content, ended=ended)
-        self._grant()
+        if self._granted <= _GRANT_BELOW:
+            self._grant()
         if ended:
             self._end_remote(stream)
 
     def _grant(self) -> None:
         """Let the peer send more on the connection, unless listeners hold too many bytes."""
         increment = min(CONNECTION_BYTES, HELD_BYTES - self._held) - self._granted
-        if increment >= CONNECTION_BYTES // 4:
+        if increment >= _GRANT_BYTES_MIN:
             self._granted += increment
             self._write(fr.window_update(0, increment))
 

@@ -3,13 +3,15 @@ four bytes give its length. Pure."""
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections import deque
 from typing import Final
 
 from gazette.errors import Invalid, TooLarge
 
-PREFIX_BYTES: Final = 5
+_PREFIX: Final = struct.Struct(">BL")
+PREFIX_BYTES: Final = _PREFIX.size
 MESSAGE_BYTES: Final = 128
 """Bytes of memory of a message in addition to its content."""
 _LARGE: Final = 1 << 18
@@ -38,20 +40,20 @@ class MessageQueue:
         "_encoding",
         "_head",
         "_max",
-        "_messages",
         "_missing",
         "_need",
         "_parts",
         "_reported",
         "held",
         "inflated",
+        "messages",
     )
 
     def __init__(self, bytes_max: int, encoding: str = "identity") -> None:
         self._max = bytes_max
         self._encoding = encoding
-        self._messages: deque[tuple[bytes, int, bool]] = deque()
-        """Each message, the bytes that count as consumed when it is taken, and True if it is compressed."""
+        self.messages: deque[tuple[bytes, int, bool]] = deque()
+        """Each message to `take`, the bytes that count as consumed then, and True if it is compressed."""
         self._head = b""
         """The beginning of an incomplete prefix."""
         self._parts: list[bytes | bytearray] = []
@@ -69,7 +71,7 @@ class MessageQueue:
         """Memory of waiting messages, of the announced message, and of the last one that was inflated."""
 
     def __len__(self) -> int:
-        return len(self._messages)
+        return len(self.messages)
 
     @property
     def is_cut(self) -> bool:
@@ -94,7 +96,7 @@ class MessageQueue:
 
         Raise ``TooLarge`` or ``Invalid`` if the message cannot be decompressed: the stream is unusable then.
         """
-        message, consumed, compressed = self._messages.popleft()
+        message, consumed, compressed = self.messages.popleft()
         self.held -= len(message) + MESSAGE_BYTES + self.inflated
         self.inflated = 0
         if compressed:
@@ -107,7 +109,7 @@ class MessageQueue:
 
     def clear(self) -> None:
         """Drop all messages that were not taken. The stream cannot be used any more."""
-        self._messages.clear()
+        self.messages.clear()
         self._head, self._parts = b"", []
         self._need = self._missing = self._reported = self.inflated = self.held = 0
 
@@ -116,7 +118,7 @@ class MessageQueue:
 
         Return zero while other messages wait, so that the memory of waiting messages does not grow.
         """
-        if self._messages:
+        if self.messages:
             return 0
         received = self._need - self._missing
         consumed, self._reported = received - self._reported, received
@@ -134,7 +136,7 @@ class MessageQueue:
             return content
         self._keep(content[:missing])
         message = b"".join(self._parts)
-        self._messages.append((message, self._need - self._reported, self._compressed))
+        self.messages.append((message, self._need - self._reported, self._compressed))
         self.held += MESSAGE_BYTES - PREFIX_BYTES  # `_split` has counted prefix and content.
         self._parts = []
         self._need = self._missing = self._reported = 0
@@ -155,18 +157,18 @@ class MessageQueue:
         position, end = 0, data.nbytes
         while end - position >= PREFIX_BYTES:
             body = position + PREFIX_BYTES
-            length = int.from_bytes(data[position + 1 : body], "big")
+            flag, length = _PREFIX.unpack_from(data, position)
             if length > self._max:
                 raise TooLarge(f"a message is larger than {self._max} bytes", bytes=length)
             body_end = body + length
-            compressed = data[position] != 0
+            compressed = flag != 0
             if body_end > end:
                 self._need, self._missing = PREFIX_BYTES + length, body_end - end
                 self._compressed = compressed
                 self.held += self._need
                 self._keep(data[body:])
                 return
-            self._messages.append((bytes(data[body:body_end]), body_end - position, compressed))
+            self.messages.append((bytes(data[body:body_end]), body_end - position, compressed))
             self.held += length + MESSAGE_BYTES
             position = body_end
         if position < end:

@@ -42,7 +42,7 @@ class Http2Socket(asyncio.Protocol):
         self._connection.on_change = self._on_change
         self._out: list[BytesLike] = []
         self._out_bytes = 0
-        self._flushing = False  # True if `_flush` will be called in this turn.
+        self._flushing = False  # True if something will call `_flush` in this turn.
         self._heard_at = self._loop.time()
         self._stalled_at: float | None = None  # Time at which the socket became full.
         self._pinged_at: float | None = None  # Time of a PING that has no answer yet.
@@ -67,12 +67,15 @@ class Http2Socket(asyncio.Protocol):
         self._heard_at, self._pinged_at = self._loop.time(), None
         if self._closing:
             return
+        self._flushing = True  # At the end of this function.
         try:
             self._connection.receive(data, most)
+            self._on_received()
         except ConnectionFault as fault:
             self._on_fault(fault)
-        self._on_received()
-        self._flush()
+            self._on_received()
+        finally:
+            self._flush()
 
     def _on_received(self) -> None:
         """Act after a call of ``receive``. A subclass may override this."""

@@ -8,9 +8,11 @@ handles all other messages, and also messages that hold content in another form.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
 from gazette.protocol.fragment import SUM, Fragment
+from gazette.protocol.ids import JournalName
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import broker_pb2
 
@@ -26,7 +28,9 @@ _CONTENT: Final = 0x22  # field 4, length-delimited: of AppendRequest and of Rep
 _CONTENT_TAG: Final = b"\x22"
 _DELTA: Final = 0x28  # field 5 of ReplicateRequest, varint
 _DELTA_TAG: Final = b"\x28"
-_PROPOSAL_TAG: Final = b"\x1a"  # field 3 of ReplicateRequest
+_PROPOSAL_TAG: Final = b"\x1a"  # field 3 of ReplicateRequest, length-delimited
+_COMMIT_TAG: Final = b"\x1a"  # field 3 of AppendResponse, length-delimited
+_BEGIN_TAG: Final = b"\x10"  # field 2 of Fragment, varint
 _END_TAG: Final = b"\x18"  # field 3 of Fragment, varint
 _CODEC_TAG: Final = b"\x28"  # field 5 of Fragment, varint
 _SUM_FIELD: Final = struct.Struct("<3sQsQsI")
@@ -38,6 +42,8 @@ _CONTENT_OF_READ_TAG: Final = b"\x3a"
 
 TOO_SLOW: Final = "client stream didn't sustain the minimum append data rate"
 """A broker's answer to an append whose content came too slowly. The journal has no part of the append."""
+
+_BYTES: Final = tuple(bytes((value,)) for value in range(0x80))
 
 COMMIT: Final = b""
 """The message that commits an append: one without any field."""
@@ -118,39 +124,59 @@ def replicate_content(content: bytes, delta: int) -> bytes:
 class ProposalEncoder:
     """Encodes requests that propose a fragment and ask for an answer, to the bytes of the generated code.
 
-    Most proposals extend the fragment of the one before. The parts that stay are encoded once.
+    Registers seldom change from one proposal to the next: they are encoded once.
     """
 
-    __slots__ = ("_former", "_head", "_registers", "_tail")
+    __slots__ = ("_registers", "_tail")
 
     def __init__(self) -> None:
-        self._former: Fragment | None = None
-        """The last proposal; None before the first."""
-        self._registers: LabelSet | None = None
-        self._head = self._tail = b""
-        """What stands before the end of the fragment, and what follows the fragment."""
+        self._registers: LabelSet | None = None  # None before the first proposal.
+        self._tail = b""
+        """What follows the proposed fragment."""
 
     def encode(self, proposal: Fragment, registers: LabelSet) -> bytes:
-        """Return the wire form of a ReplicateRequest. ``proposal`` is not in a store yet."""
-        former, self._former = self._former, proposal
-        if former is None or former.begin != proposal.begin or former.journal != proposal.journal:
-            self._head = broker_pb2.Fragment(
-                journal=proposal.journal, begin=proposal.begin
-            ).SerializeToString()
+        """Return the wire form of a ReplicateRequest."""
         if registers is not self._registers:
             self._registers = registers
             self._tail = broker_pb2.ReplicateRequest(
                 acknowledge=True, registers=registers.to_pb()
             ).SerializeToString()
-        part1, part2, part3 = SUM.unpack(proposal.sum)
-        if not (part1 and part2 and part3 and proposal.end and proposal.codec):
-            # The generated code leaves out zeros.
-            fragment = proposal.to_pb().SerializeToString()
-        else:
-            sum = _SUM_FIELD.pack(b"\x22\x17\x09", part1, b"\x11", part2, b"\x1d", part3)
-            end, codec = _varint(proposal.end), _varint(proposal.codec)
-            fragment = b"".join((self._head, _END_TAG, end, sum, _CODEC_TAG, codec))
+        fragment = encode_fragment(proposal)
         return b"".join((_PROPOSAL_TAG, _varint(len(fragment)), fragment, self._tail))
+
+
+def encode_fragment(fragment: Fragment) -> bytes:
+    """Return the wire form of a fragment, in the bytes of the generated code."""
+    part1, part2, part3 = SUM.unpack(fragment.sum)
+    in_store = fragment.backing_store or fragment.mod_time or fragment.path_postfix
+    # The generated code leaves out zeros.
+    if in_store or not (
+        part1 and part2 and part3 and fragment.begin and fragment.end and fragment.codec
+    ):
+        return fragment.to_pb().SerializeToString()
+    return b"".join(
+        (
+            _journal_field(fragment.journal),
+            _BEGIN_TAG,
+            _varint(fragment.begin),
+            _END_TAG,
+            _varint(fragment.end),
+            _SUM_FIELD.pack(b"\x22\x17\x09", part1, b"\x11", part2, b"\x1d", part3),
+            _CODEC_TAG,
+            _varint(fragment.codec),
+        )
+    )
+
+
+def append_commit(commit: Fragment) -> bytes:
+    """Return the wire form of an AppendResponse that has ``commit`` and nothing else."""
+    fragment = encode_fragment(commit)
+    return b"".join((_COMMIT_TAG, _varint(len(fragment)), fragment))
+
+
+@lru_cache(maxsize=1 << 10)
+def _journal_field(journal: JournalName) -> bytes:
+    return broker_pb2.Fragment(journal=journal).SerializeToString()
 
 
 def content_response(offset: int, content: BytesLike) -> bytes:
@@ -182,6 +208,8 @@ def decode_read(data: bytes) -> Content | broker_pb2.ReadResponse:
 
 
 def _varint(value: int) -> bytes:
+    if value <= 0x7F:
+        return _BYTES[value]
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)

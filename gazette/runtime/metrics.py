@@ -7,7 +7,6 @@ brokers in one process, each metric is the sum of all brokers.
 from __future__ import annotations
 
 import platform
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -34,35 +33,61 @@ def render() -> bytes:
     return generate_latest(REGISTRY)
 
 
-class PlainCounter(Collector):
-    """A counter whose name does not end in ``_total``, as the library requires of its own counters.
+class Tally:
+    """One number of a `PlainCounter`. Any thread may add to ``count``, by ``+=`` and a value at hand.
 
-    Exported as untyped: dashboards read only the samples and their names. Any thread.
+    The interpreter changes threads at calls and jumps only: such a sum has none, so none is lost.
     """
 
-    def __init__(self, name: str, help_text: str, labels: Sequence[str]) -> None:
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0.0
+
+    def inc(self, by: float = 1.0) -> None:
+        self.count += by
+
+
+class PlainCounter(Collector):
+    """A counter without the locks and checks of the library's own, for what each append counts.
+
+    An append of three replicas counts about thirty times. In the library that is 120 calls. Exported as
+    untyped if its name does not end in ``_total``: dashboards read only the samples and their names.
+    """
+
+    def __init__(self, name: str, help_text: str, labels: Sequence[str] = ()) -> None:
         self._name = name
         self._help = help_text
         self._labels = tuple(labels)
-        self._lock = threading.Lock()
-        self._values: dict[tuple[str, ...], float] = {}
+        self._tallies: dict[tuple[str, ...], Tally] = {}
+        if not labels:
+            self.labels()  # Without labels, a counter shows zero before the first event.
         REGISTRY.register(self)
 
+    def labels(self, *labels: str) -> Tally:
+        """Return the tally of these labels."""
+        tally = self._tallies.get(labels)
+        if tally is None:
+            assert len(labels) == len(self._labels)
+            tally = self._tallies.setdefault(labels, Tally())
+        return tally
+
     def inc(self, *labels: str, by: float = 1.0) -> None:
-        assert len(labels) == len(self._labels)
-        with self._lock:
-            self._values[labels] = self._values.get(labels, 0.0) + by
+        self.labels(*labels).count += by
 
     def value(self, *labels: str) -> float:
-        return self._values.get(labels, 0.0)
+        tally = self._tallies.get(labels)
+        return 0.0 if tally is None else tally.count
 
     def describe(self) -> list[Metric]:
-        return [Metric(self._name, self._help, "untyped")]
+        family = self._name.removesuffix("_total")
+        return [Metric(family, self._help, "untyped" if family == self._name else "counter")]
 
     def collect(self) -> Iterator[Metric]:
-        metric = Metric(self._name, self._help, "untyped")
-        for labels, value in list(self._values.items()):
-            metric.add_sample(self._name, dict(zip(self._labels, labels, strict=True)), value)
+        (metric,) = self.describe()
+        for labels, tally in list(self._tallies.items()):
+            named_labels = dict(zip(self._labels, labels, strict=True))
+            metric.add_sample(self._name, named_labels, tally.count)
         yield metric
 
 
@@ -99,16 +124,16 @@ HTTP_CONNECTIONS_REFUSED: Final = Counter(
 
 # gRPC servers.
 _GRPC: Final = ("grpc_type", "grpc_service", "grpc_method")
-GRPC_SERVER_STARTED: Final = Counter(
+GRPC_SERVER_STARTED: Final = PlainCounter(
     "grpc_server_started_total", "RPCs started on the server.", _GRPC
 )
-GRPC_SERVER_HANDLED: Final = Counter(
+GRPC_SERVER_HANDLED: Final = PlainCounter(
     "grpc_server_handled_total", "RPCs completed on the server.", [*_GRPC, "grpc_code"]
 )
-GRPC_SERVER_RECEIVED: Final = Counter(
+GRPC_SERVER_RECEIVED: Final = PlainCounter(
     "grpc_server_msg_received_total", "Messages received on the server.", _GRPC
 )
-GRPC_SERVER_SENT: Final = Counter(
+GRPC_SERVER_SENT: Final = PlainCounter(
     "grpc_server_msg_sent_total", "Messages sent by the server.", _GRPC
 )
 GRPC_SERVER_SECONDS: Final = Histogram(
@@ -116,16 +141,16 @@ GRPC_SERVER_SECONDS: Final = Histogram(
 )
 
 # gRPC clients.
-GRPC_CLIENT_STARTED: Final = Counter(
+GRPC_CLIENT_STARTED: Final = PlainCounter(
     "grpc_client_started_total", "RPCs started by the client.", _GRPC
 )
-GRPC_CLIENT_HANDLED: Final = Counter(
+GRPC_CLIENT_HANDLED: Final = PlainCounter(
     "grpc_client_handled_total", "RPCs completed by the client.", [*_GRPC, "grpc_code"]
 )
-GRPC_CLIENT_RECEIVED: Final = Counter(
+GRPC_CLIENT_RECEIVED: Final = PlainCounter(
     "grpc_client_msg_received_total", "Messages received by the client.", _GRPC
 )
-GRPC_CLIENT_SENT: Final = Counter(
+GRPC_CLIENT_SENT: Final = PlainCounter(
     "grpc_client_msg_sent_total", "Messages sent by the client.", _GRPC
 )
 GRPC_CLIENT_SECONDS: Final = Histogram(
@@ -133,7 +158,7 @@ GRPC_CLIENT_SECONDS: Final = Histogram(
 )
 
 # The client.
-APPEND_BYTES: Final = Counter("gazette_append_bytes_total", "Bytes appended.", ["journal"])
+APPEND_BYTES: Final = PlainCounter("gazette_append_bytes_total", "Bytes appended.", ["journal"])
 READ_BYTES: Final = Counter("gazette_read_bytes_total", "Bytes read.", ["journal"])
 _FRAGMENT: Final = ("journal", "codec")
 FRAGMENT_OPEN: Final = Counter(

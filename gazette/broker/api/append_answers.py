@@ -13,6 +13,7 @@ from gazette.broker.context import BrokerContext
 from gazette.client.rpc.errors import is_refusal_of_rights
 from gazette.errors import GazetteError, NotAllowed, Unavailable
 from gazette.protocol.append_session import introduction
+from gazette.protocol.content import append_commit
 from gazette.protocol.error_codes import protocol_code_of
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import broker_pb2
@@ -52,8 +53,7 @@ def encoded(ended: Outcome, header: bytes, flow: AppendFlow | None) -> bytes:
     encode = _kept_rest if is_cacheable else _rest
     response = header + encode(ended.status, ended.registers, ended.store_error, *chunks)
     if ended.commit is not None and ended.status is Status.OK:
-        commit = broker_pb2.AppendResponse(commit=ended.commit.to_pb())
-        response += commit.SerializeToString()
+        response += append_commit(ended.commit)
     return response
 
 

@@ -25,6 +25,7 @@ from gazette.runtime.metrics import (
     GRPC_CLIENT_SECONDS,
     GRPC_CLIENT_SENT,
     GRPC_CLIENT_STARTED,
+    Tally,
     grpc_code_name,
 )
 
@@ -161,7 +162,7 @@ class CountedChannel:
                 self._on_start()
             self.calls += 1
             rpc.add_done_callback(partial(self._ended, metrics, began, span))
-            metrics.started.inc()
+            metrics.started.count += 1
             return rpc
 
         return call
@@ -232,14 +233,14 @@ class CallMetrics:
         named_args |= kwargs
         serialize = named_args.get("request_serializer")
         deserialize = named_args.get("response_deserializer")
-        sent, received = self.sent.inc, self._received.inc
+        sent, received = self.sent, self._received
 
         def request(message: Any) -> Any:
-            sent()
+            sent.count += 1
             return message if serialize is None else serialize(message)
 
         def response(data: Any) -> Any:
-            received()
+            received.count += 1
             return data if deserialize is None else deserialize(data)
 
         return request, response
@@ -247,9 +248,9 @@ class CallMetrics:
     def count(self, code: grpc.StatusCode, seconds: float) -> None:
         """Count a call that has ended."""
         self._seconds.observe(seconds)
-        _handled(self._labels, code).inc()
+        _handled(self._labels, code).count += 1
 
 
 @cache
-def _handled(labels: tuple[str, str, str], code: grpc.StatusCode) -> Any:
+def _handled(labels: tuple[str, str, str], code: grpc.StatusCode) -> Tally:
     return GRPC_CLIENT_HANDLED.labels(*labels, grpc_code_name(code))

@@ -23,6 +23,7 @@ from gazette.runtime.metrics import (
     GRPC_SERVER_SECONDS,
     GRPC_SERVER_SENT,
     GRPC_SERVER_STARTED,
+    Tally,
     grpc_code_name,
 )
 
@@ -71,7 +72,7 @@ class _Requests:
 
     __slots__ = ("_next", "_received", "_requests")
 
-    def __init__(self, requests: AsyncIterator[Any], received: Callable[[], None]) -> None:
+    def __init__(self, requests: AsyncIterator[Any], received: Tally) -> None:
         self._requests = requests
         self._next: Callable[[], Awaitable[Any]] | None = None  # None before the first request.
         self._received = received
@@ -83,7 +84,7 @@ class _Requests:
         if self._next is None:  # gRPC warns of an iterator that was made and never used.
             self._next = self._requests.__aiter__().__anext__
         request = await self._next()
-        self._received()
+        self._received.count += 1
         return request
 
 
@@ -92,9 +93,7 @@ class _Call:
 
     __slots__ = ("_context", "_each", "_received", "_send_now", "_sent")
 
-    def __init__(
-        self, context: Any, received: Callable[[], None], sent: Callable[[float], None]
-    ) -> None:
+    def __init__(self, context: Any, received: Tally, sent: Tally) -> None:
         self._context = context
         self._received = received
         self._sent = sent
@@ -103,7 +102,7 @@ class _Call:
 
     async def write(self, message: Any) -> None:
         """Write a message. Raise ``CancelledError`` if the caller is gone."""
-        self._sent(1)
+        self._sent.count += 1
         await self._context.write(message)
 
     @property
@@ -120,7 +119,7 @@ class _Call:
         received = self._received
 
         def counted(request: Any) -> Coroutine[Any, Any, None] | None:
-            received()
+            received.count += 1
             return handle(request)
 
         await self._each(counted, bound)
@@ -135,11 +134,11 @@ class _Call:
         assert self._send_now is not None
         sent = self._send_now(content)
         if sent:
-            self._sent(messages)
+            self._sent.count += messages
         return sent
 
     def read(self) -> Any:
-        self._received()
+        self._received.count += 1
         return self._context.read()
 
     def __getattr__(self, name: str) -> Any:
@@ -162,7 +161,7 @@ class MeasuredMethod:
         self._received = GRPC_SERVER_RECEIVED.labels(*self.labels)
         self._sent = GRPC_SERVER_SENT.labels(*self.labels)
         self._seconds = GRPC_SERVER_SECONDS.labels(*self.labels)
-        self._handled: dict[Any, Any] = {}
+        self._handled: dict[Any, Tally] = {}
         """Counters by the status of a call."""
         self.inner = handler
         self.handler = self._wrapped(handler, streams)
@@ -181,15 +180,15 @@ class MeasuredMethod:
 
     def _request(self, request: Any) -> Any:
         if self.inner.request_streaming:
-            return _Requests(request, self._received.inc)
-        self._received.inc()
+            return _Requests(request, self._received)
+        self._received.count += 1
         return request
 
     def _coroutine(self, inner: Callable[[Any, Any], Awaitable[Any]]) -> Any:
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             counting_context: Any = context
             if self.inner.response_streaming:
-                counting_context = _Call(context, self._received.inc, self._sent.inc)
+                counting_context = _Call(context, self._received, self._sent)
             with self._measured(context), self._traced(context):
                 if isinstance(request, _Malformed):
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.reason)
@@ -198,7 +197,7 @@ class MeasuredMethod:
                 except MalformedRequest as error:
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
                 if response is not None:
-                    self._sent.inc()
+                    self._sent.count += 1
                 return response
 
         return call
@@ -210,7 +209,7 @@ class MeasuredMethod:
 
     @contextmanager
     def _measured(self, context: Any) -> Iterator[None]:
-        self._started.inc()
+        self._started.count += 1
         begin = self._clock.monotonic()
         code = grpc.StatusCode.UNKNOWN
         try:
@@ -231,14 +230,14 @@ class MeasuredMethod:
         if counter is None:
             name = grpc_code_name(_code(code))
             counter = self._handled[code] = GRPC_SERVER_HANDLED.labels(*self.labels, name)
-        counter.inc()
+        counter.count += 1
 
     def count(self, code: grpc.StatusCode, seconds: float, received: int) -> None:
         """Count a call that ended outside of the wrapper, with one response if its status is OK."""
-        self._started.inc()
-        self._received.inc(received)
+        self._started.count += 1
+        self._received.count += received
         if code is grpc.StatusCode.OK:
-            self._sent.inc()
+            self._sent.count += 1
         self._count_end(code, seconds)
 
 

@@ -127,7 +127,7 @@ class GrpcCall(ServicerContext):
                 consumed = length
             if consumed:
                 self._stream.consume(consumed)
-            waiting = len(queue)
+            waiting = len(queue.messages)
             if waiting > _MANY:
                 self._stream.charge(waiting // _MANY)
             if waiting and self.unfinished is not None:
@@ -250,7 +250,7 @@ class GrpcCall(ServicerContext):
         the next request. ``bound`` wraps each wait for requests. Errors of ``read``, ``handle`` and ``bound``
         end this call. Cancellation cancels the coroutine that ``handle`` has returned.
         """
-        handling = self._handling = Handling(self, self._queue, handle)
+        handling = self._handling = Handling(self, self._queue.messages, handle)
         try:
             while await handling.turn():
                 await bound(handling.wait())
