@@ -41,6 +41,7 @@ from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.broker import journal_spec
+from tests.broker.test_append_api import until
 from tests.facts import raises
 from tests.support.fixed_cluster import FixedCluster
 
@@ -627,6 +628,53 @@ def test_content_is_encoded_as_the_generated_code_does(length: int, delta: int) 
     for cut in range(1, min(len(encoded), 5)):
         decoded = decode_replicate(encoded[:-cut])
         assert not isinstance(decoded, ReplicateContent) or decoded.delta < delta
+
+
+async def test_small_commits_are_answered_in_order_when_the_last_peer_has_answered(
+    bench: Bench,
+) -> None:
+    """No task waits for the answers. A refusal fails its commit, and all that were built on it."""
+    one, two = await bench.peer("one"), await bench.peer("two")
+    pipeline = await bench.in_step()
+    answered: list[tuple[int, Any]] = []
+
+    def commit(number: int) -> None:
+        assert pipeline.is_idle(0.0)
+        pipeline.commit_now(b"x", EMPTY_LABELS)
+        pipeline.when_answered(lambda answer: answered.append((number, answer)))
+
+    for number in range(4):
+        commit(number)
+    tasks = bench.scope.children
+    one.answer(OK, OK, OK, OK)
+    two.answer(OK)
+    await until(lambda: answered == [(0, EMPTY_LABELS)])
+    mismatch = broker_pb2.ReplicateResponse(
+        status=Status.PROPOSAL_MISMATCH.value,  # type: ignore[arg-type]
+        fragment=bench.spool.fragment.to_pb(),
+    )
+    two.answer(OK, mismatch)
+    await until(lambda: len(answered) == 4)
+    assert bench.scope.children == tasks
+    assert answered[1] == (1, EMPTY_LABELS)
+    assert [number for number, _ in answered] == [0, 1, 2, 3]
+    assert all("unexpected PROPOSAL_MISMATCH" in str(answer) for _, answer in answered[2:])
+    assert bench.agreed == [0, 1, 2]
+
+
+async def test_a_peer_that_does_not_answer_a_small_commit_is_cut_off(hasty: Bench) -> None:
+    peer = await hasty.peer("silent")
+    pipeline = await hasty.in_step()
+    answered: list[Any] = []
+    for _ in range(2):
+        pipeline.commit_now(b"x", EMPTY_LABELS)
+        pipeline.when_answered(answered.append)
+    await until(lambda: len(answered) == 2)
+    for answer in answered:
+        assert isinstance(answer, Unavailable)
+        assert f"{peer.id} does not answer" in str(answer)
+    assert not pipeline.usable(0.0)
+    await peer.ended.wait()
 
 
 _ENDS = st.integers(0, (1 << 63) - 1)

@@ -60,6 +60,16 @@ def test_an_overlap_is_any_offset_in_common(added: list[Piece], begin: int, leng
     )
 
 
+@given(st.lists(pieces, max_size=10), pieces)
+def test_a_last_span_that_grows_is_as_added(added: list[Piece], piece: Piece) -> None:
+    cover, other = CoverSet(added), CoverSet(added)
+    is_longer_last = len(cover) and cover[-1].begin == piece.begin and cover.end < piece.end
+    assert cover.grow_last(piece) == bool(is_longer_last)
+    if is_longer_last:
+        other.add(piece)
+    assert list(cover) == list(other)
+
+
 @given(st.lists(pieces, max_size=25))
 def test_any_order_of_adding_gives_the_brute_force_cover(added: list[Piece]) -> None:
     """The set is the same as if all pieces were compared with each other."""
