@@ -59,8 +59,7 @@ class CoverSet(Generic[S]):
         return True
 
     def grow_last(self, span: S) -> bool:
-        """Replace the last span by a longer one with the same begin. Return False, without effect, if
-        ``span`` is none."""
+        """Replace the last span if ``span`` begins where it begins, and is longer. Else return False."""
         if not self._ends or span.begin != self._begins[-1] or span.end <= self._ends[-1]:
             return False
         self._spans[-1], self._ends[-1] = span, span.end

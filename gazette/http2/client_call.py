@@ -364,15 +364,11 @@ class ClientCall(StreamListener):
                 await self._room.wait()
         self._raise_for_status()
 
-    def send_now(self, *requests: Any) -> bool:
-        """Send requests if server and socket take all of them at once. Else send none, and return False.
+    def send_now(self, content: bytes) -> bool:
+        """Send encoded and `prefixed` requests if the server and the socket take all of them at once.
 
-        No ``write`` of the caller may be under way.
+        Otherwise send none, and return False. No ``write`` of the caller may be under way.
         """
-        return self.send_joined(b"".join(map(self._method.content_of_one, requests)))
-
-    def send_joined(self, content: bytes) -> bool:
-        """Send requests as ``send_now`` does. ``content`` joins them, encoded and `prefixed`."""
         stream = self._stream
         if stream is None or self.status is not None or self._half_closed:
             return False

@@ -555,7 +555,7 @@ async def test_lost_acknowledgement_fails_the_append_and_those_behind_it(tmp_pat
             def append(self, item: Any) -> None:
                 """Drop the answers of a peer."""
 
-        peer._inbox = Lost()
+        peer._answers.arrived = Lost()
         first = await (await Append(cluster["a"]).open()).send(b"one")
         second = await (await Append(cluster["a"]).open()).send(b"two")
         outcomes = await asyncio.gather(first.commit(), second.commit(), return_exceptions=True)
@@ -583,7 +583,7 @@ async def test_an_append_waits_for_a_silent_replica_until_its_lease_ends(tmp_pat
             def append(self, item: Any) -> None:
                 """Drop the answers of a peer."""
 
-        peer._inbox = Lost()
+        peer._answers.arrived = Lost()
         peer.close_send = lambda: None  # type: ignore[method-assign]  # Frozen, it would not hear.
         waiting = await (await Append(cluster["a"]).open()).send(b"one")
         await waiting.call.write(COMMIT)

@@ -342,7 +342,7 @@ async def test_a_leader_whose_caller_leaves_before_it_sends_lets_the_next_one_le
 async def test_callers_that_leave_while_replicas_answer_change_nothing(ready: FixedCluster) -> None:
     """The content of all was proposed: it is in the journal, and the others are answered."""
     replica = ready["b"].replica(JOURNAL)
-    entered, gate = asyncio.Event(), asyncio.Event()
+    entered = asyncio.Event()
     held = ready["a"].replica(JOURNAL)
     acknowledge = held.agree
 
@@ -357,20 +357,16 @@ async def test_callers_that_leave_while_replicas_answer_change_nothing(ready: Fi
 
         pipeline = waiting._held
         pipeline._agree = agree
-        receive = pipeline._peers[0].receive
-
-        async def late() -> Any:
-            answer = await receive()
-            await gate.wait()
-            return answer
-
-        pipeline._peers[0].receive = late
+        peer = pipeline._peers[0]
+        gather, peer.on_progress = peer.on_progress, lambda: None
         waiting.go()
         await until(lambda: replica.index.end_offset == len(b"before leads leaves stays"))
         waiting.calls[0].cancel()
         waiting.calls[1].cancel()
         await waiting.wire.ping()
-        gate.set()
+        assert not entered.is_set()
+        peer.on_progress = gather
+        gather()
         assert spans([await waiting.calls[2]]) == [(20, 25)]
     assert entered.is_set()
     assert written(ready, "a") == b"before leads leaves stays"

@@ -712,7 +712,7 @@ async def test_broken_pipeline_does_not_keep_spools(tmp_path: Path) -> None:
         assert pipeline is not None
         peer = pipeline._peers[0]
         replica.pipeline.give(pipeline)
-        peer._inbox = _Lossy()  # type: ignore[assignment]
+        peer._answers.arrived = _Lossy()  # type: ignore[assignment]
         outcome = await append(cluster["a"], b"x")
         assert outcome.uncertain
         assert isinstance(outcome.error, Unavailable)

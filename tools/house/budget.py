@@ -17,7 +17,7 @@ class WalkBudget:
     functions: int
 
 
-APPEND: Final = {1: WalkBudget(46, 246), 3: WalkBudget(57, 312)}
+APPEND: Final = {1: WalkBudget(46, 244), 3: WalkBudget(54, 290)}
 """By replication: one small append, from the client to the brokers."""
 TRANSACTION: Final = WalkBudget(92, 600)
 """One message that is published, and the transaction of a shard that consumes it, in SQLite."""

@@ -854,23 +854,15 @@ class SimCall:
             raise
         self._raise_for_status()
 
-    def send_now(self, *requests: Any) -> bool:
+    def send_now(self, content: bytes) -> bool:
         """Send requests as a call of our HTTP/2 does. Refuse them at times, as a full socket does."""
         up = self.up
         if up is None or self._status is not None or self._half_closed:
             return False
         if up.full or self._network.rng.random() < _FULL_CHANCE:
             return False
-        for request in requests:
-            self._put(self._encoded(request))
-        return True
-
-    def send_joined(self, joined: bytes) -> bool:
-        """Send encoded requests as a call of our HTTP/2 does."""
-        queue = MessageQueue(len(joined))
-        queue.feed(memoryview(joined))
-        if not self.send_now():
-            return False
+        queue = MessageQueue(len(content))
+        queue.feed(memoryview(content))
         while queue:
             self._put(queue.take()[0])
         return True

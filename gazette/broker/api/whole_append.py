@@ -323,7 +323,7 @@ class WholeAppend:
         if self._timer is not None:
             self._timer.cancel()
         ended = under_lease(self._context, ended)
-        JOURNAL_SERVER_STARTED.inc("Append")
+        _STARTED.count += 1
         if ended.ending is Ending.FAILED:
             count_completed("Append", None)
             self._call.refuse(*failure_of(ended))
@@ -341,5 +341,6 @@ class _NoMore:
 
 
 _NO_MORE: Final = _NoMore()
+_STARTED: Final = JOURNAL_SERVER_STARTED.labels("Append")
 _IN_GROUP: Final = AppendFlow(RateBalance(), 0, 0, total_chunks=2)
 """Flow of each append of a group. An append has two chunks: its content, and the empty intent to commit."""

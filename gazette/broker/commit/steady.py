@@ -47,6 +47,7 @@ class AppendGroup:
 
     __slots__ = (
         "_at",
+        "_awaits",
         "_begin",
         "_commit",
         "_context",
@@ -74,12 +75,15 @@ class AppendGroup:
         self._begin = begin
         self._commit = commit
         self._is_settled = False
+        self._awaits = False
+        """True while answers are awaited, which the end of the broker's tasks cuts off."""
         pipeline.when_answered(self._settle)
 
     def start(self) -> None:
         """Settle now if no answer has to be awaited, else later."""
         self._pipeline.gather_now()
         if not self._is_settled:
+            self._awaits = True
             self._context.scope.add_cut_off(self._cut_off)
 
     def _cut_off(self) -> None:
@@ -88,7 +92,8 @@ class AppendGroup:
     def _settle(self, answered: LabelSet | GazetteError) -> None:
         scope = self._context.scope
         self._is_settled = True
-        scope.drop_cut_off(self._cut_off)
+        if self._awaits:
+            scope.drop_cut_off(self._cut_off)
         try:
             if isinstance(answered, GazetteError):
                 self._fail(answered)

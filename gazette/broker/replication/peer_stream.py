@@ -19,6 +19,7 @@ import grpc.aio
 from gazette.client.rpc.errors import rpc_error
 from gazette.client.rpc.stream_call import StreamCall
 from gazette.errors import Broken, Closed, GazetteError, Unavailable
+from gazette.http2.messages import prefixed
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb import broker_pb2
 from gazette.runtime.tasks import TaskScope
@@ -31,6 +32,61 @@ _INBOX_MAX: Final = 1024
 
 def _do_nothing() -> None:
     pass
+
+
+class _Answers:
+    """The answers of a peer that have arrived, in order. Watches that the peer gives those that it owes.
+
+    ``on_late`` is called if the peer makes no progress for ``timeout_s`` while it owes an expected answer.
+    One timer watches all of these.
+    """
+
+    __slots__ = ("_expected", "_on_late", "_progressed_at", "_timer", "arrived", "timeout_s")
+
+    def __init__(self, timeout_s: float, on_late: Callable[[str], None]) -> None:
+        self.timeout_s = timeout_s
+        self.arrived: deque[broker_pb2.ReplicateResponse] = deque()
+        self._on_late = on_late
+        self._expected = 0
+        """Answers that ``expect`` has announced, and ``take`` has not removed."""
+        self._progressed_at = 0.0
+        """The loop's time of the last progress while answers were expected."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def expect(self) -> None:
+        """Expect one more answer."""
+        loop = asyncio.get_running_loop()
+        if not self._expected:
+            self._progressed_at = loop.time()
+        self._expected += 1
+        if self._timer is None:
+            self._timer = loop.call_later(self.timeout_s, self._look)
+
+    def take(self) -> None:
+        """Remove the next answer, which was expected and has arrived."""
+        self.arrived.popleft()
+        self._expected -= 1
+
+    def progressed(self) -> None:
+        """Note that the peer has taken or sent something."""
+        if self._expected:
+            self._progressed_at = asyncio.get_running_loop().time()
+
+    def end(self) -> None:
+        """Watch no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        self._timer = None
+        if not self._expected:
+            return
+        loop = asyncio.get_running_loop()
+        left_s = self._progressed_at + self.timeout_s - loop.time()
+        if left_s > 0:
+            self._timer = loop.call_later(left_s, self._look)
+        else:
+            self._on_late("does not answer")
 
 
 class PeerStream:
@@ -49,21 +105,15 @@ class PeerStream:
         self.failure: GazetteError | None = None
         self._call = call
         self._scope = scope
-        self._timeout_s = timeout_s
         self._outbox: deque[bytes] = deque()
         self._outbox_bytes = 0
         self._closing = False  # True once the requests are to end.
         self._ended = False  # True once the call has ended.
-        self._inbox: deque[broker_pb2.ReplicateResponse] = deque()
+        self._answers = _Answers(timeout_s, self._cut_off)
         self._sender: asyncio.Task[None] | None = None
         """Sends the outbox, and the end of the requests. None: nothing waits to be sent."""
         self._progress: dict[asyncio.Future[None], None] = {}
         self.on_progress: Callable[[], None] = _do_nothing
-        self._expected = 0
-        """Answers that ``expect`` has announced, and ``take`` has not returned."""
-        self._progressed_at = 0.0
-        """The loop's time of the last progress while answers were expected."""
-        self._watchdog: asyncio.TimerHandle | None = None
         call.listen(self._take)
         call.on_end(self._on_end)
 
@@ -81,7 +131,8 @@ class PeerStream:
         """Send encoded ReplicateRequests, or queue them. No effect once the call has failed."""
         if self.failure is not None:
             return
-        if self._sender is None and self._call.send_now(*messages):
+        content = b"".join(map(prefixed, messages))
+        if self._sender is None and self._call.send_now(content, len(messages)):
             return
         self._outbox.extend(messages)
         self._outbox_bytes += sum(map(len, messages))
@@ -89,7 +140,7 @@ class PeerStream:
 
     def send_joined(self, joined: bytes, *messages: bytes) -> None:
         """Send messages as ``send`` does. ``joined`` is their content in the stream: see `prefixed`."""
-        if self._sender is not None or not self._call.send_joined(joined, len(messages)):
+        if self._sender is not None or not self._call.send_now(joined, len(messages)):
             self.send(*messages)
 
     async def room(self) -> None:
@@ -109,42 +160,26 @@ class PeerStream:
         Raise ``Unavailable`` if no answer arrives within ``timeout_s``, or the call's failure.
         Cancellation: no answer was taken.
         """
-        while not self._inbox:
+        while not self._answers.arrived:
             if self.failure is not None:
                 raise self.failure
             await self._progressed("does not answer")
-        return self._inbox.popleft()
+        return self._answers.arrived.popleft()
 
     def expect(self) -> None:
         """Expect one more answer. If the peer makes no progress for ``timeout_s``, end the call."""
-        loop = asyncio.get_running_loop()
-        if not self._expected:
-            self._progressed_at = loop.time()
-        self._expected += 1
-        if self._watchdog is None and self.failure is None:
-            self._watchdog = loop.call_later(self._timeout_s, self._watch)
+        if self.failure is None:
+            self._answers.expect()
 
     @property
     def answer(self) -> broker_pb2.ReplicateResponse | None:
         """The next answer, in order. None: it has not arrived."""
-        return self._inbox[0] if self._inbox else None
+        arrived = self._answers.arrived
+        return arrived[0] if arrived else None
 
     def take(self) -> None:
         """Remove the next answer, which was expected and has arrived."""
-        self._inbox.popleft()
-        self._expected -= 1
-
-    def _watch(self) -> None:
-        """Cut the peer off if it owes answers and has made no progress. One timer watches all answers."""
-        self._watchdog = None
-        if not self._expected or self.failure is not None:
-            return
-        loop = asyncio.get_running_loop()
-        left_s = self._progressed_at + self._timeout_s - loop.time()
-        if left_s > 0:
-            self._watchdog = loop.call_later(left_s, self._watch)
-        else:
-            self._cut_off("does not answer")
+        self._answers.take()
 
     def close_send(self) -> None:
         """End the requests, once the queued requests are sent."""
@@ -168,7 +203,7 @@ class PeerStream:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         self._progress[waiter] = None
-        timer = loop.call_later(self._timeout_s, self._expire, waiter, lack)
+        timer = loop.call_later(self._answers.timeout_s, self._expire, waiter, lack)
         try:
             await waiter
         finally:
@@ -185,7 +220,7 @@ class PeerStream:
             Unavailable(
                 f"peer {self.peer} {lack}",
                 hint="Check that broker and the network to it. The route changes once its lease ends.",
-                timeout_s=self._timeout_s,
+                timeout_s=self._answers.timeout_s,
             )
         )
 
@@ -194,8 +229,7 @@ class PeerStream:
             self._sender = self._scope.spawn(self._send_all(), name=f"send to {self.peer}")
 
     def _wake(self) -> None:
-        if self._expected:
-            self._progressed_at = asyncio.get_running_loop().time()
+        self._answers.progressed()
         for waiter in self._progress:
             if not waiter.done():
                 waiter.set_result(None)
@@ -206,9 +240,7 @@ class PeerStream:
             self.failure = failure
         self._outbox.clear()
         self._outbox_bytes = 0
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-            self._watchdog = None
+        self._answers.end()
         self._wake()
         self.on_progress = _do_nothing  # No progress follows. This frees the pipeline.
 
@@ -235,7 +267,7 @@ class PeerStream:
             self._fail(rpc_error(error, f"Replicate to {self.peer}"))
 
     def _take(self, response: broker_pb2.ReplicateResponse) -> None:
-        self._inbox.append(response)
-        if len(self._inbox) > _INBOX_MAX:
+        self._answers.arrived.append(response)
+        if len(self._answers.arrived) > _INBOX_MAX:
             self.cancel(Broken(f"peer {self.peer} sent an answer without a request"))
         self._wake()

@@ -16,7 +16,7 @@ _ENDED: Final = (asyncio.InvalidStateError, grpc.aio.AioRpcError)
 
 
 class StreamCall:
-    """A call whose requests are written. Loop-bound. ``count_sent`` counts what ``send_joined`` sends."""
+    """A call whose requests are written. Loop-bound. ``count_sent`` counts what ``send_now`` sends."""
 
     __slots__ = ("_call", "_count_sent")
 
@@ -31,16 +31,12 @@ class StreamCall:
         """
         return await self._sent(self._call.write(request))
 
-    def send_now(self, *requests: Any) -> bool:
-        """Send all requests, and return True, if that needs no wait. Else send none: call ``write``.
+    def send_now(self, content: bytes, messages: int) -> bool:
+        """Send that number of encoded and `prefixed` requests, and return True, if that needs no wait.
 
-        No ``write`` may be under way.
+        Else send none: call ``write``. No ``write`` may be under way.
         """
-        return bool(self._call.send_now(*requests))
-
-    def send_joined(self, joined: bytes, messages: int) -> bool:
-        """Send that number of encoded, `prefixed` and joined requests, as ``send_now`` sends requests."""
-        if not self._call.send_joined(joined):
+        if not self._call.send_now(content):
             return False
         if self._count_sent is not None:
             self._count_sent(messages)
