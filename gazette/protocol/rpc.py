@@ -6,17 +6,14 @@ Every function takes a generated message, and never changes it. ``Invalid`` has 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from gazette.errors import Invalid
 from gazette.labels import META_PREFIX
 from gazette.protocol.fragment import Fragment, FragmentStoreUrl
-from gazette.protocol.ids import (
-    NAME_BYTES_MAX,
-    validate_journal_name,
-    validate_path_component,
-)
+from gazette.protocol.ids import NAME_BYTES_MAX, validate_journal_name, validate_path_component
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
@@ -41,6 +38,8 @@ PAGE_LIMIT_MAX: Final = 10_000
 
 _ANY_REVISION: Final = -1
 _WRITE_HEAD: Final = -1
+_REGISTERS: Final = 256
+"""Greatest number of encoded registers that were checked and are remembered."""
 _SUSPEND_VALUES: Final = {
     int(number): name for name, number in broker_pb2.AppendRequest.Suspend.items()
 }
@@ -88,9 +87,7 @@ def _read_content(pb: broker_pb2.ReadResponse) -> None:
 
 
 def _read_fragment(pb: broker_pb2.ReadResponse) -> None:
-    with within("Fragment"):
-        fragment = Fragment.from_pb(pb.fragment)
-        fragment.validate()
+    fragment = _fragment("Fragment", pb.fragment)
     if not fragment.begin <= pb.offset < fragment.end:
         raise Invalid(
             f"invalid Offset ({pb.offset}; expected {fragment.begin} <= offset < {fragment.end})"
@@ -148,23 +145,19 @@ def validate_append_response(
     """Check a response, and return its parts. A response with status OK has a fragment: the commit."""
     status = _status(pb.status)
     header = valid_header_of(pb.header.SerializeToString())
-    commit = None
-    registers = LabelSet.from_pb(pb.registers) if pb.registers.labels else EMPTY_LABELS
+    commit, registers = None, EMPTY_LABELS
     if pb.HasField("commit"):
         commit = _fragment("Commit", pb.commit)
     elif status is Status.OK:
         raise Invalid("expected Commit")
-    if registers.labels:
-        with within("Registers"):
-            registers.validate()
+    if pb.registers.labels:
+        registers = _registers_of(pb.registers.SerializeToString())
     elif status in (Status.OK, Status.REGISTER_MISMATCH) and not pb.HasField("registers"):
         raise Invalid("expected Registers")
     return status, header, commit, registers
 
 
-def validate_replicate_request(
-    pb: broker_pb2.ReplicateRequest,
-) -> tuple[Fragment, LabelSet] | None:
+def validate_replicate_request(pb: broker_pb2.ReplicateRequest) -> tuple[Fragment, LabelSet] | None:
     """Check a proposal and return its fragment and registers, or check a chunk of content and return None.
 
     Absent registers of a proposal mean empty registers.
@@ -177,10 +170,7 @@ def validate_replicate_request(
         if not pb.acknowledge:
             raise Invalid("expected Acknowledge with Header")
     proposal = _fragment("Proposal", pb.proposal)
-    registers = LabelSet.from_pb(pb.registers)
-    if registers.labels:
-        with within("Registers"):
-            registers.validate()
+    registers = _registers_of(pb.registers.SerializeToString())
     if pb.content:
         raise Invalid(f"unexpected Content with Proposal (len {len(pb.content)})")
     if pb.content_delta:
@@ -332,6 +322,15 @@ def _fragment(path: str, pb: broker_pb2.Fragment) -> Fragment:
     except Invalid as error:
         raise error.within(path) from error.__cause__
     return fragment
+
+
+@lru_cache(maxsize=_REGISTERS)
+def _registers_of(data: bytes) -> LabelSet:
+    """Return checked registers from their encoded form. Those of a journal seldom change."""
+    registers = LabelSet.from_pb(broker_pb2.LabelSet.FromString(data))
+    with within("Registers"):
+        registers.validate()
+    return registers
 
 
 def _status(value: int) -> Status:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from gazette.auth import Capability, Claims, KeyedAuth, StaticToken
+from gazette.auth import Capability, Claims, KeyedAuth, NoAuth, StaticToken
 from gazette.client.rpc.credentials import (
     Credentials,
     apply_claims,
@@ -36,6 +36,15 @@ def test_a_token_is_used_for_half_its_lifetime() -> None:
     assert credentials.metadata(claims) == (("authorization", "Bearer token-2"),)
     clock.jump(-7200)  # A token of the future would be refused.
     assert credentials.metadata(claims) == (("authorization", "Bearer token-3"),)
+
+
+def test_only_a_cluster_without_keys_needs_none() -> None:
+    """A token that is empty now may come later."""
+    claims, clock = journal_claims(Capability.READ, "a/journal"), ManualClock()
+    for signer, are_needed in ((None, False), (NoAuth(), False), (StaticToken(""), True)):
+        credentials = Credentials(signer, clock)
+        assert credentials.are_needed is are_needed
+        assert credentials.metadata(claims) == ()
 
 
 def test_tokens_differ_by_claims_and_lifetime() -> None:

@@ -230,6 +230,26 @@ def test_append_responses() -> None:
     )
 
 
+def test_registers_are_checked_in_every_response() -> None:
+    """Responses share what was checked only if they have the same registers."""
+    others = LabelSet.of(("aa", "c"), ("bb", ""))
+    unsorted = LabelSet(others.labels[::-1])
+    for labels in (LABELS, others.to_pb(), BAD_LABELS, LABELS, unsorted.to_pb(), BAD_LABELS):
+        response = b.AppendResponse(header=HEADER, commit=FRAGMENT, registers=labels)
+        proposal = b.ReplicateRequest(proposal=FRAGMENT, registers=labels)
+        if labels in (LABELS, others.to_pb()):
+            assert rpc.validate_append_response(response)[3] == LabelSet.from_pb(labels)
+            checked = rpc.validate_replicate_request(proposal)
+            assert checked is not None
+            assert checked[1] == LabelSet.from_pb(labels)
+        else:
+            for check, pb in (
+                (rpc.validate_append_response, response),
+                (rpc.validate_replicate_request, proposal),
+            ):
+                assert problem_of(check, pb).startswith("Registers")
+
+
 def test_replicated_proposals() -> None:
     def request(**fields: Any) -> b.ReplicateRequest:
         return b.ReplicateRequest(**({"proposal": FRAGMENT, "registers": LABELS} | fields))

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from gazette.auth import Capability
 from gazette.client.rpc.credentials import journal_claims
-from gazette.client.rpc.errors import answered, map_errors, status_error, status_of, was_too_slow
+from gazette.client.rpc.errors import (
+    CALL_ERRORS,
+    map_errors,
+    raise_mapped,
+    status_error,
+    status_of,
+    was_too_slow,
+)
 from gazette.client.waits import RepeatedCall
 from gazette.errors import Broken, GazetteError, Invalid, Unavailable
 from gazette.protocol.append_session import SessionAppend
-from gazette.protocol.content import (
-    CHUNK_BYTES,
-    COMMIT,
-    WHOLE_BYTES,
-    BytesLike,
-    append_content,
-)
+from gazette.protocol.content import CHUNK_BYTES, COMMIT, WHOLE_BYTES, BytesLike, append_content
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import split_journal_meta, validate_journal_name
 from gazette.protocol.label_set import LabelSelector, LabelSet
@@ -227,8 +228,10 @@ def _result(
     response: broker_pb2.AppendResponse,
 ) -> AppendResult:
     """Return the result of an append of ``sent`` bytes, or raise the error of its status."""
-    with answered("Append"):
+    try:
         status, header, commit, registers = validate_append_response(response)
+    except Invalid as error:
+        raise Broken(f"Append: the answer is invalid: {error}") from error
     client.observe_route(journal, header.route)
     if status is not Status.OK:
         raise status_error(status, response.store_health_error, journal=journal, endpoint=endpoint)
@@ -267,9 +270,9 @@ async def _append_whole(
 ) -> AppendResult:
     """Append content that is small and all in memory. All requests of the call go out at once."""
     endpoint, path = client.byte_path(journal, primary=True)
-    claims = journal_claims(Capability.APPEND, journal)
-    with map_errors("Append", client.channels, journal=journal, endpoint=endpoint):
-        metadata = client.channels.credentials.metadata(claims)
+    claims, credentials = journal_claims(Capability.APPEND, journal), client.channels.credentials
+    try:
+        metadata = credentials.metadata(claims) if credentials.are_needed else ()
         if session is not None:
             metadata += session.metadata()
         requests = (opening, append_content(content), COMMIT) if content else (opening, COMMIT)
@@ -280,6 +283,8 @@ async def _append_whole(
             response = await call
         finally:
             call.cancel()  # No effect on a call that has ended.
+    except CALL_ERRORS as error:
+        raise_mapped(error, "Append", client.channels, journal=journal, endpoint=endpoint)
     return _result(client, journal, endpoint, len(content), response)
 
 
@@ -289,7 +294,7 @@ def _joined(content: Content) -> bytes | None:
         content = (content,)
     if not isinstance(content, tuple | list):
         return None
-    length = sum(memoryview(piece).nbytes for piece in content)
+    length = sum([memoryview(piece).nbytes for piece in content])
     return b"".join(content) if length <= WHOLE_BYTES else None
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 from gazette.auth import Capability
 from gazette.client.read.fragment_reader import FragmentStream
 from gazette.client.rpc.credentials import journal_claims
-from gazette.client.rpc.errors import END_OF_STREAM, map_errors, status_error
+from gazette.client.rpc.errors import CALL_ERRORS, END_OF_STREAM, raise_mapped, status_error
 from gazette.errors import Broken, Closed, GazetteError, Invalid, Retryable, Unavailable
 from gazette.protocol.content import Content
 from gazette.protocol.fragment import Fragment
@@ -162,10 +162,11 @@ class Reader:
         params = self.params
         self._endpoint, path = self._client.byte_path(params.journal)
         claims = journal_claims(Capability.READ, params.journal)
-        with self._translated():
-            self._call = path.read(
-                params.to_pb(), metadata=self._client.credentials.metadata(claims)
-            )
+        metadata = self._client.credentials.metadata(claims)
+        try:
+            self._call = path.read(params.to_pb(), metadata=metadata)
+        except CALL_ERRORS as error:
+            self._fail(error)
         message = await self._receive()
         if message is None:
             # A broker ends a read like this when it gives up the replica.
@@ -318,8 +319,10 @@ class Reader:
     async def _receive(self) -> Content | broker_pb2.ReadResponse | None:
         """Return the next message; None at the end of the stream."""
         try:
-            with self._translated():
+            try:
                 message: Any = await self._call.read()
+            except CALL_ERRORS as error:
+                self._fail(error)
         except (Unavailable, Broken):
             self._client.forget_route(self.params.journal)
             raise
@@ -380,8 +383,8 @@ class Reader:
             endpoint=self._endpoint,
         )
 
-    def _translated(self) -> Any:
-        return map_errors("Read", self, journal=self.params.journal, endpoint=self._endpoint)
+    def _fail(self, error: BaseException) -> NoReturn:
+        raise_mapped(error, "Read", self, journal=self.params.journal, endpoint=self._endpoint)
 
 
 async def read_all(reader: Reader) -> bytes:

@@ -29,6 +29,8 @@ class Credentials:
 
     def __init__(self, signer: Signer | None, clock: Clock) -> None:
         self._signer: Signer = NoAuth() if signer is None else signer
+        self.are_needed: Final = not isinstance(self._signer, NoAuth)
+        """False in a cluster without keys: all metadata is empty, and need not be asked for."""
         self._clock = clock
         self._tokens: OrderedDict[tuple[Claims, float], tuple[float, Metadata]] = OrderedDict()
         """By claims and lifetime: the Unix time of signing, and the metadata."""

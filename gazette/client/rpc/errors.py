@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import grpc
 import grpc.aio
@@ -32,6 +32,8 @@ from gazette.protocol.status import ShardStatus, Status
 
 END_OF_STREAM: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
 """Value that a read from a call returns after a successful end."""
+CALL_ERRORS: Final = (asyncio.CancelledError, grpc.aio.AioRpcError, grpc.aio.UsageError)
+"""Errors that end a call. `raise_mapped` raises what they mean."""
 
 _BY_STATUS: Final[dict[Status, tuple[type[GazetteError], str, str | None]]] = {
     Status.JOURNAL_NOT_FOUND: (NotFound, "journal not found", None),
@@ -145,23 +147,29 @@ def rpc_error(error: grpc.aio.AioRpcError, method: str, **facts: Any) -> Gazette
 
 @contextmanager
 def map_errors(method: str, caller: _Caller, **facts: Any) -> Iterator[None]:
-    """Wrap the awaits of one call. Turn errors of gRPC into errors of ours.
-
-    If ``caller`` was closed, such as the channels of a client, raise ``Closed``. If only the channel of the
-    call was closed, the peer fell silent or lost its lease: raise ``Unavailable``.
-    """
+    """Wrap the awaits of one call. Turn errors of gRPC into errors of ours: see `raise_mapped`."""
     try:
         yield
-    except asyncio.CancelledError:
-        if _is_cancelled():
-            raise
-        if caller.closed:
-            raise _closed(method, facts) from None
-        raise Unavailable(f"{method}: the peer fell silent, or lost its lease", **facts) from None
-    except grpc.aio.AioRpcError as error:
+    except CALL_ERRORS as error:
+        raise_mapped(error, method, caller, **facts)
+
+
+def raise_mapped(error: BaseException, method: str, caller: _Caller, **facts: Any) -> NoReturn:
+    """Raise the error of ours for one of `CALL_ERRORS`, which ended a call.
+
+    If ``caller`` was closed, such as the channels of a client, raise ``Closed``. If only the channel of the
+    call was closed, the peer fell silent or lost its lease: raise ``Unavailable``. A cancellation of the
+    present task stays one.
+    """
+    if isinstance(error, grpc.aio.AioRpcError):
         raise rpc_error(error, method, **facts) from error
-    except grpc.aio.UsageError as error:
+    if isinstance(error, grpc.aio.UsageError):
         raise Closed(f"{method}: {error}", **facts) from error
+    if _is_cancelled():
+        raise error
+    if caller.closed:
+        raise _closed(method, facts) from None
+    raise Unavailable(f"{method}: the peer fell silent, or lost its lease", **facts) from None
 
 
 @contextmanager
