@@ -12,15 +12,17 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from threading import get_ident
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 from gazette.errors import Closed, Invalid
 
 log = logging.getLogger(__name__)
 
+running_loop: Final = asyncio._get_running_loop
+"""Function that returns the event loop of the present thread; None if no loop runs."""
 _OURS: Final = "gazette"
+_UNBOUND: Final = object()
 _ONE_FOR_EACH: Final = (
     "Make one for each event loop, within the coroutine that uses it, and close it there. Other threads pass"
     " calls to the first loop: asyncio.run_coroutine_threadsafe(call, loop)."
@@ -102,43 +104,38 @@ class ClosedByOwner(MadeBeforeFork):
 class LoopBound(ClosedByOwner):
     """Mark of an object that works on one event loop. The first use binds the object."""
 
-    __slots__ = ("_loop", "_thread")
+    __slots__ = ("loop",)
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
-        self._loop: asyncio.AbstractEventLoop | None = None  # None before the first use.
-        self._thread = 0
+        self.loop: Any = _UNBOUND
+        """The loop of the object. Frequent code calls `require` only if `running_loop` returns another one:
+        no loop of the parent runs in a forked child."""
 
     def require(self) -> None:
         """Bind the object to the running loop, if there is one.
 
         Raise ``Invalid`` if it is bound to another loop, and ``Closed`` in a forked child.
         """
-        # A thread runs one loop at a time. To ask asyncio for it costs a system call before Python 3.12.
-        loop = self._loop
-        usual = loop is not None and get_ident() == self._thread and loop.is_running()
-        if not usual or self._count != _Forks.count:
-            self._bind(asyncio._get_running_loop())
-
-    def _bind(self, loop: asyncio.AbstractEventLoop | None) -> None:
         super().require()
-        if loop is None or loop is self._loop:
+        loop = running_loop()
+        if loop is None or loop is self.loop:
             return
-        if self._loop is not None:
+        if self.loop is not _UNBOUND:
             raise Invalid(
                 f"{self._what} is used on another event loop than before",
                 path="loop",
                 made_at=self._made_at,
-                former_loop="closed" if self._loop.is_closed() else "open",
+                former_loop="closed" if self.loop.is_closed() else "open",
                 hint=_ONE_FOR_EACH,
             )
-        self._loop, self._thread = loop, get_ident()
+        self.loop = loop
 
     def _run(self, close: Callable[[], object]) -> None:
         """Let the loop run ``close``. If the loop has ended, the collector closes its sockets."""
-        if self._loop is not None:
+        if self.loop is not _UNBOUND:
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(close)
+                self.loop.call_soon_threadsafe(close)
 
 
 def _line_of_caller() -> str:

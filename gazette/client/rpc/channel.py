@@ -25,7 +25,7 @@ from gazette.protocol.pb.broker_pb2_grpc import JournalStub
 from gazette.protocol.pb.consumer_pb2_grpc import ShardStub
 from gazette.protocol.route import Route, grpc_target
 from gazette.runtime.clock import Clock, SystemClock
-from gazette.runtime.loop_bound import LoopBound
+from gazette.runtime.loop_bound import LoopBound, running_loop
 from gazette.runtime.tasks import TaskScope
 from gazette.runtime.tls import tls_context
 
@@ -176,7 +176,8 @@ class Channels:
 
     def require_loop(self) -> None:
         """Raise ``Invalid`` on another event loop than before, and ``Closed`` in a forked process."""
-        self._bound.require()
+        if running_loop() is not self._bound.loop:
+            self._bound.require()
 
     def pin(self, endpoint: str) -> None:
         """Keep the channel of this endpoint open even if unused (the default address)."""
@@ -242,7 +243,8 @@ class Channels:
     def _channel(self, endpoint: str) -> CountedChannel:
         if self._closed and not self._bound.is_left:
             raise Closed("the client's channels were closed")
-        self._bound.require()
+        if running_loop() is not self._bound.loop:
+            self._bound.require()
         now = self.clock.monotonic()
         if now - self._swept >= self._settings.idle_s:
             self._sweep(now)
@@ -405,7 +407,8 @@ def pick(
     A member without an endpoint (its key is gone from etcd) is never picked.
     """
     if process_id is not None:
-        return _endpoint(route, _index(route, process_id))
+        is_member = process_id in route.members
+        return _endpoint(route, route.members.index(process_id) if is_member else None)
     if primary:
         endpoint = _endpoint(route, route.primary)
         if endpoint is None or health(endpoint) is Health.FAILING:
@@ -421,13 +424,6 @@ def pick(
         if best_rank is None or rank > best_rank:
             best_rank, best_endpoint = rank, endpoint
     return best_endpoint
-
-
-def _index(route: Route, process_id: ProcessId) -> int | None:
-    for index, member in enumerate(route.members):
-        if member == process_id:
-            return index
-    return None
 
 
 def _endpoint(route: Route, index: int | None) -> str | None:

@@ -15,15 +15,12 @@ from gazette.client.client import Client
 from gazette.client.flags import BrokerClientFlags, broker_flags_of
 from gazette.client.rpc.preflight import require_reachable
 from gazette.errors import Closed, GazetteError, Invalid, Unavailable
-from gazette.message.publishing.outputs import KnownOutput, MappingName, Output
-from gazette.message.publishing.service import (
-    CLOSE_S,
-    TIMEOUT_S,
-    PublishingService,
-)
+from gazette.message.mapping import Partition
+from gazette.message.publishing.outputs import MappingName, Output
+from gazette.message.publishing.service import CLOSE_S, TIMEOUT_S, PublishingService
 from gazette.protocol.ids import JournalName
 from gazette.runtime.clock import SystemClock
-from gazette.runtime.loop_bound import ClosedByOwner, LoopBound
+from gazette.runtime.loop_bound import ClosedByOwner, LoopBound, running_loop
 from gazette.runtime.tasks import LoopThread
 from gazette.runtime.timeouts import timeout
 
@@ -99,15 +96,17 @@ class ClientPublisher:
         hold: its type, its content type, a field. Nothing is appended then. Raise ``Unavailable`` if no
         broker answers. Raise `CommitFailed` if the message is not appended in time, or refused.
         """
-        self._bound.require()
-        known_output = self._service.known(output) or await self._service.find(output)
-        partition = known_output.partition_of(message, key)
+        if running_loop() is not self._bound.loop:
+            self._bound.require()
+        service = self._service
+        while (partition := service.partition_of(output, message, key)) is None:
+            await service.find(output)
         if self._turn.locked():
             # Wait for the end of the open transaction. No other transaction begins before the next await.
             await self._take_turn()
             self._turn.release()
-        future = self._service.publish_committed(partition, message)
-        return await self._service.appended(future, partition.journal)
+        future = service.publish_committed(partition, message)
+        return await service.appended(future, partition.journal)
 
     def transaction(self) -> ClientTransaction:
         """Return a transaction: its messages become visible together when its block ends, or never.
@@ -159,9 +158,11 @@ class ClientTransaction:
         After an error the message is not part of the transaction. Others may still be published.
         """
         _require_open(self._clock)
-        known_output = self._service.known(output) or await self._service.find(output)
-        if self._service.stage(known_output.partition_of(message, key), message):
-            await self._service.relieve()
+        service = self._service
+        while (partition := service.partition_of(output, message, key)) is None:
+            await service.find(output)
+        if service.stage(partition, message):
+            await service.relieve()
 
     async def __aexit__(
         self,
@@ -261,7 +262,7 @@ class SyncPublisher:
     def publish(self, output: Output, message: Any, *, key: Any = None) -> AppendResult:
         """Publish one message, which is committed when this returns. See `ClientPublisher.publish`."""
         service = self._usable()
-        partition = self._find(service, output).partition_of(message, key)
+        partition = self._partition_of(service, output, message, key)
         self._take_turn()
         try:
             future = service.publish_committed(partition, message)
@@ -282,8 +283,12 @@ class SyncPublisher:
             raise Closed("the publisher was closed", hint="Publish within its `with` block.")
         return self._service
 
-    def _find(self, service: PublishingService, output: Output) -> KnownOutput:
-        return service.known(output) or self._loop.run(service.find(output))
+    def _partition_of(
+        self, service: PublishingService, output: Output, message: Any, key: Any
+    ) -> Partition:
+        while (partition := service.partition_of(output, message, key)) is None:
+            self._loop.run(service.find(output))
+        return partition
 
     def _take_turn(self) -> None:
         if self._holder == threading.get_ident():
@@ -332,8 +337,8 @@ class SyncTransaction:
         _require_open(self._clock)
         publisher = self._publisher
         service = publisher._usable()
-        known_output = publisher._find(service, output)
-        if service.stage(known_output.partition_of(message, key), message):
+        partition = publisher._partition_of(service, output, message, key)
+        if service.stage(partition, message):
             publisher._loop.run(service.relieve())
 
     def __exit__(

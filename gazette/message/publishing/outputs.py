@@ -58,6 +58,7 @@ Output: TypeAlias = str | LabelSelector | DeclaredOutput | Partitions | Callable
 """Journals to publish to: the name of one, a selector of several, a `gazette.Source` or `gazette.Output`, or
 partitions that the caller keeps."""
 
+_SINGLE_MAX: Final = 4096
 _UNTYPED: Final = (bytes, dict, CSVRecord)
 """Types of messages whose names do not describe their content."""
 
@@ -77,8 +78,12 @@ class KnownOutput:
         message_types: dict[JournalName, str],
         choose: Choice,
         uuid: str = "",
+        *,
+        is_single: bool = False,
     ) -> None:
         self._uuid = uuid
+        self.is_single = is_single
+        """True for one named journal that takes messages with any key. Its partition never changes."""
         self.partitions = partitions
         self._message_types = message_types
         self._choose = choose
@@ -119,7 +124,7 @@ class KnownOutput:
 
 
 class Outputs:
-    """The outputs that a publisher has used so far. Loop-bound, except `known`."""
+    """The outputs that a publisher has used so far. Loop-bound, except where a method says so."""
 
     def __init__(
         self, client: Client, daemons: Daemons, mapping: MappingName, uuid: str = ""
@@ -130,6 +135,21 @@ class Outputs:
         self._mapping: MappingName = mapping
         self._rng = random.Random()
         self._known: dict[str | LabelSelector | DeclaredOutput, KnownOutput] = {}
+        self.single: dict[tuple[JournalName, type], Partition] = {}
+        """Named journals that take messages of a type with any key. They are checked once."""
+
+    def partition_of(self, output: Output, message: Any, key: Any) -> Partition | None:
+        """Return the journal for a message; None if the output must be found first. Any thread may call this.
+
+        For the errors see `KnownOutput.partition_of`.
+        """
+        known_output = self.known(output)
+        if known_output is None:
+            return None
+        partition = known_output.partition_of(message, key)
+        if known_output.is_single and isinstance(output, str) and len(self.single) < _SINGLE_MAX:
+            self.single[output, type(message)] = partition
+        return partition
 
     def known(self, output: Output) -> KnownOutput | None:
         """Return the output if it was found before. Any thread may call this.
@@ -152,14 +172,13 @@ class Outputs:
             "or partitions.",
         )
 
-    async def find(self, output: Output) -> KnownOutput:
-        """Return the output, and remember it. A selector is watched from now on.
+    async def find(self, output: Output) -> None:
+        """Find an output, and remember it. A selector is watched from now on.
 
         Raise ``Invalid`` for a bad name or label, and ``NotFound`` without a journal. Wait for brokers.
         """
-        known_output = self.known(output)
-        if known_output is not None:
-            return known_output
+        if self.known(output) is not None:
+            return
         if isinstance(output, LabelSelector):
             known_output = await self._of_selector(output)
         elif isinstance(output, str):
@@ -167,7 +186,7 @@ class Outputs:
         else:
             assert isinstance(output, DeclaredOutput), "all others are known"
             known_output = await self._of_declared(output)
-        return self._known.setdefault(output, known_output)
+        self._known.setdefault(output, known_output)
 
     async def _of_name(self, output: JournalName) -> KnownOutput:
         try:
@@ -181,7 +200,10 @@ class Outputs:
         spec = (await self._client.get_journal(output)).spec
         partitions = Partitions(Partitions.of_specs([spec]).all)
         choose = choice_of_named(partitions.all[0], spec.labels)
-        return KnownOutput(lambda: partitions, _types_of([spec]), choose, self._uuid)
+        is_single = KeyRule.of_labels(spec.labels) is None
+        return KnownOutput(
+            lambda: partitions, _types_of([spec]), choose, self._uuid, is_single=is_single
+        )
 
     async def _of_selector(self, selector: LabelSelector) -> KnownOutput:
         listed = await self._client.list_journals(selector)

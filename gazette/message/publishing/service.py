@@ -26,7 +26,7 @@ from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed, Un
 from gazette.message.mapping import Partition
 from gazette.message.publisher import Publisher
 from gazette.message.publishing.commit_records import CommitRecords
-from gazette.message.publishing.outputs import KnownOutput, MappingName, Output, Outputs
+from gazette.message.publishing.outputs import MappingName, Output, Outputs
 from gazette.message.uuid_place import names_of
 from gazette.protocol.ids import JournalName
 from gazette.runtime.failpoints import reach
@@ -137,23 +137,29 @@ class PublishingService:
 
     # Outputs and messages.
 
-    def known(self, output: Output) -> KnownOutput | None:
-        """Return an output that was found before. Any thread may call this. See `Outputs.known`."""
-        self.require_usable()
-        return self._outputs.known(output)
+    def partition_of(self, output: Output, message: Any, key: Any) -> Partition | None:
+        """Return the journal for a message; None if the output must be found first, by `find`.
 
-    async def find(self, output: Output) -> KnownOutput:
-        """Return an output. Raise ``Unavailable`` without an answer. Other errors: see `Outputs.find`."""
+        Any thread may call this. For the errors see `KnownOutput.partition_of`.
+        """
+        self._require_open()
+        single = self._outputs.single
+        if isinstance(output, str) and (partition := single.get((output, type(message)))):
+            return partition
+        return self._outputs.partition_of(output, message, key)
+
+    async def find(self, output: Output) -> None:
+        """Find an output. Raise ``Unavailable`` without an answer. Other errors: see `Outputs.find`."""
         self.require_usable()
         async with self._in_time("no broker has answered", self._deadline()):
-            return await self._outputs.find(output)
+            await self._outputs.find(output)
 
     def publish_committed(self, partition: Partition, message: Any) -> OpFuture[AppendResult]:
         """Publish a message outside of transactions. Any thread may call this, one at a time.
 
         For the errors see `Publisher.publish_committed`. After an error nothing is published.
         """
-        self.require_usable()
+        self._require_open()
         return self._publisher.publish_committed(lambda _: partition, message)
 
     async def appended(self, future: OpFuture[AppendResult], journal: JournalName) -> AppendResult:
@@ -376,6 +382,10 @@ class PublishingService:
     def require_usable(self) -> None:
         """Raise ``Closed`` once the publisher was closed, has failed, or is in a forked process."""
         self._process.require()
+        self._require_open()
+
+    def _require_open(self) -> None:
+        """Raise ``Closed`` once the publisher was closed, or has failed."""
         if self._closed:
             raise Closed("the publisher was closed", hint="Publish within its `with` block.")
         failure = self._failure

@@ -264,6 +264,22 @@ async def test_what_cannot_be_published_is_named(broker: BrokerFixture) -> None:
         ClientPublisher(broker.client, timeout_s=0)
 
 
+async def test_each_type_of_messages_is_checked_for_each_journal(broker: BrokerFixture) -> None:
+    """However often messages of another type were published there before."""
+    await broker.create(journal_spec("plain/journal", labels=LABELS))
+    async with ClientPublisher(broker.client) as publisher:
+        for n in range(3):
+            await publisher.publish(ONE, Word(word=f"w{n}"), key=n)
+            await publisher.publish("plain/journal", Order(amount=n))
+            with raises(Invalid, path="message", says="of type Word, not Order"):
+                await publisher.publish(ONE, Order(amount=n))
+            with raises(Invalid, says="int"):
+                await publisher.publish("plain/journal", n)
+    assert await visible(broker, ONE) == ["w0", "w1", "w2"]
+    with raises(Closed):
+        await publisher.publish(ONE, Word(word="late"))
+
+
 async def test_a_journal_that_is_gone_fails_the_commit(broker: BrokerFixture) -> None:
     async with ClientPublisher(broker.client) as publisher:
         with raises(CommitFailed, says="nothing of it is visible") as raised:

@@ -239,7 +239,7 @@ async def test_thirteen_messages_arrive_in_the_partitions_of_their_keys(
             await publisher.publish(part(word), {"word": word})
         with raises(Invalid, path="output", journal="words/part-001"):
             word = next(word for word in WORDS if part(word) != "words/part-001")
-            await publisher.publish("words/part-001", Word(word=word))
+            await publisher.publish("words/part-001", {"word": word})
         with raises(Invalid, path="message", says="Silent"):
             await publisher.publish(SOURCE, Silent(text="x"))
         with raises(Invalid, path="key", says="'other'"):
