@@ -17,9 +17,9 @@ from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.recoverylog.log.log_file import Branch, LogFile, offline_recorder
 from gazette.recoverylog.sqlite.redo import build, files_of
 from gazette.recoverylog.sqlite.redo_format import HEADER_LENGTH
-from gazette.recoverylog.sqlite.wal import WalIndex
 from gazette.runtime.tasks import OpFuture, resolved
 from gazette.stores.sqlite.store import SQLiteStore
+from gazette.stores.sqlite.wal_changes import WalIndex
 from gazette.testing.recovery import MemoryLog, replay, take_over
 from tests.facts import raises
 

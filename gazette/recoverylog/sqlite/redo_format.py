@@ -229,13 +229,11 @@ def diff_page(
     breaks = np.flatnonzero(np.diff(positions) > RANGE_GAP)
     starts = positions[np.concatenate(([0], breaks + 1))].tolist()
     ends = positions[np.concatenate((breaks, [len(positions) - 1]))].tolist()
-    size = sum(end - start + 1 + _RANGE.size for start, end in zip(starts, ends, strict=True))
+    size = sum(ends) - sum(starts) + len(starts) * (1 + _RANGE.size)
     if size >= len(new) or len(starts) >= WHOLE:
         return PageChange(page, ((0, bytes(new)),), whole=True)
-    ranges = tuple(
-        (start, bytes(new[start : end + 1])) for start, end in zip(starts, ends, strict=True)
-    )
-    return PageChange(page, ranges, whole=False)
+    ranges = [(start, bytes(new[start : end + 1])) for start, end in zip(starts, ends, strict=True)]
+    return PageChange(page, tuple(ranges), whole=False)
 
 
 def read_frames(

@@ -8,13 +8,7 @@ from typing import Any, TypeAlias
 
 import apsw
 
-from gazette.stores.bound_values import (
-    KEPT,
-    are_rows_kept,
-    has_memory,
-    require,
-    sqlite_objection,
-)
+from gazette.stores.bound_values import KEPT, are_rows_kept, has_memory, require, sqlite_objection
 
 Bindings: TypeAlias = Sequence[Any] | dict[str, Any]
 

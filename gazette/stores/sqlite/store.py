@@ -6,7 +6,6 @@ The application's changes and the checkpoint commit in one transaction, which is
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import isnan
@@ -26,12 +25,7 @@ from gazette.recoverylog.log.recorder import Recorder
 from gazette.runtime.tasks import OpFuture
 from gazette.stores.bound_values import KEPT, REFUSALS
 from gazette.stores.double_buffer import DoubleBuffer
-from gazette.stores.sqlite.bindings import (
-    Bindings,
-    ManyBindings,
-    checked,
-    require_storable,
-)
+from gazette.stores.sqlite.bindings import Bindings, ManyBindings, checked, require_storable
 from gazette.stores.sqlite.buffered_cursor import BufferedCursor
 from gazette.stores.sqlite.connections import (
     ConnectionSetup,
@@ -40,12 +34,7 @@ from gazette.stores.sqlite.connections import (
     check_pragma,
 )
 from gazette.stores.sqlite.definitions import unchanged_definitions
-from gazette.stores.sqlite.errors import (
-    OF_THE_DISK,
-    EndsTransaction,
-    cause_of_error,
-    of_the_disk,
-)
+from gazette.stores.sqlite.errors import OF_THE_DISK, EndsTransaction, cause_of_error, of_the_disk
 from gazette.stores.sqlite.migrations import Migration, apply_migrations
 from gazette.stores.sqlite.read_pool import ReadPool, authorize_reading, only_reads
 from gazette.stores.sqlite.recording import Mode, recording_of
@@ -149,9 +138,11 @@ class SQLiteStore(Store):
         )
         self._destroyed = False
         try:
-            with self._disk_errors("open the database"):
+            try:
                 self.connection = self._recording.open()
-            """The writing connection, for features that this class does not offer (tracing, blobs …)."""
+                """The writing connection, for features that this class does not offer (tracing, blobs …)."""
+            except OF_THE_DISK as error:
+                raise of_the_disk("open the database", self._directory, error) from error
             self._cursor = self.connection.cursor()
             """Cursor of the last call of ``execute`` whose SQL never returns rows."""
             self.connection.execute(f"PRAGMA cache_size=-{cache_bytes >> 10}").fetchall()
@@ -213,18 +204,11 @@ class SQLiteStore(Store):
         self._ours = True
         self._begun = _NOT_BEGUN
         try:
-            with self._disk_errors(statement):
-                self.connection.execute(statement, can_cache=False)
+            self.connection.execute(statement, can_cache=False)
+        except OF_THE_DISK as error:
+            raise of_the_disk(statement, self._directory, error) from error
         finally:
             self._ours = False
-
-    @contextlib.contextmanager
-    def _disk_errors(self, what: str) -> Iterator[None]:
-        """Raise a `GazetteError` for SQLite's errors of the disk."""
-        try:
-            yield
-        except OF_THE_DISK as error:
-            raise of_the_disk(what, self._directory, error) from error
 
     def _begin(self) -> None:
         self._require_transaction()
@@ -372,8 +356,10 @@ class SQLiteStore(Store):
             self._begin()
             self.connection.execute(CREATE).fetchall()
             self._commit()
-            with self._disk_errors("record the table of timers"):
+            try:
                 self._recording.ship(changed=False)
+            except OF_THE_DISK as error:
+                raise of_the_disk("record the table of timers", self._directory, error) from error
         return SQLiteTimers(self.execute, self._read)
 
     @property
@@ -382,8 +368,10 @@ class SQLiteStore(Store):
 
     def _read(self, sql: str, bindings: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return rows as of the running transaction, or of the last commit. Begin no transaction."""
-        with self._disk_errors("read timers"):
+        try:
             return self.connection.execute(sql, bindings).fetchall()
+        except OF_THE_DISK as error:
+            raise of_the_disk("read timers", self._directory, error) from error
 
     def vacuum(self, database: str = "main", *, limit_bytes: int = VACUUM_BYTES_MAX) -> None:
         """Rewrite a database without its free pages. Blocks; the next commit records it.
@@ -469,8 +457,10 @@ class SQLiteStore(Store):
         self._commit()
         # A commit of an unchanged checkpoint may leave no frame: SQLite writes none for an unchanged row.
         changed, self._committed = data != self._committed, data
-        with self._disk_errors("record a commit"):
+        try:
             return self._recording.ship(wait_for, changed=changed)
+        except OF_THE_DISK as error:
+            raise of_the_disk("record a commit", self._directory, error) from error
 
     def restore_checkpoint(self, shard: Shard) -> Checkpoint:
         if self.connection.in_transaction:

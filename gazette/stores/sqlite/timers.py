@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias, cast
 
-from gazette.consumer.timers.timer import (
-    BEFORE_ALL,
-    Position,
-    TimeDomain,
-    TimerRow,
-    TimerTable,
-)
+from gazette.consumer.timers.timer import BEFORE_ALL, Position, TimeDomain, TimerRow, TimerTable
 
 Rows: TypeAlias = list[tuple[Any, ...]]
 

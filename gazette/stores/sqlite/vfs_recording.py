@@ -20,13 +20,19 @@ import apsw
 
 from gazette.errors import Broken
 from gazette.recoverylog.log.recorder import Recorder
-from gazette.recoverylog.sqlite.wal import WalIndex, require_whole_wal, used_elsewhere
+from gazette.recoverylog.sqlite.wal import require_whole_wal
 from gazette.recoverylog.store_files import PRIMARY_DATABASE
 from gazette.runtime.tasks import OpFuture
 from gazette.stores.sqlite.databases import database_names, no_frames
 from gazette.stores.sqlite.hand_over import NO_FORMER, Former
 from gazette.stores.sqlite.open_locks import OpenLocks
-from gazette.stores.sqlite.wal_changes import BUSY_MS, check_file, checkpoint
+from gazette.stores.sqlite.wal_changes import (
+    BUSY_MS,
+    WalIndex,
+    check_file,
+    checkpoint,
+    used_elsewhere,
+)
 
 RECORDED_KINDS: Final = (
     apsw.SQLITE_OPEN_MAIN_DB

@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -26,7 +27,7 @@ import apsw
 
 from gazette.errors import Broken, Corrupt
 from gazette.recoverylog.sqlite.redo_format import PageChange, diff_page
-from gazette.recoverylog.sqlite.wal import WalIndex, WalPosition, used_elsewhere
+from gazette.recoverylog.sqlite.wal import INDEX
 from gazette.stores.sqlite.open_locks import OpenLocks
 
 WAL_HEADER: Final = 32
@@ -44,6 +45,73 @@ CHECKPOINT_WAIT_MS: Final = 100
 A checkpoint is postponed until the WAL has `CHECKPOINT_OVERDUE` times its intended length. From then on each
 commit waits `CHECKPOINT_WAIT_MS` for readers. Otherwise readers without a pause would let the WAL grow.
 """
+_INDEX_VERSION: Final = 3_007_000
+_BACKFILLED: Final = struct.Struct("=I")
+
+
+@dataclass(frozen=True, slots=True)
+class WalPosition:
+    """End of a WAL according to SQLite."""
+
+    commits: int
+    """Number of all transactions committed to the WAL, modulo 2**32. Checkpoints do not change it."""
+    frames: int
+    """Number of valid frames of this generation of the WAL."""
+    backfilled: int
+    """Number of these frames that checkpoints have moved into the database."""
+    salt: bytes
+    """Salt of this generation of the WAL, as in the headers of its frames."""
+
+
+class WalIndex:
+    """Index of a WAL, read beside the connection that writes it."""
+
+    def __init__(self, database: Path) -> None:
+        """Open the index. Raise ``OSError`` unless a connection has read ``database`` before.
+
+        Close it after that connection: POSIX drops SQLite's locks when any descriptor of the file is closed.
+        """
+        self._path = database.with_name(database.name + "-shm")
+        self.fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self) -> WalPosition:
+        """Return the end of the WAL. Call this while no statement runs.
+
+        Raise ``Broken`` if another program or copy of SQLite has used the database.
+        """
+        if not os.fstat(self.fd).st_nlink:
+            raise used_elsewhere(self._path, "it deleted the WAL and its index")
+        data = os.pread(self.fd, 2 * INDEX.size + _BACKFILLED.size, 0)
+        header = data[: INDEX.size]
+        if len(data) < 2 * INDEX.size + _BACKFILLED.size or header != data[INDEX.size : -4]:
+            raise Broken(
+                "the index of a WAL is inconsistent",
+                path=str(self._path),
+                hint="Another program changes the files of this shard. Give it a directory of its own.",
+            )
+        version, _, commits, frames, _, salt = INDEX.unpack(header)
+        if version != _INDEX_VERSION:
+            raise Broken(
+                "SQLite writes the index of the WAL in an unknown form",
+                version=version,
+                hint="Use the version of apsw that this release of Gazette requires.",
+            )
+        return WalPosition(commits, frames, _BACKFILLED.unpack_from(data, len(data) - 4)[0], salt)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def used_elsewhere(path: Path, what: str) -> Broken:
+    """Return the error of a store whose database another copy of SQLite has used. ``what``: what it did."""
+    return Broken(
+        f"another copy of SQLite has used the shard's database: {what}",
+        path=str(path),
+        hint="Python's module sqlite3, and what builds on it, has a copy of SQLite of its own, which does not"
+        " see the locks of the shard's. Read by store.query() or by a query of the shard. Code in the shard's"
+        " process may open apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY). No other program may write"
+        " these files. The recovery log is whole, and the shard recovers from it.",
+    )
 
 
 class Collected(NamedTuple):
@@ -132,8 +200,9 @@ class WalChanges:
         Return True if there was a commit since the last call. Raise ``Broken`` without the database.
         """
         assert self._connection is not None
+        assert self._index is not None
         check_file(self._connection, self._schema, self._path)
-        position = self._position()
+        position = self._index.read()
         changed = position.commits != self._commits
         self._commits = position.commits
         if position.frames >= self._checkpoint_frames:
@@ -149,8 +218,9 @@ class WalChanges:
         moved changes that were not recorded.
         """
         assert self._connection is not None
+        assert self._index is not None
         check_file(self._connection, self._schema, self._path)
-        position = self._position()
+        position = self._index.read()
         commits = (position.commits - self._commits) & 0xFFFFFFFF  # The index counts in 32 bits.
         if not commits:
             return None
@@ -163,7 +233,8 @@ class WalChanges:
             self._wal_pages.clear()
         if position.backfilled > self._collected_frames:
             raise self._moved(f"{position.backfilled - self._collected_frames} frames")
-        self._open_wal()
+        if self._wal_fd < 0:
+            self._wal_fd = os.open(f"{self._path}-wal", os.O_RDONLY | os.O_CLOEXEC)
         newest, pages, scanned_commits = self._scan_frames(self._collected_frames, position.frames)
         if scanned_commits < commits:
             raise self._moved(f"{commits - scanned_commits} of {commits} transactions")
@@ -197,21 +268,12 @@ class WalChanges:
                 yield change
         self._wal_pages.update(newest)
 
-    def _position(self) -> WalPosition:
-        assert self._index is not None
-        return self._index.read()
-
     def _moved(self, what: str) -> Corrupt:
         return Corrupt(
             f"a checkpoint was made that the recording did not make: {what} are missing in the log",
             path=str(self._path),
             hint="Do not call wal_checkpoint() nor wal_autocheckpoint() on the store's connections.",
         )
-
-    def _open_wal(self) -> None:
-        path = f"{self._path}-wal"
-        if self._wal_fd < 0:
-            self._wal_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def _scan_frames(self, begin: int, end: int) -> tuple[dict[int, int], int, int]:
         """Return the offsets of pages' newest frames, the size in pages after them, and how many commits."""
