@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,10 +28,13 @@ class UuidCodec(MessageCodec[Any]):
         for name in reversed(names):
             field = msgspec.field(default=None, name=name)
             peek_type = msgspec.defstruct("Peek", [("value", peek_type | None, field)])
-        super().__init__(peek_type, TextForm())
+        form = TextForm()
+        super().__init__(peek_type, form)
+        self.uuids_of = partial(form.read_all, self.value_of)
         self.names = names
         """Path of names to the UUID."""
         self._decoder = msgspec.json.Decoder(peek_type)
+        self.decode_lines = self._decoder.decode_lines
 
     def decode(self, payload: bytes) -> Any:
         """Return the message; None for a blank line, which Spark skips too."""
@@ -58,13 +61,6 @@ class UuidCodec(MessageCodec[Any]):
         if self.acknowledges(message):
             raise Invalid("an acknowledgement is JSON by its standard")
         return message
-
-    def decode_lines(self, lines: bytes) -> list[Any] | None:
-        return self._decoder.decode_lines(lines)
-
-    def uuids_of(self, messages: Sequence[Any]) -> bytes:
-        assert self.form is not None
-        return self.form.join(list(map(self.value_of, messages)))
 
     def value_of(self, message: Any) -> Any:
         """Return the value that a decoded message has in the place of the UUID, or None."""

@@ -13,6 +13,8 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
 from types import MemberDescriptorType
 from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 
@@ -91,7 +93,20 @@ class MessageCodec(ABC, Generic[M]):
         self.form = form
         """Representation of the UUID. None if messages of the type have no UUID."""
         self.place = place
-        self._is_attribute = place is None or place.is_plain
+        self.decode_lines: Callable[[bytes], list[M]] | None = None
+        """Function that decodes whole lines in one step. None if the codec has no fast way to do so.
+
+        Unless `exact_lines`, the result may merge or drop lines that are not exactly one object.
+        The caller checks the result.
+        """
+        self.uuids_of: Callable[[Sequence[M]], bytes] = lambda _messages: b""
+        """Function that returns the UUIDs of messages, 16 bytes each, or nothing if the type has none.
+
+        It raises one of `CODEC_ERRORS` if a UUID is malformed.
+        """
+        if form is not None:
+            get = attrgetter("uuid") if place is None or place.is_plain else place.get
+            self.uuids_of = partial(form.read_all, get)
         self.fits: Callable[[M], bool] = field_classes.doubt
         """Function that is True for messages that read back equal. `encode` checks all other messages."""
         self.values: ValueEncoding[M] | None = None
@@ -109,27 +124,9 @@ class MessageCodec(ABC, Generic[M]):
     def encode(self, message: M) -> bytes:
         """Return the payload of a message. Raise one of `CODEC_ERRORS` if it would not read back equal."""
 
-    def decode_lines(self, lines: bytes) -> list[M] | None:
-        """Decode whole lines in one step. Return None if the codec has no fast way to do so.
-
-        Unless `exact_lines`, the result may merge or drop lines that are not exactly one object.
-        The caller checks the result.
-        """
-        return None
-
     def encode_into(self, message: M, buffer: bytearray) -> None:
         """Append the payload of a message. If this raises, the caller removes what was appended."""
         buffer += self.encode(message)
-
-    def uuids_of(self, messages: Sequence[M]) -> bytes:
-        """Return the UUIDs of messages, 16 bytes each, or nothing if the type has none. Raise one of
-        `CODEC_ERRORS` if a UUID is malformed."""
-        if self.form is None:
-            return b""
-        if self._is_attribute:
-            return self.form.join([message.uuid for message in messages])  # type: ignore[attr-defined]
-        assert self.place is not None
-        return self.form.join(list(map(self.place.get, messages)))
 
     def assign(self, message: M, value: Any) -> M:
         """Return the message with a UUID: the same object, or a copy if its type is frozen."""
@@ -208,11 +205,13 @@ class MsgspecCodec(MessageCodec[M]):
         uuid_place = object_place(self._info, place)
         super().__init__(message_type, None if uuid_place is None else uuid_place.form, uuid_place)
         self._decoder = msgspec.json.Decoder(message_type)
+        self.decode_lines = self._decoder.decode_lines
         self._encoder = msgspec.json.Encoder()
         self._holds_floats = any(map(number_literals.holds_floats, self._info))
         self.values = ValueEncoding[M](message_type)
-        self.fits = field_classes.check_of(self._info, "uuid" if self._is_attribute else "")
-        is_plain = self._is_attribute and isinstance(self.form, TextForm)
+        is_attribute = uuid_place is None or uuid_place.is_plain
+        self.fits = field_classes.check_of(self._info, "uuid" if is_attribute else "")
+        is_plain = is_attribute and isinstance(self.form, TextForm)
         if is_plain and _sets_plainly(message_type) and not any(map(runs_code, self._info)):
             self.plain_encode_into = self._encoder.encode_into
         self._peek = None if uuid_place is None else _peek_of(uuid_place)
@@ -233,9 +232,6 @@ class MsgspecCodec(MessageCodec[M]):
         if not self.fits(message):
             self.values.require_equal(message, payload, self.root)
         return payload
-
-    def decode_lines(self, lines: bytes) -> list[M] | None:
-        return self._decoder.decode_lines(lines)
 
     def acknowledgement_of(self, payload: bytes) -> Acknowledgement | None:
         return None if self._peek is None else self._peek(payload)
@@ -286,6 +282,7 @@ class DictCodec(MessageCodec[dict[str, Any]]):
         super().__init__(message_type, None if uuid_place is None else uuid_place.form, uuid_place)
         hook = float_or_text if message_type is ExactDocument else None
         self._decoder = msgspec.json.Decoder(dict[str, Any], float_hook=hook)
+        self.decode_lines = self._decoder.decode_lines
         self._encoder = msgspec.json.Encoder()
         self.values = ValueEncoding[dict[str, Any]](dict[str, Any])
         self.fits = field_classes.is_json
@@ -302,9 +299,6 @@ class DictCodec(MessageCodec[dict[str, Any]]):
         if not self.fits(message):
             self.values.require_equal(message, payload, self.root)
         return payload
-
-    def decode_lines(self, lines: bytes) -> list[dict[str, Any]] | None:
-        return self._decoder.decode_lines(lines)
 
     def _new_acknowledgement(self, message: dict[str, Any]) -> dict[str, Any]:
         return {}
@@ -387,12 +381,10 @@ class BytesCodec(MessageCodec[bytes]):
 
     def __init__(self) -> None:
         super().__init__(bytes, None)
+        self.decode_lines = lambda lines: lines.split(b"\n")[:-1]
 
     def decode(self, payload: bytes) -> bytes:
         return payload
-
-    def decode_lines(self, lines: bytes) -> list[bytes] | None:
-        return lines.split(b"\n")[:-1]
 
     def encode(self, message: bytes) -> bytes:
         return message

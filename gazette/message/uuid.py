@@ -19,7 +19,7 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from binascii import unhexlify
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
@@ -389,6 +389,10 @@ class UuidForm(ABC):
     @abstractmethod
     def join(self, values: list[Any]) -> bytes:
         """Return the joined bytes of values, nil for an empty or absent one. Raise for a malformed value."""
+
+    def read_all(self, get: Callable[[Any], Any], messages: Iterable[Any]) -> bytes:
+        """Return the joined bytes of the values that ``get`` returns of messages: see `join`."""
+        return self.join(list(map(get, messages)))
 
     @abstractmethod
     def of_bytes(self, uuid: bytes) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 
 from gazette.errors import Invalid
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
-from gazette.message.codec import CODEC_ERRORS, MessageCodec, json_codec, protobuf_codec
+from gazette.message.codec import CODEC_ERRORS, json_codec, protobuf_codec
 from gazette.message.framing.csv import CSVFraming, csv_codec
 from gazette.message.framing.frames import (
     FRAME_BYTES_MAX,
@@ -89,7 +89,7 @@ class JSONLinesFraming(Framing[M]):
 
         Halve each part that cannot be decoded in one step. So a few such lines do not slow down the others.
         """
-        if type(self.codec).decode_lines is MessageCodec.decode_lines:
+        if self.codec.decode_lines is None:
             return self._decode_each(lines, base_offset)
         frames: Frames[M] = Frames()
         uuids: list[bytes] = []
@@ -121,10 +121,11 @@ class JSONLinesFraming(Framing[M]):
 
     def _decode_batch(self, lines: bytes, base_offset: Offset) -> Frames[M] | None:
         """Decode all lines in one step. Return None unless each line holds exactly one message."""
+        decode_lines = self.codec.decode_lines
+        if decode_lines is None:
+            return None
         try:
-            messages = self.codec.decode_lines(lines)
-            if messages is None:
-                return None
+            messages = decode_lines(lines)
             uuids = self.codec.uuids_of(messages)
         except CODEC_ERRORS:
             return None
