@@ -82,7 +82,8 @@ class Inbox:
         self._loop = loop
         self._events: deque[Event] = deque()
         self._bytes = 0
-        self._chunks = 0
+        self.inputs = 0
+        """Number of events of sources that wait."""
         self._messages = 0
         self._changed = threading.Condition() if changed is None else changed
         """Condition on which the shard's thread waits for events, and `Feed.put` waits for room.
@@ -106,7 +107,7 @@ class Inbox:
                 if self._bytes == 0 or self._bytes + len(chunk.data) <= self._bytes_max:
                     self._events.append(chunk)
                     self._bytes += len(chunk.data)
-                    self._chunks += 1
+                    self.inputs += 1
                     self._changed.notify_all()
                     return
                 # Under the lock: each later ``get`` that makes room sees the cleared event, and sets it.
@@ -121,7 +122,7 @@ class Inbox:
             if not self.stopped:
                 self._events.append(event)
                 if not isinstance(event, Call):
-                    self._chunks += 1
+                    self.inputs += 1
                 if isinstance(event, Chunk):
                     self._bytes += len(event.data)
                 self._changed.notify_all()
@@ -139,7 +140,7 @@ class Inbox:
                 self._changed.wait()
             self.check()
             self._events.append(Messages(batch))
-            self._chunks += 1
+            self.inputs += 1
             self._messages += len(batch)
             self._changed.notify_all()
 
@@ -155,7 +156,7 @@ class Inbox:
             self.stopped = True
             dropped = list(self._events)
             self._events.clear()
-            self._bytes = self._chunks = self._messages = 0
+            self._bytes = self.inputs = self._messages = 0
             self._changed.notify_all()
         for event in dropped:
             if isinstance(event, Call):
@@ -163,11 +164,6 @@ class Inbox:
         self._loop.call_soon_threadsafe(self._room.set)  # `put_chunk` then raises ``Closed``.
 
     # Called on the shard's thread:
-
-    @property
-    def has_input(self) -> bool:
-        """True if events of sources wait."""
-        return self._chunks > 0
 
     def check(self) -> None:
         """Raise ``Closed`` once stopped. Long work without ``get`` calls it."""
@@ -204,8 +200,8 @@ class Inbox:
             if not self._events:
                 return None
             event = self._events.popleft()
-            if not isinstance(event, Call):  # `_chunks` counts all events but calls.
-                self._chunks -= 1
+            if not isinstance(event, Call):  # `inputs` counts all events but calls.
+                self.inputs -= 1
             if isinstance(event, Messages):
                 self._messages -= len(event.batch)
                 self._changed.notify_all()

@@ -264,12 +264,7 @@ class EnvelopeDecoder(Generic[M]):
         self._drop(frames.consumed)
         self._ready = frames.stopped  # A malformed frame is next: raise its error at the next call.
         batch = build_envelopes(
-            self.journal,
-            frames.begins,
-            frames.ends,
-            frames.messages,
-            frames.uuids,
-            self._times,
+            self.journal, frames.begins, frames.ends, frames.messages, frames.uuids, self._times
         )
         if batch.has_foreign:
             warn_of_foreign_uuids(self.journal)
@@ -312,11 +307,7 @@ class EnvelopeDecoder(Generic[M]):
             self.framing.finish(b"".join(self._parts), self.begin)
         except TruncatedFrame as error:
             raise TruncatedFrame(
-                error.reason,
-                begin=error.begin,
-                end=error.end,
-                raw=error.raw,
-                journal=self.journal,
+                error.reason, begin=error.begin, end=error.end, raw=error.raw, journal=self.journal
             ) from None
 
     def _head(self) -> bytes:
@@ -334,9 +325,5 @@ class EnvelopeDecoder(Generic[M]):
 
     def _malformed(self, reason: str, buffer: bytes) -> MalformedMessage:
         return MalformedMessage(
-            reason,
-            begin=self.begin,
-            end=self.begin + len(buffer),
-            raw=buffer,
-            journal=self.journal,
+            reason, begin=self.begin, end=self.begin + len(buffer), raw=buffer, journal=self.journal
         )

@@ -193,7 +193,8 @@ class Publisher:
         self._kinds: dict[type, _Kind] = {}
         self._forms: dict[tuple[type, str, str], _Form] = {}
         self._lines: dict[JournalName, _Line] = {}
-        self._buffered = 0
+        self.buffered_bytes = 0
+        """Bytes that were published uncommitted and are not enqueued yet."""
         self._transaction: list[_Line] = []
         """Lines of the journals that the running transaction published to."""
         self._held: dict[_Line, tuple[int, bool]] | None = None
@@ -210,10 +211,7 @@ class Publisher:
         ``entropy`` should be a ``random.SystemRandom``, so that producers are unique.
         """
         return cls(
-            appends,
-            producer=new_producer_id(entropy),
-            clock=MessageClock(),
-            wall_clock=wall_clock,
+            appends, producer=new_producer_id(entropy), clock=MessageClock(), wall_clock=wall_clock
         )
 
     # Outside of transactions.
@@ -292,7 +290,7 @@ class Publisher:
             del buffer[begin:]
             raise
         buffer.clear()
-        self._buffered -= begin  # The uncommitted bytes are before `begin`.
+        self.buffered_bytes -= begin  # The uncommitted bytes are before `begin`.
         if passes:
             self._passed = f"a committed message followed it in journal {line.journal}"
         return future
@@ -335,7 +333,7 @@ class Publisher:
             except BaseException:
                 del line.buffer[begin:]
                 raise
-            self._buffered += length
+            self.buffered_bytes += length
             # Not before the message was encoded: if that fails, the transaction must stay as it was.
             if is_new:
                 line.acknowledgement = acknowledgement
@@ -343,9 +341,9 @@ class Publisher:
             if self._held is not None and line not in self._held:
                 self._held[line] = (begin, is_new)
             full = len(line.buffer) >= JOURNAL_BUFFER_BYTES
-            overfull = self._buffered >= BUFFER_BYTES_MAX
+            overfull = self.buffered_bytes >= BUFFER_BYTES_MAX
             if self._held is not None and not self._passed:
-                if self._strict or self._buffered < HELD_BYTES_MAX:
+                if self._strict or self.buffered_bytes < HELD_BYTES_MAX:
                     return
                 self._passed = f"more than {HELD_BYTES_MAX >> 20} MiB were published"
         if overfull:
@@ -358,11 +356,6 @@ class Publisher:
     ) -> Callable[[bytes], bytes]:
         encode = self._marked(framing.codec.acknowledgement)(message, line.journal)
         return self._marked(lambda uuid: framing.frame(encode(uuid)))
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes that were published uncommitted and are not enqueued yet."""
-        return self._buffered
 
     def flush(self) -> None:
         """Enqueue the appends of all messages that were published so far.
@@ -393,7 +386,7 @@ class Publisher:
         """End a `hold`, and publish what it kept back. Raise ``Closed`` if the append service is closed."""
         with self._lock:
             held_lines, self._held = self._held, None
-            overfull = self._buffered >= BUFFER_BYTES_MAX
+            overfull = self.buffered_bytes >= BUFFER_BYTES_MAX
             full = [line for line in held_lines or () if len(line.buffer) >= JOURNAL_BUFFER_BYTES]
         if overfull:
             self.flush()
@@ -414,7 +407,7 @@ class Publisher:
                     hint="Raise DeferToNextTransaction before publishing, or consume smaller batches.",
                 )
             for line, (length, is_new) in (held_lines or {}).items():
-                self._buffered -= len(line.buffer) - length
+                self.buffered_bytes -= len(line.buffer) - length
                 del line.buffer[length:]
                 if is_new:
                     line.acknowledgement = None
@@ -455,7 +448,7 @@ class Publisher:
             if not line.buffer:
                 return
             line.appends.enqueue(line.buffer)
-            self._buffered -= len(line.buffer)
+            self.buffered_bytes -= len(line.buffer)
             line.buffer.clear()
         if line.appends.must_wait:
             line.appends.await_room()
@@ -466,7 +459,9 @@ class Publisher:
         """Validate and map a message. Return how messages of its type reach its partition."""
         if self._user_code_in:
             self._require_outside()
-        message_kind = self._kinds.get(type(message)) or self._new_kind(type(message))
+        message_kind = self._kinds.get(type(message))
+        if message_kind is None:
+            message_kind = self._kinds.setdefault(type(message), _Kind(type(message)))
         if message_kind.validates:
             message.validate()  # type: ignore[attr-defined]
         partition = mapping(message)
@@ -501,9 +496,6 @@ class Publisher:
                 self._user_code_in = 0
 
         return marked
-
-    def _new_kind(self, message_type: type) -> _Kind:
-        return self._kinds.setdefault(message_type, _Kind(message_type))
 
     def _new_route(self, kind: _Kind, partition: Partition) -> _Route:
         partition.require_type(kind.type)

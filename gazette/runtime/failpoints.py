@@ -143,7 +143,7 @@ class _Hooked:
 
 
 armed_points: tuple[_Armed | _Hooked, ...] = ()
-"""The armed points; usually none. Frequent code calls ``reach`` only if there are some."""
+"""The armed points; usually none. Frequent code calls ``hit`` and ``reach`` only if there are some."""
 
 
 def parse(text: str) -> tuple[_Armed, ...]:

@@ -143,7 +143,7 @@ def sequenced(journal: str, content: bytes) -> Sequencer[Any]:
     sequencer: Sequencer[Any] = Sequencer({}, 1 << 12)
     batch = decoder.decode()
     index = 0
-    while index < len(batch) and not sequencer.draining:
+    while index < len(batch) and sequencer.drain is None:
         index = sequencer.queue_batch(batch, index)
     return sequencer
 

@@ -35,9 +35,9 @@ async def test_events_keep_their_order() -> None:
     await box.put_chunk(events[0])
     for event in events[1:]:
         box.put(event)
-    assert box.has_input
+    assert box.inputs
     assert [box.get(0) for _ in events] == events
-    assert not box.has_input
+    assert not box.inputs
     assert box.get(0) is None
 
 

@@ -186,7 +186,7 @@ async def test_a_shard_reads_on_behind_a_source_that_was_pruned_whole(
     await prune_whole(broker)
     inbox = Inbox(10, asyncio.get_running_loop())
     await check_source(PRUNED, end, inbox, broker.client, CLOCK)
-    assert not inbox.has_input, inbox.get(0)
+    assert not inbox.inputs, inbox.get(0)
     former = member.shard(SHARD)
     await member.shards.unassign([SHARD])
     held = member.service.resolver

@@ -61,7 +61,7 @@ async def test_a_reader_that_was_closed_fails_the_shard(
     of: Any = client
     await read_source(ReadParams(JOURNAL, 7), inbox, of, InstantClock(), "a-shard", {})
     if stopped:
-        assert not inbox.has_input
+        assert not inbox.inputs
         return
     event = inbox.get(0)
     assert isinstance(event, SourceFailed)
@@ -115,9 +115,9 @@ async def test_a_source_that_is_created_again_while_it_is_read_fails_the_shard(
         scope.spawn(read_source(params, inbox, of, InstantClock(), "a-shard", {}), name="read")
         await eventually(lambda: not lives)
         if again:
-            await eventually(lambda: inbox.has_input)
+            await eventually(lambda: inbox.inputs)
         scope.cancel()
-    assert inbox.has_input == again
+    assert bool(inbox.inputs) == again
     if again:
         event = inbox.get(0)
         assert isinstance(event, SourceFailed)

@@ -73,7 +73,7 @@ class Story:
         clocks = []
         while (envelope := self.sequencer.step()) is not None:
             clocks.append(envelope.clock)
-        assert not self.sequencer.draining
+        assert self.sequencer.drain is None
         return clocks
 
     def state(self, producer: bytes = A) -> tuple[int, int | None]:
@@ -278,7 +278,7 @@ def test_a_replay_may_be_fed_piece_by_piece() -> None:
     sequencer.feed_replay(pieces[:2])
     assert [e.clock for e in sequencer.dequeue(9)] == [5, 6]
     assert sequencer.dequeue(9) == []
-    assert sequencer.draining
+    assert sequencer.drain is not None
     sequencer.feed_replay(pieces[2:])
     assert [e.clock for e in sequencer.dequeue(9)] == [7]
     assert story.state() == (6, 20)
@@ -367,7 +367,7 @@ def test_a_checkpoint_within_a_sequence_resumes_at_the_rest() -> None:
     # Case: consuming the last message ends the sequence, without another dequeue.
     assert [e.clock for e in story.sequencer.dequeue(9)] == [8]
     story.sequencer.consumed()
-    assert not story.sequencer.draining
+    assert story.sequencer.drain is None
     assert story.sequencer.checkpoint()[JOURNAL] == SourceCheckpoint(
         40, {A: ProducerState(8, None)}
     )

@@ -171,7 +171,7 @@ def test_any_history_is_delivered_as_it_means(
         replay(history, sequencer, piece)
         while batch := sequencer.dequeue(limit):
             delivered += batch
-        assert not sequencer.draining
+        assert sequencer.drain is None
         assert delivered == oracle.delivered
         assert sequencer.checkpoint() == {JOURNAL: oracle.checkpoint}
 

@@ -19,7 +19,6 @@ from gazette.consumer.shard.context import ShardContext
 from gazette.consumer.shard.ownership import Ownership
 from gazette.consumer.transaction.poison_handler import decoded
 from gazette.consumer.transaction.shard_io import FinishedTransaction
-from gazette.consumer.transaction.transaction import Phases
 from gazette.errors import Closed, NotFound
 from gazette.message.envelope import Envelope, EnvelopeDecoder
 from gazette.message.envelope_reader import cannot_replay
@@ -229,11 +228,9 @@ class LoopShardIO:
             metrics.CONSUMER_READ_HEAD.labels(journal).set(offset)
         if transaction.timers:
             metrics.TIMERS.labels(fqn).inc(transaction.timers)
-        if transaction.phases is not None:
-            self._count(transaction, transaction.phases)
-
-    def _count(self, transaction: FinishedTransaction, phases: Phases) -> None:
-        fqn = self._fqn
+        phases = transaction.phases
+        if phases is None:
+            return
         metrics.TRANSACTIONS.labels(fqn).inc()
         metrics.READ_MESSAGES.labels(fqn).inc(transaction.messages)
         metrics.READ_BYTES.labels(fqn).inc(transaction.bytes)

@@ -10,12 +10,7 @@ from typing import Any, Final
 from gazette.consumer.application import Store
 from gazette.consumer.contract.callbacks import require_instance
 from gazette.consumer.contract.error_cause import error_text
-from gazette.consumer.contract.poison import (
-    POISON_LABEL,
-    DeadLetter,
-    DeadTimer,
-    PoisonPolicy,
-)
+from gazette.consumer.contract.poison import POISON_LABEL, DeadLetter, DeadTimer, PoisonPolicy
 from gazette.consumer.timers.timer import Timer
 from gazette.errors import GazetteError, Invalid
 from gazette.labels import CONTENT_JSON_LINES

@@ -195,15 +195,9 @@ class Transaction:
         """Return the next time at which a duration of the policy is reached; None without such a time."""
         if self.began_at is None:
             return None
-        ticks = [
-            tick
-            for tick in (
-                self.began_at + self.policy.min_duration_s,
-                self.began_at + self.policy.consume_s,
-            )
-            if tick > now
-        ]
-        return min(ticks, default=None)
+        durations_s = self.policy.min_duration_s, self.policy.consume_s
+        ticks = [self.began_at + duration_s for duration_s in durations_s]
+        return min([tick for tick in ticks if tick > now], default=None)
 
     def start_commit(self, now: float) -> None:
         """Note that the store's commit was started: this transaction becomes the prior one."""

@@ -42,8 +42,8 @@ from gazette.message.framing.frames import MalformedMessage
 from gazette.message.sequencer.sequencer import ReplayRange, Sequencer
 from gazette.message.uuid import flags_text
 from gazette.protocol.checkpoint import Checkpoint
+from gazette.runtime import failpoints
 from gazette.runtime.clock import Clock
-from gazette.runtime.failpoints import hit
 from gazette.runtime.tasks import OpFuture, as_plain_error, failed, first_failure, resolved
 
 log = logging.getLogger(__name__)
@@ -303,7 +303,8 @@ class Transactor:
         if transaction.prior is Prior.ACKNOWLEDGING:
             if prior.is_acknowledged():
                 transaction.prior_acknowledged()
-                hit("transaction.acknowledged", self._id)
+                if failpoints.armed_points:
+                    failpoints.hit("transaction.acknowledged", self._id)
                 self._report(prior)
         elif transaction.stalled_at is not None and not self._stall_reported:
             self._stall_reported = True
@@ -335,7 +336,7 @@ class Transactor:
 
     @property
     def _ready(self) -> bool:
-        return self._sequencer.draining or self._backlog.waiting or self._inbox.has_input
+        return self._sequencer.drain is not None or self._backlog.waiting or self._inbox.inputs > 0
 
     def _wait(self, transaction: Transaction, until: float | None) -> None:
         if transaction.prior is not Prior.DONE and self._publisher.buffered_bytes:
@@ -354,7 +355,7 @@ class Transactor:
 
     def _advance(self, transaction: Transaction) -> None:
         """Consume some messages, or decode some input."""
-        if self._sequencer.draining:
+        if self._sequencer.drain is not None:
             self._consume(transaction)
         elif self._backlog.waiting:
             self._queue(transaction)
@@ -403,7 +404,7 @@ class Transactor:
             backlog.index = sequencer.queue_batch(backlog.batch, backlog.index)
             if sequencer.replay_range is not None:
                 sequencer.start_replay(self._replay(sequencer.replay_range))
-        if not sequencer.draining and transaction.is_empty:
+        if sequencer.drain is None and transaction.is_empty:
             self._read_through()
 
     def _replay(self, wanted: ReplayRange) -> Iterator[Sequence[Envelope[Any]]]:
@@ -471,7 +472,8 @@ class Transactor:
         self._sequencer.consumed(done)
         if deferred:
             transaction.defer()
-        hit("transaction.consumed", self._id)
+        if failpoints.armed_points:
+            failpoints.hit("transaction.consumed", self._id)
         self._limit = _next_limit(limit, len(batch), self._clock.monotonic() - began_at)
 
     def _fire(self, transaction: Transaction) -> None:
@@ -490,11 +492,13 @@ class Transactor:
         transaction.note_fired(count)
         if transaction.fired >= FIRED_MAX:
             transaction.close()
-        hit("timers.fired", self._id)
+        if failpoints.armed_points:
+            failpoints.hit("timers.fired", self._id)
         self._fire_limit = _next_limit(limit, count, self._clock.monotonic() - began_at)
 
     def _begin(self, transaction: Transaction) -> None:
-        hit("transaction.begun", self._id)
+        if failpoints.armed_points:
+            failpoints.hit("transaction.begun", self._id)
         if self._timers is not None:
             self._timers.begin()
         result = self._callbacks.begin_transaction()
@@ -516,9 +520,11 @@ class Transactor:
             application=self._application_name,
             lives=self._lives,
         )
-        hit("commit.finalized", self._id)
+        if failpoints.armed_points:
+            failpoints.hit("commit.finalized", self._id)
         commit = self._start_commit(checkpoint)
-        hit("commit.started", self._id)
+        if failpoints.armed_points:
+            failpoints.hit("commit.started", self._id)
         transaction.start_commit(self._clock.monotonic())
         acks: dict[str, OpFuture[Any]] = {}
         # Queue the acknowledgements before the next transaction consumes a message: its publishes to
@@ -528,7 +534,8 @@ class Transactor:
                 txn.write(intent)
                 acks[journal] = txn.release()
             acks[journal].add_done_callback(partial(_note_appended, journal))
-        hit("commit.enqueued", self._id)
+        if failpoints.armed_points:
+            failpoints.hit("commit.enqueued", self._id)
         self._prior = PriorTransaction(
             checkpoint=checkpoint,
             read_through={name: source.read_through for name, source in checkpoint.sources.items()},
@@ -565,8 +572,8 @@ def _next_limit(limit: int, count: int, elapsed_s: float) -> int:
 
 
 def _note_appended(journal: str, ack: OpFuture[Any]) -> None:
-    if not ack.cancelled() and ack.exception() is None:
-        hit("ack.appended", journal)
+    if failpoints.armed_points and not ack.cancelled() and ack.exception() is None:
+        failpoints.hit("ack.appended", journal)
 
 
 def _perform(fn: Callable[[], Any], future: OpFuture[Any]) -> None:

@@ -158,6 +158,9 @@ class Drain(ABC, Generic[M]):
     ``_ready[_next:_next + _taken]`` are handed out. Messages before them are consumed.
     """
 
+    partial: PartialSequence | None = None
+    """Producer whose state the drain changes, if it is exactly one."""
+
     def __init__(self, ready: list[Envelope[M]]) -> None:
         self._ready = ready
         self._next = 0
@@ -187,11 +190,6 @@ class Drain(ABC, Generic[M]):
     @abstractmethod
     def done(self) -> bool:
         """True if all messages are consumed."""
-
-    @property
-    @abstractmethod
-    def partial(self) -> PartialSequence | None:
-        """Producer whose state the drain changes, if it is exactly one."""
 
 
 class RunDrain(Drain[M]):
@@ -231,10 +229,6 @@ class RunDrain(Drain[M]):
     def done(self) -> bool:
         return self._next == len(self._ready)
 
-    @property
-    def partial(self) -> PartialSequence | None:
-        return None
-
 
 class SpanDrain(Drain[M]):
     """Drain of the messages that one message committed: its producer's span, if any, then the message.
@@ -251,7 +245,7 @@ class SpanDrain(Drain[M]):
         needs_replay: bool,
     ) -> None:
         super().__init__([])
-        self._partial = partial
+        self.partial: PartialSequence = partial
         self._last = last
         self._offsets = offsets
         self._replay: Iterator[Sequence[Envelope[M]]] | None = None
@@ -291,7 +285,7 @@ class SpanDrain(Drain[M]):
             self._refill()
         batch = super().take(limit)
         if batch:
-            self._partial.begin = batch[0].begin
+            self.partial.begin = batch[0].begin
         elif self._ring_taken:
             self._finish()
         return batch
@@ -306,8 +300,8 @@ class SpanDrain(Drain[M]):
             else:
                 self._accept(batch)
         if not self._replaying and not self._ready and not self._ring_taken:
-            self._ready.extend(self._committed(self._partial.kept))
-            self._partial.forget()
+            self._ready.extend(self._committed(self.partial.kept))
+            self.partial.forget()
             self._ring_taken = True
 
     def _accept(self, envelopes: Sequence[Envelope[M]]) -> None:
@@ -333,7 +327,7 @@ class SpanDrain(Drain[M]):
                 begin=begin,
                 end=end,
             )
-        producer = self._partial.producer
+        producer = self.partial.producer
         self._ready.extend(self._committed([env for env in envelopes if env.producer == producer]))
 
     def _committed(self, envelopes: Iterable[Envelope[M]]) -> Iterator[Envelope[M]]:
@@ -343,7 +337,7 @@ class SpanDrain(Drain[M]):
         those beyond the acknowledgement. A message with a clock of zero is left out: it took effect when it
         was first read.
         """
-        acknowledged, seen, delivered = self._partial.max_clock, self._seen, self._given
+        acknowledged, seen, delivered = self.partial.max_clock, self._seen, self._given
         for envelope in envelopes:
             clock = envelope.clock
             if envelope is self._last:
@@ -357,21 +351,17 @@ class SpanDrain(Drain[M]):
         self._seen, self._given = seen, delivered
 
     def _advance(self, consumed: Sequence[Envelope[M]]) -> None:
-        self._partial.min_clock = consumed[-1].clock
+        self.partial.min_clock = consumed[-1].clock
         after = self._next + len(consumed)
         if after < len(self._ready):
-            self._partial.begin = self._ready[after].begin
+            self.partial.begin = self._ready[after].begin
         elif self._ring_taken:
             self._finish()
 
     def _finish(self) -> None:
         self._offsets[self._last.journal] = self._last.end
-        self._partial.reset(self._last.clock)
+        self.partial.reset(self._last.clock)
 
     @property
     def done(self) -> bool:
-        return self._partial.begin is None
-
-    @property
-    def partial(self) -> PartialSequence | None:
-        return self._partial
+        return self.partial.begin is None

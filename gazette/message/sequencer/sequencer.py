@@ -116,7 +116,8 @@ class Sequencer(Generic[M]):
             }
         self._ring = Ring(ring_size)
         self._pending: set[PartialSequence] = set()
-        self._drain: Drain[M] | None = None
+        self.drain: Drain[M] | None = None
+        """Committed messages that remain to be dequeued; None if there are none."""
         self.outcomes: Counter[tuple[JournalName, int, QueueOutcome]] = Counter()
         """Number of queued messages by journal, flags and outcome, for metrics. The owner may clear it."""
         self.rewinds = 0
@@ -129,11 +130,6 @@ class Sequencer(Generic[M]):
     def offsets(self) -> Mapping[JournalName, Offset]:
         """By journal, the offset up to which messages are queued and, if they committed, consumed."""
         return self._offsets
-
-    @property
-    def draining(self) -> bool:
-        """True while committed messages remain to be dequeued."""
-        return self._drain is not None
 
     @property
     def has_pending(self) -> bool:
@@ -151,7 +147,7 @@ class Sequencer(Generic[M]):
         If the outcome `commits`, dequeue the message and the messages that it commits. The
         journal's offset passes the message only when all of these are consumed.
         """
-        if self._drain is not None:
+        if self.drain is not None:
             raise Bug(
                 "cannot queue before committed messages are drained", journal=envelope.journal
             )
@@ -177,7 +173,7 @@ class Sequencer(Generic[M]):
                 # As in the original, unknown flags mean a message outside of transactions.
                 outcome = self._queue_outside(partial, envelope, clock)
         if outcome in _COMMITS:
-            self._drain = SpanDrain(
+            self.drain = SpanDrain(
                 partial,
                 envelope,
                 self._offsets,
@@ -241,10 +237,10 @@ class Sequencer(Generic[M]):
         each, with one exception. Messages that commit at once may become ready as one run. Each of
         them takes effect when it is `consumed`. Raise `Bug` during a drain.
         """
-        if self._drain is not None:
+        if self.drain is not None:
             raise Bug("cannot queue before committed messages are drained")
         index, count = start, len(envelopes)
-        while index < count and self._drain is None:
+        while index < count and self.drain is None:
             flags = envelopes[index].flags
             if flags == CONTINUE_TXN:
                 next_index = self._queue_span(envelopes, index)
@@ -329,7 +325,7 @@ class Sequencer(Generic[M]):
             return start
         self._ring.pass_through(stop - start)
         self.outcomes[journal, flags, QueueOutcome.OUTSIDE_COMMIT] += stop - start
-        self._drain = RunDrain(
+        self.drain = RunDrain(
             list(envelopes[start:stop]), partials, self._offsets, one_producer=not newest
         )
         return stop
@@ -352,7 +348,7 @@ class Sequencer(Generic[M]):
 
     def skip(self, journal: JournalName, end: Offset) -> None:
         """Skip the bytes up to ``end``, which were not messages. Raise `Bug` during a drain."""
-        if self._drain is not None:
+        if self.drain is not None:
             raise Bug("cannot skip before committed messages are drained", journal=journal)
         self._offsets[journal] = end
 
@@ -361,7 +357,7 @@ class Sequencer(Generic[M]):
     @property
     def replay_range(self) -> ReplayRange | None:
         """Range to read again, and to feed as a replay, before anything can be dequeued."""
-        drain = self._drain
+        drain = self.drain
         if isinstance(drain, SpanDrain) and drain.needs_replay:
             return drain.replay_range
         return None
@@ -385,9 +381,9 @@ class Sequencer(Generic[M]):
         self._span().end_replay()
 
     def _span(self) -> SpanDrain[M]:
-        if not isinstance(self._drain, SpanDrain):
+        if not isinstance(self.drain, SpanDrain):
             raise Bug("no replay was requested")
-        return self._drain
+        return self.drain
 
     def dequeue(self, limit: int) -> list[Envelope[M]]:
         """Return at most ``limit`` committed messages, or none if there are no more.
@@ -396,9 +392,9 @@ class Sequencer(Generic[M]):
         `Corrupt` if a replay differs from what was queued. Raise `Bug` if a replay has not been started.
         """
         self.consumed()
-        if self._drain is None:
+        if self.drain is None:
             return []
-        batch = self._drain.take(limit)
+        batch = self.drain.take(limit)
         if not batch:
             self._end_if_done()
         return batch
@@ -413,16 +409,16 @@ class Sequencer(Generic[M]):
 
         The others are dequeued again. Call this before `checkpoint` if no `dequeue` follows.
         """
-        if self._drain is None:
+        if self.drain is None:
             return
-        self._drain.consumed(count)
+        self.drain.consumed(count)
         self._end_if_done()
 
     def _end_if_done(self) -> None:
-        if self._drain is not None and self._drain.done:
-            if self._drain.partial is not None:
-                self._pending.discard(self._drain.partial)
-            self._drain = None
+        if self.drain is not None and self.drain.done:
+            if self.drain.partial is not None:
+                self._pending.discard(self.drain.partial)
+            self.drain = None
 
     # Checkpoints.
 
@@ -435,7 +431,7 @@ class Sequencer(Generic[M]):
         """
         self._pending.clear()
         span = clock_span(prune_horizon_ns)
-        draining = None if self._drain is None else self._drain.partial
+        draining = None if self.drain is None else self.drain.partial
         sources = {}
         for journal, partials in self._partials.items():
             if span and partials:

@@ -30,8 +30,8 @@ from gazette.recoverylog.log.ops import (
     encode_op,
     fence_value,
 )
+from gazette.runtime import failpoints
 from gazette.runtime.clock import Clock
-from gazette.runtime.failpoints import hit
 from gazette.runtime.tasks import OpFuture, Waiter, first_failure, wait_done
 
 PROPERTY_PATHS = frozenset({"/IDENTITY"})
@@ -93,8 +93,7 @@ class Group:
         return self._future
 
     def _record(self, action: Action, data: bytes | bytearray | memoryview = b"") -> int:
-        group_time = 0 if self._chunks else self._recorder._group_time()
-        seq_no, frame = self._recorder._sequence(action, group_time)
+        seq_no, frame = self._recorder._sequence(action, is_first=not self._chunks)
         self._chunks.append(frame)
         self.bytes += len(frame)
         if len(data):
@@ -245,11 +244,12 @@ class Recorder:
         txn.write(frame)
         self._recent = txn.release()
 
-    def _group_time(self) -> int:
-        return 0 if self._clock is None else max(1, int(self._clock.now() * 1000))
+    def _sequence(self, action: Action, *, is_first: bool = False) -> tuple[int, bytes]:
+        """Give an operation the next sequence number. Return (its number, its frame).
 
-    def _sequence(self, action: Action, group_time: int = 0) -> tuple[int, bytes]:
-        """Give an operation the next sequence number. Return (its number, its frame)."""
+        The first one of a group has the time.
+        """
+        clock = self._clock if is_first else None
         op = RecordedOp(
             seq_no=self.fsm.next_seq_no,
             checksum=self.fsm.next_checksum,
@@ -258,7 +258,7 @@ class Recorder:
             first_offset=self._write_head,
             last_offset=0,
             log=self.log,
-            group_time=group_time,
+            group_time=0 if clock is None else max(1, int(clock.now() * 1000)),
         )
         frame, payload = encode_op(op)
         outcome = self.fsm.apply(op, payload)
@@ -319,7 +319,8 @@ class Recorder:
         wait_for: Collection[OpFuture[Any]],
     ) -> OpFuture[AppendResult]:
         try:
-            hit("commit.recording", self.log)
+            if failpoints.armed_points:
+                failpoints.hit("commit.recording", self.log)
             txn = self._appends.start_append(self._params, wait_for)
             try:
                 for chunk in chunks:
