@@ -128,20 +128,18 @@ class Backlog:
 
     def queue(self, params: AppendParams) -> JournalQueue:
         """Return the journal's queue. Raise ``Invalid`` for wrong parameters, ``Closed`` after ``close``."""
-        queue = self.queues.get(params.journal)
+        journal = params.journal
+        queue = self.queues.get(journal)
         if queue is not None and params == queue.validated:
             return queue
         params.validate()
         if queue is None:
-            queue = self._new_queue(params.journal)
+            with self.mutex:
+                if self._closed:
+                    raise Closed("the append service was closed", journal=journal)
+                queue = self.queues.setdefault(journal, JournalQueue(journal, self.budget))
         queue.validated = params
         return queue
-
-    def _new_queue(self, journal: str) -> JournalQueue:
-        with self.mutex:
-            if self._closed:
-                raise Closed("the append service was closed", journal=journal)
-            return self.queues.setdefault(journal, JournalQueue(journal, self.budget))
 
     def enqueue(
         self,

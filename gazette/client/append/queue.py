@@ -276,7 +276,7 @@ class JournalQueue:
 
     def drop(self, segments: Collection[Segment]) -> None:
         """Forget the content of segments."""
-        self.hold(-sum(segment.drop() for segment in segments))
+        self.hold(-sum([segment.drop() for segment in segments]))
 
     def hold(self, length: int) -> None:
         """Account for bytes that have come into memory, or (negative) have left it."""

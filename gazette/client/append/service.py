@@ -138,7 +138,10 @@ class AppendTxn:
         if staging is None:
             raise Bug("write to an append that was released or rolled back")
         if len(content) >= SEGMENT_BYTES:
-            self._write_large(content)
+            if staging:
+                self._cut(staging)
+            for segment in segments_of(content):
+                self._hold(segment)
             return
         staging += content
         if len(staging) >= SEGMENT_BYTES:
@@ -147,12 +150,6 @@ class AppendTxn:
     def _cut(self, staging: bytearray) -> None:
         self._staging = self._queue.staging = bytearray()
         self._hold(Segment(staging))
-
-    def _write_large(self, content: BytesLike) -> None:
-        if self._staging:
-            self._cut(self._staging)
-        for segment in segments_of(content):
-            self._hold(segment)
 
     def _hold(self, segment: Segment) -> None:
         if self._segments is None:

@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 from gazette.client.append.appender import backoff_s
 from gazette.client.read.reader import OffsetJump, Reader, ReadParams
 from gazette.client.rpc.errors import status_of
-from gazette.errors import (
-    Bug,
-    Closed,
-    Corrupt,
-    GazetteError,
-    Invalid,
-    NotAllowed,
-    NotFound,
-    NotYet,
-)
+from gazette.errors import Bug, Closed, Corrupt, GazetteError, Invalid, NotAllowed, NotFound, NotYet
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.route import Header
 from gazette.protocol.status import Status

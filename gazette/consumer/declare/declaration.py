@@ -18,9 +18,7 @@ import msgspec
 from gazette.consumer.application import MessageProducer
 from gazette.consumer.application_name import name_of
 from gazette.consumer.contract.poison import PoisonPolicy
-from gazette.consumer.declare.message_types import (
-    type_name,
-)
+from gazette.consumer.declare.message_types import type_name
 from gazette.consumer.declare.source import (
     Output,
     Source,

@@ -11,11 +11,7 @@ import grpc
 import grpc.aio
 
 from gazette.auth import Claims
-from gazette.errors import (
-    GazetteError,
-    Invalid,
-    NotAllowed,
-)
+from gazette.errors import GazetteError, Invalid, NotAllowed
 from gazette.protocol.error_codes import code_of
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.route import Header

@@ -13,12 +13,7 @@ from gazette.auth import Claims, Verifier, authorization_of
 from gazette.client.rpc.credentials import shard_claims
 from gazette.consumer.query.keyed_shard import one_reader
 from gazette.consumer.query.query import EVERYTHING, QueryResult, ShardQuery, rpc_errors
-from gazette.consumer.query.query_codec import (
-    metadata_of,
-    result_headers,
-    result_of,
-    values_of,
-)
+from gazette.consumer.query.query_codec import metadata_of, result_headers, result_of, values_of
 from gazette.consumer.query.running_queries import RunningQueries
 from gazette.errors import Invalid, Unavailable
 from gazette.message.keys import KeyEncoding

@@ -18,18 +18,11 @@ from typing import Any, Final, TypeAlias, TypeVar
 from gazette.cluster.allocator.model import DecodedKV
 from gazette.cluster.etcd.values import Compare, Op
 from gazette.consumer import metrics
-from gazette.consumer.application import (
-    MessageProducer,
-    Store,
-    checked_view,
-)
+from gazette.consumer.application import MessageProducer, Store, checked_view
 from gazette.consumer.contract.callbacks import ApplicationFailed, require_instance
 from gazette.consumer.contract.error_cause import error_text
 from gazette.consumer.shard.context import ShardContext
-from gazette.consumer.shard.hints_store import (
-    read_hints,
-    usable_hints,
-)
+from gazette.consumer.shard.hints_store import read_hints, usable_hints
 from gazette.consumer.shard.journals import ShardJournals, retried
 from gazette.consumer.shard.loop_shard_io import Progress, ShardParts
 from gazette.consumer.shard.ownership import Ownership
@@ -41,11 +34,7 @@ from gazette.consumer.shard.standby_reads import StandbyReads
 from gazette.consumer.shard.status import update_status
 from gazette.consumer.transaction.shard_callbacks import application_code
 from gazette.consumer.transaction.shard_timers import ShardTimers, WithTimers, no_timers
-from gazette.errors import (
-    Broken,
-    Closed,
-    GazetteError,
-)
+from gazette.errors import Broken, Closed, GazetteError
 from gazette.message.framing.frames import MalformedMessage
 from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSpec
 from gazette.recoverylog.playback.player import Player, PlayProgress, RecoveredState

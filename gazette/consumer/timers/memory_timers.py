@@ -8,13 +8,7 @@ from typing import Final
 
 import msgspec
 
-from gazette.consumer.timers.timer import (
-    BEFORE_ALL,
-    Position,
-    TimeDomain,
-    TimerRow,
-    TimerTable,
-)
+from gazette.consumer.timers.timer import BEFORE_ALL, Position, TimeDomain, TimerRow, TimerTable
 from gazette.errors import Corrupt
 
 _DOMAINS: Final = tuple(TimeDomain)

@@ -20,12 +20,7 @@ import numpy as np
 
 from gazette.errors import Invalid, InvalidValue
 from gazette.labels import CONTENT_CSV
-from gazette.message.codec import (
-    CODEC_ERRORS,
-    AckEncoder,
-    BytesCodec,
-    MessageCodec,
-)
+from gazette.message.codec import CODEC_ERRORS, AckEncoder, BytesCodec, MessageCodec
 from gazette.message.framing.frames import FRAME_BYTES_MAX, Frames, Framing, MalformedMessage
 from gazette.message.uuid import TextForm, parse_text, uuid_text
 from gazette.message.value_parts import shown

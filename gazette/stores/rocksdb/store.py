@@ -56,11 +56,7 @@ from gazette.stores.rocksdb.view import (
     FamilyView,
     RocksDBView,
 )
-from gazette.stores.rocksdb.write_buffer import (
-    Pending,
-    PendingSavepoint,
-    merged,
-)
+from gazette.stores.rocksdb.write_buffer import Pending, PendingSavepoint, merged
 
 _BATCH_OPS: Final = 8192
 _STALL_FLUSHES: Final = 3

@@ -10,13 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final, TypeAlias
 
-from gazette.consumer.timers.timer import (
-    BEFORE_ALL,
-    Position,
-    TimeDomain,
-    TimerRow,
-    TimerTable,
-)
+from gazette.consumer.timers.timer import BEFORE_ALL, Position, TimeDomain, TimerRow, TimerTable
 from gazette.recoverylog.rocksdb.keys import EVENT_TIME_KEY, TIMER_AT_PREFIX, TIMER_KEY_PREFIX
 
 Get: TypeAlias = Callable[[bytes], bytes | None]

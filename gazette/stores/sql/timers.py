@@ -11,13 +11,7 @@ from gazette.stores.sql.engine import create_tables  # isort: skip
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from gazette.consumer.timers.timer import (
-    BEFORE_ALL,
-    Position,
-    TimeDomain,
-    TimerRow,
-    TimerTable,
-)
+from gazette.consumer.timers.timer import BEFORE_ALL, Position, TimeDomain, TimerRow, TimerTable
 
 TIMERS: Final = "gazette_timers"
 _EVENT_TIME: Final = 2
