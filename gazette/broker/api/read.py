@@ -64,9 +64,13 @@ class _Stream:
         self.expiry.check()
         await self.call.write(message)
 
-    def send_now(self, content: bytes, messages: int) -> bool:
-        """Send encoded messages. Return False, and send none, if not all of them can be sent at once."""
-        return not self.expiry.is_over and bool(self.call.send_now(content, messages))
+    @property
+    def sender(self) -> Callable[[bytes, int], bool]:
+        """Sends encoded messages, of a number. Returns False, and sends none, unless all can be sent at once."""
+        send: Callable[[bytes, int], bool] = self.call.send_now
+        if self.expiry.remaining_s is None:
+            return send
+        return lambda content, messages: not self.expiry.is_over and send(content, messages)
 
 
 class ReadApi:
@@ -183,7 +187,7 @@ class ReadApi:
         result = replica.index.find(offset, request.begin_mod_time)
         if result.status is Status.OK:
             return offset
-        reader = HeadReader(result.offset, stream.send_now)
+        reader = HeadReader(result.offset, stream.sender)
         await stream.expiry.bound(replica.head_readers.serve(reader))
         return reader.offset
 
