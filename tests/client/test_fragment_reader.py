@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import http.server
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -13,9 +15,19 @@ from pathlib import Path
 import pytest
 
 from gazette.client.read.fragment_reader import AHEAD_BYTES, FragmentAccess
-from gazette.errors import Broken, Corrupt, GazetteError, Invalid, NotAllowed, NotFound, Unavailable
+from gazette.errors import (
+    Broken,
+    Closed,
+    Corrupt,
+    GazetteError,
+    Invalid,
+    NotAllowed,
+    NotFound,
+    Unavailable,
+)
 from gazette.protocol.codecs.codec import new_compressor
 from gazette.protocol.fragment import Codec, Fragment
+from gazette.runtime.tasks import TaskScope
 from tests.facts import raises
 
 CONTENT = b"".join(b"line %d of the journal\n" % i for i in range(100_000))
@@ -245,3 +257,51 @@ async def test_files_outside_the_root_and_offsets_outside_the_fragment_are_refus
     for offset in (fragment.begin - 1, fragment.end + 1):
         with pytest.raises(Invalid):
             await access.open(fragment, url, offset)
+
+
+def put_pipe(root: Path, fragment: Fragment) -> tuple[Path, str]:
+    """Put a fragment whose content comes once it is written to the returned path."""
+    path = root / "store" / fragment.content_path()
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    return path, f"file:///store/{fragment.content_path()}"
+
+
+@pytest.mark.parametrize("is_client_closed", [False, True])
+async def test_a_read_that_waits_for_a_thread_is_closed_and_not_cancelled(
+    tmp_path: Path, is_client_closed: bool
+) -> None:
+    access = FragmentAccess(file_root=tmp_path, threads=1)
+    fragment = fragment_of(CONTENT[:1000], Codec.NONE)
+    stream = await access.open(fragment, put_file(tmp_path, fragment, CONTENT[:1000]), 1000)
+    late = replace(fragment, journal="late/journal")
+    pipe, url = put_pipe(tmp_path, late)
+    with raises(Closed):
+        async with TaskScope("test") as scope:
+            busy = scope.spawn(access.open(late, url, 1000), name="the only thread")
+            await asyncio.wait({busy}, timeout=0)
+            assert await stream.next() == CONTENT[:1000]
+            reading = scope.spawn(stream.next(), name="read")
+            await asyncio.wait({reading}, timeout=0)
+            access.close() if is_client_closed else stream.close()
+            await asyncio.wait({reading})
+    stream.close()
+    pipe.open("wb").close()  # The thread ends.
+
+
+async def test_a_read_that_is_closed_while_a_thread_decodes_gives_no_bytes(
+    access: FragmentAccess, tmp_path: Path
+) -> None:
+    fragment = fragment_of(CONTENT[:1000], Codec.NONE)
+    pipe, url = put_pipe(tmp_path, fragment)
+    with raises(Closed):
+        async with TaskScope("test") as scope:
+            opening = scope.spawn(access.open(fragment, url, 1000), name="open")
+            await asyncio.wait({opening}, timeout=0)
+            with pipe.open("wb") as file:
+                stream = await opening
+                reading = scope.spawn(stream.next(), name="read")
+                await asyncio.wait({reading}, timeout=0)
+                stream.close()
+                file.write(CONTENT[:1000])
+            await asyncio.wait({reading})

@@ -131,7 +131,7 @@ def test_a_reader_without_an_acknowledged_append() -> None:
 def test_a_reader_that_was_sent_over_an_acknowledged_append() -> None:
     story = Story()
     story.append(b"aaaa", 0)
-    story.history.jumps.append(Jump("reader", 3.0, J, 10, 0, 4))
+    story.history.jumps.append(Jump("reader", 3.0, J, 10, 0, 4, 3.0))
     assert "jumped" in story.found()
 
 
@@ -230,7 +230,7 @@ def test_bytes_of_another_life_are_not_compared() -> None:
 def test_a_jump_over_what_could_not_be_listed_is_none_that_counts() -> None:
     story = Story()
     story.append(b"aaaa", 0)
-    story.history.jumps.append(Jump("reader", 5.0, J, 10, 0, 4))
+    story.history.jumps.append(Jump("reader", 5.0, J, 10, 0, 4, 5.0))
     assert "jumped" in story.found()
     story.history.unlisted.append(Fault(4.0, 6.0, "bucket"))
     assert story.found() == ""

@@ -218,7 +218,7 @@ def _skipped(history: History, life: Life, appends: list[Append]) -> Iterator[st
     for jump in history.jumps:
         if jump.journal != life.journal or not life.has(jump.revision):
             continue
-        if any(one.begin <= jump.time <= one.end for one in unlisted):
+        if any(one.begin <= jump.time and jump.since <= one.end for one in unlisted):
             continue
         for append in appends:
             assert append.begin is not None

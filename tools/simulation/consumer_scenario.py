@@ -30,6 +30,7 @@ from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ShardSource, ShardSpec
 from gazette.protocol.text import duration
 from gazette.runtime.tasks import TaskScope, await_future
+from tools.simulation.cold_reads import COLD_SHARE, decode_in_steps
 from tools.simulation.consumer_app import KEYS, Input, Output
 from tools.simulation.consumer_pruning import Archive, Pruner
 from tools.simulation.consumer_queries import Asked, QueryClient
@@ -124,6 +125,10 @@ class ConsumerScenario:
         if self.asks:
             self._plan_more()
         world.broker_hosts = self.plan.brokers
+        cold = random.Random(f"cold reads of {seed}")
+        world.has_cold_readers = cold.random() < COLD_SHARE
+        world.loop.sees_done = world.has_cold_readers and cold.random() < 0.5
+        decode_in_steps(cold if world.has_cold_readers else None)
         self.node = Node(world.loop, "op")
         self.clock = NodeClock(world.loop)
         self.done = False

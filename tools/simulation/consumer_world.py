@@ -28,6 +28,7 @@ from gazette.runtime.failpoints import hooked
 from gazette.runtime.tasks import TaskScope
 from gazette.stores.sqlite.redo_recording import RedoRecording
 from tools.fuzz_stores.base import defaults
+from tools.simulation.cold_reads import SimFragments
 from tools.simulation.consumer_app import FoldApp, Surroundings
 from tools.simulation.consumer_queries import MemberQueries, Notes
 from tools.simulation.consumer_timers import TimedFoldApp
@@ -132,6 +133,9 @@ class MemberProcess:
             transport=SimTransport(world.network, self.node),
             pools=self.threads.pool,
         )
+        fragments = None
+        if world.has_cold_readers:
+            fragments = SimFragments(self.node, random.Random(self.name), world.bucket)
         service = self.service = _Service(
             app,
             environment,
@@ -142,7 +146,7 @@ class MemberProcess:
                 scratch_directory=world.scratch_of(self.name),
                 **world.consumer_options,
             ),
-            client_of(world.network, self.node, *world.broker_hosts),
+            client_of(world.network, self.node, *world.broker_hosts, fragments=fragments),
             workers=self._worker,
             producer_rng=random.Random(rng.getrandbits(64)),
         )
@@ -246,6 +250,8 @@ class ConsumerWorld(World):
         """Shards whose state is in SQLite."""
         self.timers = False
         """True if the application publishes by timers."""
+        self.has_cold_readers = False
+        """Whether members take stored fragments of sources and logs from the stores themselves."""
         self.redo: dict[str, int] = {}
         """Thresholds of recorded SQLite databases, so small that a run reaches them."""
         self.slow_queries = 0.0

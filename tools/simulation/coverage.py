@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
+from weakref import WeakSet
 
 from gazette.broker.api.append import AppendApi
 from gazette.broker.api.whole_append import SmallAppends
@@ -20,6 +21,8 @@ from gazette.broker.append.fsm import AppendFSM
 from gazette.broker.append.sessions import Admission, SessionLedger
 from gazette.broker.commit.driver import AppendDriver
 from gazette.broker.commit.steady import AppendGroup
+from gazette.client.read.reader import Reader
+from gazette.client.read.retry_reader import RetryReader
 from gazette.consumer.transaction.transaction import Transaction
 from gazette.errors import Unavailable
 from gazette.message.sequencer.sequencer import Sequencer
@@ -37,6 +40,8 @@ AT_ONCE: Final = "replicated as they arrived"
 BY_TASKS: Final = "by tasks"
 PROXIED: Final = "by way of another broker"
 COMMITTED: Final = "committed"
+AT_STORES: Final = "fragments read at their stores by clients"
+AHEAD: Final = "opened ahead"
 
 
 @dataclass(slots=True)
@@ -69,6 +74,7 @@ class Coverage:
             f"{self.attempts} attempts to append: {attempts}",
             f"{self.ways[COMMITTED]} appends committed: {committed}",
             f"{self.ways[AT_ONCE]} messages {AT_ONCE}",
+            f"{self.ways[AT_STORES]} {AT_STORES}: {self._shares(self.ways[AT_STORES], AHEAD)}",
             f"{len(self.branches)} branches of state machines, {len(self.pairs)} pairs of fault and stage",
         ]
 
@@ -86,6 +92,10 @@ class _Probes:
         self._faults: list[Fault] = []
         self._now: Callable[[], float] = lambda: 0.0
         self._installed = False
+        self._ahead: WeakSet[Reader] = WeakSet()
+        """Readers that a look-ahead has begun to open."""
+        self._at_stores: WeakSet[Reader] = WeakSet()
+        """Readers that have given bytes of a store."""
 
     def begin(self, history: History, now: Callable[[], float]) -> None:
         """Look at another world from now on."""
@@ -116,6 +126,8 @@ class _Probes:
         self._around(SessionLedger, "admit", self._admitted)
         self._around(SessionLedger, "refusal", self._refused)
         self._around(Handling, "arrived", lambda *_: self._count(AT_ONCE))
+        self._around(Reader, "open_ahead", lambda reader, *_: self._ahead.add(reader))
+        self._around(RetryReader, "_look_ahead", self._read_at_store)
         self._around(RecoveryFSM, "apply", self._applied)
         self._around(Sequencer, "queue", self._queued)
         self._around(Transaction, "decide", self._decided)
@@ -193,6 +205,13 @@ class _Probes:
                 kind = "is under way"
         self._branch("session", kind, "first" if args[1].sequence == 1 else "later")
         self.seen.pairs.update(f"{fault} x session {kind}" for fault in self._active())
+
+    def _read_at_store(self, _: RetryReader, args: tuple[Any, ...], __: Any) -> None:
+        reader: Reader = args[1]
+        if reader not in self._at_stores:
+            self._at_stores.add(reader)
+            self._count(AT_STORES)
+            self._count(AHEAD, reader in self._ahead)
 
     def _applied(self, fsm: RecoveryFSM, args: tuple[Any, ...], outcome: Any) -> None:
         action = type(args[1].action).__name__

@@ -96,6 +96,8 @@ class Jump:
     revision: int
     begin: int
     end: int
+    since: float
+    """When a broker can have said so first: readers ask ahead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ _NODE: Final[contextvars.ContextVar[Node | None]] = contextvars.ContextVar("node
 _STEPS_PER_INSTANT_MAX: Final = 200_000
 """Callbacks without time going on: more of them are a loop that never waits."""
 _TASKS_KEPT: Final = 512
+_CHAINED: Final = "_chain_future.<locals>._set_state"
+"""What `asyncio.wrap_future` calls in the loop."""
 
 
 class Livelock(Exception):
@@ -144,6 +146,8 @@ class VirtualLoop(_Loop):  # type: ignore[misc]
         self.digest = 0
         """Changes with every timer that fired and every event noted: equal runs have equal digests."""
         self.steps = 0
+        self.sees_done = False
+        """Whether what a thread has done is done for its waiter at once, as from Python 3.14 on."""
         self._timers: list[Handle] = []
         self._count = 0
         self._on_error = on_error
@@ -224,7 +228,14 @@ class VirtualLoop(_Loop):  # type: ignore[misc]
         self.ready.append(handle)
         return handle
 
-    call_soon_threadsafe = call_soon
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> Handle:
+        is_chained = self.sees_done and getattr(callback, "__qualname__", "") == _CHAINED
+        if is_chained and asyncio._get_running_loop() is self:
+            callback(*args)
+            return Handle((0.0, 0, None, None, context))
+        return self.call_soon(callback, *args, context=context)
 
     def call_later(
         self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None

@@ -1,6 +1,6 @@
-"""Defects of brokers that a simulation plants in the shipped code, to show that its judge finds them.
+"""Defects of brokers and readers that a simulation plants in the shipped code: its judge finds them.
 
-Each is a function that patches the shipped code of this process: what brokers did before it was repaired,
+Each is a function that patches the shipped code of this process: what they did before it was repaired,
 or a mistake that is easily made. ``python -m tools.simulation --plants`` says at which seed each is found.
 """
 
@@ -27,6 +27,10 @@ from gazette.broker.replication.pipeline import Pipeline
 from gazette.broker.replication.spool_writer import SpoolWriter
 from gazette.broker.replication.upload_gate import UploadGate
 from gazette.broker.service import BrokerService
+from gazette.client.read import fragment_reader
+from gazette.client.read.fragment_reader import FragmentStream
+from gazette.client.read.reader import Reader
+from gazette.client.read.retry_reader import RetryReader
 from gazette.cluster.etcd.lease import Lease
 from gazette.errors import GazetteError
 from gazette.fragment.closing import Closing, ClosingName
@@ -38,6 +42,7 @@ from gazette.protocol.journal import JournalSpec
 from gazette.protocol.route import Route
 from gazette.protocol.status import Status
 from gazette.runtime.latch import Latch
+from gazette.runtime.tasks import await_future
 
 Plant: TypeAlias = Callable[[], None]
 _REGISTERS_WITHOUT_LIMIT: Final = 1 << 40
@@ -305,6 +310,63 @@ def closing_of_another_tenure() -> None:
     _replace(Closings, "_find", find)
 
 
+def fragment_opened_twice() -> None:
+    """Let a read open a fragment at its store although a look-ahead opens it at the same moment."""
+    before = Reader._next_received
+
+    async def next_received(self: Reader) -> bytes | None:
+        if self._should_open():
+            await self._open_direct()
+            return None
+        return await before(self)
+
+    _replace(Reader, "_next_received", next_received)
+
+
+def closed_read_is_cancelled() -> None:
+    """Let a read end as if it were cancelled, if its fragment is closed before a thread has begun with it."""
+    _replace(fragment_reader, "_ended", await_future)
+
+
+def look_ahead_taken_anywhere() -> None:
+    """Go on with the fragment that was opened ahead, also if the one before it was not read to its end."""
+
+    def current(self: RetryReader) -> Reader:
+        if self._reader is None:
+            self._reader, self._next = self._next or self._new_reader(self.offset), None
+        return self._reader
+
+    _replace(RetryReader, "_current", current)
+
+
+def late_fragment_left_open() -> None:
+    """Forget a fragment that a thread opens after its reader has given up."""
+    _replace(fragment_reader, "_close_opened", lambda opening: None)
+
+
+def closed_fragment_left_open() -> None:
+    """Forget the file of a reader that is closed while a thread reads it."""
+    before = FragmentStream.close
+
+    def close(self: FragmentStream) -> None:
+        if self._ahead is None or not self._ahead.running():
+            before(self)
+
+    _replace(FragmentStream, "close", close)
+
+
+def end_left_to_brokers() -> None:
+    """Give all bytes of a fragment that is read at its store, also those behind the end of the read."""
+    before = Reader._next
+
+    async def next_piece(self: Reader) -> bytes:
+        if self.direct is None or self.offset >= self.params.end_offset > 0:
+            return await before(self)
+        return await self._next_direct() or b""
+
+    _replace(Reader, "_next", next_piece)
+
+
 # A mistake that is here only as a part of `survivor_waits`: load decides which replica is promoted when none
 # is consistent, and not what it holds (`gazette.cluster.allocator.converge`). Alone it breaks no promise, so
 # no judge of histories can find it:
@@ -345,6 +407,12 @@ PLANTS: Final[dict[str, Plant]] = {
         journal_refused_for_its_store,
         closing_too_early,
         closing_of_another_tenure,
+        fragment_opened_twice,
+        closed_read_is_cancelled,
+        look_ahead_taken_anywhere,
+        late_fragment_left_open,
+        closed_fragment_left_open,
+        end_left_to_brokers,
     )
 }
 

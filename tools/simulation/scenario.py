@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ from gazette.client.append.service import AppendService
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange, apply_journals, get_journal
 from gazette.client.read.reader import OffsetJump, Reader, ReadParams
+from gazette.client.read.retry_reader import RetryReader
 from gazette.client.rpc.errors import status_of
 from gazette.errors import Bug, GazetteError
 from gazette.protocol.fragment import Codec
@@ -29,6 +31,7 @@ from gazette.protocol.status import Status
 from gazette.protocol.text import duration
 from gazette.runtime.tasks import TaskScope, await_future
 from tools.simulation.checker import assigned_ended, is_lost, replicas_ended
+from tools.simulation.cold_reads import COLD_SHARE, ColdReader, SimFragments, decode_in_steps
 from tools.simulation.etcd.watches import WatchStream
 from tools.simulation.history import Append, Confirmed, Fault, Jump, Piece
 from tools.simulation.loop import Node, NodeClock
@@ -49,6 +52,8 @@ _PARTED_S: Final = 60.0
 """Longest delay of the first attempt of an append."""
 _LARGE: Final = 1_600_000
 """Bytes of an append of which brokers write a part before they have all of it."""
+_SMALL: Final = 1 << 18
+"""Bytes of a journal that its last reader decodes in short steps."""
 _REGISTER: Final = "tag"
 _ETCD_LOST_SHARE: Final = 0.1
 """Share of the seeds without another story that lose their etcd."""
@@ -105,6 +110,11 @@ class Scenario:
         """What is all that goes wrong in this run; None: faults of all kinds."""
         self._story_apart = random.Random(f"a story of {seed}")
         """A source apart, so that other choices of a seed stay as they are."""
+        self._cold = random.Random(f"cold reads of {seed}")
+        self.has_cold_readers = self._cold.random() < COLD_SHARE
+        """Whether readers take stored fragments from their stores themselves."""
+        world.loop.sees_done = self.has_cold_readers and self._cold.random() < 0.5
+        decode_in_steps(self._cold if self.has_cold_readers else None)
         self.has_operator = True
         self.plan = self._plan(seed)
         self.lives: dict[str, int] = dict.fromkeys(self.plan.journals, 0)
@@ -172,6 +182,12 @@ class Scenario:
                     flush_interval_ns=rng.choice((0, 0, 60, 120)) * duration.SECOND,
                 ),
             )
+            if self.has_cold_readers and self._cold.random() < 0.7:
+                spec = journals[name]
+                short = replace(
+                    spec.fragment, length=self._cold.choice((1 << 10, 1 << 10, 1 << 12))
+                )
+                journals[name] = replace(spec, fragment=short)
         return Plan(hosts, journals, 0.0)
 
     def _spec(self, journal: str) -> JournalSpec:
@@ -207,6 +223,10 @@ class Scenario:
                 for _ in range(3 if self.is_busy else rng.choice((1, 1, 1, 2))):
                     self._spawn_writer(f"w{number}", journal)
                 self._spawn_reader(f"r{number}", journal)
+                if self.has_cold_readers:
+                    rng = random.Random(self._cold.getrandbits(64))
+                    reader = ColdReader(self, f"c{number}", journal, rng)
+                    reader.node.spawn(reader.run(), f"read {journal} at its stores")
             await self._break(scope)
             await self._heal()
             scope.cancel()
@@ -1046,8 +1066,7 @@ class Scenario:
                 async with Reader(client, params) as reader:
                     async with asyncio.timeout(rng.choice((30.0, 120.0))):
                         await reader.open()
-                        revision = 0 if reader.header is None else reader.header.etcd.revision
-                        life = self.world.history.life_of(journal, revision)
+                        life = self.world.history.life_of(journal, _revision(reader))
                         if life is not None and life.created != created:
                             created = life.created
                             if offset:
@@ -1057,12 +1076,13 @@ class Scenario:
                             content = await reader.read()
                             if not content:
                                 break
-                            self._got(node.name, journal, reader, revision, content)
+                            arrived = self.world.network.taken[node.name]
+                            self.got(node.name, journal, reader, content, arrived)
                             offset = reader.offset
                             if rng.random() < 0.02:
                                 await clock.sleep(rng.uniform(0.0, 20.0))
             except OffsetJump as jump:
-                self._jumped(node.name, journal, reader, jump)
+                self.jumped(node.name, journal, reader, jump)
                 offset = jump.offset
             except TimeoutError:
                 life = self.world.history.last_life(journal)
@@ -1073,28 +1093,34 @@ class Scenario:
                     self.world.violated(f"reader {node.name} raised {error!r}")
                 await clock.sleep(rng.uniform(0.5, 6.0))
 
-    def _got(
+    def got(
         self,
         name: str,
         journal: str,
-        reader: Reader,
-        revision: int,
+        reader: Reader | RetryReader,
         content: bytes,
+        arrived: float,
         *,
         final: bool = False,
     ) -> None:
-        begin = reader.offset - len(content)
+        begin, revision = reader.offset - len(content), _revision(reader)
         self.world.loop.note(name, begin, len(content))
-        arrived = self.world.loop.now if final else self.world.network.taken[name]
         self.world.history.pieces.append(
             Piece(name, arrived, journal, revision, begin, content, final)
         )
 
-    def _jumped(self, name: str, journal: str, reader: Reader, jump: OffsetJump) -> None:
-        revision = 0 if reader.header is None else reader.header.etcd.revision
+    def jumped(
+        self,
+        name: str,
+        journal: str,
+        reader: Reader | RetryReader,
+        jump: OffsetJump,
+        since: float = math.inf,
+    ) -> None:
+        now, revision = self.world.loop.now, _revision(reader)
         self.world.say(name, f"jumps from {jump.expected} to {jump.offset}")
         self.world.history.jumps.append(
-            Jump(name, self.world.loop.now, journal, revision, jump.expected, jump.offset)
+            Jump(name, now, journal, revision, jump.expected, jump.offset, min(since, now))
         )
 
     # After the faults.
@@ -1110,6 +1136,13 @@ class Scenario:
         for journal in self.plan.journals:
             for host in self.plan.hosts:
                 await self._judge_read(journal, host)
+            if self.has_cold_readers:
+                host, seed = self.plan.hosts[0], self._cold.getrandbits(64)
+                fragments = SimFragments(self.node, random.Random(seed), world.bucket)
+                fragments.threads.slow_s = 0.0  # It has to come to the head in time.
+                if self.heads[journal] > _SMALL:
+                    decode_in_steps(None)
+                await self._judge_read(journal, host, fragments)
         self.done = True
         together = self.rng.random() < 0.5
         for host in self.plan.hosts if together else ():
@@ -1153,26 +1186,28 @@ class Scenario:
             await self.clock.sleep(2.0)
         world.violated(f"{journal} takes no appends {_HEAL_S:g} s after the last fault: {error!r}")
 
-    async def _judge_read(self, journal: str, host: str) -> None:
-        """Read everything through one broker."""
+    async def _judge_read(
+        self, journal: str, host: str, fragments: SimFragments | None = None
+    ) -> None:
+        """Read everything through one broker. With ``fragments``, read at their stores what these have."""
         world = self.world
-        client = world.client(self.node, host)
+        client = world.client(self.node, host, fragments=fragments)
         head, offset = self.heads[journal], 0
-        name = f"the last reader of {journal} at {host}"
+        name = f"the last {'cold ' if fragments else ''}reader of {journal} at {host}"
         deadline = world.loop.now + _HEAL_S
         error: BaseException | None = None
         while offset < head and world.loop.now < deadline:
             params = ReadParams(journal, offset, block=True, end_offset=head)
-            reader = Reader(client, params)
+            reader: Reader | RetryReader = Reader(client, params)
+            if fragments is not None:
+                reader = RetryReader(client, params, clock=self.clock)
             try:
                 async with asyncio.timeout(_CALL_S):
                     while content := await reader.read():
-                        assert reader.header is not None
-                        revision = reader.header.etcd.revision
-                        self._got(name, journal, reader, revision, content, final=True)
+                        self.got(name, journal, reader, content, world.loop.now, final=True)
                         offset = reader.offset
             except OffsetJump as jump:
-                self._jumped(name, journal, reader, jump)
+                self.jumped(name, journal, reader, jump)
                 offset = jump.offset
             except (GazetteError, TimeoutError) as caught:
                 error = caught
@@ -1202,6 +1237,11 @@ class Scenario:
         if any(begin <= offset < end for begin, end in spans) or not self.may_reset(journal):
             return offset  # These bytes are there, or on their way into the store.
         return min((begin for begin, _ in spans if begin > offset), default=offset)
+
+
+def _revision(reader: Reader | RetryReader) -> int:
+    """Return the revision of etcd at which a broker began a reader's answer; 0 before it has answered."""
+    return 0 if reader.header is None else reader.header.etcd.revision
 
 
 class Session:

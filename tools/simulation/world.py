@@ -17,6 +17,7 @@ from gazette.broker.key_space import decode_journal
 from gazette.broker.service import BrokerService
 from gazette.broker.settings import BrokerSettings
 from gazette.client.client import Client
+from gazette.client.read.fragment_reader import FragmentAccess
 from gazette.client.rpc.channel import Channels
 from gazette.cluster.etcd.client import EtcdSettings
 from gazette.cluster.etcd.pb import rpc_pb2
@@ -46,12 +47,14 @@ _ETCD_TICK_S: Final = 1.0
 _TRACE_MAX: Final = 200_000
 
 
-def client_of(network: Network, node: Node, *hosts: str) -> Client:
+def client_of(
+    network: Network, node: Node, *hosts: str, fragments: FragmentAccess | None = None
+) -> Client:
     """Create a client of a node that has these brokers as its address."""
     clock = NodeClock(network.loop)
     channels = Channels("", clock=clock, transport=SimTransport(network, node))
     address = ",".join(f"http://{host}:8080" for host in hosts)
-    return Client(address, channels=channels, clock=clock)
+    return Client(address, channels=channels, clock=clock, fragments=fragments)
 
 
 def names_of(error: BaseException) -> set[str]:
@@ -541,8 +544,8 @@ class World:
 
     # Clients.
 
-    def client(self, node: Node, *hosts: str) -> Client:
-        return client_of(self.network, node, *hosts)
+    def client(self, node: Node, *hosts: str, fragments: FragmentAccess | None = None) -> Client:
+        return client_of(self.network, node, *hosts, fragments=fragments)
 
     def close(self) -> None:
         """Forget the nodes: what is suspended is closed, unheard."""

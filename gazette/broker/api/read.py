@@ -8,7 +8,7 @@ of memory, for fragments of any size and readers of any speed.
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -66,7 +66,7 @@ class _Stream:
 
     @property
     def sender(self) -> Callable[[bytes, int], bool]:
-        """Sends encoded messages, of a number. Returns False, and sends none, unless all can be sent at once."""
+        """Sends that number of encoded messages, or sends none and returns False: see `HeadReader`."""
         send: Callable[[bytes, int], bool] = self.call.send_now
         if self.expiry.remaining_s is None:
             return send

@@ -83,7 +83,7 @@ class FragmentAccess:
         """
         opening = _submitted(self._pool, lambda: self._open(fragment, url, offset))
         try:
-            file = await await_future(opening)
+            file = await _ended(opening)
         except asyncio.CancelledError:
             opening.add_done_callback(_close_opened)
             raise
@@ -160,12 +160,15 @@ class FragmentStream:
         """Return the next block; empty at the end.
 
         Raise ``Corrupt`` if the file does not match its name. Raise ``Unavailable`` or ``Broken``
-        if the store fails, or ``Closed`` if the access was closed. A cancelled call loses nothing:
-        the next call returns the block.
+        if the store fails, or ``Closed`` if the access or this stream is closed meanwhile. A cancelled
+        call loses nothing: the next call returns the block.
         """
         if not self._blocks and not self._ended:
-            assert self._ahead is not None, "a closed stream is not read"
-            blocks = await await_future(self._ahead)
+            ahead = self._ahead
+            assert ahead is not None, "a closed stream is not read"
+            blocks = await _ended(ahead)
+            if self._ahead is None:
+                raise Closed("the fragment was closed", journal=self.fragment.journal)
             self._blocks.extend(blocks)
             self._ended = not blocks
             self._ahead = None
@@ -284,6 +287,17 @@ def _submitted(pool: BlockingPool, fn: Callable[[], T]) -> concurrent.futures.Fu
         return pool.submit(fn)
     except RuntimeError as error:
         raise Closed("cannot read fragments: the client was closed") from error
+
+
+async def _ended(call: concurrent.futures.Future[T]) -> T:
+    """Return the result of a thread's call. Raise ``Closed`` if `close` drops a call that has not begun."""
+    try:
+        return await await_future(call)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if not call.cancelled() or (task is not None and task.cancelling()):
+            raise
+        raise Closed("cannot read a fragment: its reader or client was closed") from None
 
 
 def _close_opened(opening: concurrent.futures.Future[DecodedFile]) -> None:
