@@ -98,14 +98,34 @@ def test_mistakes_of_closings_are_found(plant: str, first: int) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("plant", "first"),
+    [
+        ("fragment-opened-twice", 1),
+        ("late-fragment-left-open", 1),
+        ("closed-read-is-cancelled", 61000091),
+        pytest.param("look-ahead-taken-anywhere", 1, marks=pytest.mark.long),
+        pytest.param("closed-fragment-left-open", 1, marks=pytest.mark.long),
+        pytest.param("end-left-to-brokers", 1, marks=pytest.mark.long),
+    ],
+)
+def test_mistakes_of_reads_at_stores_are_found(plant: str, first: int) -> None:
+    run = simulate("--plants", "--plant", plant, "--first", str(first), "--seeds", "150")
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
 def test_seeds_go_the_ways_of_shipped_brokers() -> None:
-    """By whole calls, groups, sessions, and messages that are replicated as they arrive."""
+    """By whole calls, groups, sessions, messages that are replicated as they arrive, and reads at stores."""
     said = simulate("--first", "1", "--seeds", "30").stdout
     shares = {way: int(share) for way, share in re.findall(r"\d+ ([a-z ]+) \((\d+)%\)", said)}
     assert shares["whole calls"] >= 20, said
     assert shares["in groups"] >= 15, said
     assert shares["of sessions"] >= 15, said
     assert re.search(r"^[1-9]\d{2,} messages replicated as they arrived$", said, re.MULTILINE), said
+    assert re.search(r"^[1-9]\d+ fragments read at .* [1-9]\d+ opened ahead", said, re.MULTILINE), (
+        said
+    )
     assert re.search(r"^seeds 1 to 25: [1-9]\d* new branches and pairs", said, re.MULTILINE), said
 
 

@@ -120,8 +120,9 @@ class SimFragments(FragmentAccess):
 
     def __init__(self, node: Node, rng: random.Random, bucket: Callable[[str], Bucket]) -> None:
         super().__init__()
-        self.threads: Any = StoreThreads(node, rng)
-        self._pool = self.threads
+        self.threads = StoreThreads(node, rng)
+        pool: Any = self.threads
+        self._pool = pool
         self._rng = rng
         self._bucket = bucket
         self._fails = rng.choice((0.0, 0.0, 0.03, 0.3))
