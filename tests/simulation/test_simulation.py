@@ -105,7 +105,6 @@ def test_mistakes_of_closings_are_found(plant: str, first: int) -> None:
         ("fragment-opened-twice", 1),
         ("late-fragment-left-open", 1),
         ("closed-read-is-cancelled", 61000091),
-        pytest.param("look-ahead-taken-anywhere", 1, marks=pytest.mark.long),
         pytest.param("closed-fragment-left-open", 1, marks=pytest.mark.long),
         pytest.param("end-left-to-brokers", 1, marks=pytest.mark.long),
     ],
