@@ -19,7 +19,7 @@ class WalkBudget:
 
 APPEND: Final = {1: WalkBudget(42, 240), 3: WalkBudget(51, 288)}
 """By replication: one small append, from the client to the brokers."""
-TRANSACTION: Final = WalkBudget(81, 560)
+TRANSACTION: Final = WalkBudget(80, 555)
 """One message that is published, and the transaction of a shard that consumes it, in SQLite."""
 FIELDS_MAX: Final = 12
 ARGUMENTS_MAX: Final = 8
