@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 _CLIENT: Final = "pygazette-client"
@@ -42,15 +43,22 @@ def lazy_names(package: str, homes: Mapping[str, str], *, extra: str = "") -> Ca
 
 
 def import_function(target: str) -> Any:
-    """Import ``module:function``. Errors of importing the module reach the caller.
-
-    Collect no garbage meanwhile: the collector would go through the new modules again and again, which takes
-    a tenth of the time of a broker's imports.
-    """
+    """Import ``module:function``. Errors of importing the module reach the caller."""
     module, _, name = target.partition(":")
+    with many_imports():
+        return getattr(importlib.import_module(module), name)
+
+
+@contextmanager
+def many_imports() -> Iterator[None]:
+    """Collect no garbage during the block, which imports many modules.
+
+    The collector would go through the new modules again and again. That takes a tenth of the time of a
+    broker's imports.
+    """
     gc.disable()
     try:
-        return getattr(importlib.import_module(module), name)
+        yield
     finally:
         gc.enable()
 

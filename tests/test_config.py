@@ -15,7 +15,8 @@ from gazette.cluster.process.groups import DebugFlags, EtcdFlags, LogFlags
 from gazette.cluster.process.member import ProcessFlags
 from gazette.config.schema import Schema, duration, exit_with, setting
 from gazette.errors import Invalid
-from gazette.gazctl.commands import COMMANDS, schema_of
+from gazette.gazctl.commands import COMMANDS
+from gazette.gazctl.settings import schema_of
 from tests.facts import raises
 
 

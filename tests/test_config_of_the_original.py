@@ -17,8 +17,8 @@ from gazette.broker.main import print_config, schema
 from gazette.config.ini_file import ini_entries
 from gazette.config.schema import Loaded, Schema
 from gazette.errors import Invalid
-from gazette.gazctl.commands import COMMANDS, schema_of, shared_schema
-from gazette.gazctl.main import find_command
+from gazette.gazctl.commands import COMMANDS
+from gazette.gazctl.settings import find_command, schema_of, shared_schema
 from gazette.runconsumer.process import schema as consumer_schema
 from tests.gazctl.runner import offline
 

@@ -27,8 +27,9 @@ from gazette.cluster.process.cluster_member import CANCEL_S
 from gazette.cluster.process.member import MemberFlags
 from gazette.config.schema import Schema
 from gazette.consumer.settings import ConsumerSettings
-from gazette.gazctl.commands import COMMANDS, schema_of
+from gazette.gazctl.commands import COMMANDS
 from gazette.gazctl.journals.apply import parse_changes
+from gazette.gazctl.settings import schema_of
 from gazette.net.diagnostics import diagnostic_routes
 from gazette.run.new_project import write_project
 from gazette.runconsumer.flags import ConsumerFlags, MemberClientFlags, SpecsApplyFlags

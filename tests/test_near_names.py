@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gazette.gazctl.commands import COMMANDS, schema_of
+from gazette.gazctl.commands import COMMANDS
+from gazette.gazctl.settings import schema_of
 from gazette.runtime.near_names import mistakes, near_name
 
 COMMAND_NAMES = sorted({word for one in COMMANDS for word in one.words})

@@ -11,20 +11,19 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from gazette.blobs import extras, health, metrics
-from gazette.blobs.azure import AzureStore
 from gazette.blobs.blob_store import BlobStore
 from gazette.blobs.file import FileStore
 from gazette.blobs.fsspec import NamedStore
-from gazette.blobs.gs import GsStore
 from gazette.blobs.path_limits import check_path
-from gazette.blobs.s3.store import S3Store
 from gazette.blobs.thread_call import ended
 from gazette.blobs.wrappers import InstrumentedStore, RetryingStore
 from gazette.errors import GazetteError, Invalid, NotAllowed, Unavailable
+from gazette.lazy import import_function
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.ids import JournalName, Revision
 from gazette.runtime.clock import Clock
@@ -46,6 +45,14 @@ _UNUSED_AT_ONCE: Final = 4
 """Greatest number of checks at a time, of stores that are not in use. Checks that hang count."""
 _SIGNED_AT_ONCE: Final = 16
 """Greatest number of URLs that are signed in one step of the event loop: some milliseconds."""
+
+_STORES: Final = {
+    "s3": "gazette.blobs.s3.store:S3Store",
+    "gs": "gazette.blobs.gs:GsStore",
+    "azure": "gazette.blobs.azure:AzureStore",
+    "azure-ad": "gazette.blobs.azure:AzureStore",
+}
+"""Classes of stores by scheme, which are imported when the first store is made."""
 
 StoreConstructor: TypeAlias = Callable[[FragmentStoreUrl], BlobStore]
 """Makes the store of a URL, without a connection to it. Raises ``Invalid`` or ``NotAllowed``."""
@@ -511,6 +518,11 @@ def _instead(url: FragmentStoreUrl) -> FragmentStoreUrl:
     return FragmentStoreUrl("file", "", f"/{url.scheme}/{url.host}{url.path}")
 
 
+def _import_store(target: str, url: FragmentStoreUrl) -> BlobStore:
+    store: BlobStore = import_function(target)(url)
+    return store
+
+
 def default_constructors(settings: BlobSettings) -> dict[str, StoreConstructor]:
     """Return the constructors of stores, by scheme (``fsspec`` for all that begin with ``fsspec+``).
 
@@ -537,11 +549,8 @@ def default_constructors(settings: BlobSettings) -> dict[str, StoreConstructor]:
 
     constructors: dict[str, StoreConstructor] = {
         "file": file,
-        "s3": S3Store,
-        "gs": GsStore,
-        "azure": AzureStore,
-        "azure-ad": AzureStore,
         "fsspec": named,
+        **{scheme: partial(_import_store, target) for scheme, target in _STORES.items()},
     }
     if settings.file_only:
         constructors |= dict.fromkeys(extras.EXTRAS, file_instead)

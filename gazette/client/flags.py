@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gazette.auth import KeyedAuth, NoAuth, Signer, StaticToken
-from gazette.client.client import Client
-from gazette.client.read.fragment_reader import FragmentAccess
-from gazette.client.rpc.channel import TlsSettings
-from gazette.client.shards import ShardClient
 from gazette.config.schema import Schema, duration, setting
-from gazette.runtime.clock import Clock
+
+if TYPE_CHECKING:
+    from gazette.auth import Signer
+    from gazette.client.client import Client
+    from gazette.client.rpc.channel import TlsSettings
+    from gazette.client.shards import ShardClient
+    from gazette.runtime.clock import Clock
+
+# Methods import what they make: a program reads its settings, and may then only print them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +44,14 @@ class ClientFlags:
     )
 
     def tls(self) -> TlsSettings | None:
+        from gazette.client.rpc.channel import TlsSettings
+
         return TlsSettings.of(self.trusted_ca_file, self.cert_file, self.cert_key_file)
 
     def signer(self, clock: Clock) -> Signer:
         """Return the signer of the keys or of the token. Raise ``Invalid`` for malformed keys."""
+        from gazette.auth import KeyedAuth, NoAuth, StaticToken
+
         if self.auth_token:
             return StaticToken(self.auth_token)
         return KeyedAuth.parse(clock, self.auth_keys) if self.auth_keys else NoAuth()
@@ -62,6 +70,9 @@ class BrokerClientFlags(ClientFlags):
 
     def client(self, zone: str, clock: Clock) -> Client:
         """Return a client of the brokers. Call this on the event loop. Raise ``Invalid`` for a wrong flag."""
+        from gazette.client.client import Client
+        from gazette.client.read.fragment_reader import FragmentAccess
+
         return Client(
             self.address,
             zone=zone,
@@ -90,6 +101,8 @@ class ConsumerClientFlags(ClientFlags):
 
     def client(self, zone: str, clock: Clock) -> ShardClient:
         """Return a client of the consumers, on the event loop. Raise ``Invalid`` for a wrong flag."""
+        from gazette.client.shards import ShardClient
+
         return ShardClient(
             self.address,
             zone=zone,

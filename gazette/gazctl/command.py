@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
-
-from gazette.gazctl import flags
+from typing import Final, NamedTuple
 
 BROKER: Final = ("broker", "log")
 BOTH: Final = ("consumer", "broker", "log")
@@ -15,9 +12,10 @@ A selector is like "env in (prod, qa), tier != cache, !legacy". A journal is sel
 "name=a/journal", journals below a path with "name:prefix=a/path/", a shard by its id with "id=…"."""
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One command. ``target`` is ``module:function``.
+class Command(NamedTuple):
+    """One command. ``target`` is ``module:function``, and ``flags`` the name of a class of `gazctl.flags`.
+
+    Names are imported once the command runs: a list of commands needs none of their modules.
 
     The function is a coroutine function of a `Context`. An ``offline`` command calls no server: its function
     is a plain function of a `Context` and this command.
@@ -25,7 +23,7 @@ class Command:
 
     words: tuple[str, ...]
     summary: str
-    flags: type[flags.SharedFlags]
+    flags: str
     target: str
     groups: tuple[str, ...]
     description: str

@@ -1,66 +1,30 @@
-"""The command tree: all commands, and the sections of their configuration file."""
+"""The command tree: all commands, and the texts that list them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from gazette.config.schema import Schema
-from gazette.gazctl import flags
 from gazette.gazctl.command import BOTH, BROKER, SELECTORS, Command
 from gazette.gazctl.journals.commands import JOURNALS
 from gazette.gazctl.shards.commands import SHARDS
-
-GROUPS: Final = {
-    "broker": flags.BrokerFlags,
-    "consumer": flags.ConsumerFlags,
-    "log": flags.LogFlags,
-}
-"""Groups of settings that commands share, by their sections of the configuration file."""
-FILE_STEM: Final = "gazctl"
+from gazette.version import __version__
 
 FAMILIES: Final = {"journals": BROKER, "shards": BOTH}
 """Groups of commands, with the groups of their settings."""
-
-
-def schema_of(command: Command) -> Schema:
-    """Return the settings of a command."""
-    return Schema(
-        f"gazctl {command.name}",
-        {"": command.flags, **{name: GROUPS[name] for name in command.groups}},
-        file_stem=FILE_STEM,
-        arguments=command.arguments,
-        description=f"{command.summary}.\n\n{command.description}",
-        examples=f"examples:\n{command.examples}" if command.examples else "",
-        also_in_file=file_sections(),
-        scopes=[".".join(command.words[:count]) for count in range(1, len(command.words) + 1)],
-    )
-
-
-def shared_schema(scope: str) -> Schema:
-    """Return the settings that the commands of a group share, such as ``journals``."""
-    return Schema(
-        "gazctl print-config",
-        {"": flags.SharedFlags, **GROUPS},
-        file_stem=FILE_STEM,
-        also_in_file=file_sections(),
-        scopes=[scope],
-    )
-
-
-def file_sections() -> dict[str, type]:
-    """Return all sections of a configuration file, by name."""
-    sections: dict[str, type] = {"": flags.SharedFlags, **GROUPS}
-    for family, groups in FAMILIES.items():
-        sections |= {family: flags.SharedFlags}
-        sections |= {f"{family}.{name}": GROUPS[name] for name in groups}
-    return sections | {".".join(command.words): command.flags for command in COMMANDS}
-
+HELP: Final = ("-h", "--help", "help")
+VERSION: Final = ("-V", "--version", "version")
+_GROUP_SUMMARIES: Final = {
+    "journals": "Journals",
+    "shards": "Shards of consumers",
+    "context": "Named addresses",
+}
 
 _MESSAGES: Final = (
     Command(
         ("read",),
         "Write the committed messages of journals as lines of JSON",
-        flags.ReadMessagesFlags,
+        "ReadMessagesFlags",
         "gazette.gazctl.messages:read",
         BROKER,
         f"""\
@@ -86,7 +50,7 @@ backwards, and writes what a read of the whole journal would end with.
     Command(
         ("produce",),
         "Publish lines of JSON as messages",
-        flags.ProduceMessagesFlags,
+        "ProduceMessagesFlags",
         "gazette.gazctl.messages:produce",
         BROKER,
         f"""\
@@ -110,7 +74,7 @@ otherwise as JSON: 7 for a number.
     Command(
         ("members",),
         "List brokers and consumers",
-        flags.MembersFlags,
+        "MembersFlags",
         "gazette.gazctl.members:run",
         BOTH,
         """\
@@ -125,7 +89,7 @@ Consumers are asked only if --consumer.address is given, by a flag, the environm
     Command(
         ("top",),
         "Show journals and shards by rate, lag or age",
-        flags.TopFlags,
+        "TopFlags",
         "gazette.gazctl.top.command:run",
         BOTH,
         f"""\
@@ -151,7 +115,7 @@ _CONTEXTS: Final = (
     Command(
         ("context", "use"),
         "Use the addresses of a context from now on",
-        flags.NoFlags,
+        "NoFlags",
         "gazette.gazctl.context_commands:use",
         (),
         """\
@@ -166,7 +130,7 @@ Contexts are in ~/.config/gazette/contexts.yaml.""",
     Command(
         ("context", "set"),
         "Create a context, or change its addresses",
-        flags.NoFlags,
+        "NoFlags",
         "gazette.gazctl.context_commands:set_addresses",
         ("consumer", "broker"),
         "Remembers --broker.address and --consumer.address under a name. A context holds no credentials.",
@@ -178,7 +142,7 @@ Contexts are in ~/.config/gazette/contexts.yaml.""",
     Command(
         ("context", "list"),
         "List contexts",
-        flags.NoFlags,
+        "NoFlags",
         "gazette.gazctl.context_commands:show",
         (),
         "Marks the context that is used with an asterisk. Runs of `gazette run` have one each.",
@@ -188,7 +152,7 @@ Contexts are in ~/.config/gazette/contexts.yaml.""",
     Command(
         ("context", "delete"),
         "Forget a context",
-        flags.NoFlags,
+        "NoFlags",
         "gazette.gazctl.context_commands:delete",
         (),
         "If it is the one in use, no context is used any more.",
@@ -202,7 +166,7 @@ _OTHERS: Final = (
     Command(
         ("attach-uuids",),
         "Put a message UUID before each line of text",
-        flags.AttachUuidsFlags,
+        "AttachUuidsFlags",
         "gazette.gazctl.attach_uuids:run",
         (),
         """\
@@ -224,7 +188,7 @@ goes into a field of it. A line with another value in that field ends the comman
     Command(
         ("support-bundle",),
         "Collect diagnostics for support",
-        flags.SupportBundleFlags,
+        "SupportBundleFlags",
         "gazette.gazctl.support_bundle:run",
         BOTH,
         """\
@@ -247,7 +211,7 @@ Consumers are asked only if --consumer.address is given.""",
     Command(
         ("print-config",),
         "Print the effective configuration",
-        flags.NoFlags,
+        "NoFlags",
         "gazette.gazctl.print_config:run",
         BOTH,
         "Prints the settings that commands share, as a file that both implementations read. "
@@ -258,7 +222,7 @@ Consumers are asked only if --consumer.address is given.""",
     Command(
         ("completion",),
         "Print a script that completes commands and flags",
-        flags.NoFlags,
+        "NoFlags",
         "gazette.gazctl.completion:run",
         (),
         "For bash, zsh or fish.",
@@ -272,3 +236,39 @@ Consumers are asked only if --consumer.address is given.""",
 )
 
 COMMANDS: Final = (*JOURNALS, *SHARDS, *_MESSAGES, *_CONTEXTS, *_OTHERS)
+
+
+def usage(group: str = "") -> str:
+    """Return the text with all commands, or with those of a group."""
+    if group:
+        rows = [
+            (command.words[1], command.summary) for command in COMMANDS if command.words[0] == group
+        ]
+    else:
+        rows = [
+            (name, f"{summary}: {', '.join(_commands_of(name))}")
+            for name, summary in _GROUP_SUMMARIES.items()
+        ]
+        rows += [(command.name, command.summary) for command in COMMANDS if len(command.words) == 1]
+    width = max(len(name) for name, _ in rows)
+    lines = "\n".join(f"  {name.ljust(width)}  {text}" for name, text in rows)
+    program = f"gazctl {group}".rstrip()
+    return (
+        f"gazctl {__version__}\n\nusage: {program} COMMAND [FLAGS]\n\n{lines}\n\n"
+        f"`{program} COMMAND --help` lists the flags of a command.\n"
+    )
+
+
+def _commands_of(group: str) -> list[str]:
+    return [command.words[1] for command in COMMANDS if command.words[0] == group]
+
+
+def help_text(argv: Sequence[str]) -> str:
+    """Return the version or a list of commands if the words ask for no more than that; else an empty text."""
+    if argv and argv[0] in VERSION:
+        return f"{__version__}\n"
+    if len(argv) == 1 and argv[0] in HELP:
+        return usage()
+    return (
+        usage(argv[0]) if len(argv) == 2 and argv[0] in _GROUP_SUMMARIES and argv[1] in HELP else ""
+    )

@@ -11,8 +11,9 @@ from typing import Final
 from gazette.config.schema import Option
 from gazette.errors import Invalid
 from gazette.gazctl.command import Command
-from gazette.gazctl.commands import COMMANDS, schema_of
+from gazette.gazctl.commands import COMMANDS
 from gazette.gazctl.context import Context
+from gazette.gazctl.settings import schema_of
 
 
 def run(context: Context, _command: Command) -> int:

@@ -8,20 +8,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from gazette.client.client import Client
 from gazette.client.rpc.preflight import require_kind, require_reachable
-from gazette.client.shards import ShardClient
 from gazette.config.schema import Loaded
 from gazette.errors import GazetteError, Invalid, Unavailable
 from gazette.gazctl.flags import BrokerFlags, ConsumerFlags, SharedFlags
-from gazette.gazctl.io.terminal import ProgressLine, Terminal
+from gazette.gazctl.io.progress import ProgressLine
+from gazette.gazctl.io.terminal import Terminal
 from gazette.protocol.label_set import EVERYTHING, LabelSelector
 from gazette.protocol.text.validation import within
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import TaskScope
 from gazette.runtime.timeouts import timeout
+
+if TYPE_CHECKING:
+    from gazette.client.client import Client
+    from gazette.client.shards import ShardClient
 
 F = TypeVar("F", bound=SharedFlags)
 A = TypeVar("A")

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from gazette.errors import Invalid, NotFound
 
 FILE: Final = "contexts.yaml"
@@ -44,6 +42,10 @@ class Contexts:
         if directory is None:
             return cls(None)
         path = directory / FILE
+        if not path.exists():  # Most users have none: they need not wait for this module.
+            return cls(path)
+        import yaml
+
         try:
             value = yaml.safe_load(path.read_text())
         except FileNotFoundError:
@@ -75,6 +77,8 @@ class Contexts:
                 hint="Set HOME to a directory that can be written.",
             )
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        import yaml
+
         text = yaml.safe_dump({"current": self.current, "contexts": self.named}, sort_keys=True)
         handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=f".{FILE}-")
         try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from gazette.gazctl.command import Command
-from gazette.gazctl.commands import FAMILIES, shared_schema
+from gazette.gazctl.commands import FAMILIES
 from gazette.gazctl.context import Context
+from gazette.gazctl.settings import shared_schema
 
 
 def run(context: Context, _command: Command) -> int:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
-
+from gazette.lazy_numpy import numpy as np
 from gazette.message.keys import CanonicalKey
 
 _FNV_OFFSET: Final = 0x811C9DC5
 _FNV_PRIME: Final = 0x01000193
-_PRIME: Final = np.uint32(_FNV_PRIME)
 _NEWLINE: Final = ord("\n")
 _FEW: Final = 16
 """For fewer keys, a loop over the bytes of each is faster."""
@@ -59,7 +57,7 @@ def _of_rows(columns: Any) -> Any:
     hashes = np.full(columns.shape[1], _FNV_OFFSET, np.uint32)
     for column in columns:
         hashes ^= column
-        hashes *= _PRIME
+        hashes *= _FNV_PRIME
     return hashes
 
 
@@ -76,7 +74,7 @@ def _of_lengths(content: bytes, ends: Any) -> Any:
     for position, count in enumerate(counts):
         running = hashes[:count]
         running ^= data[begins[:count] + position]
-        running *= _PRIME
+        running *= _FNV_PRIME
     for index in range(np.searchsorted(-lengths, -common_length, side="left")):
         begin = int(begins[index])
         remaining = content[begin + common_length : begin + int(lengths[index])]

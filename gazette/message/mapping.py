@@ -11,10 +11,9 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
-import numpy as np
-
 from gazette.errors import Invalid, NotFound
 from gazette.labels import CONTENT_TYPE, MESSAGE_KEY, MESSAGE_TIME, MESSAGE_UUID
+from gazette.lazy_numpy import numpy as np
 from gazette.message.key_hash import fnv32a, hash_of_key
 from gazette.message.key_rule import LabelledKeys, one_rule
 from gazette.message.keys import ANY, CanonicalKey, KeyEncoding

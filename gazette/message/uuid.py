@@ -20,13 +20,14 @@ import threading
 from abc import ABC, abstractmethod
 from binascii import unhexlify
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
-import numpy as np
-import numpy.typing as npt
-
 from gazette.errors import Invalid
+from gazette.lazy_numpy import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 ProducerId: TypeAlias = bytes
 """Six bytes, unique to one publisher. A shard has a new one after each promotion."""

@@ -34,7 +34,6 @@ from gazette.consumer.contract.callbacks import require_callbacks
 from gazette.consumer.member import ConsumerMember
 from gazette.errors import GazetteError, Invalid
 from gazette.protocol.text.validation import within
-from gazette.runconsumer import specs
 from gazette.runconsumer.flags import ConsumerFlags
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.near_names import near_name
@@ -118,6 +117,8 @@ def run(
     try:
         require_callbacks(application)
         if command in ("specs", "apply"):
+            from gazette.runconsumer import specs  # A member declares nothing.
+
             return specs.run(application, command, f"{program} {command}", arguments, environ)
         loaded = options.load(arguments, environ)
         if command == "print-config":

@@ -7,25 +7,47 @@ Only the API is imported here: the program chooses exporters.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Final
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
-from opentelemetry import context as contexts
-from opentelemetry import trace
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+if TYPE_CHECKING:
+    from opentelemetry import trace
 
 Metadata = tuple[tuple[str, Any], ...]
 
-_PROPAGATOR: Final = TraceContextTextMapPropagator()
-_INERT: Final = (trace.ProxyTracerProvider, trace.NoOpTracerProvider)
+_API: Final = "opentelemetry.trace"
 _SCOPE: Final = "gazette"
 _NO_SPAN: Final = nullcontext()
 
 
 def active() -> bool:
-    """Return True if the program has set up an SDK. Call the other functions only then."""
-    return not isinstance(trace.get_tracer_provider(), _INERT)
+    """Return True if the program has set up an SDK. Call the other functions only then.
+
+    A program that sets one up has imported the API, or names the SDK in the environment.
+    """
+    if _API not in sys.modules and "OTEL_PYTHON_TRACER_PROVIDER" not in os.environ:
+        return False
+    api = _api()
+    inert = (api.ProxyTracerProvider, api.NoOpTracerProvider)
+    return not isinstance(api.get_tracer_provider(), inert)
+
+
+def _api() -> Any:
+    """Import the API. Few programs trace: the others start sooner without it."""
+    from opentelemetry import trace
+
+    return trace
+
+
+@cache
+def _propagator() -> Any:
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator()
 
 
 def span(name: str, **attributes: str | int) -> AbstractContextManager[None]:
@@ -36,13 +58,15 @@ def span(name: str, **attributes: str | int) -> AbstractContextManager[None]:
 @contextmanager
 def _span(name: str, attributes: Mapping[str, str | int]) -> Iterator[None]:
     prefixed = {f"{_SCOPE}.{key}": value for key, value in attributes.items()}
-    with trace.get_tracer(_SCOPE).start_as_current_span(name, attributes=prefixed):
+    with _api().get_tracer(_SCOPE).start_as_current_span(name, attributes=prefixed):
         yield
 
 
 def annotate(**attributes: str | int) -> None:
     """Add attributes to the present span, if it is recorded."""
-    current = trace.get_current_span()
+    if _API not in sys.modules:
+        return
+    current = _api().get_current_span()
     if current.is_recording():
         for key, value in attributes.items():
             current.set_attribute(f"{_SCOPE}.{key}", value)
@@ -56,11 +80,15 @@ def serving(method: str, metadata: Iterable[tuple[str, Any]] | None) -> Iterator
         for name, value in metadata or ()
         if name in ("traceparent", "tracestate") and isinstance(value, str)
     }
-    with trace.get_tracer(_SCOPE).start_as_current_span(
-        method.lstrip("/"),
-        context=_PROPAGATOR.extract(carrier),
-        kind=trace.SpanKind.SERVER,
-        attributes={"rpc.system": "grpc"},
+    with (
+        _api()
+        .get_tracer(_SCOPE)
+        .start_as_current_span(
+            method.lstrip("/"),
+            context=_propagator().extract(carrier),
+            kind=_api().SpanKind.SERVER,
+            attributes={"rpc.system": "grpc"},
+        )
     ):
         yield
 
@@ -70,11 +98,13 @@ def calling(method: str) -> tuple[trace.Span, Metadata]:
 
     The caller ends the span (``ended``).
     """
-    call_span = trace.get_tracer(_SCOPE).start_span(
-        method.lstrip("/"), kind=trace.SpanKind.CLIENT, attributes={"rpc.system": "grpc"}
+    api = _api()
+    call_span = api.get_tracer(_SCOPE).start_span(
+        method.lstrip("/"), kind=api.SpanKind.CLIENT, attributes={"rpc.system": "grpc"}
     )
     carrier: dict[str, str] = {}
-    _PROPAGATOR.inject(carrier, trace.set_span_in_context(call_span, contexts.get_current()))
+    # Without another context, the span is set in the present one.
+    _propagator().inject(carrier, api.set_span_in_context(call_span))
     return call_span, tuple(carrier.items())
 
 
@@ -82,5 +112,5 @@ def ended(started: trace.Span, code: str) -> None:
     """End the span of a call. ``code`` is the name of the gRPC code with which the call ended."""
     started.set_attribute("rpc.grpc.status_code", code)
     if code not in ("OK", "CANCELLED"):
-        started.set_status(trace.StatusCode.ERROR, code)
+        started.set_status(_api().StatusCode.ERROR, code)
     started.end()

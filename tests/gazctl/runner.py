@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gazette.gazctl.io.terminal import Terminal
-from gazette.gazctl.main import run, run_in_loop
+from gazette.gazctl.main import run
+from gazette.gazctl.perform import run_in_loop
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gazette.gazctl.commands import COMMANDS, schema_of
+from gazette.gazctl.commands import COMMANDS
+from gazette.gazctl.settings import schema_of
 from tests.gazctl.runner import offline
 
 _COMPLETE = """

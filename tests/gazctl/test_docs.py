@@ -8,8 +8,9 @@ import pytest
 
 from gazette.config.schema import Option, options_of
 from gazette.gazctl.command import Command
-from gazette.gazctl.commands import COMMANDS, GROUPS
+from gazette.gazctl.commands import COMMANDS
 from gazette.gazctl.flags import SharedFlags
+from gazette.gazctl.settings import GROUPS, flags_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "gazctl.md"
 
@@ -22,7 +23,7 @@ def default_text(option: Option) -> str:
 def flags_table(command: Command) -> str:
     """Return the flags of a command alone, as the page has them."""
     rows = ["| flag | | default |", "|---|---|---|"]
-    for option in options_of("", command.flags):
+    for option in options_of("", flags_of(command)):
         if option.flag_only:
             names = f"`-{option.short}`, `{option.flag}`" if option.short else f"`{option.flag}`"
             choices = f" ({', '.join(option.choices)})" if option.choices else ""
@@ -56,7 +57,7 @@ def test_every_command_is_on_the_page_with_its_flags(command: Command) -> None:
     about = section(command)
     title = about.splitlines()[0]
     assert title == f"### gazctl {command.name} {command.arguments}".rstrip()
-    if any(option.flag_only for option in options_of("", command.flags)):
+    if any(option.flag_only for option in options_of("", flags_of(command))):
         assert flags_table(command) in about
     else:
         assert "| flag |" not in about

@@ -21,7 +21,7 @@ from gazette.cluster.etcd.client import Etcd
 from gazette.errors import NotYet, Unavailable
 from gazette.gazctl.journals import append as journals_append
 from gazette.gazctl.journals import append_status as append_waits
-from gazette.gazctl.main import run_in_loop
+from gazette.gazctl.perform import run_in_loop
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
 from gazette.message.mapping import Partition, Partitions, modulo_mapping, rendezvous_mapping
 from gazette.protocol.fragment import FragmentStoreUrl

@@ -95,7 +95,7 @@ async def test_lists_are_tables_yaml_json_and_text_of_protocol_buffers(
 async def test_a_watch_lists_again_whenever_a_specification_changes(
     broker: BrokerFixture, gazctl: Runner
 ) -> None:
-    from gazette.gazctl.main import run_in_loop
+    from gazette.gazctl.perform import run_in_loop
 
     await broker.create(journal_spec("a/one"))
     streams = Streams()

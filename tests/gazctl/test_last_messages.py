@@ -11,10 +11,11 @@ from word_count import ngram_pb2
 
 from gazette.client.append.appender import AppendParams
 from gazette.client.read.reader import ReadParams
-from gazette.gazctl.commands import COMMANDS, schema_of
+from gazette.gazctl.commands import COMMANDS
 from gazette.gazctl.context import Context
 from gazette.gazctl.last_messages import MessageJournal, find_last
-from gazette.gazctl.main import run_in_loop
+from gazette.gazctl.perform import run_in_loop
+from gazette.gazctl.settings import schema_of
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
 from gazette.message.envelope_reader import CommittedReader
 from gazette.message.framing.framing import framing_of

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from gazette.gazctl.command import Command
-from gazette.gazctl.commands import COMMANDS, schema_of
+from gazette.gazctl.commands import COMMANDS
+from gazette.gazctl.settings import schema_of
 from gazette.version import __version__
 from tests.gazctl.runner import offline
 

@@ -11,7 +11,7 @@ import pytest
 from word_count import ngram_pb2
 
 from gazette.client.append.appender import AppendParams
-from gazette.gazctl.main import run_in_loop
+from gazette.gazctl.perform import run_in_loop
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
 from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import Partitions, modulo_mapping

@@ -11,7 +11,8 @@ import grpc.aio
 from gazette.client.rpc.errors import rpc_error
 from gazette.errors import Invalid, NotFound, printable
 from gazette.gazctl.io.output import Table
-from gazette.gazctl.io.terminal import ProgressLine, Terminal
+from gazette.gazctl.io.progress import ProgressLine
+from gazette.gazctl.io.terminal import Terminal
 from gazette.runtime.numbers import bytes_text
 from gazette.testing.clock import ManualClock
 

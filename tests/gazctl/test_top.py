@@ -22,8 +22,9 @@ from typing import Any
 from gazette.auth import Capability, Claims, KeyedAuth
 from gazette.client.journals import JournalChange
 from gazette.cluster.etcd.client import Etcd
-from gazette.gazctl.commands import COMMANDS, schema_of
+from gazette.gazctl.commands import COMMANDS
 from gazette.gazctl.context import Context
+from gazette.gazctl.settings import schema_of
 from gazette.gazctl.top.rows import TopRow, in_order
 from gazette.gazctl.top.sampler import Sampler
 from gazette.protocol.label_set import EVERYTHING

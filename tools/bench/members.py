@@ -21,7 +21,7 @@ from gazette.run.dev.word_count import (
 )
 from gazette.runtime.tasks import TaskScope
 from tools.bench.cluster import Bench
-from tools.bench.processes import by_method, cpu_seconds, exported, total
+from tools.bench.processes import by_method, cpu_seconds, exported, resident_bytes, total
 from tools.bench.report import Figure, value_at_most
 
 PARTITIONS: Final = 2
@@ -192,6 +192,7 @@ async def idle(bench: Bench) -> list[Figure]:
         before = await _Sample.take(bench, pids)
         await bench.clock.sleep(seconds)
         after = await _Sample.take(bench, pids)
+        largest = max(resident_bytes(member.process.pid) for member in count.members)
     spent = after.at - before.at
     cpu = {name: 100 * (after.cpu_s[name] - before.cpu_s[name]) / spent for name in pids}
     calls = {
@@ -204,6 +205,13 @@ async def idle(bench: Bench) -> list[Figure]:
     target = value_at_most(1, "%")
     return [
         Figure("idle", "CPU of the busiest member", "%", (max(cpu.values()),), None, target, note),
+        Figure(
+            "idle",
+            "memory of the largest member",
+            "MB",
+            (largest / 1e6,),
+            target=value_at_most(60, "MB"),
+        ),
         Figure("idle", "CPU of all members, of one core", "%", (sum(cpu.values()),)),
         Figure(
             "idle",

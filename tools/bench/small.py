@@ -311,7 +311,7 @@ async def many(bench: Bench) -> list[Figure]:
                     taken = await _start_again(bench, side, at_rest=rests)
                     start.setdefault(side.name, []).append(taken)
     figures = []
-    count, soon = f"{len(specs)} journals", value_at_most(0.8, "s")
+    count, soon = f"{len(specs)} journals", value_at_most(0.25, "s")
     for title, unit, values, target in (
         (f"CPU of an idle broker, {count}", "%", cpu, value_at_most(0.3, "%")),
         (f"start of a broker, {count}", "s", at_rest, soon),

@@ -90,19 +90,28 @@ class Etcd:
 
     @classmethod
     async def connect(
-        cls, settings: EtcdSettings, clock: Clock, *, transport: Transport | None = None
+        cls,
+        settings: EtcdSettings,
+        clock: Clock,
+        *,
+        transport: Transport | None = None,
+        answer_s: float = math.inf,
     ) -> Self:
         """Connect, and return once a member that has a leader answered.
 
-        Raise ``Unavailable``, which names the endpoints, if none answers within ``request_timeout_s``.
+        Raise ``Unavailable``, which names the endpoints, if none answers within ``request_timeout_s``, or
+        within ``answer_s`` if that is less.
         Raise ``NotAllowed`` if etcd does not accept the user and password. Cancellation: nothing is left.
         """
-        client = cls(Connection(settings, clock, transport))
+        first_s = min(answer_s, settings.request_timeout_s)
+        first = dataclasses.replace(settings, request_timeout_s=first_s)
+        client = cls(connection := Connection(first, clock, transport))
         try:
             await client.status()
         except BaseException:
             await client.close()
             raise
+        connection.settings = settings
         return client
 
     async def close(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import Final
 
 from gazette.cluster.etcd.client import Etcd, EtcdSettings
@@ -25,13 +24,10 @@ async def connect_with_retry(
     If both are started together, etcd may be ready later. Raise ``Invalid`` and ``NotAllowed`` at once:
     waiting does not cure these. Cancellation: nothing is left.
     """
-    probe = replace(settings, request_timeout_s=min(_ATTEMPT_S, settings.request_timeout_s))
     began = clock.monotonic()
     while True:
         try:
-            async with await Etcd.connect(probe, clock, transport=transport):
-                pass
-            return await Etcd.connect(settings, clock, transport=transport)
+            return await Etcd.connect(settings, clock, transport=transport, answer_s=_ATTEMPT_S)
         except Unavailable as error:
             log.warning(
                 "etcd at %(endpoint)s cannot be reached for %(seconds).0f s now, trying again: %(error)s",

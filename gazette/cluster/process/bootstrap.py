@@ -72,6 +72,7 @@ def run_member(
         debug_port = loaded.group(DebugFlags).port
         return asyncio.run(_supervise(group, flags, debug_port, argv, environ, workers))
     warn_of_few_files(file_limit, limit, f"--{group}.limit")
+    gc.freeze()  # Modules stay: the first collection need not visit them while callers wait.
     return asyncio.run(serve())
 
 

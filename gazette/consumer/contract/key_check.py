@@ -8,9 +8,8 @@ from itertools import compress, groupby
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias
 
-import numpy as np
-
 from gazette.errors import GazetteError, Invalid
+from gazette.lazy_numpy import numpy as np
 from gazette.message.envelope import Envelope
 from gazette.message.key_hash import fnv32a_of_all
 from gazette.message.keys import ANY, TEXT, CanonicalKey, KeyEncoding

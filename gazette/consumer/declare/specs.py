@@ -15,10 +15,8 @@ from gazette.errors import Invalid
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec
-from gazette.protocol.journal_tree import JournalNode
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ShardSpec
-from gazette.protocol.shard_list import ShardList
 from gazette.protocol.text import duration
 from gazette.protocol.text.validation import within
 
@@ -139,11 +137,15 @@ def journals_yaml(declaration: Declaration, settings: SpecSettings) -> str:
         *log_specs(declaration, settings),
         *dead_letter_specs(declaration, settings),
     ]
+    from gazette.protocol.journal_tree import JournalNode  # Members need no YAML.
+
     return JournalNode.of((spec, 0) for spec in specs).to_yaml()
 
 
 def shards_yaml(declaration: Declaration, settings: SpecSettings) -> str:
     """Return the YAML for ``gazctl shards apply``: new shards."""
+    from gazette.protocol.shard_list import ShardList
+
     return ShardList.of((spec, 0) for spec in shard_specs(declaration, settings)).to_yaml()
 
 

@@ -7,17 +7,15 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import rich.box
-from google.protobuf import json_format, text_format
-from google.protobuf.message import Message
-from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from gazette.errors import printable
 from gazette.gazctl.io.terminal import Terminal
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+# Each form of output imports its library when it is written: a plain table needs none.
 
 NONE = "<none>"
 """Text of an empty cell."""
@@ -55,7 +53,12 @@ class Table:
         return text.getvalue()
 
     def _rich(self) -> str:
-        table = RichTable(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+        from rich.box import SIMPLE_HEAD
+        from rich.console import Console
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(box=SIMPLE_HEAD, pad_edge=False)
         for header in self.headers:
             justify: Any = "right" if header in self.numbers else "left"
             table.add_column(Text(header), justify=justify, overflow="fold")
@@ -69,7 +72,9 @@ class Table:
 
 def proto_json(message: Message, *, one_line: bool = False) -> str:
     """Return JSON with the field names of the ``.proto`` file, including zero fields."""
-    value = json_format.MessageToDict(
+    from google.protobuf.json_format import MessageToDict
+
+    value = MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
     return json_text(value, one_line=one_line)
@@ -83,5 +88,7 @@ def json_text(value: Any, *, one_line: bool = False) -> str:
 
 def proto_text(message: Message) -> str:
     """Return the text form of a protocol buffer."""
-    text: str = text_format.MessageToString(message, as_utf8=True)
+    from google.protobuf.text_format import MessageToString
+
+    text: str = MessageToString(message, as_utf8=True)
     return text

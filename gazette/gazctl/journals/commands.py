@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from gazette.gazctl import flags
 from gazette.gazctl.command import BROKER, SELECTORS, Command
 
 JOURNALS: Final = (
     Command(
         ("journals", "list"),
         "List journals and their specifications",
-        flags.JournalsListFlags,
+        "JournalsListFlags",
         "gazette.gazctl.journals.list:run",
         BROKER,
         f"""\
@@ -30,7 +29,7 @@ listed revisions. JSON output is one document; with --watch it is one document o
     Command(
         ("journals", "create"),
         "Create journals by name",
-        flags.JournalsCreateFlags,
+        "JournalsCreateFlags",
         "gazette.gazctl.journals.create:run",
         BROKER,
         """\
@@ -49,7 +48,7 @@ With --dry-run the output is input of `journals apply`. More than 128 journals t
     Command(
         ("journals", "apply"),
         "Create, change and delete journals",
-        flags.JournalsApplyFlags,
+        "JournalsApplyFlags",
         "gazette.gazctl.journals.apply:apply",
         BROKER,
         """\
@@ -69,7 +68,7 @@ the journal stays: without it, the offset at which the journal resumes would be 
     Command(
         ("journals", "edit"),
         "Edit specifications of journals",
-        flags.EditFlags,
+        "EditFlags",
         "gazette.gazctl.journals.apply:edit",
         BROKER,
         f"""\
@@ -85,7 +84,7 @@ cannot be applied is kept in a file, and its name is printed.
     Command(
         ("journals", "read"),
         "Read the content of journals",
-        flags.ReadFlags,
+        "ReadFlags",
         "gazette.gazctl.journals.read:run",
         BROKER,
         f"""\
@@ -112,7 +111,7 @@ Persisted fragments are read from their store if this process can open its URLs;
     Command(
         ("journals", "tail"),
         "Show the last lines of a journal, and those that follow",
-        flags.TailFlags,
+        "TailFlags",
         "gazette.gazctl.journals.tail:run",
         BROKER,
         """\
@@ -130,7 +129,7 @@ journal's end for the begin of the lines.""",
     Command(
         ("journals", "append"),
         "Append to journals",
-        flags.AppendFlags,
+        "AppendFlags",
         "gazette.gazctl.journals.append:run",
         BROKER,
         f"""\
@@ -154,7 +153,7 @@ A broker that fails during an append may leave the content twice. Put UUIDs on m
     Command(
         ("journals", "fragments"),
         "List the fragments of journals",
-        flags.FragmentsFlags,
+        "FragmentsFlags",
         "gazette.gazctl.journals.fragments:run",
         BROKER,
         f"""\
@@ -171,7 +170,7 @@ fragments without other credentials. Fully suspended journals have no fragments.
     Command(
         ("journals", "usage"),
         "Sum up the bytes that journals take in their stores",
-        flags.JournalsUsageFlags,
+        "JournalsUsageFlags",
         "gazette.gazctl.journals.usage:run",
         BROKER,
         f"""\
@@ -194,7 +193,7 @@ listed.
     Command(
         ("journals", "prune"),
         "Remove fragments that are older than the retention of their journal",
-        flags.JournalsPruneFlags,
+        "JournalsPruneFlags",
         "gazette.gazctl.journals.prune:run",
         BROKER,
         f"""\
@@ -214,7 +213,7 @@ removed too.
     Command(
         ("journals", "reset-head"),
         "Resume appends to journals that lost all brokers",
-        flags.ResetHeadFlags,
+        "ResetHeadFlags",
         "gazette.gazctl.journals.head:reset",
         BROKER,
         f"""\
@@ -230,7 +229,7 @@ it, and why. Suspended journals stay suspended.
     Command(
         ("journals", "decide-fragments"),
         "Say whose the unexplained fragments of journals are",
-        flags.DecideFragmentsFlags,
+        "DecideFragmentsFlags",
         "gazette.gazctl.journals.decide:run",
         BROKER,
         f"""\
@@ -253,7 +252,7 @@ replaces. Without either, the command reports what is undecided, and the exit co
     Command(
         ("journals", "suspend"),
         "Suspend idle journals",
-        flags.SuspendFlags,
+        "SuspendFlags",
         "gazette.gazctl.journals.head:suspend",
         BROKER,
         f"""\
@@ -269,7 +268,7 @@ interval (24 hours if it has none). --force persists its fragments and suspends 
     Command(
         ("journals", "store-health"),
         "Check a fragment store, as brokers see it",
-        flags.StoreHealthFlags,
+        "StoreHealthFlags",
         "gazette.gazctl.journals.health:run",
         BROKER,
         """\

@@ -13,7 +13,7 @@ from gazette.client.client import Client
 from gazette.errors import GazetteError, Invalid, NotAllowed
 from gazette.gazctl.context import CALLS_MAX, Context, each
 from gazette.gazctl.flags import BrokerFlags
-from gazette.gazctl.io.terminal import ProgressLine
+from gazette.gazctl.io.progress import ProgressLine
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.fragment_owner import FragmentOwner
 from gazette.protocol.journal import JournalSpec

@@ -12,7 +12,6 @@ from gazette.gazctl.context import Context, each, parse_selector
 from gazette.gazctl.flags import JournalsListFlags
 from gazette.gazctl.io.output import NONE, Table, proto_json, proto_text
 from gazette.protocol.journal import SuspendLevel
-from gazette.protocol.journal_tree import JournalNode
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.pb import broker_pb2
 
@@ -83,6 +82,8 @@ def render(context: Context, listed: JournalList, flags: JournalsListFlags) -> s
 
 def journals_yaml(journals: tuple[ListedJournal, ...]) -> str:
     """Return the tree that ``journals apply`` reads."""
+    from gazette.protocol.journal_tree import JournalNode  # Only this form needs YAML.
+
     return JournalNode.of((journal.spec, journal.mod_revision) for journal in journals).to_yaml()
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from gazette.gazctl import flags
 from gazette.gazctl.command import BOTH, SELECTORS, Command
 
 SHARDS: Final = (
     Command(
         ("shards", "list"),
         "List shards, their status and their specifications",
-        flags.ShardsListFlags,
+        "ShardsListFlags",
         "gazette.gazctl.shards.list:run",
         BOTH,
         f"""\
@@ -27,7 +26,7 @@ The status of a shard is the most advanced of its replicas. Errors of FAILED rep
     Command(
         ("shards", "apply"),
         "Create, change and delete shards",
-        flags.ShardsApplyFlags,
+        "ShardsApplyFlags",
         "gazette.gazctl.shards.apply:apply",
         BOTH,
         """\
@@ -46,7 +45,7 @@ Either all changes are made, in one transaction of etcd, or none; see --max-txn-
     Command(
         ("shards", "edit"),
         "Edit specifications of shards",
-        flags.ShardsEditFlags,
+        "ShardsEditFlags",
         "gazette.gazctl.shards.apply:edit",
         BOTH,
         f"""\
@@ -58,7 +57,7 @@ Works like `journals edit`, with the checks of `shards apply`.
     Command(
         ("shards", "hints"),
         "Show the hints of shards, and what a recovery by them reads",
-        flags.ShardsHintsFlags,
+        "ShardsHintsFlags",
         "gazette.gazctl.shards.hints:run",
         BOTH,
         f"""\
@@ -78,7 +77,7 @@ The exit code is 1 if hints of a shard, or the end of a log, cannot be read. The
     Command(
         ("shards", "prune"),
         "Remove fragments of recovery logs that no shard needs",
-        flags.ShardsPruneFlags,
+        "ShardsPruneFlags",
         "gazette.gazctl.shards.prune:run",
         BOTH,
         f"""\
@@ -103,7 +102,7 @@ them was forked.
     Command(
         ("shards", "recover"),
         "Recover the files of a shard into a directory",
-        flags.RecoverFlags,
+        "RecoverFlags",
         "gazette.gazctl.shards.recover:run",
         BOTH,
         """\
@@ -129,7 +128,7 @@ no file and needs no cluster.""",
     Command(
         ("shards", "query"),
         "Query the SQLite state of a shard by SQL",
-        flags.ShardsQueryFlags,
+        "ShardsQueryFlags",
         "gazette.gazctl.shards.query:run",
         BOTH,
         """\
@@ -151,7 +150,7 @@ Only states of SQLite stores have SQL. For other stores, the error says what to 
     Command(
         ("shards", "unassign"),
         "Take shards from their members, for reassignment",
-        flags.UnassignFlags,
+        "UnassignFlags",
         "gazette.gazctl.shards.unassign:run",
         BOTH,
         f"""\
@@ -166,7 +165,7 @@ one of them takes over. With --failed only FAILED replicas are removed: that res
     Command(
         ("shards", "restart-source"),
         "Let shards read a source that was deleted and created again",
-        flags.RestartSourceFlags,
+        "RestartSourceFlags",
         "gazette.gazctl.shards.restart_source:run",
         BOTH,
         f"""\
@@ -185,7 +184,7 @@ the stored fragments of the former journal were kept, and are the content of the
     Command(
         ("shards", "backfill"),
         "Build the state of shards from history",
-        flags.ShardsBackfillFlags,
+        "ShardsBackfillFlags",
         "gazette.gazctl.shards.backfill:run",
         BOTH,
         f"""\

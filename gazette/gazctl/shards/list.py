@@ -16,7 +16,6 @@ from gazette.protocol.ids import split_journal_meta
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.shard import ReplicaCode, ReplicaStatus
-from gazette.protocol.shard_list import ShardList as ShardSpecs
 from gazette.runtime.numbers import bytes_text
 
 UNKNOWN = "?"
@@ -87,6 +86,8 @@ async def get_shard(context: Context, consumer: ShardClient, shard_id: str) -> L
 
 def shards_yaml(shards: Sequence[ListedShard]) -> str:
     """Return the list that ``shards apply`` reads."""
+    from gazette.protocol.shard_list import ShardList as ShardSpecs  # Only this form needs YAML.
+
     return ShardSpecs.of((shard.spec, shard.mod_revision) for shard in shards).to_yaml()
 
 

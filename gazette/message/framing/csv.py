@@ -16,10 +16,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
-import numpy as np
-
 from gazette.errors import Invalid, InvalidValue
 from gazette.labels import CONTENT_CSV
+from gazette.lazy_numpy import numpy as np
 from gazette.message.codec import CODEC_ERRORS, AckEncoder, BytesCodec, MessageCodec
 from gazette.message.framing.frames import FRAME_BYTES_MAX, Frames, Framing, MalformedMessage
 from gazette.message.uuid import TextForm, parse_text, uuid_text

@@ -10,10 +10,9 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-import numpy as np
-
 from gazette.errors import Invalid
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
+from gazette.lazy_numpy import numpy as np
 from gazette.message.codec import CODEC_ERRORS, json_codec, protobuf_codec
 from gazette.message.framing.csv import CSVFraming, csv_codec
 from gazette.message.framing.frames import (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Final
-
-from google.protobuf import duration_pb2
+from typing import TYPE_CHECKING, Final
 
 from gazette.errors import Invalid
+
+if TYPE_CHECKING:
+    from google.protobuf import duration_pb2
 
 NANOSECOND: Final = 1
 MICROSECOND: Final = 1_000
@@ -84,6 +85,10 @@ def format_go_duration(ns: int) -> str:
 
 def to_pb(ns: int) -> duration_pb2.Duration:
     """Return the wire form, in which seconds and nanoseconds have the same sign."""
+    from google.protobuf import (
+        duration_pb2,  # Settings of programs have durations, and no messages.
+    )
+
     seconds, nanos = divmod(abs(ns), SECOND)
     return duration_pb2.Duration(
         seconds=seconds if ns >= 0 else -seconds, nanos=nanos if ns >= 0 else -nanos

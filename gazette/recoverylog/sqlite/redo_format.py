@@ -17,9 +17,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from gazette.errors import Corrupt, TooLarge
+from gazette.lazy_numpy import numpy as np
 
 _HEADER: Final = struct.Struct("<8sIIQI")  # magic, page size, index, end of the predecessor, crc
 _MAGIC: Final = b"GZREDO01"

@@ -17,6 +17,7 @@ from gazette.runtime.supervisor import PARENT_ENV
 from gazette.runtime.timeouts import timeout
 
 LOG_TAIL_BYTES: Final = 2_000
+_READY_EVERY_S: Final = 0.02
 
 
 class ChildProcess:
@@ -136,7 +137,7 @@ async def await_ready(
                 f"{process.name} did not become ready within {timeout_s:.0f} s:\n{process.log_tail()}",
                 hint=f"Its whole log is in {process.log_path}.",
             )
-        await clock.sleep(0.05)
+        await clock.sleep(_READY_EVERY_S)
 
 
 def _is_ready(host: str, port: int) -> bool:

@@ -1,0 +1,22 @@
+"""NumPy, for ``from gazette.lazy_numpy import numpy as np``: it is imported when a name of it is used.
+
+It takes 11 MB and a tenth of a member's start. An idle member decodes and maps nothing, and does not need it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as numpy
+else:
+
+    class _Numpy:
+        def __getattr__(self, name: str) -> Any:
+            import numpy
+
+            value = getattr(numpy, name)
+            setattr(self, name, value)  # The next use costs no more than that of a module.
+            return value
+
+    numpy = _Numpy()
