@@ -29,5 +29,11 @@ def test_importing_the_package_imports_nothing_else() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    names = ["gazette.errors", "gazette.lazy", "gazette.message", "gazette.message.uuid"]
+    names = [
+        "gazette.errors",
+        "gazette.lazy",
+        "gazette.lazy_numpy",
+        "gazette.message",
+        "gazette.message.uuid",
+    ]
     assert done.stdout.strip() == str(names)
