@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
@@ -35,8 +36,14 @@ class _Forks:
     count = 0
 
 
+_bound_objects: Final[weakref.WeakSet[LoopBound]] = weakref.WeakSet()
+
+
 def _count() -> None:
     _Forks.count += 1
+    for bound in _bound_objects:
+        # The child may run the same loop. So its quick comparison must fail.
+        bound.loop = _UNBOUND
 
 
 os.register_at_fork(after_in_child=_count)
@@ -104,13 +111,14 @@ class ClosedByOwner(MadeBeforeFork):
 class LoopBound(ClosedByOwner):
     """Mark of an object that works on one event loop. The first use binds the object."""
 
-    __slots__ = ("loop",)
+    __slots__ = ("__weakref__", "loop")
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
         self.loop: Any = _UNBOUND
-        """The loop of the object. Frequent code calls `require` only if `running_loop` returns another one:
-        no loop of the parent runs in a forked child."""
+        """The loop of the object; no loop in a forked child. Frequent code calls `require` only if
+        `running_loop` returns another one."""
+        _bound_objects.add(self)
 
     def require(self) -> None:
         """Bind the object to the running loop, if there is one.

@@ -21,7 +21,7 @@ from gazette.broker.replication.peer_stream import OUTBOX_BYTES_MAX
 from gazette.broker.replication.pipeline import Pipeline, open_pipeline
 from gazette.broker.settings import BrokerSettings
 from gazette.client.rpc.channel import Channels
-from gazette.errors import Broken, Unavailable
+from gazette.errors import Broken, Bug, Unavailable
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.local_file import LocalDisk, LocalFragment
 from gazette.fragment.spool_file import Spool
@@ -40,6 +40,7 @@ from gazette.protocol.route import EtcdHeader, Header, Route
 from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import BlockingPool, TaskScope
+from gazette.runtime.timeouts import timeout
 from gazette.testing.broker import journal_spec
 from tests.broker.test_append_api import until
 from tests.facts import raises
@@ -122,6 +123,8 @@ class Bench:
         self.peers: list[ScriptedPeer] = []
         self.commits: list[LocalFragment] = []
         self.completed: list[CompletedSpool] = []
+        self.defect = False
+        """True if ``agree`` raises an error that is not expected."""
         self.agreed: list[int] = []
         """Ends that all peers have acknowledged, as the pipelines reported."""
         clock = SystemClock()
@@ -178,6 +181,8 @@ class Bench:
         )
 
     def _agree(self, end: int, registers: LabelSet) -> None:
+        if self.defect:
+            raise KeyError("defect")
         assert registers == self.spool.registers
         self.agreed.append(end)
 
@@ -663,6 +668,48 @@ async def test_small_commits_are_answered_in_order_when_the_last_peer_has_answer
     assert refusals == [refusals[0]] * 2
     assert "unexpected PROPOSAL_MISMATCH" in refusals[0]
     assert bench.agreed == [0, 1, 2]
+
+
+async def test_a_small_commit_is_answered_behind_a_turn_that_ends_late(bench: Bench) -> None:
+    """Its answer has arrived by then: the end of the turn before it is all that it waits for."""
+    peer = await bench.peer("one")
+    pipeline = await bench.in_step()
+    answered: list[str] = []
+    pipeline.commit_now(b"1", EMPTY_LABELS)
+    pipeline.when_answered(lambda _: answered.append("small"))
+    await bench.append(pipeline, b"22")
+    turn = pipeline.take_turn()
+
+    async def gather() -> None:
+        async with turn:
+            await pipeline.gather_acks()
+            for _ in range(50):  # Meanwhile the last answer arrives.
+                await bench.context.clock.sleep(0)
+            answered.append("long")
+
+    async with TaskScope("gather") as scope:
+        scope.spawn(gather(), name="long")
+        await until(lambda: pipeline.is_idle(0.0))
+        pipeline.commit_now(b"3", EMPTY_LABELS)
+        pipeline.when_answered(lambda _: answered.append("last"))
+        peer.answer(OK, OK, OK)
+        async with timeout(5.0):
+            await until(lambda: len(answered) == 3)
+    assert answered == ["small", "long", "last"]
+
+
+async def test_a_defect_of_an_acknowledgement_fails_its_append(bench: Bench) -> None:
+    """It does not reach the connection, which other journals use, too."""
+    peer = await bench.peer("one")
+    pipeline = await bench.in_step()
+    answered: list[Any] = []
+    bench.defect = True
+    pipeline.commit_now(b"1", EMPTY_LABELS)
+    pipeline.when_answered(answered.append)
+    peer.answer(OK)
+    await until(lambda: bool(answered))
+    assert isinstance(answered[0], Bug)
+    assert "defect" in str(answered[0])
 
 
 async def test_a_peer_that_does_not_answer_a_small_commit_is_cut_off(hasty: Bench) -> None:

@@ -154,7 +154,31 @@ def service_and_client():
     loop.close()
 
 
-{"publisher": publisher, "loops": loops_and_pools, "service": service_and_client}[sys.argv[2]]()
+def same_loop():
+    # The child runs the event loop that its parent has used before, with the parent's connections.
+    loop = asyncio.new_event_loop()
+    client, params = loop.run_until_complete(opened()), AppendParams(JOURNAL)
+
+    def appends(word):
+        loop.run_until_complete(client.append(params, b'{"word":"%s"}\\n' % word))
+
+    appends(b"before")
+    in_child(lambda: refused(appends, b"child"))
+    appends(b"after")
+    loop.run_until_complete(client.close())
+    loop.close()
+
+
+async def opened():
+    return Client(address)
+
+
+{
+    "publisher": publisher,
+    "loops": loops_and_pools,
+    "service": service_and_client,
+    "same loop": same_loop,
+}[sys.argv[2]]()
 """
 
 
@@ -171,6 +195,7 @@ async def broker(etcd: Etcd, tmp_path: Path) -> AsyncIterator[BrokerFixture]:
         ("publisher", ["first", "second", "third"]),
         ("loops", []),
         ("service", ["appended"] * 3),
+        ("same loop", ["before", "after"]),
     ],
 )
 async def test_a_forked_process_gets_an_error_and_its_parent_goes_on(

@@ -251,15 +251,15 @@ def steady_in_any_state() -> None:
     _replace(steady, "_is_steady", lambda context, at, replica, pipeline, spool: at.takes_content)
 
 
-def answered_by_one_peer() -> None:
-    """Acknowledge small appends once the first peer has answered, whatever the others answer."""
+def answers_not_awaited() -> None:
+    """Acknowledge small appends as soon as they were sent, before any peer has answered."""
 
     def take_acks(self: Pipeline) -> bool:
-        others, self._peers = self._peers, self._peers[:1]
+        peers, self._peers = self._peers, ()
         try:
             return before(self)
         finally:
-            self._peers = others
+            self._peers = peers
 
     before = Pipeline._take_acks
     _replace(Pipeline, "_take_acks", take_acks)
@@ -402,7 +402,7 @@ PLANTS: Final[dict[str, Plant]] = {
         unknown_session_admitted,
         group_answered_ok,
         steady_in_any_state,
-        answered_by_one_peer,
+        answers_not_awaited,
         any_proposal_taken,
         journal_refused_for_its_store,
         closing_too_early,

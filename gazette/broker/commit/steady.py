@@ -19,7 +19,7 @@ from gazette.broker.append.line import GROUP_BYTES, Line, SmallAppend
 from gazette.broker.append.rules import check_terms, registers_after
 from gazette.broker.append.sessions import ADMITTED
 from gazette.broker.replication.pipeline import Pipeline
-from gazette.errors import Broken, GazetteError, TooLarge
+from gazette.errors import Broken, Bug, GazetteError, TooLarge
 from gazette.fragment.spool import proposal_of
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import Offset
@@ -99,6 +99,8 @@ class AppendGroup:
                 self._fail(answered)
             else:
                 self._committed(answered)
+            if isinstance(answered, Bug):
+                scope.fail(answered)
         except Exception as bug:  # noqa: BLE001 - it ends the broker, as that of a task does
             scope.fail(bug)
 

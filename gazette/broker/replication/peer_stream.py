@@ -83,6 +83,8 @@ class _Answers:
             return
         loop = asyncio.get_running_loop()
         left_s = self._progressed_at + self.timeout_s - loop.time()
+        if self.arrived:  # Another peer is late with the same answer.
+            left_s = self.timeout_s
         if left_s > 0:
             self._timer = loop.call_later(left_s, self._look)
         else:

@@ -488,10 +488,11 @@ class Pipeline:
 
         ``gather_now`` calls ``on_answered`` when all peers have answered, with the registers at the end of
         that commit. If the commit may not be acknowledged, ``on_answered`` gets the reason instead: a peer
-        that refused or failed, a broken pipeline, or a lease that may not hold. Then the pipeline is broken.
+        that refused or failed, a broken pipeline, a lease that may not hold, or a ``Bug``. Then the pipeline
+        is broken.
         """
         turn = self.take_turn()
-        if not self._unanswered and not turn.has_come:
+        if not turn.has_come:
             turn.when_come(self.gather_now)
         self._unanswered.append((turn, on_answered))
         for peer in self._peers:
@@ -511,6 +512,9 @@ class Pipeline:
                         return
                 except GazetteError as error:
                     failure = error
+                except Exception as error:  # noqa: BLE001 - given to `on_answered`
+                    failure = Bug(f"an append could not be acknowledged: {error!r}")
+                    failure.__cause__ = error
                 _, on_answered = self._unanswered.popleft()
                 registers = self.gathering_registers
                 turn.leave(failure)
