@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gazette.consumer.service import ConsumerService
     from gazette.consumer.timers.timer import EventTime, TimeDomain, Timer, TimerTable
     from gazette.errors import GazetteError
+    from gazette.history.shard_tables.application import TableApplication
     from gazette.history.tables import read_batches, read_table
     from gazette.message.envelope import Envelope
     from gazette.message.framing.frames import MalformedMessage
@@ -78,6 +79,7 @@ _HOMES = {
     "Source": "gazette.consumer.declare.source",
     "StateView": "gazette.consumer.application",
     "Store": "gazette.consumer.application",
+    "TableApplication": "gazette.history.shard_tables.application",
     "TimeDomain": "gazette.consumer.timers.timer",
     "Timer": "gazette.consumer.timers.timer",
     "TimerTable": "gazette.consumer.timers.timer",
@@ -124,6 +126,7 @@ __all__ = [
     "Source",
     "StateView",
     "Store",
+    "TableApplication",
     "TimeDomain",
     "Timer",
     "TimerTable",

@@ -40,6 +40,7 @@ from gazette.protocol.shard import ShardSpec
 from gazette.runtime.tasks import OpFuture
 
 if TYPE_CHECKING:
+    from gazette.consumer.contract.array_pass import ArrayPass
     from gazette.consumer.inbox import Feed
     from gazette.consumer.service import ConsumerService
     from gazette.message.envelope import Envelope
@@ -271,6 +272,9 @@ class Application(ABC, Generic[StoreT]):
     deliver_acks: bool = False
     """True to deliver transaction acknowledgements of producers as messages."""
 
+    batch_callback: ClassVar[str] = "consume_messages"
+    """Name of the callback that gets batches, for errors. `gazette.TableApplication` has another one."""
+
     event_time: ClassVar[EventTime | None] = None
     """Rules that derive the watermark from messages. None: there are no timers of event time."""
 
@@ -336,6 +340,13 @@ class Application(ABC, Generic[StoreT]):
         Called once per promotion. Default: the policy of the shard's labels, see `PoisonPolicy.of_labels`.
         """
         return PoisonPolicy.of_labels(shard.spec.labels)
+
+    def array_pass(self, shard: Shard) -> ArrayPass | None:
+        """Return how the shard decodes and sequences messages in arrays. Default: None, one by one.
+
+        `gazette.TableApplication` overrides this.
+        """
+        return None
 
     @abstractmethod
     def new_store(self, shard: Shard, recorder: Recorder | None) -> StoreT:

@@ -197,19 +197,29 @@ class Inbox:
             if self.stopped:
                 raise Closed("the shard has stopped")
             self._woken = False
-            if not self._events:
+            return self._take() if self._events else None
+
+    def get_next(self, chunk: Chunk) -> Chunk | None:
+        """Return the chunk that continues ``chunk``, if it is the next event. Do not wait."""
+        with self._changed:
+            event = self._events[0] if self._events else None
+            if not isinstance(event, Chunk) or event.journal != chunk.journal:
                 return None
-            event = self._events.popleft()
-            if not isinstance(event, Call):  # `inputs` counts all events but calls.
-                self.inputs -= 1
-            if isinstance(event, Messages):
-                self._messages -= len(event.batch)
-                self._changed.notify_all()
-            if isinstance(event, Chunk):
-                self._bytes -= len(event.data)
-                if not self._room.is_set() and self._bytes * 2 <= self._bytes_max:
-                    self._loop.call_soon_threadsafe(self._room.set)
+            self._take()
             return event
+
+    def _take(self) -> Event:
+        event = self._events.popleft()
+        if not isinstance(event, Call):  # `inputs` counts all events but calls.
+            self.inputs -= 1
+        if isinstance(event, Messages):
+            self._messages -= len(event.batch)
+            self._changed.notify_all()
+        if isinstance(event, Chunk):
+            self._bytes -= len(event.data)
+            if not self._room.is_set() and self._bytes * 2 <= self._bytes_max:
+                self._loop.call_soon_threadsafe(self._room.set)
+        return event
 
 
 class Feed:

@@ -59,7 +59,7 @@ def split_batch(columns: Columns, run: Run) -> BatchSplit:
     if run.since and not counts.all():
         for producer, offset in since_of(run).items():
             counts |= (columns.uuids.producers == np.uint64(producer)) & (columns.begins >= offset)
-    return BatchSplit(tuple(_segments(columns, np.flatnonzero(counts & clocked))), unclocked)
+    return BatchSplit(tuple(segments_of(columns, np.flatnonzero(counts & clocked))), unclocked)
 
 
 def since_of(run: Run) -> dict[int, Offset]:
@@ -67,8 +67,8 @@ def since_of(run: Run) -> dict[int, Offset]:
     return {int.from_bytes(producer, "big"): offset for producer, offset in run.since.items()}
 
 
-def _segments(columns: Columns, rows: Array64) -> Iterator[Segment]:
-    """Yield the segments of ``rows``: those of each producer in order, producer by producer."""
+def segments_of(columns: Columns, rows: Array64) -> Iterator[Segment]:
+    """Yield the segments of messages with clocks: those of each producer in order, producer by producer."""
     if not len(rows):
         return
     is_whole_batch = len(rows) == len(columns)

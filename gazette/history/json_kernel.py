@@ -5,7 +5,8 @@ canonical UUID, and values that fit their fields. It cuts out values that it doe
 Arrow casts. It declines other lines, for example a UUID in braces, a duplicate key, a value of another
 type, or invalid JSON. The caller reads a declined line by the specification: `Framing` and `JsonRow`. So
 `scan` may decline any line. But for a line that it accepts, its result equals that of the specification. It
-accepts numbers that JSON does not have, such as NaN, since some columns of floats have many of them.
+accepts numbers that JSON does not have, such as NaN, since some columns of floats have many of them. It marks
+such lines as `LENIENT`, and lines with another value for a text: a declared type may refuse these.
 
 Numba compiles the code at its first call, which takes half a minute. It caches the machine code, per
 processor, beside this file or in the user's cache directory. If neither is writable, each process compiles
@@ -49,6 +50,11 @@ STRUCT: Final = 9
 """Kind of a field: an object. Its fields are nodes too."""
 LIST: Final = 10
 """Kind of a field: a list. Its item is a node too."""
+
+DECLINED: Final = 1
+"""Mark of a line that the caller must read by the specification."""
+LENIENT: Final = 2
+"""Mark of a line that was read, but that a decoder of declared types may read differently or refuse."""
 
 _NUMBERED: Final = (INTEGER, BOOLEAN, DECIMAL, INSTANT, LOCAL, DATE)
 _TEXTUAL: Final = (TEXT, NUMBER, VALUE)
@@ -847,7 +853,7 @@ def _scan_lines(
         row = counts[0]
         begins[row] = at
         declined[row] = clocks[row] = producers[row] = flags[row] = 0
-        has_uuid = is_lenient = False
+        has_uuid = is_lenient = is_loose = False
         at = _blanks(buffer, at)
         if _byte(buffer, at) != _OPEN:
             return False
@@ -1015,6 +1021,7 @@ def _scan_lines(
                         if at < 0:
                             at = _lenient_end(buffer, begin)
                             is_lenient = True
+                        is_loose |= kind == TEXT
                         copied = True
                     elif kind == BOOLEAN:
                         at = _word_end(buffer, at)
@@ -1048,6 +1055,7 @@ def _scan_lines(
                             # In quotes, only NaN and infinities are numbers.
                             at = _literal_end(buffer, begin)
                             is_lenient |= not quoted
+                            is_loose |= quoted
                         if at < 0 or (quoted and _byte(buffer, at) != _QUOTE):
                             return False
                         negative = _byte(buffer, begin) == _MINUS
@@ -1067,9 +1075,11 @@ def _scan_lines(
                             numbers[number_row, slot] = units
                         else:
                             # Skip the sign of -0: an integer zero has no sign.
-                            begin += (
+                            is_zero = (
                                 negative and at - begin == 2 and _byte(buffer, begin + 1) == _ZERO
                             )
+                            begin += is_zero
+                            is_loose |= is_zero
                             copied = True
                     if at < 0:
                         return False
@@ -1119,6 +1129,8 @@ def _scan_lines(
         if _byte(buffer, at) != _NEWLINE or (is_lenient and flags[row] == _ACK_TXN):
             counts[0] = row
             return False
+        if is_lenient or is_loose:
+            declined[row] = LENIENT
         at += 1
     return True
 

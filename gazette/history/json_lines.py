@@ -102,6 +102,8 @@ class FoundFields(NamedTuple):
     """Positions of declined lines, which have no fields here."""
     kept: npt.NDArray[np.bool_] | None = None
     """The lines that are messages, if some are skipped as malformed."""
+    lenient: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+    """Positions of lines that a decoder of declared types may read differently: see `json_kernel`."""
 
 
 class Scanned(NamedTuple):
@@ -213,7 +215,8 @@ class LineScanner:
             ),
             FoundFields(
                 tuple(columns[number] for number in range(1, len(self._fields) + 1)),
-                np.flatnonzero(lines.declined[:rows]),
+                np.flatnonzero(lines.declined[:rows] == self._kernel.DECLINED),
+                lenient=np.flatnonzero(lines.declined[:rows] == self._kernel.LENIENT),
             ),
         )
 

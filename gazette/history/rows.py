@@ -78,7 +78,7 @@ class _Parsed(NamedTuple):
     corrupt: pa.Array | None = None
 
 
-_ROW_ERRORS: Final = (
+ROW_ERRORS: Final = (
     ValueError,
     TypeError,
     ArithmeticError,
@@ -193,7 +193,7 @@ class RowMaker:
                 message_type = self._run.shape.message_type()
                 row = protobuf_row(message_type, self.fields)
                 return lambda batch, wanted: self._parse_each(
-                    batch, wanted, lambda frame: row(_message(message_type, frame)), _strict
+                    batch, wanted, lambda frame: row(_message(message_type, frame)), strict_array
                 )
 
     def _payload(self, batch: Batch, row: int) -> bytes:
@@ -278,20 +278,20 @@ class RowMaker:
                 convert([row.get(field.name) for row in dicts], field.type) for field in self.fields
             ]
             return _Parsed(np.array(rows), arrays)
-        except _ROW_ERRORS:
+        except ROW_ERRORS:
             pass  # At least one message does not fit: below, read each message separately.
 
         def read(frame: bytes) -> tuple[list[pa.Array], list[str]]:
             try:
                 values = decode(frame)
-            except _ROW_ERRORS as error:
+            except ROW_ERRORS as error:
                 return [pa.nulls(1, field.type) for field in self.fields], [_reason(error)]
             misfits: list[str] = []
             parts: list[pa.Array] = []
             for field in self.fields:
                 try:
                     parts.append(convert([values.get(field.name)], field.type))
-                except _ROW_ERRORS as error:
+                except ROW_ERRORS as error:
                     misfits.append(f"{field.name}: {_reason(error)} (expected {field.type})")
                     parts.append(pa.nulls(1, field.type))
             return parts, misfits
@@ -339,7 +339,7 @@ def _reason(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _strict(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def strict_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Return values of protobuf as an array. Convert texts to times, dates and decimals where needed."""
     if _needs_cast(kind) and any(isinstance(value, str) for value in values):
         return pa.array(values, pa.string()).cast(kind)

@@ -253,22 +253,27 @@ class EnvelopeDecoder(Generic[M]):
         buffer = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts = [buffer]
         try:
-            frames = self.framing.decode(buffer, self.begin)
+            batch, consumed, stopped = self._decode_buffer(buffer)
         except MalformedMessage as error:
             raise error.of(self.journal) from error.__cause__
-        if not frames.messages:
+        if not batch:
             self._ready = False
             if self._size > self.framing.frame_bytes_max:
                 raise self._malformed("message is too long", buffer)
             return []
-        self._drop(frames.consumed)
-        self._ready = frames.stopped  # A malformed frame is next: raise its error at the next call.
+        self._drop(consumed)
+        self._ready = stopped  # A malformed frame is next: raise its error at the next call.
+        return batch
+
+    def _decode_buffer(self, buffer: bytes) -> tuple[list[Envelope[M]], int, bool]:
+        """Return the messages of a buffer, their bytes, and True if a malformed frame is next."""
+        frames = self.framing.decode(buffer, self.begin)
         batch = build_envelopes(
             self.journal, frames.begins, frames.ends, frames.messages, frames.uuids, self._times
         )
         if batch.has_foreign:
             warn_of_foreign_uuids(self.journal)
-        return batch
+        return batch, frames.consumed, frames.stopped
 
     def skip(self, error: MalformedMessage) -> None:
         """Continue behind a malformed message that `decode` raised."""

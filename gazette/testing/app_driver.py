@@ -427,6 +427,8 @@ class AppDriver(Generic[StoreT]):
     def _open(self, appends: MemoryAppends, thread: ShardThread, loop: LoopThread | None) -> _Life:
         """Play the log back, open the store on the shard's thread, and begin to run transactions there."""
         shard, inbox = _DrivenShard(self.application, self.spec), SteppedInbox()
+        if (array_pass := self.application.array_pass(shard)) is not None:
+            array_pass.prepare()
         recorder: Recorder | None = None
         if self._log:
             log = JournalLog(appends)
@@ -485,8 +487,13 @@ class AppDriver(Generic[StoreT]):
     def _decoder(self, journal: str, offset: int) -> EnvelopeDecoder[Any]:
         spec = self._journal_spec(journal)
         message_type = self.application.message_type_of(spec)
-        times = times_of(self.application, spec, self.clock)
-        return EnvelopeDecoder(journal, self._framing(journal, message_type), offset, times)
+        framing = self._framing(journal, message_type)
+        shard = _DrivenShard(self.application, self.spec)
+        if (array_pass := self.application.array_pass(shard)) is not None:
+            return array_pass.new_decoder(journal, framing, offset)
+        return EnvelopeDecoder(
+            journal, framing, offset, times_of(self.application, spec, self.clock)
+        )
 
     def _framing(self, journal: str, message_type: Any) -> Framing[Any]:
         place = self.application.uuid_place_of(self._journal_spec(journal))

@@ -27,7 +27,6 @@ from gazette.errors import (
 )
 from gazette.protocol.codecs.codec import new_compressor
 from gazette.protocol.fragment import Codec, Fragment
-from gazette.runtime.tasks import TaskScope
 from tests.facts import raises
 
 CONTENT = b"".join(b"line %d of the journal\n" % i for i in range(100_000))
@@ -259,12 +258,13 @@ async def test_files_outside_the_root_and_offsets_outside_the_fragment_are_refus
             await access.open(fragment, url, offset)
 
 
-def put_pipe(root: Path, fragment: Fragment) -> tuple[Path, str]:
-    """Put a fragment whose content comes once it is written to the returned path."""
+def put_pipe(root: Path, fragment: Fragment) -> tuple[int, str]:
+    """Put a fragment whose content is written to the returned descriptor, and ends when that is closed."""
     path = root / "store" / fragment.content_path()
     path.parent.mkdir(parents=True)
     os.mkfifo(path)
-    return path, f"file:///store/{fragment.content_path()}"
+    # For both directions: no end waits for the other, or breaks when the other is closed.
+    return os.open(path, os.O_RDWR), f"file:///store/{fragment.content_path()}"
 
 
 @pytest.mark.parametrize("is_client_closed", [False, True])
@@ -276,17 +276,19 @@ async def test_a_read_that_waits_for_a_thread_is_closed_and_not_cancelled(
     stream = await access.open(fragment, put_file(tmp_path, fragment, CONTENT[:1000]), 1000)
     late = replace(fragment, journal="late/journal")
     pipe, url = put_pipe(tmp_path, late)
-    with raises(Closed):
-        async with TaskScope("test") as scope:
-            busy = scope.spawn(access.open(late, url, 1000), name="the only thread")
-            await asyncio.wait({busy}, timeout=0)
-            assert await stream.next() == CONTENT[:1000]
-            reading = scope.spawn(stream.next(), name="read")
-            await asyncio.wait({reading}, timeout=0)
-            access.close() if is_client_closed else stream.close()
-            await asyncio.wait({reading})
+    late_stream = await access.open(late, url, 1000)  # From now on it takes the only thread.
+    assert await stream.next() == CONTENT[:1000]
+
+    async def close() -> None:
+        access.close() if is_client_closed else stream.close()
+
+    ended, _ = await asyncio.gather(stream.next(), close(), return_exceptions=True)
+    assert isinstance(ended, Closed)
+    os.close(pipe)
+    with pytest.raises(GazetteError):
+        await late_stream.next()
     stream.close()
-    pipe.open("wb").close()  # The thread ends.
+    late_stream.close()
 
 
 async def test_a_read_that_is_closed_while_a_thread_decodes_gives_no_bytes(
@@ -294,14 +296,12 @@ async def test_a_read_that_is_closed_while_a_thread_decodes_gives_no_bytes(
 ) -> None:
     fragment = fragment_of(CONTENT[:1000], Codec.NONE)
     pipe, url = put_pipe(tmp_path, fragment)
-    with raises(Closed):
-        async with TaskScope("test") as scope:
-            opening = scope.spawn(access.open(fragment, url, 1000), name="open")
-            await asyncio.wait({opening}, timeout=0)
-            with pipe.open("wb") as file:
-                stream = await opening
-                reading = scope.spawn(stream.next(), name="read")
-                await asyncio.wait({reading}, timeout=0)
-                stream.close()
-                file.write(CONTENT[:1000])
-            await asyncio.wait({reading})
+    stream = await access.open(fragment, url, 1000)
+
+    async def close() -> None:
+        stream.close()
+        os.write(pipe, CONTENT[:1000])
+        os.close(pipe)
+
+    ended, _ = await asyncio.gather(stream.next(), close(), return_exceptions=True)
+    assert isinstance(ended, Closed)

@@ -11,7 +11,11 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Final
 
+import pyarrow as pa
+
 from gazette.consumer.application import Application, Shard
+from gazette.consumer.contract.array_pass import ArrayPass
+from gazette.history.shard_tables.application import TableApplication
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.envelope import Envelope
 from gazette.message.mapping import Partition
@@ -29,6 +33,8 @@ SCHEMA: Final = (
 UPSERT: Final = "INSERT INTO counts VALUES (?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n"
 MESSAGE_BYTES: Final = 100
 WORDS: Final = 5_000
+TABLES_MAX: Final = 64
+"""Tables of a transaction that are kept before they are folded."""
 
 
 class BenchMessage(Message):
@@ -56,6 +62,7 @@ def message_of(index: int) -> BenchMessage:
 class Mode(enum.StrEnum):
     FOLD = "fold"
     FOLD_BATCH = "fold-batch"
+    FOLD_TABLE = "fold-table"
     UPSERT = "upsert"
     UPSERT_BATCH = "upsert-batch"
     ECHO = "echo"
@@ -66,6 +73,13 @@ _UPSERT: Final = Mode.UPSERT
 _ECHO: Final = Mode.ECHO
 
 
+def counts_of(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return the sum of the counts of each word, sorted by words."""
+    words = pa.concat_tables(tables).group_by("word", use_threads=False)
+    sums = words.aggregate([("count", "sum")]).rename_columns(["word", "count"])
+    return sums.sort_by("word")
+
+
 class BenchStore(SQLiteStore):
     """Counts of words. Those of the running transaction are gathered before they are written."""
 
@@ -73,6 +87,8 @@ class BenchStore(SQLiteStore):
         super().__init__(recorder, SCHEMA)
         self.mode = mode
         self.gathered: Counter[str] = Counter()
+        self.tables: list[pa.Table] = []
+        """Tables of the running transaction, and their counts."""
 
 
 def out_of(source: JournalName) -> JournalName:
@@ -89,15 +105,26 @@ def _to_out_of(source: JournalName) -> Callable[[BenchMessage], Partition]:
     return lambda _message: partition
 
 
-class BenchApplication(Application[BenchStore]):
+class BenchApplication(TableApplication[BenchStore]):
     """Application that folds words in memory, upserts each one, or publishes its messages, by a
-    label of the shard.
+    label of the shard. Only shards that fold tables get tables.
     """
 
     message_type = BenchMessage
 
     def new_store(self, shard: Shard, recorder: Recorder | None) -> BenchStore:
         return BenchStore(recorder, Mode(shard.spec.labels.value_of(MODE) or Mode.FOLD))
+
+    def array_pass(self, shard: Shard) -> ArrayPass | None:
+        is_folded = shard.spec.labels.value_of(MODE) == Mode.FOLD_TABLE
+        return super().array_pass(shard) if is_folded else None
+
+    def consume_table(
+        self, shard: Shard, store: BenchStore, table: pa.RecordBatch, publisher: Publisher
+    ) -> None:
+        store.tables.append(pa.Table.from_batches([table.select(["word", "count"])]))
+        if len(store.tables) == TABLES_MAX:
+            store.tables = [counts_of(store.tables)]
 
     def consume_messages(
         self,
@@ -115,8 +142,10 @@ class BenchApplication(Application[BenchStore]):
             case Mode.UPSERT_BATCH:
                 messages = [envelope.message for envelope in batch]
                 store.executemany(UPSERT, [(one.word, one.count) for one in messages])
-            case _:
+            case Mode.FOLD_TABLE:
                 super().consume_messages(shard, store, batch, publisher)
+            case _:
+                Application.consume_messages(self, shard, store, batch, publisher)
 
     def consume_message(
         self,
@@ -135,6 +164,10 @@ class BenchApplication(Application[BenchStore]):
             store.gathered[message.word] += message.count
 
     def finalize_transaction(self, shard: Shard, store: BenchStore, publisher: Any) -> None:
+        if store.tables:
+            word, count = counts_of(store.tables).columns
+            store.executemany(UPSERT, list(zip(word.to_pylist(), count.to_pylist(), strict=True)))
+            store.tables = []
         if store.gathered:
             store.executemany(UPSERT, sorted(store.gathered.items()))
             store.gathered.clear()

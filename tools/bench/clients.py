@@ -225,6 +225,7 @@ async def _catching_up(bench: Bench, program: Path | None) -> list[Row]:
     """Consume a journal with one shard. The original counts in memory, and its store is a JSON file."""
     ways = {
         Mode.FOLD: Row("catch up, word count folded", ratio_at_least(2.0)),
+        Mode.FOLD_TABLE: Row("catch up, tables folded", ratio_at_least(2.0)),
         Mode.UPSERT: Row("catch up, an SQL upsert each", ratio_at_least(1.2)),
         Mode.UPSERT_BATCH: Row("the same, with consume_messages", ratio_at_least(1.2)),
     }

@@ -247,6 +247,7 @@ async def consume(bench: Bench) -> list[Figure]:
     ways = (
         (Mode.FOLD, spooled, "consume JSON, word count folded", 1.0, 300_000.0),
         (Mode.FOLD_BATCH, spooled, "the same, with consume_messages", 1.0, 300_000.0),
+        (Mode.FOLD_TABLE, spooled, "the same, with consume_table", 1.0, 300_000.0),
         (Mode.FOLD, stored, "the same, from zstandard fragments", 1.0, 300_000.0),
         (Mode.UPSERT, spooled, "consume JSON, an SQL upsert each", 0.4, 100_000.0),
     )

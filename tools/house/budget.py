@@ -42,19 +42,19 @@ VAGUE: Final = frozenset({"found", "held", "kind", "made", "one", "ones"})
 VAGUE_NAMES: Final = 219
 """Greatest number of variables and parameters with such a name."""
 ROOMS: Final[dict[str, int]] = {
-    "(root)": 933,
+    "(root)": 936,
     "backfill/": 42,
     "blobs/": 3129,
     "broker/": 11067,
     "client/": 5225,
     "cluster/": 6012,
     "config/": 753,
-    "consumer/": 12509,
+    "consumer/": 12630,
     "fragment/": 3577,
     "gazctl/": 9486,
-    "history/": 16095,
+    "history/": 17414,
     "http2/": 3126,
-    "message/": 8857,
+    "message/": 8863,
     "net/": 4181,
     "protocol/": 6567,
     "recoverylog/": 5372,
@@ -62,8 +62,8 @@ ROOMS: Final[dict[str, int]] = {
     "runconsumer/": 607,
     "runtime/": 2821,
     "spark/": 49,
-    "stores/": 7629,
-    "testing/": 2839,
+    "stores/": 7790,
+    "testing/": 2846,
     "windows/": 1255,
 }
 """Most lines of each room: code, docstrings, comments and blank lines, without generated code."""

@@ -26,6 +26,7 @@ APPLICATION: Final = (
     "new_view",
     "consume_message",
     "consume_messages",
+    "consume_table",
     "on_timer",
     "begin_transaction",
     "finalize_transaction",
@@ -71,7 +72,12 @@ def application_failed(callback: str, error: BaseException, **facts: Any) -> App
 
 
 def require_callbacks(application: Any) -> None:
-    """Raise ``Invalid`` if a callback of an application is a function of the wrong kind."""
+    """Raise ``Invalid`` for a callback of the wrong kind, and for one that nothing would call."""
+    if hasattr(application, "consume_table") and not hasattr(application, "table_meta"):
+        raise Invalid(
+            f"{type(application).__name__} defines consume_table, which nothing would call",
+            hint="Derive it from gazette.TableApplication.",
+        )
     for name in APPLICATION:
         _require(application, name)
     for name in _GENERATORS:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress, groupby
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias
 
+from gazette.consumer.contract.array_pass import MessageRows
 from gazette.errors import GazetteError, Invalid
 from gazette.lazy_numpy import numpy as np
 from gazette.message.envelope import Envelope
@@ -67,19 +68,37 @@ class KeyCheck:
     def misplaced(self, batch: Sequence[Envelope[Any]]) -> list[int]:
         """Return the positions of messages that belong to other partitions, or that have no valid key."""
         try:
+            if self._owns_all(batch):
+                return []
             values = list(map(self._value, batch))
             # Most keys were seen before: then one set operation is enough for the whole batch.
             if self._own.issuperset(values):
                 return []
             is_own = self._are_own(values)
-            if len(self._own) > _OWN_MAX:
-                self._own.clear()
-            self._own.update(compress(values, is_own))
+            self._remember(compress(values, is_own))
         except (AttributeError, TypeError, UnicodeEncodeError):
             # Acknowledgements have no key, and some values cannot be in a set.
             return self._misplaced_singly(batch)
         positions: list[int] = np.flatnonzero(~is_own).tolist()
         return positions
+
+    def _owns_all(self, batch: Sequence[Envelope[Any]]) -> bool:
+        """Return True if columns show that the keys of all messages belong to the partition."""
+        if not self.place.attribute or not isinstance(batch, MessageRows):
+            return False
+        values = batch.distinct(self.place.attribute)
+        if values is None:
+            return False
+        unknown = list({*values} - self._own)
+        if unknown and not self._are_own(unknown).all():
+            return False
+        self._remember(unknown)
+        return True
+
+    def _remember(self, own: Iterable[Any]) -> None:
+        if len(self._own) > _OWN_MAX:
+            self._own.clear()
+        self._own.update(own)
 
     def _are_own(self, values: list[Any]) -> Any:
         """Return an array of bool: True for each value whose key belongs to the partition."""

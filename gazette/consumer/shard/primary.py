@@ -153,6 +153,8 @@ class Primary:
                 write_head=recovered.write_head,
                 wait=self.thread.wait,
             )
+        if (array_pass := application.array_pass(shard)) is not None:
+            array_pass.prepare()
         with application_code("new_store", self.running_callback):
             store = application.new_store(shard, self._recorder)
         self.store = checked_store(store)
@@ -181,6 +183,8 @@ class Primary:
         content_type = spec.labels.value_of(CONTENT_TYPE) or ""
         place = self._context.application.uuid_place_of(spec)
         framing = framing_of(content_type, message_type, place=place)
+        if (array_pass := self._context.application.array_pass(self._shard)) is not None:
+            return array_pass.new_decoder(journal, framing, offset)
         times = times_of(self._context.application, spec, self._context.clock)
         return EnvelopeDecoder(journal, framing, offset, times)
 

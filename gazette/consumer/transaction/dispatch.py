@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from gazette.consumer.application import Application, DeferToNextTransaction
+from gazette.consumer.contract.array_pass import MessageRows
 from gazette.consumer.contract.callbacks import ApplicationFailed, application_failed, require_none
 from gazette.consumer.contract.error_cause import ErrorCause, cause_of, passes_through
 from gazette.consumer.inbox import Inbox
@@ -110,15 +111,16 @@ class Dispatcher:
         `GazetteError` as it is, for an error of the application.
         """
         delivered = batch
-        if not self._application.deliver_acks:
+        if not self._application.deliver_acks and not isinstance(batch, MessageRows):
             delivered = [envelope for envelope in batch if envelope.flags != ACK_TXN]
             if not delivered:
                 return
         is_usual = batch[0].journal in self._unchecked or self._needs_no_check(batch[0].journal)
         consumed, due = (self._deliver_usual if is_usual else self._deliver_own)(delivered)
         if consumed < len(delivered):
-            # `batch` may hold acknowledgements that were not delivered: count them too.
-            position = next(i for i, each in enumerate(batch) if each is delivered[consumed])
+            position = consumed
+            if delivered is not batch:  # Count the acknowledgements that were not delivered, too.
+                position = next(i for i, each in enumerate(batch) if each is delivered[consumed])
             raise TimersDue(position) if due else Deferred(position)
 
     def _needs_no_check(self, journal: JournalName) -> bool:
@@ -337,26 +339,31 @@ class Dispatcher:
             if poison is None or not self._is_poison(error):
                 if passes_through(error):
                     raise
-                raise self._failed("consume_messages", error, batch) from error
+                callback = self._application.batch_callback
+                raise self._failed(callback, error, batch) from error
             if len(batch) == 1:
                 poison.skip_message(batch[0], error)
                 return 1
         else:
             return len(batch)
-        for position in range(len(batch)):  # Find the message that is to blame.
-            if not self._deliver_batch(batch[position : position + 1]):
-                return position  # The message was deferred.
+        # Find the message that is to blame: one by one, or by halves of a table.
+        step = len(batch) // 2 if isinstance(batch, MessageRows) else 1
+        for position in range(0, len(batch), step):
+            part = batch[position : position + step]
+            if (consumed := self._deliver_batch(part)) < len(part):
+                return position + consumed  # The next message was deferred.
         return len(batch)
 
     def _attempt(self, batch: Sequence[Envelope[Any]]) -> None:
         """Have the application consume a batch. If it raises, undo the batch's effects."""
-        self._callbacks.running_callback.enter("consume_messages", batch)
+        callback = self._application.batch_callback
+        self._callbacks.running_callback.enter(callback, batch)
         try:
             with self._undoing(deferred=True):
                 result: object = self._application.consume_messages(  # type: ignore[func-returns-value]
                     self._callbacks.shard, self._store, batch, self._publisher
                 )
-                require_none("consume_messages", result, **_place(batch))
+                require_none(callback, result, **_place(batch))
         finally:
             self._callbacks.running_callback.leave()
 

@@ -162,6 +162,8 @@ class Transactor:
         self._brings_messages = isinstance(callbacks.application, MessageProducer)
         self._backlog = _Backlog()
         self._limit = 1
+        self._chunk_bytes = 0
+        """Bytes of a source that are decoded together, if they wait. 0: one chunk."""
         self._fire_limit = 1
         self._begun = False
         """True from ``begin_transaction`` to ``finished_transaction``."""
@@ -222,7 +224,10 @@ class Transactor:
         self._input_ended = False
         spec = self._shard.spec
         self._lives = checkpoint.lives
-        self._sequencer = Sequencer(checkpoint.sources, spec.ring_buffer_size or 8192)
+        array_pass = self._callbacks.application.array_pass(self._shard)
+        self._chunk_bytes = 0 if array_pass is None else array_pass.chunk_bytes
+        new_sequencer = Sequencer if array_pass is None else array_pass.new_sequencer
+        self._sequencer = new_sequencer(checkpoint.sources, spec.ring_buffer_size or 8192)
         self._prior = PriorTransaction(
             checkpoint=checkpoint,
             read_through={name: source.read_through for name, source in checkpoint.sources.items()},
@@ -365,14 +370,8 @@ class Transactor:
     def _handle(self, event: Event, transaction: Transaction) -> None:
         # Input is taken only while the backlog is empty, so that neither case below drops messages of it.
         match event:
-            case Chunk(journal=journal, data=data, offset=offset):
-                decoder = self._decoders[journal]
-                if offset != decoder.end:
-                    raise Bug(
-                        "chunk is not the next", journal=journal, offset=offset, at=decoder.end
-                    )
-                decoder.feed(data)
-                self._backlog.decoder = decoder
+            case Chunk():
+                self._feed(event)
                 self._queue(transaction)
             case Jump(journal=journal, offset=offset):
                 self._jump(transaction, journal, offset)
@@ -386,6 +385,24 @@ class Transactor:
                 raise wrap_error(f"source {journal} cannot be read", error)
             case Call(fn=fn, future=future):
                 _perform(fn, future)
+
+    def _feed(self, chunk: Chunk) -> None:
+        """Feed a chunk to the decoder of its source. For an array pass, add chunks behind it that wait."""
+        decoder = self._decoders[chunk.journal]
+        self._backlog.decoder = decoder
+        size, next_chunk = 0, self._inbox.get_next
+        event: Chunk | None = chunk
+        while event is not None:
+            if event.offset != decoder.end:
+                raise Bug(
+                    "chunk is not the next",
+                    journal=event.journal,
+                    offset=event.offset,
+                    at=decoder.end,
+                )
+            decoder.feed(event.data)
+            size += len(event.data)
+            event = next_chunk(event) if size < self._chunk_bytes else None
 
     def _queue(self, transaction: Transaction) -> None:
         """Sequence decoded messages until some have committed."""

@@ -45,8 +45,9 @@ class PartialSequence:
         """Clock up to which messages were seen. Not part of checkpoints."""
         self.begin = begin
         """Offset of the first message beyond ``min_clock``. None without such a message."""
-        self.kept: deque[Envelope[Any]] = deque()
-        """The producer's latest messages, from ``begin`` on unless the ring has dropped some."""
+        self.kept: deque[Any] = deque()
+        """The producer's latest messages, from ``begin`` on unless the ring has dropped some: envelopes, or
+        rows of an array pass."""
         self.numbers: deque[int] = deque()
         """Ring number of each kept message."""
 

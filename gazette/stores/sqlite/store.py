@@ -25,6 +25,7 @@ from gazette.recoverylog.log.recorder import Recorder
 from gazette.runtime.tasks import OpFuture
 from gazette.stores.bound_values import KEPT, REFUSALS
 from gazette.stores.double_buffer import DoubleBuffer
+from gazette.stores.sqlite.arrow_tables import shown
 from gazette.stores.sqlite.bindings import Bindings, ManyBindings, checked, require_storable
 from gazette.stores.sqlite.buffered_cursor import BufferedCursor
 from gazette.stores.sqlite.connections import (
@@ -335,6 +336,31 @@ class SQLiteStore(Store):
             return BufferedCursor.of(connection.executemany(sql, checked_rows.bound))
         except REFUSALS:
             checked_rows.require_storable()
+            raise
+        except EndsTransaction as error:
+            raise error.as_written(sql) from None
+        except OF_THE_DISK as error:
+            raise of_the_disk("run a statement", self._directory, error) from error
+
+    def execute_tables(
+        self, sql: str, bindings: Bindings = (), **tables: Any
+    ) -> list[tuple[Any, ...]]:
+        """Run SQL that reads tables of Arrow by their names, in the running transaction. Return its rows.
+
+        A table is a table or batch of ``pyarrow``, or a frame of Polars. A timestamp is an integer of
+        microseconds, and a date is a text. SQLite calls Python for each value: aggregate large tables before.
+        Errors are those of `execute`, ``Invalid`` for the name of a table of the database, and
+        ``InvalidValue`` for NaN, lists, structs, and decimals with digits behind the point.
+        """
+        connection = self.connection
+        if not connection.in_transaction:
+            self._begin()
+        bindings = checked(bindings, sql, connection)
+        try:
+            with shown(connection, tables):
+                return connection.execute(sql, bindings, can_cache=False).fetchall()
+        except REFUSALS:
+            require_storable(bindings, sql, connection)
             raise
         except EndsTransaction as error:
             raise error.as_written(sql) from None
