@@ -52,7 +52,7 @@ ROOMS: Final[dict[str, int]] = {
     "consumer/": 12630,
     "fragment/": 3577,
     "gazctl/": 9486,
-    "history/": 17414,
+    "history/": 17406,
     "http2/": 3126,
     "message/": 8863,
     "net/": 4181,
