@@ -62,7 +62,7 @@ async def test_what_one_page_publishes_the_other_reads(broker: BrokerFixture) ->
     imports += "from gazette.stores.sqlite import SQLiteStore\n"
     check = "print(Orders.orders.uuid, Order(uuid='mine').uuid)"
     assert await printed(broker, f"{imports}{declared}\n{check}") == "_meta.uuid mine\n"
-    table, _ = blocks("tables.md", "python")
+    table, *_ = blocks("tables.md", "python")
     shown = await printed(broker, table)
     assert re.findall(r'"(\w+)"', shown.partition("word:")[2]) == [
         *("to", "be", "or", "not"),
@@ -71,7 +71,7 @@ async def test_what_one_page_publishes_the_other_reads(broker: BrokerFixture) ->
 
 
 async def test_orders_are_read_in_batches_and_by_other_libraries(broker: BrokerFixture) -> None:
-    _, batches = blocks("tables.md", "python")
+    _, batches, *_ = blocks("tables.md", "python")
     assert await printed(broker, f"{batches}\nprint(total)") == "10\n"
     await printed(broker, blocks("publishing.md", "python")[0])
     expected = {"pandas": "2", "polars": "be", "duckdb": "customer"}
