@@ -48,8 +48,7 @@ class LeaseGuard:
 
     def check(self) -> None:
         """Raise ``Unavailable`` unless the lease is known to hold at this moment."""
-        lease = self._lease
-        if lease is not None and lease.remaining_s > 0:
+        if self.holds:
             return
         late_s = 0.0 if self._lease is None else -self._lease.remaining_s
         raise Unavailable(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gazette.auth import NoAuth
 from gazette.broker.replica_context import Pools, ReplicaContext
-from gazette.broker.replication.peer_stream import OUTBOX_BYTES_MAX
+from gazette.broker.replication.peer_stream import OUTBOX_BYTES_MAX, PeerStream
 from gazette.broker.replication.pipeline import Pipeline, open_pipeline
 from gazette.broker.settings import BrokerSettings
 from gazette.client.rpc.channel import Channels
@@ -45,6 +45,7 @@ from gazette.testing.broker import journal_spec
 from tests.broker.test_append_api import until
 from tests.facts import raises
 from tests.support.fixed_cluster import FixedCluster
+from tests.support.loop_time import LoopTime, turns
 
 JOURNAL = "a/journal"
 ETCD = EtcdHeader(11, 22, 33, 44)
@@ -683,8 +684,7 @@ async def test_a_small_commit_is_answered_behind_a_turn_that_ends_late(bench: Be
     async def gather() -> None:
         async with turn:
             await pipeline.gather_acks()
-            for _ in range(50):  # Meanwhile the last answer arrives.
-                await bench.context.clock.sleep(0)
+            await until(lambda: pipeline._peers[0].answer is not None)  # The last one has arrived.
             answered.append("long")
 
     async with TaskScope("gather") as scope:
@@ -696,6 +696,45 @@ async def test_a_small_commit_is_answered_behind_a_turn_that_ends_late(bench: Be
         async with timeout(5.0):
             await until(lambda: len(answered) == 3)
     assert answered == ["small", "long", "last"]
+
+
+class Answers:
+    """A call whose answers a test gives to its stream."""
+
+    def __init__(self) -> None:
+        self.give: Any = None
+        self.is_cancelled = False
+
+    def listen(self, sink: Any) -> None:
+        self.give = sink
+
+    def on_end(self, callback: Any) -> None:
+        """Keep no callback: this call does not end by itself."""
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+async def test_a_peer_that_has_answered_is_not_silent_while_another_is_late(bench: Bench) -> None:
+    """Its answers wait to be taken. It is cut off once it owes one, and does not give it in time."""
+    call: Any = Answers()
+    peer = PeerStream(ProcessId("zone", "quick"), call, bench.scope, timeout_s=10.0)
+    time = LoopTime()
+    for _ in range(2):
+        peer.expect()
+        call.give(OK)
+    peer.take()
+    time.advance(11.0)
+    await turns()
+    assert peer.failure is None
+    peer.take()
+    peer.expect()
+    for _ in range(2):
+        time.advance(11.0)
+        await turns()
+    assert isinstance(peer.failure, Unavailable)
+    assert call.is_cancelled
+    time.go_on()
 
 
 async def test_a_defect_of_an_acknowledgement_fails_its_append(bench: Bench) -> None:

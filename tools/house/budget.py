@@ -45,7 +45,7 @@ ROOMS: Final[dict[str, int]] = {
     "(root)": 936,
     "backfill/": 42,
     "blobs/": 3129,
-    "broker/": 11067,
+    "broker/": 11071,
     "client/": 5225,
     "cluster/": 6012,
     "config/": 753,

@@ -35,9 +35,9 @@ COLD_SHARE: Final = 0.4
 _SCHEME: Final = "sim"
 _CALL_S: Final = 0.003
 _TIMEOUT_S: Final = 30.0
-"""How long a client waits for a store, as `FragmentAccess` does."""
+"""Seconds for which a client waits for a store, as with `FragmentAccess`."""
 _CLOSED_WITHIN_S: Final = 60.0
-"""How long after its reader a file may stay open: its thread may wait for the store."""
+"""Seconds for which a file may stay open behind its reader: its thread may wait for the store."""
 _PASSES_MAX: Final = 6
 _SHIPPED: Final = (fragment_reader.BLOCK_BYTES, fragment_reader.AHEAD_BYTES)
 
@@ -177,7 +177,7 @@ class ColdReader:
         self._present: tuple[Reader | None, float] = (None, 0.0)
         """The reader whose bytes are given, and since when it can have asked for them."""
         self._is_closed = False
-        """Whether the present `RetryReader` was closed."""
+        """True if the present `RetryReader` was closed."""
 
     async def run(self) -> None:
         rng, offset = self._rng, 0

@@ -251,7 +251,7 @@ class ConsumerWorld(World):
         self.timers = False
         """True if the application publishes by timers."""
         self.has_cold_readers = False
-        """Whether members take stored fragments of sources and logs from the stores themselves."""
+        """True if members take stored fragments of sources and logs from the stores themselves."""
         self.redo: dict[str, int] = {}
         """Thresholds of recorded SQLite databases, so small that a run reaches them."""
         self.slow_queries = 0.0

@@ -22,7 +22,7 @@ _STEPS_PER_INSTANT_MAX: Final = 200_000
 """Callbacks without time going on: more of them are a loop that never waits."""
 _TASKS_KEPT: Final = 512
 _CHAINED: Final = "_chain_future.<locals>._set_state"
-"""What `asyncio.wrap_future` calls in the loop."""
+"""The function that `asyncio.wrap_future` calls in the loop."""
 
 
 class Livelock(Exception):
@@ -147,7 +147,7 @@ class VirtualLoop(_Loop):  # type: ignore[misc]
         """Changes with every timer that fired and every event noted: equal runs have equal digests."""
         self.steps = 0
         self.sees_done = False
-        """Whether what a thread has done is done for its waiter at once, as from Python 3.14 on."""
+        """True if a waiter sees at once what its thread has done, as from Python 3.14 on."""
         self._timers: list[Handle] = []
         self._count = 0
         self._on_error = on_error

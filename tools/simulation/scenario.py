@@ -112,7 +112,7 @@ class Scenario:
         """A source apart, so that other choices of a seed stay as they are."""
         self._cold = random.Random(f"cold reads of {seed}")
         self.has_cold_readers = self._cold.random() < COLD_SHARE
-        """Whether readers take stored fragments from their stores themselves."""
+        """True if readers take stored fragments from their stores themselves."""
         world.loop.sees_done = self.has_cold_readers and self._cold.random() < 0.5
         decode_in_steps(self._cold if self.has_cold_readers else None)
         self.has_operator = True

@@ -108,7 +108,7 @@ class Expiry:
 
     def check(self) -> None:
         """Raise ``Expired`` if the claims have expired."""
-        if self._at is not None and self.is_over:
+        if self.is_over:
             raise Expired
 
     async def bound(self, waiting: Awaitable[T]) -> T:

@@ -66,7 +66,7 @@ class _Stream:
 
     @property
     def sender(self) -> Callable[[bytes, int], bool]:
-        """Sends that number of encoded messages, or sends none and returns False: see `HeadReader`."""
+        """The function that sends encoded messages to a reader at the head: see ``HeadReader.send``."""
         send: Callable[[bytes, int], bool] = self.call.send_now
         if self.expiry.remaining_s is None:
             return send

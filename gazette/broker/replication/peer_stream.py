@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import grpc
@@ -133,17 +133,22 @@ class PeerStream:
         """Send encoded ReplicateRequests, or queue them. No effect once the call has failed."""
         if self.failure is not None:
             return
-        content = b"".join(map(prefixed, messages))
-        if self._sender is None and self._call.send_now(content, len(messages)):
-            return
-        self._outbox.extend(messages)
-        self._outbox_bytes += sum(map(len, messages))
-        self._begin_sending()
+        if self._sender is not None:
+            self._queue(messages)
+        else:
+            self.send_joined(b"".join(map(prefixed, messages)), *messages)
 
     def send_joined(self, joined: bytes, *messages: bytes) -> None:
         """Send messages as ``send`` does. ``joined`` is their content in the stream: see `prefixed`."""
+        if self.failure is not None:
+            return
         if self._sender is not None or not self._call.send_now(joined, len(messages)):
-            self.send(*messages)
+            self._queue(messages)
+
+    def _queue(self, messages: Sequence[bytes]) -> None:
+        self._outbox.extend(messages)
+        self._outbox_bytes += sum(map(len, messages))
+        self._begin_sending()
 
     async def room(self) -> None:
         """Return once there is room for more content.
