@@ -709,7 +709,7 @@ class Answers:
         self.give = sink
 
     def on_end(self, callback: Any) -> None:
-        """Keep no callback: this call does not end by itself."""
+        """Drop the callback: a test ends nothing here."""
 
     def cancel(self) -> None:
         self.is_cancelled = True
