@@ -539,16 +539,23 @@ async def test_what_cannot_be_served_is_answered_with_the_reason(
 
 
 @asynccontextmanager
-async def serving(application: Any) -> AsyncIterator[tuple[HttpServer, TaskScope, int]]:
+async def serving(
+    application: Any, send_buffer: int | None = None
+) -> AsyncIterator[tuple[HttpServer, TaskScope, int]]:
     """Serve an application of ASGI without any framework around it."""
     listener = bind_tcp("127.0.0.1", 0)
+    if send_buffer is not None:  # Connections inherit it.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     http = HttpServer(listener, application, tls=None, limit=2)
     scope = TaskScope("test")
     http.start(scope)
-    yield http, scope, listener.getsockname()[1]
-    await http.stop(0.0)
-    assert scope.failure is None
-    await scope.stop()
+    try:
+        yield http, scope, listener.getsockname()[1]
+    finally:
+        await http.stop(0.0)
+        failure = scope.failure
+        await scope.stop()
+    assert failure is None
 
 
 async def answers(port: int, request: bytes) -> bytes:
@@ -624,31 +631,25 @@ async def test_bytes_behind_the_last_request_of_a_connection_change_nothing(
 
 
 async def test_a_closed_connection_whose_client_reads_nothing_makes_room() -> None:
-    """Its answer is written, and less than its application would have to wait for is not taken."""
-    time = LoopTime()
+    """The rest of its answer waits for it, and is less than its application would have to wait for."""
+    time, answered = LoopTime(), asyncio.Semaphore(0)
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
-        await Response(bytes(40_000))(scope, receive, send)
+        await Response(bytes(60_000))(scope, receive, send)
+        answered.release()
 
-    async with serving(application) as (_, _, port):
-        clients = []
+    async with contextlib.AsyncExitStack() as stack:
+        _, _, port = await stack.enter_async_context(serving(application, send_buffer=4096))
         for _ in range(2):
-            client = socket.socket()
+            client = stack.enter_context(socket.socket())
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect(("127.0.0.1", port))
-            client.setblocking(False)
-            clients.append(client)
-            # As many answers as the buffers of the kernel do not take.
-            for _ in range(400):
-                with contextlib.suppress(BlockingIOError):
-                    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-                await turns(2)
+            client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await answered.acquire()
         time.advance(http_connection.IDLE_S)
         await turns()
         last = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
         assert (await answers(port, last)).startswith(b"HTTP/1.1 200 ")
-        for client in clients:
-            client.close()
 
 
 async def test_no_log_has_bytes_of_a_request_that_is_refused(
