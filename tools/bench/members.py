@@ -192,7 +192,7 @@ async def idle(bench: Bench) -> list[Figure]:
         before = await _Sample.take(bench, pids)
         await bench.clock.sleep(seconds)
         after = await _Sample.take(bench, pids)
-        largest = max(resident_bytes(member.process.pid) for member in count.members)
+        memory = {member.id: resident_bytes(member.process.pid) / 1e6 for member in count.members}
     spent = after.at - before.at
     cpu = {name: 100 * (after.cpu_s[name] - before.cpu_s[name]) / spent for name in pids}
     calls = {
@@ -209,8 +209,9 @@ async def idle(bench: Bench) -> list[Figure]:
             "idle",
             "memory of the largest member",
             "MB",
-            (largest / 1e6,),
+            (max(memory.values()),),
             target=value_at_most(60, "MB"),
+            note=", ".join(f"{name} {megabytes:.1f} MB" for name, megabytes in memory.items()),
         ),
         Figure("idle", "CPU of all members, of one core", "%", (sum(cpu.values()),)),
         Figure(

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from gazette.errors import Corrupt, TooLarge
-from gazette.lazy_numpy import numpy as np
 
 _HEADER: Final = struct.Struct("<8sIIQI")  # magic, page size, index, end of the predecessor, crc
 _MAGIC: Final = b"GZREDO01"
@@ -30,9 +30,7 @@ _PAGE: Final = struct.Struct("<IH")  # page number (from 1), ranges (WHOLE: the 
 _LENGTH: Final = struct.Struct("<H")  # length - 1 of a whole page, less the zeros at its end
 _RANGE: Final = struct.Struct("<HH")  # offset, length - 1
 _IMAGE: Final = struct.Struct("<IIIIII")  # group, serial, first page, pages, crc, database pages
-_WITHIN: Final = struct.Struct(
-    "<IIQ"
-)  # group and serial that the file is named after, offset in it
+_WITHIN: Final = struct.Struct("<IIQ")  # group and serial in the name of the file, offset in it
 
 KIND_COMMIT: Final = 1
 KIND_IMAGE: Final = 2
@@ -49,6 +47,7 @@ _DAMAGED: Final = (
 
 RANGE_GAP: Final = _RANGE.size + 4
 """Gap in bytes below which two ranges are joined: a second range costs four bytes and some time."""
+_EQUAL: Final = re.compile(rb"\0{%d,}" % RANGE_GAP)  # Between two ranges, in the XOR of the pages.
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,17 +221,18 @@ def diff_page(
     """
     if old is None or len(old) != len(new):
         return PageChange(page, ((0, bytes(new)),), whole=True)
-    positions = np.flatnonzero(np.frombuffer(old, np.uint8) != np.frombuffer(new, np.uint8))
-    if not len(positions):
+    differences = int.from_bytes(old, "little") ^ int.from_bytes(new, "little")
+    if not differences:
         return None
-    breaks = np.flatnonzero(np.diff(positions) > RANGE_GAP)
-    starts = positions[np.concatenate(([0], breaks + 1))].tolist()
-    ends = positions[np.concatenate((breaks, [len(positions) - 1]))].tolist()
-    size = sum(ends) - sum(starts) + len(starts) * (1 + _RANGE.size)
-    if size >= len(new) or len(starts) >= WHOLE:
+    changed = differences.to_bytes((differences.bit_length() + 7) // 8, "little")
+    first = len(changed) - len(changed.lstrip(b"\0"))
+    gaps = [match.span() for match in _EQUAL.finditer(changed, first)]
+    begins = [first, *(end for _, end in gaps)]
+    ends = [*(begin for begin, _ in gaps), len(changed)]
+    ranges = tuple((begin, bytes(new[begin:end])) for begin, end in zip(begins, ends, strict=True))
+    if sum(len(data) + _RANGE.size for _, data in ranges) >= len(new) or len(ranges) >= WHOLE:
         return PageChange(page, ((0, bytes(new)),), whole=True)
-    ranges = [(start, bytes(new[start : end + 1])) for start, end in zip(starts, ends, strict=True)]
-    return PageChange(page, tuple(ranges), whole=False)
+    return PageChange(page, ranges, whole=False)
 
 
 def read_frames(
