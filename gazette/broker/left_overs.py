@@ -66,7 +66,11 @@ async def left_overs(
                 await asyncio.gather(*look_tasks)
         except TimeoutError:
             scope.cancel()
-    return tuple(sorted(notes))
+    notes.sort()
+    if notes and len(new) > _LOOKED_MAX:
+        text = f"{len(new) - _LOOKED_MAX} more new journals were not looked at"
+        notes.append((APPLY_NOTE_KEY, quote(text, safe=_PLAIN)))
+    return tuple(notes)
 
 
 _PLAIN: Final = " !\"#$&'()*+,-./:;<=>?@[]^_`{|}~"

@@ -41,7 +41,7 @@ from gazette.protocol.rpc import (
 from gazette.protocol.status import Status
 from gazette.protocol.stored import listed_journal
 from gazette.protocol.text import duration
-from gazette.protocol.text.validation import within
+from gazette.protocol.text.validation import INT32, require_fit, within
 from gazette.runtime.numbers import is_digits
 
 if TYPE_CHECKING:
@@ -98,6 +98,10 @@ class JournalChange:
         )
 
 
+_TTL_MAX_S: Final = 1e9
+"""Upper bound of the seconds for which a signed URL can be asked: 31 years."""
+
+
 @dataclass(frozen=True, slots=True)
 class FragmentsParams:
     """The fragments to list. Times are Unix seconds, bounds inclusive, zero for none.
@@ -112,6 +116,17 @@ class FragmentsParams:
     page_limit: int = 0
     signature_ttl_s: float | None = None
     do_not_proxy: bool = False
+
+    def validate(self) -> None:
+        """Raise ``Invalid`` for a number that the request cannot hold. Brokers check the rest."""
+        require_fit("BeginModTime", self.begin_mod_time)
+        require_fit("EndModTime", self.end_mod_time)
+        require_fit("NextPageToken", self.begin_offset)
+        require_fit("PageLimit", self.page_limit, INT32)
+        if self.signature_ttl_s is not None and not 0 < self.signature_ttl_s <= _TTL_MAX_S:
+            raise Invalid(
+                f"invalid SignatureTTL ({self.signature_ttl_s}; expected 0 < seconds <= {_TTL_MAX_S:g})"
+            )
 
     def to_pb(self, page: Offset) -> broker_pb2.FragmentsRequest:
         ttl_s = self.signature_ttl_s
@@ -340,6 +355,7 @@ async def list_fragments(
     Raise ``NotFound``, ``NotAllowed`` (also for a suspended journal), ``Unavailable``,
     ``Moved`` or ``Broken``.
     """
+    params.validate()
     fragments: list[StoredFragment] = []
     page = params.begin_offset
     while True:

@@ -148,13 +148,13 @@ class ValueEncoding(Generic[T]):
         mismatch = (
             _too_deep(value) if isinstance(error, RecursionError) else self._explained(value)
         ) or Misfit([], reason)
-        return _invalid(mismatch, value, name, facts)
+        return _invalid(mismatch, name, facts)
 
     def _unequal(self, value: T, found: Misfit, name: str, facts: dict[str, Any]) -> InvalidValue:
         # The declared type explains a part that differs better than the value read back does.
         typed = self._explained(value)
         within = typed is not None and typed.steps[::-1][: len(found.steps)] == found.steps[::-1]
-        return _invalid(typed if typed and within else found, value, name, facts)
+        return _invalid(typed if typed and within else found, name, facts)
 
     def _explained(self, value: T) -> Misfit | None:
         try:
@@ -181,7 +181,7 @@ def _written(declared: Any) -> str:
     return declared.__name__ if is_plain else repr(declared).replace("typing.", "")
 
 
-def _invalid(found: Misfit, value: Any, name: str, facts: dict[str, Any]) -> InvalidValue:
+def _invalid(found: Misfit, name: str, facts: dict[str, Any]) -> InvalidValue:
     return InvalidValue(
         found.reason,
         path=found.path(name) or "message",
@@ -193,5 +193,5 @@ def _invalid(found: Misfit, value: Any, name: str, facts: dict[str, Any]) -> Inv
 def finite(value: T, name: str = "value") -> T:
     """Return a value. Raise ``InvalidValue``, with a path, if it is or holds NaN or an infinity."""
     if (mismatch := non_finite(value)) is not None:
-        raise _invalid(mismatch, value, name, {})
+        raise _invalid(mismatch, name, {})
     return value

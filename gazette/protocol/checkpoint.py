@@ -12,6 +12,7 @@ from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.journal_life import JournalLife
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.text import go_json
+from gazette.protocol.text.validation import UINT64
 
 _NO_SPAN: Final = -1
 
@@ -176,6 +177,6 @@ def _source_from_json(source: dict[str, Any]) -> SourceCheckpoint:
         entry = go_json.as_object(value)
         state = go_json.as_object(entry.get("state"))
         producers[go_json.decode_bytes(entry.get("id"))] = _state(
-            go_json.get_int(state, "last_ack", go_json.UINT64), go_json.get_int(state, "begin")
+            go_json.get_int(state, "last_ack", UINT64), go_json.get_int(state, "begin")
         )
     return SourceCheckpoint(go_json.get_int(source, "read_through"), producers)

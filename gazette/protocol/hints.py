@@ -14,7 +14,7 @@ from gazette.errors import Corrupt, Invalid
 from gazette.protocol.ids import JournalName, Offset, validate_journal_name
 from gazette.protocol.pb import recoverylog_pb2
 from gazette.protocol.text import go_json
-from gazette.protocol.text.validation import within
+from gazette.protocol.text.validation import UINT32, within
 
 HINTS_BYTES_MAX: Final = (3 << 19) - (8 << 10)
 """Greatest size of hints: etcd's default ``--max-request-bytes``, 1.5 MiB, minus 8 KiB for other fields."""
@@ -260,10 +260,10 @@ def _hints_from_json(value: dict[str, Any]) -> FSMHints:
 
 def _segment_from_json(value: dict[str, Any]) -> Segment:
     return Segment(
-        author=go_json.get_int(value, "author", go_json.UINT32),
+        author=go_json.get_int(value, "author", UINT32),
         first_seq_no=go_json.get_int(value, "first_seq_no"),
         first_offset=go_json.get_int(value, "first_offset"),
-        first_checksum=go_json.get_int(value, "first_checksum", go_json.UINT32),
+        first_checksum=go_json.get_int(value, "first_checksum", UINT32),
         last_seq_no=go_json.get_int(value, "last_seq_no"),
         last_offset=go_json.get_int(value, "last_offset"),
         log=go_json.get_str(value, "log"),

@@ -18,7 +18,7 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.postfix_template import PostfixContext, codec_data, label_data
 from gazette.protocol.text import duration
 from gazette.protocol.text.go_template import NamedInt, Struct
-from gazette.protocol.text.validation import within
+from gazette.protocol.text.validation import require_fit, within
 
 REPLICATION_MAX: Final = 5
 FRAGMENT_BYTES_MIN: Final = 1 << 10
@@ -107,6 +107,8 @@ class FragmentSpec:
                 f"invalid Length ({self.length}; "
                 f"expected {FRAGMENT_BYTES_MIN} <= length <= {FRAGMENT_BYTES_MAX})"
             )
+        require_fit("Retention", self.retention_ns)
+        require_fit("FlushInterval", self.flush_interval_ns)
         with within("CompressionCodec"):
             self.codec.validate()
         for index, store in enumerate(self.stores):
@@ -240,6 +242,7 @@ class JournalSpec:
             raise Invalid(f"invalid combination ({self.flags})", path="Flags")
         if self.max_append_rate < 0:
             raise Invalid(f"invalid MaxAppendRate ({self.max_append_rate}; expected >= 0)")
+        require_fit("MaxAppendRate", self.max_append_rate)
         if self.suspend is not None:
             with within("Suspend"):
                 self.suspend.validate()

@@ -30,7 +30,7 @@ from gazette.protocol.journal import (
 )
 from gazette.protocol.text import strict_yaml
 from gazette.protocol.text.strict_yaml import Fields
-from gazette.protocol.text.validation import within
+from gazette.protocol.text.validation import INT32, within
 
 _NODE_FIELDS: Final = (
     "comment",
@@ -202,7 +202,7 @@ def _decode_node(node: yaml.Node | None) -> JournalNode:
     return JournalNode(
         spec=JournalSpec(
             name=fields.text("name"),
-            replication=fields.integer("replication", strict_yaml.INT32),
+            replication=fields.integer("replication", INT32),
             labels=fields.labels("labels"),
             fragment=fragment,
             flags=fields.enum("flags", JournalFlag, numbers=True),

@@ -20,7 +20,7 @@ from gazette.protocol.ids import (
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.text import duration
-from gazette.protocol.text.validation import within
+from gazette.protocol.text.validation import INT32, UINT32, require_fit, within
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class ShardSource:
             validate_journal_name(self.journal)
         if self.min_offset < 0:
             raise Invalid(f"invalid MinOffset ({self.min_offset}; expected > 0)")
+        require_fit("MinOffset", self.min_offset)
 
     def to_pb(self) -> consumer_pb2.ShardSpec.Source:
         return consumer_pb2.ShardSpec.Source(journal=self.journal, min_offset=self.min_offset)
@@ -99,6 +100,11 @@ class ShardSpec:
             raise Invalid(f"invalid MinTxnDuration ({self.min_txn_duration_ns}; expected >= 0)")
         if self.max_txn_duration_ns <= 0:
             raise Invalid(f"invalid MaxTxnDuration ({self.max_txn_duration_ns}; expected > 0)")
+        require_fit("MinTxnDuration", self.min_txn_duration_ns)
+        require_fit("MaxTxnDuration", self.max_txn_duration_ns)
+        require_fit("HotStandbys", self.hot_standbys, UINT32)
+        require_fit("RingBufferSize", self.ring_buffer_size, UINT32)
+        require_fit("ReadChannelSize", self.read_channel_size, UINT32)
         with within("LabelSet"):
             self.labels.validate()
             label_set.validate_single_valued(self.labels)
@@ -129,6 +135,7 @@ class ShardSpec:
             )
         if self.hint_backups < 0:
             raise Invalid(f"invalid HintBackups ({self.hint_backups}; expected >= 0)")
+        require_fit("HintBackups", self.hint_backups, INT32)
 
     def to_pb(self) -> consumer_pb2.ShardSpec:
         return consumer_pb2.ShardSpec(

@@ -25,6 +25,7 @@ from gazette.protocol.shard import (
 )
 from gazette.protocol.text import strict_yaml
 from gazette.protocol.text.strict_yaml import Fields
+from gazette.protocol.text.validation import INT32, UINT32
 
 _COMMON_FIELDS: Final = (
     "sources",
@@ -169,15 +170,15 @@ def _decode_spec(fields: Fields) -> ShardSpec:
         sources=fields.items("sources", _decode_source),
         recovery_log_prefix=fields.text("recovery_log_prefix"),
         hint_prefix=fields.text("hint_prefix"),
-        hint_backups=fields.integer("hint_backups", strict_yaml.INT32),
+        hint_backups=fields.integer("hint_backups", INT32),
         max_txn_duration_ns=fields.duration_ns("max_txn_duration"),
         min_txn_duration_ns=fields.duration_ns("min_txn_duration"),
         disable=fields.boolean("disable") or False,
-        hot_standbys=fields.integer("hot_standbys", strict_yaml.UINT32),
+        hot_standbys=fields.integer("hot_standbys", UINT32),
         labels=fields.labels("labels"),
         disable_wait_for_ack=fields.boolean("disable_wait_for_ack") or False,
-        ring_buffer_size=fields.integer("ring_buffer_size", strict_yaml.UINT32),
-        read_channel_size=fields.integer("read_channel_size", strict_yaml.UINT32),
+        ring_buffer_size=fields.integer("ring_buffer_size", UINT32),
+        read_channel_size=fields.integer("read_channel_size", UINT32),
     )
 
 

@@ -14,6 +14,7 @@ from gazette.errors import Invalid
 from gazette.protocol.journal_tree import JournalNode
 from gazette.protocol.shard_list import ShardList
 from gazette.protocol.text import strict_yaml
+from gazette.protocol.text.validation import INT32
 from gazette.runtime.numbers import is_digits, parse_integer, parse_number
 
 LEVELS = 40
@@ -184,7 +185,7 @@ def test_the_root_may_be_empty() -> None:
 def decode_field(text: str, kind: str) -> int | bool | None:
     def root(node: yaml.Node | None) -> int | bool | None:
         fields = strict_yaml.Fields(node, ("x",))
-        return fields.integer("x", strict_yaml.INT32) if kind == "int" else fields.boolean("x")
+        return fields.integer("x", INT32) if kind == "int" else fields.boolean("x")
 
     try:
         return strict_yaml.decode(f"x: {text}", root)

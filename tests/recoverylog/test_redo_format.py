@@ -30,8 +30,8 @@ def test_a_change_turns_the_old_page_into_the_new_one(
     """A page of zeros, too: ranges begin and end at bytes that differ, and are a gap apart."""
     old = random.Random(seed).randbytes(PAGE_SIZE) if seed else bytes(PAGE_SIZE)
     edited = bytearray(old)
-    for position, data in edits:
-        edited[position : position + len(data)] = data[: PAGE_SIZE - position]
+    for position, edit in edits:
+        edited[position : position + len(edit)] = edit[: PAGE_SIZE - position]
     new = bytes(edited)
     change = diff_page(7, old, memoryview(new))
     if change is None:
@@ -45,9 +45,9 @@ def test_a_change_turns_the_old_page_into_the_new_one(
     assert played == new
     if not change.whole:
         end = -RANGE_GAP
-        for offset, data in change.ranges:
+        for offset, content in change.ranges:
             assert offset - end >= RANGE_GAP
-            end = offset + len(data)
+            end = offset + len(content)
             assert old[offset] != new[offset]
             assert old[end - 1] != new[end - 1]
 

@@ -30,7 +30,7 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header
 from gazette.protocol.rpc import validate_append_response
 from gazette.protocol.status import Status
-from gazette.protocol.text.validation import within
+from gazette.protocol.text.validation import require_fit, within
 from gazette.runtime import failpoints
 from gazette.runtime.metrics import APPEND_BYTES
 
@@ -86,6 +86,9 @@ class AppendParams:
             validate_journal_name(self.journal)
         if self.offset < 0:
             raise Invalid(f"invalid Offset ({self.offset}; expected >= 0)")
+        if self.offset or self.min_etcd_revision:
+            require_fit("Offset", self.offset)
+            require_fit("MinEtcdRevision", self.min_etcd_revision)
         if self.check_registers is not None:
             with within("CheckRegisters"):
                 self.check_registers.validate()

@@ -20,7 +20,7 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header
 from gazette.protocol.rpc import validate_read_response
 from gazette.protocol.status import Status
-from gazette.protocol.text.validation import within
+from gazette.protocol.text.validation import require_fit, within
 from gazette.runtime.metrics import READ_BYTES
 
 if TYPE_CHECKING:
@@ -81,6 +81,10 @@ class ReadParams:
             raise Invalid(
                 f"invalid EndOffset ({self.end_offset}; expected 0 or Offset <= EndOffset)"
             )
+        require_fit("Offset", self.offset)
+        require_fit("EndOffset", self.end_offset)
+        require_fit("BeginModTime", self.begin_mod_time)
+        require_fit("MinEtcdRevision", self.min_etcd_revision)
 
     def to_pb(self) -> broker_pb2.ReadRequest:
         return broker_pb2.ReadRequest(

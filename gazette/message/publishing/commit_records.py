@@ -55,7 +55,7 @@ class CommitRecords:
     def load(self) -> dict[JournalName, bytes]:
         """Return the recorded content, by journal. Raise ``Corrupt`` or ``Unavailable`` for a bad file."""
         try:
-            text = self.path.read_text()
+            text = self.path.read_bytes()
         except FileNotFoundError:
             return {}
         except OSError as error:

@@ -102,13 +102,16 @@ class PublishingService:
         """Complete the commit that a former publisher with the same directory had decided.
 
         Take at most the timeout. Raise ``Invalid`` if another publisher uses the directory, ``Unavailable``
-        or ``Corrupt`` if it cannot be used, and ``CommitFailed`` if a journal does not take its content.
+        or ``Corrupt`` if it cannot be used, and ``CommitFailed`` unless each journal takes its part.
         """
         if self._directory is None:
             return
+        deadline = self._deadline()
         self._records = CommitRecords(self._directory)
-        if intents := await self._pool.run(self._records.load):
-            await self._acknowledge(intents, self._deadline())
+        async with self._in_time("the record of a former commit was not read", deadline):
+            intents = await self._pool.run(self._records.load)
+        if intents:
+            await self._acknowledge(intents, deadline)
 
     def abandon(self) -> None:
         """Do what `close` does, without waiting. Call this on the event loop."""

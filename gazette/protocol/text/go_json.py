@@ -8,10 +8,7 @@ import json
 from typing import Any, Final
 
 from gazette.errors import Corrupt
-
-INT64: Final = (-(1 << 63), (1 << 63) - 1)
-UINT32: Final = (0, (1 << 32) - 1)
-UINT64: Final = (0, (1 << 64) - 1)
+from gazette.protocol.text.validation import INT64
 
 # Go escapes these characters everywhere. In JSON they occur only inside of strings.
 _ESCAPES: Final = str.maketrans(

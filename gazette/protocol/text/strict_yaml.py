@@ -17,11 +17,8 @@ import yaml
 from gazette.errors import Invalid
 from gazette.protocol.label_set import Label, LabelSet
 from gazette.protocol.text.duration import format_go_duration, parse_go_duration
+from gazette.protocol.text.validation import INT64, UINT32
 from gazette.runtime.numbers import parse_number
-
-INT32: Final = (-(1 << 31), (1 << 31) - 1)
-UINT32: Final = (0, (1 << 32) - 1)
-INT64: Final = (-(1 << 63), (1 << 63) - 1)
 
 _TAG: Final = "tag:yaml.org,2002:"
 _PLAIN_INTEGER: Final = re.compile(r"[+-]?[0-9a-zA-Z_]{1,64}")

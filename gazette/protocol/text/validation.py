@@ -1,10 +1,23 @@
-"""Context of validation errors: the path to the invalid value."""
+"""Context of validation errors: the path to the invalid value. Bounds of integers in messages."""
 
 from __future__ import annotations
 
 from types import TracebackType
+from typing import Final
 
 from gazette.errors import Invalid
+
+INT32: Final = (-(1 << 31), (1 << 31) - 1)
+UINT32: Final = (0, (1 << 32) - 1)
+INT64: Final = (-(1 << 63), (1 << 63) - 1)
+UINT64: Final = (0, (1 << 64) - 1)
+
+
+def require_fit(name: str, value: int, bounds: tuple[int, int] = INT64) -> None:
+    """Raise ``Invalid`` for an integer that its field in a message of gRPC cannot hold."""
+    least, most = bounds
+    if not least <= value <= most:
+        raise Invalid(f"invalid {name} ({value}; expected {least} <= {name} <= {most})")
 
 
 class within:

@@ -9,7 +9,7 @@ Rules that keep this exact, each found by cutting logs at every byte:
   recorded whole, or refused, whatever the application does to the connection.
 - The old content of a page is its newest frame that was collected before, or else the database file. The old
   content is unknown beyond the recorded size of the database: a shrunk database may have left bytes there.
-- Only we checkpoint the database, and only when all its frames are recorded.
+- Only we checkpoint the database, and only when all its frames are recorded. An offline log needs no frames.
 - Do not open and close the database file while a connection is open: POSIX would drop SQLite's locks at
   the close. The one descriptor for reading is opened before the connection, and closed after it.
 """
@@ -206,7 +206,7 @@ class WalChanges:
         changed = position.commits != self._commits
         self._commits = position.commits
         if position.frames >= self._checkpoint_frames:
-            self._checkpoint()
+            self._checkpoint(position.frames)
         return changed
 
     def collect(self, recorded: int) -> Collected | None:
@@ -312,12 +312,12 @@ class WalChanges:
     def checkpoint_if_due(self) -> None:
         """Keep the WAL short. Call after a commit was recorded."""
         if self._collected_frames >= self._checkpoint_frames:
-            self._checkpoint()
+            self._checkpoint(self._collected_frames)
 
-    def _checkpoint(self) -> None:
-        """Move recorded frames into the database file. If readers prevent it, a later commit tries again."""
+    def _checkpoint(self, frames: int) -> None:
+        """Move the WAL's ``frames`` into the database. If readers prevent it, a later commit tries again."""
         assert self._connection is not None
-        overdue = self._collected_frames >= CHECKPOINT_OVERDUE * self._checkpoint_frames
+        overdue = frames >= CHECKPOINT_OVERDUE * self._checkpoint_frames
         if not checkpoint(self._connection, CHECKPOINT_WAIT_MS if overdue else 0, self._schema):
             return
         self._collected_frames = 0

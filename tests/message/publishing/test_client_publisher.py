@@ -26,7 +26,7 @@ from gazette.client.flags import BrokerClientFlags
 from gazette.client.journals import JournalChange
 from gazette.client.read.reader import WRITE_HEAD, ReadParams
 from gazette.cluster.etcd.client import Etcd
-from gazette.errors import Closed, GazetteError, Invalid, NotFound, NotYet, Unavailable
+from gazette.errors import Closed, Corrupt, GazetteError, Invalid, NotFound, NotYet, Unavailable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.message.mapping import Partitions, modulo_mapping, rendezvous_mapping
 from gazette.message.publisher import HELD_BYTES_MAX
@@ -360,6 +360,31 @@ async def test_a_refused_commit_that_is_recorded_says_how_to_give_it_up(
     async with ClientPublisher(broker.client, commits=directory) as publisher:
         await publisher.publish(ONE, Word(word="or"))
     assert await visible(broker, ONE) == ["to", "or"]
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"", b"[1]", b'{"a": 1}', b'{"a": "?"}'])
+async def test_a_damaged_record_is_named(
+    broker: BrokerFixture, tmp_path: Path, text: bytes
+) -> None:
+    record = tmp_path / "commit.json"
+    record.write_bytes(text)
+    with raises(Corrupt, "file", file=record):
+        async with ClientPublisher(broker.client, commits=tmp_path):
+            pass
+
+
+async def test_a_record_on_a_disk_that_hangs_is_waited_for_in_time(
+    broker: BrokerFixture, tmp_path: Path
+) -> None:
+    """A pipe without a writer hangs as well."""
+    record = tmp_path / "commit.json"
+    os.mkfifo(record)
+    with raises(
+        Unavailable, "address", says="the record of a former commit was not read within 0.1 s"
+    ):
+        async with ClientPublisher(broker.client, commits=tmp_path, timeout_s=0.1):
+            pass
+    record.open("wb").close()  # The thread that reads it goes on.
 
 
 @pytest.mark.parametrize(
