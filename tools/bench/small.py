@@ -73,21 +73,21 @@ _ROWS: Final = tuple(
             replication,
             1,
             1,
-            (ratio_at_most(2.0), ratio_at_most(2.5), None),
+            (ratio_at_most(1.8), ratio_at_most(2.2), None),
         ),
         _Row(
             f"R={replication}, {APPENDERS} appenders on {APPENDERS} journals",
             replication,
             APPENDERS,
             APPENDERS,
-            (None, None, ratio_at_least(0.4)),
+            (None, None, ratio_at_least(0.8 if replication == 1 else 0.55)),
         ),
         _Row(
             f"R={replication}, {APPENDERS} appenders on one journal",
             replication,
             APPENDERS,
             1,
-            (None, None, ratio_at_least(0.5)),
+            (None, None, ratio_at_least(0.75)),
         ),
     )
 )
