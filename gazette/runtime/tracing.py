@@ -2,13 +2,15 @@
 
 Contexts go from process to process as W3C ``traceparent``, in the metadata of calls. Calls have spans of kind
 client and server, named by their method. ``span`` traces other blocks, such as ``replicate`` and ``persist``.
-Only the API is imported here: the program chooses exporters.
+``ended_now`` traces work that is no block, such as ``transaction``. Only the API is imported here: the
+program chooses exporters.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
@@ -21,6 +23,7 @@ Metadata = tuple[tuple[str, Any], ...]
 
 _API: Final = "opentelemetry.trace"
 _SCOPE: Final = "gazette"
+_GRPC: Final = {"rpc.system": "grpc"}
 _NO_SPAN: Final = nullcontext()
 
 
@@ -57,8 +60,7 @@ def span(name: str, **attributes: str | int) -> AbstractContextManager[None]:
 
 @contextmanager
 def _span(name: str, attributes: Mapping[str, str | int]) -> Iterator[None]:
-    prefixed = {f"{_SCOPE}.{key}": value for key, value in attributes.items()}
-    with _api().get_tracer(_SCOPE).start_as_current_span(name, attributes=prefixed):
+    with _api().get_tracer(_SCOPE).start_as_current_span(name, attributes=_prefixed(attributes)):
         yield
 
 
@@ -72,8 +74,37 @@ def annotate(**attributes: str | int) -> None:
             current.set_attribute(f"{_SCOPE}.{key}", value)
 
 
+def ended_now(name: str, phases: Mapping[str, float], **attributes: str | int | list[str]) -> None:
+    """Record a span of work that ends now, and its phases within it, one after the other.
+
+    ``phases``: seconds by name, in their order.
+    """
+    tracer, prefixed = _api().get_tracer(_SCOPE), _prefixed(attributes)
+    end = time.time_ns()
+    begin = end - sum(map(_nanos, phases.values()))
+    whole = tracer.start_span(name, attributes=prefixed, start_time=begin)
+    context = _api().set_span_in_context(whole)
+    for phase, seconds in phases.items():
+        part = tracer.start_span(phase, context, start_time=begin)
+        begin += _nanos(seconds)
+        part.end(begin)
+    whole.end(end)
+
+
+def _nanos(seconds: float) -> int:
+    return int(seconds * 1e9)
+
+
+def _prefixed(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{_SCOPE}.{key}": value for key, value in attributes.items()}
+
+
 @contextmanager
-def serving(method: str, metadata: Iterable[tuple[str, Any]] | None) -> Iterator[None]:
+def serving(
+    method: str,
+    metadata: Iterable[tuple[str, Any]] | None,
+    attributes: Mapping[str, str] = _GRPC,
+) -> Iterator[None]:
     """Trace a call that this process answers, as a child of the caller's span."""
     carrier = {
         name: value
@@ -87,7 +118,7 @@ def serving(method: str, metadata: Iterable[tuple[str, Any]] | None) -> Iterator
             method.lstrip("/"),
             context=_propagator().extract(carrier),
             kind=_api().SpanKind.SERVER,
-            attributes={"rpc.system": "grpc"},
+            attributes=attributes,
         )
     ):
         yield
@@ -100,7 +131,7 @@ def calling(method: str) -> tuple[trace.Span, Metadata]:
     """
     api = _api()
     call_span = api.get_tracer(_SCOPE).start_span(
-        method.lstrip("/"), kind=api.SpanKind.CLIENT, attributes={"rpc.system": "grpc"}
+        method.lstrip("/"), kind=api.SpanKind.CLIENT, attributes=_GRPC
     )
     carrier: dict[str, str] = {}
     # Without another context, the span is set in the present one.

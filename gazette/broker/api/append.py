@@ -137,6 +137,9 @@ class AppendApi:
                 return broker_pb2.AppendResponse()  # The caller has gone: it reads no response.
             outcome.status = Status.from_pb(response.status)
             note_head(append_outcome)
+            if append_outcome.commit is not None:
+                commit = append_outcome.commit
+                tracing.annotate(begin=commit.begin, end=commit.end)
             return response
 
     async def _run(self, driver: AppendDriver, claims: Claims) -> Outcome:

@@ -25,6 +25,7 @@ from gazette.net.http_requests import (
     single_arguments,
 )
 from gazette.protocol.error_codes import code_of, http_status_of
+from gazette.runtime import tracing
 
 RETRY_AFTER_S: Final = "1"
 
@@ -82,7 +83,10 @@ class HttpQueries:
         )
         # Only members may send the header ``gazette-header-bin``: drop it from other callers.
         values = {name: value for name, value in headers.items() if not name.endswith("-bin")}
-        return await route.answer(service, shard_request, values, claims)
+        if not tracing.active():
+            return await route.answer(service, shard_request, values, claims)
+        with tracing.serving(f"{request.method} {path}", values.items(), {"http.route": path}):
+            return await route.answer(service, shard_request, values, claims)
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return the handler by which members pass requests on."""

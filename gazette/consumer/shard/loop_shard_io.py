@@ -19,10 +19,12 @@ from gazette.consumer.shard.context import ShardContext
 from gazette.consumer.shard.ownership import Ownership
 from gazette.consumer.transaction.poison_handler import decoded
 from gazette.consumer.transaction.shard_io import FinishedTransaction
+from gazette.consumer.transaction.transaction import Phases
 from gazette.errors import Closed, NotFound
 from gazette.message.envelope import Envelope, EnvelopeDecoder
 from gazette.message.envelope_reader import cannot_replay
 from gazette.message.sequencer.sequencer import ReplayRange
+from gazette.runtime import tracing
 from gazette.runtime.tasks import OpFuture, TaskScope, Waiter, as_plain_error
 
 log = logging.getLogger(__name__)
@@ -220,6 +222,19 @@ class LoopShardIO:
     def stalled(self, reason: str) -> None:
         log.info("shard %(shard)s stalls: %(reason)s", {"shard": self._id, "reason": reason})
 
+    def _trace(self, transaction: FinishedTransaction, phases: Phases) -> None:
+        """Record a span, from the first message of a transaction to the last acknowledgement."""
+        seconds = {name: max(0.0, getattr(phases, name)) for _, _, name in metrics.PHASES[1:]}
+        tracing.ended_now(
+            "transaction",
+            seconds,
+            shard=self._id,
+            messages=transaction.messages,
+            timers=transaction.timers,
+            read_through=[f"{name}={end}" for name, end in transaction.read_through.items()],
+            published=[f"{name}={end}" for name, end in transaction.publish_at.items()],
+        )
+
     def _note_finished(self, transaction: FinishedTransaction) -> None:
         self._parts.progress.update(transaction.read_through, transaction.publish_at)
         fqn = self._fqn
@@ -231,6 +246,8 @@ class LoopShardIO:
         phases = transaction.phases
         if phases is None:
             return
+        if tracing.active():
+            self._trace(transaction, phases)
         metrics.TRANSACTIONS.labels(fqn).inc()
         metrics.READ_MESSAGES.labels(fqn).inc(transaction.messages)
         metrics.READ_BYTES.labels(fqn).inc(transaction.bytes)
