@@ -1,6 +1,7 @@
-"""The word count on bytewax: ``python bytewax_count.py FILE DIRECTORY {recovery | none}``.
+"""The word count on bytewax: ``python bytewax_count.py FILE DIRECTORY {recovery | none} GROUP STEP``.
 
-Run by `compare.py`, in an environment that has bytewax and msgspec and nothing of ours.
+Run by `compare.py`, in an environment that has bytewax and msgspec and nothing of ours. When it ends, its
+counts are in the directory.
 """
 
 from __future__ import annotations
@@ -30,12 +31,15 @@ class Counted(msgspec.Struct):
 
 COUNTS: dict[str, int] = {}
 SEEN = [0]
+STEP = int(sys.argv[5])
 
 
 class Latest(StatelessSinkPartition[tuple[str, int]]):
     def write_batch(self, items: list[tuple[str, int]]) -> None:
         COUNTS.update(items)
-        SEEN[0] += len(items)
+        before, SEEN[0] = SEEN[0], SEEN[0] + len(items)
+        if SEEN[0] // STEP > before // STEP:
+            print(SEEN[0], time.perf_counter(), flush=True)
 
 
 class ToMemory(DynamicSink[tuple[str, int]]):
@@ -61,12 +65,13 @@ def main() -> None:
     op.output("out", counts, ToMemory())
     options: dict[str, Any] = {}
     if recovery:
-        init_db_dir(directory, 1)
-        options["recovery_config"] = RecoveryConfig(str(directory))
-    began = time.perf_counter()
+        snapshots = directory / "snapshots"
+        if not snapshots.exists():
+            snapshots.mkdir()
+            init_db_dir(snapshots, 1)
+        options["recovery_config"] = RecoveryConfig(str(snapshots))
     cluster_main(flow, [], 0, epoch_interval=timedelta(seconds=EPOCH_S), **options)
-    seconds = time.perf_counter() - began
-    print(json.dumps({"messages": SEEN[0], "seconds": seconds, "counts": COUNTS}))
+    (directory / "counts.json").write_text(json.dumps(COUNTS))
 
 
 if __name__ == "__main__":

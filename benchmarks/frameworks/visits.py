@@ -18,15 +18,16 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import socket
 import subprocess
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
+
+from kafka_broker import broker
 
 HERE: Final = Path(__file__).parent
 GAP_S: Final = 1800
@@ -35,27 +36,9 @@ KILL_AT: Final = 100
 """Number of sessions that a program has written when it is killed."""
 POLL_S: Final = 1.0
 END_S: Final = 240.0
-CLUSTER_ID: Final = "MkU3OEVBNTcwNTJENDM2Qk"
 Perform = Callable[[list[str], Path, Callable[[], int], int], None]
 """Runs a command, which writes to a log. Takes the number of sessions written, and that of all."""
 
-SERVER: Final = """
-process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-controller.listener.names=CONTROLLER
-listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
-log.dirs={directory}/data
-offsets.topic.replication.factor=1
-offsets.topic.num.partitions=4
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
-transaction.state.log.num.partitions=4
-group.initial.rebalance.delay.ms=0
-# Messages have times of 2023.
-log.retention.ms=-1
-"""
 FILL: Final = """
 import json, sys
 from confluent_kafka import Producer
@@ -229,36 +212,6 @@ def run_bytewax(
     perform(command, root / "log", in_file, len(source.read_text().splitlines()))
     visits = [json.loads(line) for line in target.read_text().splitlines()]
     compare("bytewax, to a file", visits, expected)
-
-
-@contextmanager
-def broker(jars: Path, directory: Path) -> Iterator[str]:
-    """Run one broker of Kafka, and yield its address. It answers a little later."""
-    port, controller = free_port(), free_port()
-    settings = directory / "server.properties"
-    settings.write_text(SERVER.format(port=port, controller=controller, directory=directory))
-    java = ["java", "-Xmx512m", "-cp", f"{jars}/*"]
-    with (directory / "kafka.log").open("wb") as output:
-        subprocess.run(
-            [*java, "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(settings)],
-            stdout=output,
-            stderr=output,
-            check=True,
-        )
-        process = subprocess.Popen(
-            [*java, "kafka.Kafka", str(settings)], stdout=output, stderr=output
-        )
-        try:
-            yield f"127.0.0.1:{port}"
-        finally:
-            process.kill()
-            process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def run_on_kafka(

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from gazette.consumer.application import Application, Shard
 from gazette.consumer.contract.array_pass import ArrayPass
+from gazette.consumer.query.shard_route import ShardRequest, shard_route
 from gazette.history.shard_tables.application import TableApplication
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.envelope import Envelope
@@ -171,6 +172,10 @@ class BenchApplication(TableApplication[BenchStore]):
         if store.gathered:
             store.executemany(UPSERT, sorted(store.gathered.items()))
             store.gathered.clear()
+
+    @shard_route("/shards/{shard:path}/counts")
+    def counts(self, store: BenchStore, request: ShardRequest) -> dict[str, int]:
+        return dict(store.query("SELECT word, n FROM counts"))
 
 
 if __name__ == "__main__":

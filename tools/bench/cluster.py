@@ -53,6 +53,7 @@ class BenchSettings:
     hand_offs: int = 3
     kills: int = 2
     lease_ttl_s: float = 3.0
+    brokers: int = BROKERS
 
 
 class Bench:
@@ -239,12 +240,12 @@ def journal_spec(
 
 @asynccontextmanager
 async def running(settings: BenchSettings, clock: Clock) -> AsyncIterator[Bench]:
-    """Run etcd, three brokers in three zones and the bare service, each as a process.
+    """Run etcd, brokers in as many zones and the bare service, each as a process.
 
     Raise what their start raises. The end of the block stops everything.
     """
     cluster = LocalCluster(
-        ClusterSettings(settings.directory, brokers=BROKERS, zones=BROKERS), clock
+        ClusterSettings(settings.directory, settings.brokers, settings.brokers), clock
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(_stop, cluster)

@@ -197,7 +197,12 @@ async def measure(
 
 def table_of(path: Path, names: Sequence[str]) -> tuple[str, str]:
     """Return a page's text before and after the table of these suites. Raise ``Invalid`` if it has none."""
-    begin, end = f"<!-- gazette bench {' '.join(names)} -->\n", "<!-- end of the table -->"
+    return place_of(path, f"gazette bench {' '.join(names)}")
+
+
+def place_of(path: Path, command: str) -> tuple[str, str]:
+    """Return a page's text before and after the table of a command. Raise ``Invalid`` if it has none."""
+    begin, end = f"<!-- {command} -->\n", "<!-- end of the table -->"
     try:
         text = path.read_text()
     except OSError as error:

@@ -155,13 +155,13 @@ async def application(
 
 @asynccontextmanager
 async def member(
-    bench: Bench, environ: Environ = MappingProxyType({})
+    bench: Bench, environ: Environ = MappingProxyType({}), http_port: int = 0
 ) -> AsyncIterator[tuple[ChildProcess, ShardClient]]:
-    """Run a member as `application` does, and yield also its process."""
+    """Run a member as `application` does, and yield also its process. It takes any HTTP port if that is 0."""
     cluster, clock = bench.cluster, bench.clock
     scratch = cluster.directory / "scratch" / "bench-app"
     scratch.mkdir(parents=True, exist_ok=True)
-    grpc_port, http_port = free_port(), free_port()
+    grpc_port, http_port = free_port(), http_port or free_port()
     argv = python_module(
         "tools.bench.app",
         "serve",
@@ -213,7 +213,7 @@ async def shard(
     async with bench.journals(log):
         await shards.apply_shards([ShardChange(upsert=spec)])
         try:
-            await _await_primary(bench, shards, spec.id)
+            await await_primary(bench, shards, spec.id)
             yield spec
         finally:
             change = ShardChange(delete=spec.id, expect_mod_revision=-1)
@@ -223,7 +223,7 @@ async def shard(
             await bench.clock.sleep(0.2)
 
 
-async def _await_primary(bench: Bench, shards: ShardClient, shard_id: str) -> None:
+async def await_primary(bench: Bench, shards: ShardClient, shard_id: str) -> None:
     deadline = bench.clock.monotonic() + _TIMEOUT_S
     while True:
         for one in (await shards.list_shards()).shards:
