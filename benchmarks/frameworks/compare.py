@@ -259,7 +259,12 @@ class Program:
     def start(self) -> None:
         with self.output.open("ab") as output, self.errors.open("ab") as errors:
             self.process = subprocess.Popen(
-                self.command, stdout=output, stderr=errors, env=clean(), cwd=self.output.parent
+                self.command,
+                stdout=output,
+                stderr=errors,
+                env=clean(),
+                cwd=self.output.parent,
+                start_new_session=True,  # As ours: Linux shares processors among sessions.
             )
 
     def marks(self) -> list[tuple[int, float]]:
@@ -500,9 +505,10 @@ def machine(programs: Programs, command: str, began: str, others: Sequence[float
     """Return on what was measured, and how."""
     vm = subprocess.run([programs.java, "-version"], check=True, capture_output=True, text=True)
     runtime = vm.stderr.splitlines()[1].strip()
+    busy = " to ".join(f"{share:.0%}" for share in sorted({min(others), max(others)}))
     return (
         f"`{command}`, {began}, on {os.cpu_count()} cores of {cpu()}.\n"
-        f"Before the rounds, other programs used {min(others):.0%} to {max(others):.0%} of the processors.\n"
+        f"Before the rounds, other programs used {busy} of the processors.\n"
         f"Python is {platform.python_version()} ({platform.python_compiler()}; {build()}) for all. Java is\n"
         f"{runtime}, for Kafka {KAFKA} and Kafka Streams. pygazette is {__version__}."
     )

@@ -83,7 +83,10 @@ def broker(
             check=True,
         )
         process = subprocess.Popen(
-            [*command, "kafka.Kafka", str(settings)], stdout=output, stderr=output
+            [*command, "kafka.Kafka", str(settings)],
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
         try:
             yield f"127.0.0.1:{port}"
