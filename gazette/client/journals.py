@@ -166,20 +166,19 @@ async def list_journals(client: BrokerAccess, selector: LabelSelector = EVERYTHI
     """
     request = broker_pb2.ListRequest(selector=selector.to_pb())
     validate_list_request(request)
-    listed: JournalList | None = None
+    header: Header | None = None
+    journals: list[ListedJournal] = []
     async for page in _pages(client, request, selector):
-        if listed is None:
+        if header is None:
             header = _header(page)
-            listed = JournalList(header, _journals(page, header))
-        elif page.journals:
-            listed = JournalList(listed.header, listed.journals + _journals(page, listed.header))
-        else:
+        elif not page.journals:
             raise Broken("the broker sent an empty page of journals")
-    if listed is None:
+        journals.extend(_journals(page, header))
+    if header is None:
         raise Broken("the broker ended a list before its first page")
-    for journal in listed.journals:
+    for journal in journals:
         client.observe_route(journal.spec.name, journal.route)
-    return listed
+    return JournalList(header, tuple(journals))
 
 
 async def watch_journals(
