@@ -133,7 +133,8 @@ def _replication(members: Sequence[DecodedKV], items: Sequence[DecodedKV]) -> di
         if not kv.decoded.value.exiting() and (limit := max(0, kv.decoded.value.item_limit()))
     ]
     room = sum(staying_limits)
-    for cap in range(len(staying_limits), 0, -1):
+    # A greater cap than the greatest replication changes nothing.
+    for cap in range(min(len(staying_limits), max(desired.values(), default=0)), 0, -1):
         reduced = {item: min(wanted, max(least[item], cap)) for item, wanted in desired.items()}
         if sum(reduced.values()) <= room:
             return reduced
