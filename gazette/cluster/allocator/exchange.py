@@ -107,7 +107,10 @@ class Exchange:
         self._load = np.zeros(size, dtype=np.int64)
         self._grow = np.zeros(size, dtype=np.int64)
         self._shrink = np.zeros(size, dtype=np.int64)
-        self._cost = np.full((size + 1, size + 1), _NEVER, dtype=np.int64)
+        # In the order of targets, since each search looks for the nearest source of each target.
+        self._cost = np.full((size + 1, size + 1), _NEVER, dtype=np.int64, order="F")
+        self._reached = np.empty_like(self._cost)
+        """Room for `_search`, which would else ask the system for it in each round."""
         self._update(np.arange(count), range(size))
 
     @property
@@ -252,22 +255,30 @@ class Exchange:
         cheapest = int(np.argmin(from_sink + to_sink))
         if from_sink[cheapest] + to_sink[cheapest] < 0:
             return [sink, cheapest]
-        # Bellman-Ford, from all nodes at once.
-        cost = self._cost.copy()
-        cost[sink, :sink], cost[:sink, sink] = from_sink, to_sink
-        nodes = np.arange(sink + 1)
+        # Costs of loads are in the matrix during the search only.
+        without_loads = self._cost[sink, :sink].copy(), self._cost[:sink, sink].copy()
+        self._cost[sink, :sink], self._cost[:sink, sink] = from_sink, to_sink
+        cycle = self._search()
+        self._cost[sink, :sink], self._cost[:sink, sink] = without_loads
+        return cycle
+
+    def _search(self) -> list[int]:
+        """Return a cycle as `_negative_cycle` does: Bellman-Ford, from all nodes at once."""
+        nodes = np.arange(self._sink + 1)
         distance, parent = np.zeros_like(nodes), np.full_like(nodes, -1)
-        for _ in range(sink + 2):
-            reached = cost + distance[:, None]
+        reached = self._cost
+        for _ in range(self._sink + 2):
             nearest = reached.argmin(axis=0)
-            shorter = reached[nearest, nodes] < distance
+            through = reached[nearest, nodes]
+            shorter = through < distance
             if not shorter.any():
                 return []
             parent[shorter] = nearest[shorter]
-            distance[shorter] = reached[nearest, nodes][shorter]
+            distance[shorter] = through[shorter]
             if cycle := _cycle(parent.tolist()):
                 return cycle
-        raise Broken("found no cycle after a round for each node", nodes=sink + 1)
+            reached = np.add(self._cost, distance[:, None], out=self._reached)
+        raise Broken("found no cycle after a round for each node", nodes=self._sink + 1)
 
     def _apply(self, cycle: list[int]) -> None:
         """Apply a negative cycle as often as its costs hold. If a cost was too low, correct it instead."""
