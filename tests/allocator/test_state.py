@@ -4,6 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gazette.cluster.allocator.state import LocalItem, State
+from gazette.cluster.etcd.values import KeyValue, ResponseHeader, WatchEvent, WatchResponse
+from gazette.cluster.keyspace.key_space import KeySpace
+from tests.allocator.conftest import PaperCluster
 
 
 def limits(state: Any) -> dict[str, int]:
@@ -237,3 +244,93 @@ def test_loads_know_ratios_and_members_that_are_gone(cluster: Any) -> None:
     assert not loads.has_room(("c", "9"))
     assert not loads.has_room(("a", "3"))
     assert loads.has_room(("a", "1"))
+
+
+KEYS = [
+    "members/a#1",
+    *(f"items/{item}" for item in ("x", "x/y", "z")),
+    *(
+        f"assign/{item}#{member}#{slot}"
+        for item in ("x", "x/y", "z", "gone")
+        for member in ("a#1", "b#2")
+        for slot in (0, 1)
+    ),
+]
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.tuples(st.sampled_from(KEYS), st.booleans()), min_size=1, max_size=9)))
+def test_a_state_that_follows_equals_a_new_one(steps: list[list[tuple[str, bool]]]) -> None:
+    """Assignments without an item, two of one member, and items without assignments too."""
+    ks = KeySpace(PaperCluster.root, PaperCluster.decoder)
+    key = f"{ks.root}/members/a#1"
+    state = State(ks, key, PaperCluster.is_consistent)
+    ks.observers.append(state.observe)
+    present: dict[str, KeyValue] = {}
+    for revision, step in enumerate(steps, 1):
+        events = []
+        former = state.assigned, dict(state.assigned), {id(one) for one in state.local_items}
+        for name in dict.fromkeys(name for name, _ in step):
+            full = f"{ks.root}/{name}".encode()
+            is_put = dict(step)[name]
+            before = present.pop(name, None)
+            if is_put:
+                created, version = (
+                    (before.create_revision, before.version + 1) if before else (revision, 1)
+                )
+                value = b"consistent" if name.startswith("assign") else b"1"
+                kv = present[name] = KeyValue(full, value, created, revision, version)
+                events.append(WatchEvent(kv))
+            elif before is not None:
+                events.append(WatchEvent(KeyValue(full, b"", 0, revision, 0), deleted=True))
+        ks.apply([WatchResponse(ResponseHeader(1, 2, revision, 3), tuple(events))])
+        other = State(ks, key, PaperCluster.is_consistent)
+        assert facts(state) == facts(other)
+        # What others hold does not change, and an item that has not changed is the same object.
+        assert former[0] == former[1]
+        touched = {name.split("/", 1)[1].split("#")[0] for name, _ in step}
+        assert all(
+            id(local) in former[2] or local.item.decoded.id in touched
+            for local in state.local_items
+        )
+
+
+def facts(state: State) -> tuple[Any, ...]:
+    locals_: list[LocalItem] = state.local_items
+    ids = ("x", "x/y", "z", "gone")
+    return (
+        list(state.items),
+        list(state.members),
+        list(state.assignments),
+        locals_,
+        state.local_count,
+        state.local_member,
+        state.assigned,
+        [state.item(item_id) for item_id in ids],
+    )
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=6),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=5),
+)
+def test_replication_while_members_leave_is_the_greatest_that_fits(
+    members: list[tuple[int, bool]], items: list[tuple[int, int]]
+) -> None:
+    keys = [
+        *(
+            (f"members/a#{n}", f"{limit} exiting" if leaves else str(limit))
+            for n, (limit, leaves) in enumerate(members)
+        ),
+        *((f"items/{n}", f"{wanted} least {least}") for n, (wanted, least) in enumerate(items)),
+    ]
+    staying = [limit for limit, leaves in members if limit and not leaves]
+
+    def at_most(cap: int) -> list[int]:
+        return [min(wanted, max(least, cap)) for wanted, least in items]
+
+    caps = range(len(staying), 0, -1)
+    fitting = next((cap for cap in caps if sum(at_most(cap)) <= sum(staying)), 1)
+    is_anyone_leaving = any(leaves for _, leaves in members)
+    expected = at_most(fitting) if is_anyone_leaving else [wanted for wanted, _ in items]
+    assert list(PaperCluster(keys).state().demand.replication.values()) == expected

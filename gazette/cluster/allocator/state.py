@@ -1,17 +1,15 @@
 """Facts derived from the keys: members, demand, the leader, and members that may leave.
 
-``State`` is rebuilt from its KeySpace after every change, as the first of its observers. ``local_items``,
-which the resolver needs, is built at once. Facts that only the leader needs are built on demand.
+``State`` follows its KeySpace after every change, as the first of its observers. ``local_items``,
+which the resolver needs, is updated at once. Facts that only the leader needs are built on demand.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
-from typing import Final, Protocol
+from typing import Protocol
 
 from gazette.cluster.allocator.demand import Demand
 from gazette.cluster.allocator.loads import Loads
@@ -26,9 +24,7 @@ from gazette.cluster.allocator.model import (
     Progress,
     unknown_progress,
 )
-
-_ID: Final = attrgetter("decoded.id")
-_ITEM_ID: Final = attrgetter("decoded.item_id")
+from gazette.cluster.keyspace.key_values import differences
 
 
 class Mirror(Protocol):
@@ -83,46 +79,79 @@ class State:
         self.local_count = 0
         """Number of our assignments, including those of deleted items."""
         self._items: dict[str, DecodedKV] = {}
+        self._local: dict[str, list[LocalItem | None]] = {}
+        """An entry for each of our assignments, by item. None: the item was deleted."""
         self.assigned: Mapping[str, tuple[DecodedKV, ...]] = {}
-        """The assignments of each item that has some, in key order."""
+        """The assignments of each item that has some, in key order. It is replaced, never changed."""
         self._demand: Demand | None = None
         self.observe()
 
     def observe(self) -> None:
-        """Rebuild from the KeySpace. Register this as an observer before all observers that use ``State``."""
-        self.items = self.ks.prefixed(self.root + ITEMS)
+        """Follow the KeySpace. Register this as an observer before all observers that use ``State``.
+
+        Beside copies of lists, the work is that of the keys that have changed. What has not changed stays the
+        same object, so that observers find changes quickly.
+        """
+        items = self.ks.prefixed(self.root + ITEMS)
+        assignments = self.ks.prefixed(self.root + ASSIGNMENTS)
         self.members = self.ks.prefixed(self.root + MEMBERS)
-        self.assignments = self.ks.prefixed(self.root + ASSIGNMENTS)
         self.local_member = next((kv for kv in self.members if kv.key == self.local_key), None)
         self._demand = None
-        self._items = dict(zip(map(_ID, self.items), self.items, strict=True))
-        self.assigned = dict(self._siblings(self.assigned))
-        self._find_local()
+        touched = self._update_items(items) | self._update_assigned(assignments)
+        if touched:
+            self._update_local(touched)
 
-    def _find_local(self) -> None:
-        """Find our items. An unchanged item stays the same object, so that observers find changes quickly."""
+    def _update_items(self, items: Sequence[DecodedKV]) -> set[str]:
+        """Update the items. Return the ids of those that have changed."""
+        touched = set()
+        for before, now, _ in differences(self.items, items):
+            if now is not None:
+                self._items[now.decoded.id] = now
+                touched.add(now.decoded.id)
+            elif before is not None:
+                del self._items[before.decoded.id]
+                touched.add(before.decoded.id)
+        self.items = items
+        return touched
+
+    def _update_assigned(self, assignments: Sequence[DecodedKV]) -> set[str]:
+        """Update the assignments. Return the ids of the items whose assignments have changed."""
+        places = {
+            entry.decoded.item_id: index
+            for before, now, index in differences(self.assignments, assignments)
+            for entry in (before, now)
+            if entry is not None
+        }
+        self.assignments = assignments
+        if places:
+            assigned = dict(self.assigned)  # Others may hold the former one.
+            for item_id, index in places.items():
+                if siblings := _siblings(assignments, item_id, index):
+                    assigned[item_id] = siblings
+                else:
+                    assigned.pop(item_id, None)
+            self.assigned = assigned
+        return set(places)
+
+    def _update_local(self, touched: Iterable[str]) -> None:
+        """Find our items among those that have changed."""
         zone, _, suffix = self.local_key.removeprefix(self.root + MEMBERS).partition("#")
-        former = {local.item.decoded.id: local for local in self.local_items}
-        self.local_count, self.local_items = 0, []
-        for item_id, siblings in self.assigned.items():
-            for index, kv in enumerate(siblings):
-                if kv.decoded.suffix == suffix and kv.decoded.zone == zone:
-                    self.local_count += 1
-                    item = self._items.get(item_id)
-                    if item is not None:
-                        local = former.get(item_id)
-                        if local is None or (local.item, local.assignments) != (item, siblings):
-                            local = LocalItem(item, siblings, index)
-                        self.local_items.append(local)
-
-    def _siblings(
-        self, before: Mapping[str, tuple[DecodedKV, ...]]
-    ) -> Iterator[tuple[str, tuple[DecodedKV, ...]]]:
-        """Yield the assignments of each item. Unchanged ones are the same object as in ``before``."""
-        for item_id, siblings in groupby(self.assignments, key=_ITEM_ID):
-            present = tuple(siblings)
-            former = before.get(item_id)
-            yield item_id, former if former == present else present
+        for item_id in touched:
+            item, siblings = self._items.get(item_id), self.assignments_of(item_id)
+            indices = [
+                index
+                for index, kv in enumerate(siblings)
+                if kv.decoded.suffix == suffix and kv.decoded.zone == zone
+            ]
+            self._local.pop(item_id, None)
+            if indices:
+                self._local[item_id] = [
+                    None if item is None else LocalItem(item, siblings, index) for index in indices
+                ]
+        self.local_count = sum(map(len, self._local.values()))
+        self.local_items = [
+            local for item_id in sorted(self._local) for local in self._local[item_id] if local
+        ]
 
     def item(self, item_id: str) -> DecodedKV | None:
         return self._items.get(item_id)
@@ -179,6 +208,16 @@ class State:
 
     def members_by_id(self) -> Mapping[MemberId, DecodedKV]:
         return {kv.decoded.id: kv for kv in self.members}
+
+
+def _siblings(assignments: Sequence[DecodedKV], item_id: str, index: int) -> tuple[DecodedKV, ...]:
+    """Return the assignments of an item, which are on both sides of ``index``."""
+    begin = end = index
+    while begin > 0 and assignments[begin - 1].decoded.item_id == item_id:
+        begin -= 1
+    while end < len(assignments) and assignments[end].decoded.item_id == item_id:
+        end += 1
+    return tuple(assignments[begin:end])
 
 
 def _key(kv: DecodedKV) -> str:

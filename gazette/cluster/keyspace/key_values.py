@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from gazette.cluster.etcd.values import KeyValue
 
@@ -20,6 +20,41 @@ class DecodedKeyValue:
     key: str
     raw: KeyValue
     decoded: object
+
+
+class Keyed(Protocol):
+    @property
+    def key(self) -> str: ...
+
+
+K = TypeVar("K", bound=Keyed)
+
+
+def differences(before: Sequence[K], now: Sequence[K]) -> Iterator[tuple[K | None, K | None, int]]:
+    """Yield each entry that differs, as ``(before, now, its index in now)``, in order of keys.
+
+    Both sequences ascend. ``before`` is None for a new entry, and ``now`` for one that is gone. Equal runs
+    are compared as slices. So a few changes of many entries cost little more than to compare two lists.
+    """
+    old = new = 0
+    run = 1
+    while (rest := min(len(before) - old, len(now) - new)) > 0:
+        run = min(run, rest)
+        if before[old : old + run] == now[new : new + run]:
+            old, new, run = old + run, new + run, run * 2
+        elif run > 1:
+            run = max(1, run // 4)
+        else:
+            former, present = before[old], now[new]
+            yield (
+                former if former.key <= present.key else None,
+                present if present.key <= former.key else None,
+                new,
+            )
+            old += former.key <= present.key
+            new += present.key <= former.key
+    yield from ((entry, None, new) for entry in before[old:])
+    yield from ((None, entry, index) for index, entry in enumerate(now[new:], new))
 
 
 def _key(kv: DecodedKeyValue) -> str:
