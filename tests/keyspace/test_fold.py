@@ -139,6 +139,10 @@ def test_disorder_in_what_is_loaded_is_a_bug() -> None:
         load([kv("b", "1", 1, 1, 1), kv("a", "1", 1, 1, 1)], decode)
     with raises(Bug, key="a", after="a"):
         load([kv("a", "1", 1, 1, 1), kv("a", "1", 1, 1, 1)], decode)
+    # Case: a part of the keys, and the entry before it.
+    (last,) = entries(kv("b", "1", 1, 1, 1))
+    with raises(Bug, key="b", after="b"):
+        load([kv("b", "1", 1, 1, 1)], decode, after=last)
 
 
 def test_loading_skips_what_does_not_decode() -> None:

@@ -18,6 +18,7 @@ from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock
 from gazette.testing.etcd import etcd_for_tests
 from tests.facts import logged, raises
+from tests.support.instant_clock import breathe
 
 ROOT = "/gazette/cluster"
 
@@ -100,6 +101,20 @@ async def started(script: Script, *, delay: float = 0.0, **kvs: int) -> KeySpace
     script.loads.insert(0, loaded(10, **kvs))
     await ks.load(cast("Etcd", script))
     return ks
+
+
+async def test_other_tasks_run_during_a_load_and_see_the_mirror_before_it() -> None:
+    script = Script(loads=[loaded(20, **{f"{number:04}": number for number in range(1_200)})])
+    ks = await started(script, b=2)
+    seen: list[dict[str, object]] = []
+    async with TaskScope("test") as scope:
+        load = scope.spawn(ks.load(cast("Etcd", script)), name="load")
+        while not load.done():
+            seen.append(contents(ks))
+            await breathe()
+    assert len(seen) >= 3
+    assert all(keys == {"/b": 2} for keys in seen)
+    assert contents(ks) == {f"/{number:04}": number for number in range(1_200)}
 
 
 async def test_responses_within_the_delay_are_one_step() -> None:

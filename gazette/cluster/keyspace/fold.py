@@ -34,9 +34,12 @@ class Folded:
 
 
 def load(
-    kvs: Iterable[KeyValue], decoder: Decoder, previous: Sequence[DecodedKeyValue] = ()
+    kvs: Iterable[KeyValue],
+    decoder: Decoder,
+    previous: Sequence[DecodedKeyValue] = (),
+    after: DecodedKeyValue | None = None,
 ) -> Folded:
-    """Decode all keys of a range, in its order.
+    """Decode all keys of a range, in its order, or a part of them that comes ``after`` an entry.
 
     Leave out a value that cannot be decoded. But if ``previous``, the former mirror, has an entry of the key
     with the same CreateRevision, keep it, as ``fold`` does. Raise ``Bug`` if keys do not ascend.
@@ -45,14 +48,15 @@ def load(
     loaded: list[DecodedKeyValue] = []
     for kv in kvs:
         text = _text(kv.key)
-        if loaded and not loaded[-1].raw.key < kv.key:
-            raise Bug("keys of a range are out of order", key=text, after=loaded[-1].key)
+        if after is not None and not after.raw.key < kv.key:
+            raise Bug("keys of a range are out of order", key=text, after=after.key)
         former = _at(previous, _index_of(previous, kv.key), kv.key)
         if former is not None and former.raw.create_revision != kv.create_revision:
             former = None
         entry = folding.decode(text, kv, former)
         if entry is not None:
             loaded.append(entry)
+            after = entry
     return Folded(loaded, tuple(folding.anomalies))
 
 

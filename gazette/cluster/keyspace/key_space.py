@@ -32,6 +32,8 @@ _VISITS_PER_CHANGE = 100
 """Keys that observers visit in the time of one change, for which they may make a replica."""
 _APPLY_DELAY_MAX_S = 1.0
 _PENDING_RESPONSES_MAX = 256
+_KEYS_PER_SLICE = 500
+"""Keys of a load that are decoded before other tasks get the loop: some milliseconds."""
 _BACKOFFS_S = (0.0, 0.0, 0.005, 2.0, 3.0, 4.0)
 _BACKOFF_MAX_S = 5.0
 
@@ -101,7 +103,7 @@ class KeySpace:
         """
         loaded = await etcd.range(self._prefix, revision=revision)
         header = self._check_cluster(loaded.header)
-        self._replace(loaded, header, header)
+        self._replace(await self._decoded(loaded, etcd), header, header)
 
     async def watch(self, etcd: Etcd) -> NoReturn:
         """Follow etcd from the mirror's revision, for as long as this runs.
@@ -249,10 +251,23 @@ class KeySpace:
         is_any_gone = any(kv.key not in loaded_keys for kv in self.key_values)
         # A key that is gone was deleted at an unknown revision, later than the last one that we have seen.
         shown = replace(header, revision=max(last_revision, self.header.revision + is_any_gone))
-        self._replace(loaded, header, shown)
+        self._replace(await self._decoded(loaded, etcd), header, shown)
 
-    def _replace(self, loaded: RangeResult, at: ResponseHeader, shown: ResponseHeader) -> None:
-        folded = fold.load(loaded.kvs, self._decoder, self.key_values)
+    async def _decoded(self, loaded: RangeResult, etcd: Etcd) -> fold.Folded:
+        """Decode all keys. Other tasks run meanwhile, and see the mirror as it was."""
+        entries: list[DecodedKeyValue] = []
+        anomalies: list[fold.Anomaly] = []
+        for begin in range(0, len(loaded.kvs), _KEYS_PER_SLICE):
+            if begin:
+                await etcd.clock.sleep(0)
+            part = loaded.kvs[begin : begin + _KEYS_PER_SLICE]
+            after = entries[-1] if entries else None
+            folded = fold.load(part, self._decoder, self.key_values, after)
+            entries += folded.key_values
+            anomalies += folded.anomalies
+        return fold.Folded(entries, tuple(anomalies))
+
+    def _replace(self, folded: fold.Folded, at: ResponseHeader, shown: ResponseHeader) -> None:
         self.seen_revision = at.revision
         self._resume_revision = at.revision + 1
         self._step(folded, shown)
