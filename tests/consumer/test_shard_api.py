@@ -119,7 +119,14 @@ async def test_list_joins_specifications_assignments_and_status(start: Start) ->
     assert all(one.status[0].code is ReplicaCode.PRIMARY for one in listed)
     assert listed[0].route.members == (member.service.process_id,)
     assert listed[0].route.endpoints == (member.endpoint,)
-    for selector, ids in (("team = red", [SHARD]), ("id = shard-two", [OTHER]), ("no = such", [])):
+    for selector, ids in (
+        ("team = red", [SHARD]),
+        ("id = shard-two", [OTHER]),
+        ("id = shard-two, team = red", []),
+        ("id = no-such", []),
+        (f"id in ({SHARD}, {OTHER})", [SHARD, OTHER]),
+        ("no = such", []),
+    ):
         found = await member.shards.list_shards(LabelSelector.parse(selector))
         assert [one.spec.id for one in found.shards] == ids
 

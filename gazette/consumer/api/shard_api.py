@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -39,6 +39,8 @@ from gazette.protocol.shard_checks import (
 from gazette.protocol.status import ShardStatus
 
 MAX_TXN_OPS: Final = 128
+_MATCHES_PER_SLICE: Final = 500
+"""Shards that are matched before other tasks get the loop: some milliseconds."""
 
 
 CAPABILITIES: Final = {
@@ -172,12 +174,15 @@ class ShardApi:
         selector = LabelSelector.from_pb(request.selector)
         response = pb.ListResponse()
         response.header.CopyFrom(self._resolver.unrouted_header().to_pb())
-        for item in self._state.items:
+        assigned = self._state.assigned
+        for index, item in enumerate(self._candidates(selector)):
+            if index % _MATCHES_PER_SLICE == _MATCHES_PER_SLICE - 1:
+                await self._etcd.clock.sleep(0)
             spec: ShardSpec = item.decoded.value.spec
             labels = spec.labels_with_id()
             if not (selector.matches(labels) and claims.selector.matches(labels)):
                 continue
-            assignments = self._state.assignments_of(spec.id)
+            assignments = assigned.get(spec.id, ())
             route = self._resolver.with_endpoints(route_of(assignments))
             shard = response.shards.add(
                 spec=pb.ShardSpec.FromString(item.raw.value),
@@ -187,6 +192,14 @@ class ShardApi:
             )
             shard.status.extend(kv.decoded.value.to_pb() for kv in assignments)
         return response
+
+    def _candidates(self, selector: LabelSelector) -> Sequence[DecodedKV]:
+        """Return the shards that can match the selector's id."""
+        ids = [label for label in selector.include.labels if label.name == META_SHARD_ID]
+        if len(ids) != 1 or ids[0].prefix or not ids[0].value:
+            return self._state.items
+        item = self._state.item(ids[0].value)
+        return () if item is None else (item,)
 
     def _problems(self, request: pb.ListRequest, claims: Claims, context: Any) -> pb.ListResponse:
         """Return no shards. The trailing metadata say what each matching shard of this member waits for."""
