@@ -2,7 +2,7 @@
 
 ::
 
-    python -m tools.scale brokers|members [--sizes 1000,3000] [--latency 0.005] [--only views|convergence]
+    python -m tools.scale brokers|members [--only views|convergence|plans] [--sizes 1000,3000]
 
 Brokers: a broker for 1,000 journals with three replicas each. Members: a member for 50 shards with one
 hot standby each. There are three zones. The mirror, the allocator and the servers of lists are the true
@@ -23,12 +23,13 @@ from typing import Final
 
 from tools.scale.allocation import converge
 from tools.scale.clusters import KINDS, Kind
+from tools.scale.plans import plan
 from tools.scale.views import view
 
 _LINEAR: Final = 1.1
 _NOTICED: Final = 0.05
 """A time below this is not marked, however fast it grows."""
-_PARTS: Final = ("views", "convergence")
+_PARTS: Final = ("views", "convergence", "plans")
 Rows = dict[str, float]
 
 
@@ -41,6 +42,8 @@ def _measured(part: str, kind: Kind, size: int, latency_s: float, events: int) -
             if figure.turn_s:
                 rows[f"{figure.name}, turn [s]"] = figure.turn_s
         return rows
+    if part == "plans":
+        return plan(kind, size)
     units = {"_s": " [s]", "es": " [B]"}
     return {
         f"{event.event}: {name.removesuffix('_s').replace('_', ' ')}{units.get(name[-2:], '')}": value
@@ -95,7 +98,7 @@ def main() -> None:
             columns.append(json.loads(output))
             print(f"{part}: {size:,} done", file=sys.stderr, flush=True)
         title = f"{kind.item}s: {part}"
-        _print(title + ("" if part == "views" else f", {args.latency:g} s"), sizes, columns)
+        _print(title + (f", {args.latency:g} s" if part == "convergence" else ""), sizes, columns)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ KINDS: Final = {kind.name: kind for kind in (BROKERS, MEMBERS)}
 
 
 class PaperCluster:
-    """The keys of a cluster. Primaries and standbys report as soon as etcd has told them.
+    """The keys of a cluster. Primaries and standbys report as soon as their watch has the change.
 
     Member ``m`` has the lease ``m + 1``. Each member may have twice its share of the items.
     """
@@ -173,7 +173,7 @@ class PaperCluster:
         return slots == list(range(self.kind.replication)) and not self._stale(assignments)
 
     def _look(self, events: Iterable[Any]) -> None:
-        """Let replicas of assignments that have changed report, once etcd has told them."""
+        """Let replicas of assignments that have changed report, once their watch has them."""
         prefixes = {prefix for event in events if (prefix := item_prefix(event.kv.key))}
         if stale := [p for p in prefixes if self._stale(self.etcd.item(p))]:
             asyncio.get_running_loop().call_later(2 * self.etcd.latency_s, self._report, stale)
