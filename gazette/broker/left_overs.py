@@ -34,10 +34,10 @@ _LOOKED_MAX: Final = 32
 async def left_overs(
     blob_stores: BlobStores, new: Sequence[tuple[JournalName, Sequence[str]]]
 ) -> tuple[tuple[str, str], ...]:
-    """Return trailing metadata with a note on each new journal that has fragments below its name.
+    """Return trailing metadata with a note for each store that has fragments below a new journal's name.
 
-    ``new`` are the journals with their stores. A store that fails or is slow causes no error: the journal's
-    replicas find its fragments later.
+    ``new`` are the journals with their stores. Look at the first `_LOOKED_MAX` journals only. A store that
+    fails, or takes longer than `_LOOK_S`, causes no error: replicas find the fragments later.
     """
     notes: list[tuple[str, str]] = []
 

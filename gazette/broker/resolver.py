@@ -479,12 +479,13 @@ def _is_continued(before: LocalItem, now: LocalItem) -> bool:
     """Return True if a replica that was made for ``before`` may serve ``now``."""
     if before.item.raw.create_revision != now.item.raw.create_revision:
         return False
+    # A replica that has led never follows: a new replica follows in its place.
     if before.assignment.decoded.slot == 0 and now.assignment.decoded.slot != 0:
         return False
+    # With another revision, the assignment was removed, and added again under the same key.
     if before.assignment.key == now.assignment.key:
         return before.assignment.raw.create_revision == now.assignment.raw.create_revision
-    # A move to another slot makes another key with the same value. But an assignment that was removed and
-    # added again in one step of the key space is new: its value is empty.
+    # A move to another slot keeps the value. An empty value says: added just now, or never advertised.
     return bool(now.assignment.raw.value)
 
 

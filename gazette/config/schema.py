@@ -82,7 +82,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Formats ``-s, --selector STR``, and switches without their optional value."""
+    """Shows an option as ``-s, --selector STR``, and a switch without its optional value."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         names = ", ".join(action.option_strings)

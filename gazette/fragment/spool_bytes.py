@@ -28,7 +28,8 @@ LIMIT_BYTES: Final = 1 << 26
 _WRITTEN_FROM: Final = 16
 """Divisor of the limit. Threads begin to write once the quotient, in bytes, is in memory."""
 _PART_BYTES: Final = 1 << 18
-"""Bytes of a part in memory. A thread writes one part at a time, and the loop may wait for its copy."""
+"""Bytes up to which content is joined into one part in memory. A thread copies a part under the lock, for
+which the loop may wait, and then writes the copy."""
 
 
 class SpoolBytes:

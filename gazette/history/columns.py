@@ -226,7 +226,7 @@ class ColumnDecoder:
         return Decoded(columns, stop, fields)
 
     def _decode_framed(self, framing: Framing[Any], buffer: bytes, base: Offset) -> Decoded:
-        """Decode a buffer by the specification. A malformed frame fails, or is a message, or is skipped."""
+        """Decode a buffer by its `Framing`. ``shape.malformed`` decides what becomes of a malformed frame."""
         begins: list[int] = []
         ends: list[int] = []
         uuids: list[bytes] = []

@@ -271,10 +271,8 @@ class Publisher:
     def _enqueue_committed(
         self, stamp: Stamper[M], line: _Line, messages: Iterable[M]
     ) -> OpFuture[AppendResult]:
-        """Enqueue messages, behind the uncommitted messages in line for their journal.
-
-        The caller holds the lock.
-        """
+        """Enqueue messages, behind the uncommitted messages in line for their journal. The caller holds the
+        lock."""
         buffer = line.buffer
         passes = self._held is not None and self._passes_held(line)
         begin = end = len(buffer)

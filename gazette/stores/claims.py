@@ -56,7 +56,7 @@ class Claimable(Protocol):
     """The methods of a store in a database that backfills call. Both block."""
 
     def held(self, shard: Shard) -> HeldState:
-        """Return what the database holds. Leave the fence unchanged. Raise ``Unavailable`` if it is lost."""
+        """Return what the database holds, and change nothing. Raise ``Unavailable`` if it does not answer."""
         ...
 
     def claim(self, shard: Shard, claim: BackfillClaim) -> HeldState:

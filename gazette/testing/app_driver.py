@@ -363,8 +363,8 @@ class AppDriver(Generic[StoreT]):
                 continue
             if commit.done() or self._is_held(life):
                 return
-            # The store commits on a thread of its own. Callbacks of the future finish the commit, in
-            # order: wait until this callback, which is the last one, is called.
+            # The store commits on a thread of its own, and callbacks of ``commit`` finish the work, in
+            # order. Add one more callback, the last one, and wait until it is called.
             called = threading.Event()
             commit.add_done_callback(lambda _, called=called: called.set())  # type: ignore[misc]
             if not called.wait(self._commit_wait_s):

@@ -201,10 +201,8 @@ class AppendApi:
 async def _forward(
     opening: broker_pb2.AppendRequest, content: ContentSource, upstream: StreamCall
 ) -> None:
-    """Write the whole append to the primary.
-
-    Stop if the primary has answered already: its response has the reason.
-    """
+    """Write the whole append to the primary. Stop if the primary has answered already: its response has the
+    reason."""
     if not await upstream.write(opening):
         return
     while (chunk := await content.next()) is not None:

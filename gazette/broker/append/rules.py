@@ -93,16 +93,16 @@ def resume_offset(spec: JournalSpec) -> Offset:
 
 
 def check_terms(terms: AppendTerms) -> None:
-    """Raise ``TooLarge`` if the registers that a request names exceed the limit of registers."""
+    """Raise ``TooLarge`` if one field of a request names more registers than a journal may have."""
     check = terms.check_registers
     if check is None and not terms.changes_registers:
         return
-    named = {
-        "CheckRegisters": () if check is None else (check.include, check.exclude),
+    sets_by_field = {
+        "CheckRegisters": () if check is None else (check.include, check.exclude),  # Their sum.
         "UnionRegisters": (terms.union_registers,),
         "SubtractRegisters": (terms.subtract_registers,),
     }
-    for field, sets in named.items():
+    for field, sets in sets_by_field.items():
         size = sum(labels.encoded_bytes for labels in sets if labels)
         if size > REGISTERS_BYTES_MAX:
             raise _too_large("the request names too many registers", field, size)

@@ -304,10 +304,10 @@ def _end_of(wanted: ByteRange, head: int, *, block: bool) -> int:
 async def _body(
     call: Any, messages: Any, offset: int, end: int | None, *, endless: bool
 ) -> AsyncIterator[bytes]:
-    """Yield the content, up to ``end`` or the head. Raise ``Broken`` if the read ends before that.
+    """Yield the content up to ``end``. For None: up to the head, or, if ``endless``, while the broker reads.
 
-    A read that waits at the head (``endless``) ends when the broker ends it. A message without content says
-    where the next content begins.
+    Raise ``Broken`` if the read ends earlier. Raise it also if bytes are missing: a message without content
+    names the offset of the next content.
     """
     try:
         async for message in messages:

@@ -334,17 +334,17 @@ class AppendService:
         await await_shared(self._defect)
 
     async def flush(self) -> None:
-        """Wait until all appends released so far have succeeded; raise the first failure.
-
-        Cancellation: the appends go on.
-        """
+        """Wait until all appends released so far have succeeded; raise the first failure. Cancellation: the
+        appends go on."""
         self._bound.require()
         for future in self.pending_except(""):
             await await_future(future)
 
     async def close(self, timeout_s: float = 10.0) -> None:
-        """Refuse new appends, and give up those that wait: their futures fail with ``Closed``. Threads that
-        wait for room go on. An append that is being sent may take place or not: call ``flush`` first."""
+        """Refuse new appends. Futures of waiting appends fail with ``Closed``, and waiting threads return.
+
+        To lose nothing, `flush` first: an append on its way may take place or not. It has ``timeout_s`` to end.
+        """
         if self._bound.is_left:
             return
         self._bound.require()
@@ -454,8 +454,8 @@ class AppendService:
 
 
 def _is_introduced(queue: JournalQueue, error: Exception) -> bool:
-    """Return True if the journal's primary did not know the session, and named another ledger. Adopt that
-    ledger. Raise ``Corrupt`` if the journal was created again since."""
+    """Adopt the ledger that a primary named because it does not know the session. Return False if it named
+    none, or the same. Raise ``Corrupt`` if the journal was created again since its appends began."""
     facts = error.facts if isinstance(error, GazetteError) else {}
     ledger = facts.get("ledger", "")
     is_other = bool(ledger) and ledger != queue.ledger

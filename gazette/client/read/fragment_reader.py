@@ -38,10 +38,8 @@ T = TypeVar("T")
 BLOCK_BYTES: Final = 1 << 18
 """Largest number of bytes that one read returns."""
 AHEAD_BYTES: Final = 1 << 20
-"""Bytes that a thread decodes at once.
-
-The memory of one stream is twice this, or four times while another thread computes its digest.
-"""
+"""Bytes that a thread decodes at once. The memory of one stream is twice this, or four times while another
+thread computes its digest."""
 
 
 class FragmentAccess:

@@ -107,7 +107,7 @@ class ClusterMember(ABC, Generic[SettingsT]):
 
     @abstractmethod
     async def _end_calls(self) -> None:
-        """End the calls for which tasks may wait, before tasks are cancelled."""
+        """End what tasks may wait for, such as calls of blob stores or appends. Tasks are cancelled next."""
 
     @abstractmethod
     async def _close(self) -> None:

@@ -123,7 +123,7 @@ class HttpQueries:
 
 
 def _joined(request: Request) -> dict[str, str]:
-    """Return the headers of a request. Join headers of one name by commas, as HTTP does."""
+    """Return the headers of a request. Join values of one name: cookies by ``; ``, all others by ``, ``."""
     headers = request.headers
     return {
         name: ("; " if name == "cookie" else ", ").join(headers.getlist(name))

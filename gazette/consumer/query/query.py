@@ -38,7 +38,7 @@ class ShardQuery:
     claims: Claims = EVERYTHING
 
     def __post_init__(self) -> None:
-        if self.max_staleness_s is not None and not self.max_staleness_s >= 0:
+        if self.max_staleness_s is not None and not self.max_staleness_s >= 0:  # Also for NaN.
             raise Invalid(
                 f"invalid max_staleness ({self.max_staleness_s:g} s; expected >= 0)",
                 path="max_staleness",

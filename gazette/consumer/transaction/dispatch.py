@@ -194,8 +194,8 @@ class Dispatcher:
     def _deliver_observed(
         self, timers: ShardTimers, batch: Sequence[Envelope[Any]]
     ) -> tuple[int, bool]:
-        """Deliver a batch until timers are due. Return how many were consumed, and True if timers are due."""
-        if not self._singly:  # Timers that become due fire after the whole batch.
+        """Deliver a batch. Return how many were consumed, and True if it was stopped for timers."""
+        if not self._singly:  # Do not stop: timers that become due fire after the whole batch.
             consumed = self._deliver_batch(batch)
             for envelope in batch[:consumed]:
                 timers.observe(envelope)

@@ -67,10 +67,10 @@ class FragmentRemover:
     async def duplicates(
         self, spec: JournalSpec, owner: FragmentOwner, removed: Sequence[Fragment]
     ) -> list[Fragment]:
-        """Return stored fragments of a journal that the fragments ``removed`` cover.
+        """Return a journal's other stored fragments that lie within those of ``removed``.
 
-        Brokers list one fragment for each offset. After its removal, smaller fragments and copies in other
-        stores would appear. Report a store that cannot be listed, and keep its fragments.
+        Brokers list one fragment for each offset. Once it is removed, they would list a smaller one instead,
+        or a copy in another store. Report a store that cannot be listed: its fragments are not returned.
         """
         fragments: list[Fragment] = []
         for url in spec.fragment.stores:

@@ -166,7 +166,7 @@ class BackfillRun:
                 )
 
     async def _refusals(self, listed: Sequence[ListedShard]) -> list[str]:
-        """Return the reasons why a run would be refused now. Only a real run also looks into databases."""
+        """Return reasons to refuse a run now, for a plan. A run may have more: it looks into databases."""
         refusals = []
         try:
             require_idle(listed)

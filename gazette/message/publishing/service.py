@@ -81,7 +81,7 @@ class PublishingService:
     ) -> None:
         if mapping not in ("modulo", "rendezvous"):
             raise Invalid(f"must be modulo or rendezvous, not {mapping!r}", path="mapping")
-        if not timeout_s > 0:
+        if not timeout_s > 0:  # Also for NaN.
             raise Invalid(f"must be a number above 0, not {timeout_s!r}", path="timeout_s")
         if uuid:
             names_of(uuid)
@@ -99,10 +99,10 @@ class PublishingService:
         self._closed = False
 
     async def start(self) -> None:
-        """Complete the commit that a former publisher with the same directory had decided.
+        """Append the acknowledgements of a commit that a former publisher with the same directory decided.
 
-        Take at most the timeout. Raise ``Invalid`` if another publisher uses the directory, ``Unavailable``
-        or ``Corrupt`` if it cannot be used, and ``CommitFailed`` unless each journal takes its part.
+        Raise ``Invalid`` if another publisher uses the directory. Raise ``Unavailable`` or ``Corrupt`` if the
+        records cannot be read in time, and ``CommitFailed`` unless all appends succeed within the timeout.
         """
         if self._directory is None:
             return

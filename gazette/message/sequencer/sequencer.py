@@ -187,6 +187,10 @@ class Sequencer(Generic[M]):
     def _queue_outside(
         self, partial: PartialSequence, envelope: Envelope[M], clock: int
     ) -> QueueOutcome:
+        """Queue a message that commits at once. It rolls back what its producer has pending.
+
+        ``clock`` is 1 for a message without a UUID. `_end_if_done` later removes ``partial`` from `_pending`.
+        """
         if clock <= partial.min_clock:
             return QueueOutcome.OUTSIDE_ALREADY_ACKED
         if partial.begin is not None:

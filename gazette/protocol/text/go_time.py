@@ -61,7 +61,7 @@ def words_of(element: str) -> Sequence[str]:
             return [name[:3] for name in _DAYS]
         case "PM" | "pm":
             return ["AM", "PM"] if element == "PM" else ["am", "pm"]
-    # Other elements with text are of time zones, and all times are in UTC.
+    # All other elements with text ("Z…", "-…", "MST") are zones. Each has one text: all times are in UTC.
     return [_format(element, _ZERO)] if element[0] in "Z-M" else ()
 
 

@@ -207,8 +207,8 @@ class RecoveryFSM:
     def _property(self, action: SetProperty) -> Outcome:
         if action.path in self.links:
             return Outcome.LINK_EXISTS
-        # Within their range, the hints have the last value of every property. The operation that set
-        # it may be in a gap that is jumped.
+        # While hinted segments remain, drop the value: an older one would replace that of the hints. The
+        # operation with the last value may be in a gap that is jumped.
         if not self.hinted_segments:
             self.properties[action.path] = action.content
             self._properties_of_hints.discard(action.path)

@@ -3,9 +3,9 @@
 A frame is the magic word, the payload's length (little-endian), and the payload, a protobuf message. The
 raw bytes of a write follow its frame. They are not part of the checksum.
 
-The checksum of an operation is the CRC-32C of all payloads before it. So only an author that has read the
-whole log can continue it. Compute it over payloads as they were read or written: another encoding of the
-same message may differ.
+The checksum of an operation is the CRC-32C of all earlier payloads. So an author can continue a log only if
+it has read all of the log. Compute checksums over payloads as they were read or written: another encoding of
+the same message may differ.
 """
 
 from __future__ import annotations

@@ -146,21 +146,21 @@ class OpenedWith:
 
 
 def recorded_options(native: Any, path: str, cache: Any) -> OpenedWith | None:
-    """Return the options of the last opening of a database.
+    """Return the options with which a database was last opened; None unless rocksdict made it.
 
-    RocksDB does not write the cache of blocks, nor the bits of bloom filters: use ``cache`` and the default
-    bits. Return None for a database that the binding did not make: its RocksDB may have other options.
+    Another RocksDB may have options that rocksdict lacks. The file of options has neither the cache of blocks
+    nor the bits of bloom filters: replace them by ``cache`` and the default bits.
     """
     config = Path(path, CONFIG_FILE)
     texts = [file for file in Path(path).iterdir() if _OPTIONS_FILE.fullmatch(file.name)]
-    if not texts or not config.exists():
+    if not texts or not config.exists():  # Only rocksdict writes this file.
         return None
     newest = max(texts, key=lambda file: int(file.name.partition("-")[2]))
     bits = RocksDBOptions().bloom_bits_per_key
     with tempfile.TemporaryDirectory(prefix="options-", dir=Path(path).parent) as scratch:
         # RocksDB reads its own text of a filter as "no filter": write the default bits instead.
         text = _BLOOM_FILTER.sub(f"filter_policy=bloomfilter:{bits:g}:false", newest.read_text())
-        # Former versions used the binding's default form of tables.
+        # Former versions used rocksdict's default form of tables.
         text = _DEFAULT_FORMAT.sub(f"format_version={FORMAT_VERSION}", text)
         Path(scratch, newest.name).write_text(text)
         shutil.copyfile(config, Path(scratch, CONFIG_FILE))

@@ -370,7 +370,7 @@ class RocksDBRecording:
         del self._tracked[tracked.name]
 
     def _unlink_unknown(self, group: Group) -> None:
-        """Unlink files of former owners that are not recorded: unfinished copies, RocksDB's own log."""
+        """Unlink what former owners left in the log and the database lacks: unfinished copies, text logs."""
         for path in self._recorder.live_paths():
             if path[1:] not in self._tracked and path[1:] not in self._small:
                 group.unlink(path)

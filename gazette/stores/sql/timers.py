@@ -47,10 +47,8 @@ def create_timer_table(engine: sa.Engine, name: str = TIMERS) -> None:
 
 
 class SQLTimers(TimerTable):
-    """Timers of one shard.
-
-    ``execute`` runs in the running transaction. ``query`` sees that transaction, and does not begin one.
-    """
+    """Timers of one shard. ``execute`` runs in the running transaction. ``query`` sees that transaction, and
+    does not begin one."""
 
     def __init__(
         self, table: sa.Table, fqn: str, dialect: str, execute: Execute, query: Query

@@ -9,7 +9,7 @@ Rules that keep this exact, each found by cutting logs at every byte:
   recorded whole, or refused, whatever the application does to the connection.
 - The old content of a page is its newest frame that was collected before, or else the database file. The old
   content is unknown beyond the recorded size of the database: a shrunk database may have left bytes there.
-- Only we checkpoint the database, and only when all its frames are recorded. An offline log needs no frames.
+- Only we checkpoint the database, when all its frames are recorded. An offline log records pages at its end.
 - Do not open and close the database file while a connection is open: POSIX would drop SQLite's locks at
   the close. The one descriptor for reading is opened before the connection, and closed after it.
 """
@@ -197,7 +197,8 @@ class WalChanges:
     def shorten(self) -> bool:
         """Keep the WAL short while an offline log (see `Recorder.offline`) is made.
 
-        Return True if there was a commit since the last call. Raise ``Broken`` without the database.
+        Return True if there was a commit since the last call. Raise ``Broken`` if the connection has another
+        database under its name, or another program has used the files.
         """
         assert self._connection is not None
         assert self._index is not None
