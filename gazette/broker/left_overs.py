@@ -29,6 +29,8 @@ _LOOK_S: Final = 2.0
 """Seconds for which an Apply waits for the stores of its new journals. Later answers are not reported."""
 _LOOKED_MAX: Final = 32
 """Greatest number of new journals of one Apply whose stores are listed, and of listed objects of each."""
+_UNQUOTED: Final = " !\"#$&'()*+,-./:;<=>?@[]^_`{|}~"
+"""Characters that metadata of gRPC may have unquoted."""
 
 
 async def left_overs(
@@ -53,7 +55,7 @@ async def left_overs(
             return
         if path:
             text = f"new journal {journal}: {url} has fragments below its name, such as {path}"
-            notes.append((APPLY_NOTE_KEY, quote(text, safe=_PLAIN)))
+            notes.append((APPLY_NOTE_KEY, quote(text, safe=_UNQUOTED)))
 
     async with TaskScope("left-over fragments") as scope:
         look_tasks = [
@@ -71,9 +73,6 @@ async def left_overs(
         text = f"{len(new) - _LOOKED_MAX} more new journals were not looked at"
         notes.append((APPLY_NOTE_KEY, quote(text, safe=_PLAIN)))
     return tuple(notes)
-
-
-_PLAIN: Final = " !\"#$&'()*+,-./:;<=>?@[]^_`{|}~"
 
 
 def _first_fragment(store: BlobStore, journal: JournalName) -> str:

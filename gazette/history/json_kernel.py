@@ -216,10 +216,8 @@ def _compiled(inline: str = "never") -> Callable[[F], F]:
 
 @_compiled("always")
 def _byte(buffer: Any, at: int) -> int:
-    """Return a byte of the buffer.
-
-    The unsigned index avoids Numba's check for a negative index, which costs time at every byte.
-    """
+    """Return a byte of the buffer. The unsigned index avoids Numba's check for a negative index, which costs
+    time at every byte."""
     return buffer[np.uintp(at)]  # type: ignore[no-any-return]
 
 
@@ -459,12 +457,9 @@ def _nested_end(buffer: Any, at: int, lenient: bool) -> int:
 
 @_compiled("always")
 def _value_end(buffer: Any, at: int) -> int:
-    """Return the end of any value, or -1."""
-    first = _byte(buffer, at)
-    if first == _OPEN:
-        return _nested_end(buffer, at, False)
-    if first == _OPEN_LIST:
-        return _nested_end(buffer, at, False)
+    """Return the end of the value at ``at``; -1 if no valid JSON stands there."""
+    if _byte(buffer, at) == _OPEN or _byte(buffer, at) == _OPEN_LIST:
+        return _nested_end(buffer, at, False)  # Not lenient.
     return _plain_end(buffer, at)
 
 
@@ -481,7 +476,7 @@ def _lenient_end(buffer: Any, at: int) -> int:
     Call it only after `_value_end` has declined the value: so strict values cost no time here.
     """
     if _byte(buffer, at) == _OPEN or _byte(buffer, at) == _OPEN_LIST:
-        return _nested_end(buffer, at, True)
+        return _nested_end(buffer, at, True)  # Lenient.
     return _literal_end(buffer, at)
 
 

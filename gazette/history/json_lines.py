@@ -166,7 +166,7 @@ class LineScanner:
     def __init__(self, uuid_field: str, fields: Sequence[Field] = ()) -> None:
         """Make a scanner. ``uuid_field`` is a name, with dots for nested fields.
 
-        Raise ``ValueError`` for more than `FIELDS_MAX` fields.
+        Raise ``ValueError`` for more than `FIELDS_MAX` fields, or more than `DEPTH_MAX` levels of fields.
         """
         if (size := sum(field.size for field in fields)) > FIELDS_MAX:
             raise ValueError(f"too many fields ({size})")
@@ -179,9 +179,11 @@ class LineScanner:
             path = [name.encode() for name in uuid_field.split(".")]
             self._wanted = self._kernel.wanted([self._node(field) for field in fields], path)
         self._tree = _numbered(fields)
-        self._room = 0
         self._arrays: Any = None
-        self._declined = 0
+        """What the kernel writes: arrays for buffers of at most ``_buffer_max`` bytes."""
+        self._buffer_max = 0
+        self._declined_buffers = 0
+        """Number of consecutive buffers with too many declined lines."""
 
     def _node(self, field: Field) -> Any:
         children = tuple(self._node(child) for child in field.children)
@@ -193,16 +195,16 @@ class LineScanner:
 
         Return None if too many lines are declined. The caller then uses the specification for all lines.
         """
-        if self._kernel is None or self._declined >= _DECLINED_MAX:
+        if self._kernel is None or self._declined_buffers >= _DECLINED_MAX:
             return None
-        if stop > self._room:
+        if stop > self._buffer_max:
             self._make_room(stop)
         lines = self._arrays
         rows = self._kernel.scan(np.frombuffer(buffer, np.uint8, stop), stop, self._wanted, lines)
         if rows < 0:
-            self._declined += 1
+            self._declined_buffers += 1
             return None
-        self._declined = 0
+        self._declined_buffers = 0
         # Children come after their parents, so begin with the last one.
         columns: dict[int, FieldColumn] = {}
         for number, field, children in reversed(self._tree):
@@ -241,7 +243,7 @@ class LineScanner:
         """Allocate arrays for buffers of that size. The parts that are never written take no memory."""
         # Round up: the next buffers have about the same size, and then need no new allocation.
         size += _ROOM_BYTES - size % _ROOM_BYTES
-        self._room = size
+        self._buffer_max = size
         self._arrays = self._kernel.arrays(self._wanted, size)
 
 

@@ -259,7 +259,8 @@ def _access(options: TableOptions, *, direct: bool) -> Access:
 
 
 def _shape(options: TableOptions) -> tuple[MessageFormat, str]:
-    """Return the encoding of messages, and their form. Empty: the form follows from the content type."""
+    """Return the encoding of messages, and their form. Empty: the form follows from the content type. Raise
+    ``Invalid`` for options that do not fit."""
     value = _choice("value", options, ("", *get_args(Value)), "")
     message = options.get("message")
     if message is not None and value not in ("", "protobuf", "binary"):
@@ -308,21 +309,28 @@ def _column_names(given: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _offsets(
-    name: str, given: int | Mapping[str, int], journals: Sequence[str]
+    option: str, given: int | Mapping[str, int], journals: Sequence[str]
 ) -> tuple[Offset | None, dict[JournalName, Offset]]:
-    """Return an offset for all journals, and offsets by journal."""
-    by_journal = dict(given) if isinstance(given, Mapping) else {}
-    offsets: Any = by_journal.values() if isinstance(given, Mapping) else (given,)
-    for offset in offsets:
-        if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
-            raise Invalid(
-                f"not an offset: {offset!r}",
-                path=name,
-                hint='Give one number, or {"topic/part-0": 1024}.',
-            )
+    """Return the offset for all journals, or None and offsets by journal.
+
+    Raise ``Invalid`` for what is no offset, or if a journal is not in ``journals`` (empty for a selector).
+    """
+    if not isinstance(given, Mapping):
+        return _require_offset(option, given), {}
+    by_journal = {journal: _require_offset(option, offset) for journal, offset in given.items()}
     if journals and (unknown := sorted(by_journal.keys() - set(journals))):
-        raise Invalid(f"names journals that are not read: {', '.join(unknown)}", path=name)
-    return (None, by_journal) if isinstance(given, Mapping) else (given, {})
+        raise Invalid(f"names journals that are not read: {', '.join(unknown)}", path=option)
+    return None, by_journal
+
+
+def _require_offset(option: str, offset: Any) -> Offset:
+    if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+        raise Invalid(
+            f"not an offset: {offset!r}",
+            path=option,
+            hint='Give one number, or {"topic/part-0": 1024}.',
+        )
+    return offset
 
 
 def _time(name: str, options: TableOptions) -> int | None:

@@ -75,7 +75,7 @@ def to_standalone(directory: Path) -> tuple[str, ...]:
     require_whole(files)
     if form_of(files) is StateForm.PAGES:
         return take_out(directory)
-    _remove(directory / PAGE_DB)
+    _remove_page_db(directory / PAGE_DB)
     databases = recorded_databases(path.name for path in directory.iterdir() if path.is_file())
     for name in databases:
         materialize(directory, name)
@@ -88,8 +88,8 @@ def to_standalone(directory: Path) -> tuple[str, ...]:
     return tuple(sorted(databases))
 
 
-def _remove(path: Path) -> None:
-    """Remove our note for the original, or a RocksDB of the original without a commit."""
+def _remove_page_db(path: Path) -> None:
+    """Remove the original's RocksDB, which has no commit, or the file that `hand_over` puts in its place."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -107,7 +107,8 @@ def _is_database(path: Path) -> bool:
 
 
 def _settle(path: Path) -> None:
-    """Let SQLite roll a hot journal back, or move a WAL into the database, as after a crash."""
+    """Let SQLite roll a hot journal back, or move a WAL into the database, as after a crash. Raise
+    ``Corrupt`` if it fails."""
     try:
         connection = apsw.Connection(str(path))
         try:
@@ -199,10 +200,8 @@ class ShardState:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Checkpoint of the state, empty before the first commit.
-
-        Raises ``Invalid`` for a state of a store that is not Gazette's.
-        """
+        """Checkpoint of the state, empty before the first commit. Raises ``Invalid`` for a state of a store
+        that is not Gazette's."""
         match self.kind:
             case StateKind.SQLITE:
                 if not self.query("SELECT 1 FROM sqlite_master WHERE name = 'gazette_checkpoint'"):

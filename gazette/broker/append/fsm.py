@@ -574,8 +574,10 @@ class AppendFSM:
             Outcome(Ending.REFUSED, status, registers=registers, store_error=store_error)
         )
 
-    def _end(self, outcome: Outcome, *, broken: bool = False) -> tuple[Effect, ...]:
-        self.state = State.ERROR
+    def _end(
+        self, outcome: Outcome, *, state: State = State.ERROR, broken: bool = False
+    ) -> tuple[Effect, ...]:
+        self.state = state
         self.outcome = outcome
         if not self.holds:
             return _DONE
@@ -585,9 +587,7 @@ class AppendFSM:
     def _end_as_before(self, commit: Fragment) -> tuple[Effect, ...]:
         """End with the commit of an earlier attempt of this append."""
         outcome = Outcome(Ending.COMMITTED, Status.OK, commit, self._held.registers, repeated=True)
-        effects = self._end(outcome)
-        self.state = State.FINISHED
-        return effects
+        return self._end(outcome, state=State.FINISHED)
 
     def _let_go(self) -> None:
         """Forget the pipeline and its spool, which another append may change at once."""

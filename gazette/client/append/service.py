@@ -343,7 +343,8 @@ class AppendService:
     async def close(self, timeout_s: float = 10.0) -> None:
         """Refuse new appends. Futures of waiting appends fail with ``Closed``, and waiting threads return.
 
-        To lose nothing, `flush` first: an append on its way may take place or not. It has ``timeout_s`` to end.
+        To lose nothing, `flush` first: an append on its way may take place or not. Its task has ``timeout_s``
+        to end: raise ``Unavailable`` after that.
         """
         if self._bound.is_left:
             return
@@ -432,9 +433,9 @@ class AppendService:
                 queue.flowing = False
                 # A new primary refuses a session that names another ledger than its own. The answer names the
                 # primary's ledger, so retry at once.
-                introduced = _is_introduced(queue, error)
-                queue.trouble = "" if introduced else reason_of(error)
-                delay_s = backoff_s(attempt - 1 if introduced else attempt)
+                is_adopted = _adopt_ledger(queue, error)
+                queue.trouble = "" if is_adopted else reason_of(error)
+                delay_s = backoff_s(attempt - 1 if is_adopted else attempt)
                 log.log(
                     logging.DEBUG if attempt < _QUIET_ATTEMPTS else logging.WARNING,
                     "append to %(journal)s failed and is retried in %(seconds)s s: %(error)s",
@@ -453,7 +454,7 @@ class AppendService:
             yield await self._pool.run(segment.load) if segment.file else segment.load()
 
 
-def _is_introduced(queue: JournalQueue, error: Exception) -> bool:
+def _adopt_ledger(queue: JournalQueue, error: Exception) -> bool:
     """Adopt the ledger that a primary named because it does not know the session. Return False if it named
     none, or the same. Raise ``Corrupt`` if the journal was created again since its appends began."""
     facts = error.facts if isinstance(error, GazetteError) else {}

@@ -57,7 +57,7 @@ def _misfit(value: Any, *, declared: bool) -> Misfit | None:
     if isinstance(value, float):
         return None if math.isfinite(value) else _not_finite(value)
     if isinstance(value, bytes | bytearray | memoryview):
-        return None if declared else _bytes(value)
+        return None if declared else _bytes_misfit(value)
     if isinstance(value, set | frozenset):
         advice = "Return sorted(…) of it."
         return Misfit([], "is a set, whose order differs from answer to answer", advice)
@@ -131,9 +131,9 @@ def _not_finite(value: float) -> Misfit:
     return Misfit([], f"is {value}, which JSON cannot hold", "Leave it out, or write None.")
 
 
-def _bytes(value: Sequence[int]) -> Misfit:
+def _bytes_misfit(value: Sequence[int]) -> Misfit:
     return Misfit(
         [],
-        f"is of type {type(value).__name__}, whose text in JSON does not say so",
+        f"is of type {type(value).__name__}, whose base64 in JSON looks like any text",
         "Return text, such as base64.b64encode(value).decode(). Or declare the field of a class as bytes.",
     )

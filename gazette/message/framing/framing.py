@@ -313,11 +313,12 @@ class FixedFraming(Framing[M]):
         return malformed
 
     def may_complete(self, pending: bytes, size: int, data: bytes) -> bool:
-        head = (pending + data[: max(0, FIXED_HEADER_BYTES - len(pending))])[:FIXED_HEADER_BYTES]
+        head = pending[:FIXED_HEADER_BYTES]
+        head += data[: FIXED_HEADER_BYTES - len(head)]
         if len(head) < FIXED_HEADER_BYTES:
             return False
         magic, length = _FIXED_HEADER.unpack(head)
-        return bool(
+        return bool(  # Also for a malformed frame: `decode` raises its error.
             magic != FIXED_MAGIC
             or length > self.frame_bytes_max
             or size + len(data) >= FIXED_HEADER_BYTES + length

@@ -62,7 +62,7 @@ def words_of(element: str) -> Sequence[str]:
         case "PM" | "pm":
             return ["AM", "PM"] if element == "PM" else ["am", "pm"]
     # All other elements with text ("Z…", "-…", "MST") are zones. Each has one text: all times are in UTC.
-    return [_format(element, _ZERO)] if element[0] in "Z-M" else ()
+    return [_format(element, _ZERO)] if element[0] in ("Z", "-", "M") else ()
 
 
 def _format(element: str, time: datetime) -> str:

@@ -164,7 +164,8 @@ def recorded_options(native: Any, path: str, cache: Any) -> OpenedWith | None:
         text = _DEFAULT_FORMAT.sub(f"format_version={FORMAT_VERSION}", text)
         Path(scratch, newest.name).write_text(text)
         shutil.copyfile(config, Path(scratch, CONFIG_FILE))
-        return OpenedWith(*native.Options.load_latest(scratch, native.Env(), True, cache))
+        load = native.Options.load_latest
+        return OpenedWith(*load(scratch, native.Env(), ignore_unknown_options=True, cache=cache))
 
 
 def options_to_open(
@@ -256,7 +257,7 @@ def _make_recordable(native: Any, database: Any) -> None:
 
 
 def check_recordable(text: str, *, has_wal: bool) -> None:
-    """Refuse options, as RocksDB wrote them, with which RocksDB would write files in another way."""
+    """Raise ``Invalid`` for options, as RocksDB wrote them, by which files cannot be recorded."""
     actual = dict(line.strip().split("=", 1) for line in text.splitlines() if "=" in line)
     for name, value in _RECORDABLE.items():
         if actual.get(name, value) != value:

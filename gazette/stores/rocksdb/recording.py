@@ -231,7 +231,7 @@ class RocksDBRecording:
     def _sync(
         self, wait_for: Collection[OpFuture[Any]], *, everything: bool = False
     ) -> OpFuture[Any]:
-        """Record all files as of one moment."""
+        """Record all files as of one moment. Raise ``Broken`` if they keep changing, or are elsewhere."""
         self.syncs += 1
         self._is_gone = False
         for _ in range(SYNC_ATTEMPTS):
@@ -371,8 +371,9 @@ class RocksDBRecording:
 
     def _unlink_unknown(self, group: Group) -> None:
         """Unlink what former owners left in the log and the database lacks: unfinished copies, text logs."""
+        known = self._tracked.keys() | self._small.keys()
         for path in self._recorder.live_paths():
-            if path[1:] not in self._tracked and path[1:] not in self._small:
+            if path.removeprefix("/") not in known:
                 group.unlink(path)
 
     def _release(self, tracked: _Tracked) -> None:
@@ -402,7 +403,8 @@ class RocksDBRecording:
             room -= max(copied, 4096)  # Bound the number of appends, too.
 
     def _copy_some(self, limit: int) -> int:
-        """Record a part of the oldest file again. Return its number of bytes; 0 to try later."""
+        """Record a part of the oldest file again. Return its number of bytes; 0 to try later. Raise
+        ``Broken`` if the file shrank."""
         copy = self._copy
         if copy is None:
             nodes = self._recorder.fsm.nodes
@@ -463,7 +465,8 @@ def _is_recorded(name: str) -> bool:
 
 
 def _unrecorded(tracked: _Tracked, size: int | None = None) -> bytes:
-    """Return the file's bytes up to ``size`` that are not in the log."""
+    """Return the file's bytes up to ``size`` that are not in the log. Raise ``Broken`` if the file is
+    shorter."""
     end = os.fstat(tracked.fd).st_size if size is None else size
     data = os.pread(tracked.fd, max(0, end - tracked.recorded), tracked.recorded)
     if len(data) != max(0, end - tracked.recorded):
