@@ -85,7 +85,10 @@ class FileStore:
         return self.list_after(prefix, "")
 
     def list_after(self, prefix: str, after: str) -> Iterator[BlobInfo]:
-        """List as in ``OrderedListing``. Read the names of all files, but attributes of listed files only."""
+        """List as in ``OrderedListing``. Read the names of all files, but attributes of listed files only.
+
+        Raise ``Invalid`` if ``find`` and ``replace`` turn the prefix into the beginning of file names.
+        """
         validate_prefix(prefix)
         with _mapped(prefix):
             self._require_directory()
@@ -125,7 +128,8 @@ class FileStore:
         return self._place(self._rewrite.apply(path))
 
     def _place(self, path: str) -> str:
-        """Return the file of a path that ``find`` and ``replace`` have rewritten already."""
+        """Return the file of a path that ``find`` and ``replace`` have rewritten already. Raise ``Invalid``
+        if it is outside of the store."""
         validate_path(path)
         base = self._base()
         target = os.path.join(base, path)
@@ -253,7 +257,8 @@ def _remove_left_over(entry: os.DirEntry[str]) -> None:
 
 @contextmanager
 def _mapped(path: str) -> Iterator[None]:
-    """Turn errors of the file system into ``GazetteError``."""
+    """Turn errors of the file system into ``GazetteError``. Raise ``NotAllowed``, ``Invalid`` if a retry
+    cannot help, else ``Unavailable``."""
     try:
         yield
     except GazetteError:

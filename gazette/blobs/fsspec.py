@@ -88,10 +88,8 @@ class FsspecStore(ABC):
     name in the same directory, and renamed."""
 
     def __init__(self, root: str, query: str) -> None:
-        """Take ``root``, a path of the file system: not empty, without ``/`` at the end.
-
-        Raise ``Invalid`` for unknown arguments.
-        """
+        """Take ``root``, a path of the file system: not empty, without ``/`` at the end. Raise ``Invalid``
+        for unknown arguments."""
         arguments = parse_query(query, ("find", "replace"))
         self._rewrite = parse_rewrite(arguments)
         self._root = root
@@ -469,10 +467,8 @@ def write_file(
     *,
     head: bytes = b"",
 ) -> None:
-    """Write ``head`` and then all of ``source`` into a file that is opened with ``options``.
-
-    An error leaves no file, or a partial file.
-    """
+    """Write ``head`` and then all of ``source`` into a file that is opened with ``options``. An error leaves
+    no file, or a partial file."""
     file = files.open(located, "wb", block_size=BLOCK_BYTES, **options)
     try:
         if head:

@@ -133,7 +133,8 @@ class GsStore(FsspecStore):
             return self._signed(signer or None, path, ttl_s)
 
     def _signed(self, bucket: Any, path: str, ttl_s: float) -> str:
-        """Return a signed URL by ``bucket``; the location if ``bucket`` is None."""
+        """Return a signed URL by ``bucket``; the location if ``bucket`` is None. Raise ``Invalid`` if
+        ``ttl_s`` is too long."""
         located = self._locate(path)
         if ttl_s > SIGNATURE_TTL_MAX_S:
             raise Invalid(

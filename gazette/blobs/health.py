@@ -30,8 +30,8 @@ _FAILED_INTERVALS_S: Final = (0.0, 0.1, 1.0, 1.0, 10.0, 10.0, 100.0)
 def check(store: BlobStore) -> None:
     """Write, read, list and sign a small object. If the signed URL is an HTTP URL, fetch it.
 
-    Any number of brokers may check at the same time. Call it in a thread. Raise the error of the store, with
-    the name of the failed step before the message.
+    Any number of brokers may check at the same time. Blocks. Raise the error of the store, with the name of
+    the failed step before the message. Raise ``Broken`` if a step succeeds without the object's content.
     """
     with _step("PUT failed"):
         store.put(CHECK_PATH, io.BytesIO(_CHECK_CONTENT))

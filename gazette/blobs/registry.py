@@ -206,9 +206,7 @@ class ActiveStore:
 
     async def wait_healthy(self) -> None:
         """Return once a check has found the store healthy; never, if the store is not checked any more.
-
-        Cancellation: no effect.
-        """
+        Cancellation: no effect."""
         while self._health.error is not None:
             await (asyncio.Event() if self._final else self._changed).wait()
 

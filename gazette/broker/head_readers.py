@@ -40,10 +40,8 @@ class HeadReader:
 
 
 class HeadReaders:
-    """The readers of one replica that wait for the next commit. Loop-bound.
-
-    One message has at most ``chunk_bytes`` of content.
-    """
+    """The readers of one replica that wait for the next commit. Loop-bound. One message has at most
+    ``chunk_bytes`` of content."""
 
     def __init__(self, index: Index, lease: LeaseGuard, chunk_bytes: int) -> None:
         self._index = index

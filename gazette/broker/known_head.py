@@ -409,7 +409,7 @@ class KnownHead:
         self, change: Callable[[Head], Head], tenure: Revision, begin: Offset | None = None
     ) -> bool:
         """Change the head in etcd. Return False if the head is behind ``begin`` already. Raise ``Conflict``
-        if a later primary has begun, or the journal was deleted."""
+        if a later primary has begun, or the journal was deleted. Raise ``Unavailable`` if it keeps changing."""
         for _ in range(_ATTEMPTS_MAX):
             if (later_begin := self._head.limit(tenure)) is not None:
                 raise Conflict(

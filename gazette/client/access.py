@@ -176,10 +176,8 @@ class BrokerAccess(ClusterAccess):
         return self.channels.journal(self.channels.pick(route) or self.address)
 
     async def connected(self) -> tuple[JournalStub, str]:
-        """Return the Journal service of an address and its endpoint, once it is connected.
-
-        Pass ``addresses.wait_for_ready`` to the call.
-        """
+        """Return the Journal service of an address and its endpoint, once it is connected. Pass
+        ``addresses.wait_for_ready`` to the call."""
         endpoint = await self.addresses.connected()
         return self.channels.journal(endpoint), endpoint
 

@@ -186,8 +186,8 @@ async def watch_journals(
 ) -> AsyncIterator[JournalList]:
     """Yield all matching journals, now and after each change of one of their specifications, without end.
 
-    ``resume`` is the header of a list that is known already: the first list is then newer. Continue through
-    failures of brokers. Raise what a retry does not cure: ``Invalid`` or ``NotAllowed``.
+    ``resume`` is the header of a list that is known already: the first list is then newer. Begin the watch
+    again after failures of brokers. Raise ``Invalid`` or ``NotAllowed`` if brokers refuse the watch.
     """
     attempt = -1
     while True:

@@ -225,7 +225,8 @@ class Schema:
         return parser
 
     def _parse_flags(self, argv: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Return the given text of each option, and the words that are not flags."""
+        """Return the given text of each option, and the words that are not flags. Raise ``Invalid`` for an
+        unknown flag, or an argument too many."""
         words = self._spelled_out(argv)
         end = words.index("--") if "--" in words else len(words)
         namespace, unparsed = self.parser().parse_known_args(words[:end])
@@ -244,10 +245,8 @@ class Schema:
         return dict(vars(namespace)), arguments
 
     def _spelled_out(self, argv: Sequence[str]) -> list[str]:
-        """Return the words with every switch as ``--switch=true``.
-
-        A boolean after a switch is its value, as in ``--switch false``, unless the program takes arguments.
-        """
+        """Return the words with every switch as ``--switch=true``. A boolean after a switch is its value, as
+        in ``--switch false``, unless the program takes arguments."""
         switches = {option.flag: option.flag for option in self.options if option.kind == "bool"}
         switches |= {
             f"-{opt.short}": opt.flag for opt in self.options if opt.kind == "bool" and opt.short

@@ -159,16 +159,14 @@ class Store(ABC):
 
     @abstractmethod
     def restore_checkpoint(self, shard: Shard) -> Checkpoint:
-        """Return the checkpoint of the last commit, or an empty one.
-
-        Fence older owners here if there is no recovery log to do that.
-        """
+        """Return the checkpoint of the last commit, or an empty one. Fence older owners here if there is no
+        recovery log to do that."""
 
     def savepoint(self) -> Savepoint:
         """Return a savepoint of the running transaction. Begin a transaction if none runs.
 
         Before the runtime skips a poison message, it rolls back to the savepoint. One savepoint is open at a
-        time. Optional: a `PoisonPolicy` is refused for a store without savepoints.
+        time. Optional: this default raises ``NotAllowed``, and such a store can have no full `PoisonPolicy`.
         """
         raise NotAllowed(
             f"{type(self).__name__} cannot undo the effects of a single message",
@@ -201,7 +199,7 @@ class Store(ABC):
         """Return the table of the shard's timers. Create it if it is absent.
 
         Called after `restore_checkpoint`, for applications with ``on_timer``.
-        Optional: such an application is refused with a store without timers.
+        Optional: this default raises ``NotAllowed``, which refuses such an application.
         """
         raise NotAllowed(
             f"{type(self).__name__} keeps no timers",
@@ -286,7 +284,8 @@ class Application(ABC, Generic[StoreT]):
         """
 
     def message_type_of(self, journal: JournalSpec) -> type[Any]:
-        """Return the type that messages of a source journal decode to. Default: ``message_type``."""
+        """Return the type that messages of a source journal decode to. Default: ``message_type``, or raise
+        ``GazetteError`` if it is not set."""
         if self.message_type is None:
             raise GazetteError(
                 f"{type(self).__name__} has no message_type",
@@ -328,10 +327,8 @@ class Application(ABC, Generic[StoreT]):
         return ANY
 
     def key_place(self, journal: str) -> KeyPlace | None:
-        """Return which keys belong to a source journal. Default: None, for all keys.
-
-        A `Source` with a key overrides this.
-        """
+        """Return which keys belong to a source journal. Default: None, for all keys. A `Source` with a key
+        overrides this."""
         return None
 
     def poison_policy(self, shard: Shard) -> PoisonPolicy | None:
@@ -390,7 +387,7 @@ class Application(ABC, Generic[StoreT]):
                 require_none("consume_message", result)
 
     def on_timer(self, shard: Shard, store: StoreT, timer: Timer, publisher: Publisher) -> None:
-        """Handle a timer that is due. Define it to use `Shard.schedule`.
+        """Handle a timer that is due. Define this to use `Shard.schedule`: the default raises ``NotAllowed``.
 
         Called within a transaction, once for each timer, in order of their times. The same transaction
         removes the timer: schedule it again to repeat it. A timer that is set here and is due at once waits

@@ -131,10 +131,8 @@ class Inbox:
             event.future.set_exception(Closed("the shard has stopped"))
 
     def put_messages(self, batch: Sequence[Envelope[Any]], messages_max: int) -> None:
-        """Wait until fewer than ``messages_max`` messages are queued, then add these. Not on the loop.
-
-        Raise ``Closed`` once stopped.
-        """
+        """Wait until fewer than ``messages_max`` messages are queued, then add these. Not on the loop. Raise
+        ``Closed`` once stopped."""
         with self._changed:
             while self._messages >= messages_max and not self.stopped:
                 self._changed.wait()
@@ -171,7 +169,10 @@ class Inbox:
             raise Closed("the shard has stopped")
 
     def get_call(self, timeout_s: float | None) -> Call | None:
-        """Return the next call, or None as ``get`` does. Leave all other events for the next transaction."""
+        """Return the next call, or None as ``get`` does. Leave all other events for the next transaction.
+
+        Raise ``Closed`` once the shard has stopped.
+        """
         with self._changed:
             call = self._take_call()
             if call is None and not self._woken and not self.stopped:

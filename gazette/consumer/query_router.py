@@ -167,7 +167,7 @@ class _Attempts:
         self.describe = describe
 
     async def run(self) -> QueryResult[Any]:
-        """Make one attempt. Raise ``Retryable`` when another attempt may succeed."""
+        """Make one attempt. Raise ``Retryable`` if a later one may succeed, ``NotFound`` for no shard."""
         if self.query.max_staleness_s is not None and not self.query.read_through:
             answer = await self._ask_standby()
             if answer is not None:

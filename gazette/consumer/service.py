@@ -27,10 +27,8 @@ T = TypeVar("T")
 
 
 class ConsumerService(ShardCaller):
-    """The member of an application's cluster in this process, as ``Application.initialize`` gets it.
-
-    Use it on the event loop only.
-    """
+    """The member of an application's cluster in this process, as ``Application.initialize`` gets it. Use it
+    on the event loop only."""
 
     def __init__(
         self,

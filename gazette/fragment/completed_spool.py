@@ -168,7 +168,8 @@ class SpoolCompression:
             self._pool.submit(self._turn)
 
     def _attempt(self, through: int, *, final: bool) -> bool:
-        """Compress the bytes before ``through``. Return False if the compressed file is given up."""
+        """Compress the bytes before ``through``. Return False if the compressed file is given up. Raise
+        ``Corrupt`` if the spool is too short."""
         # A step that fails in the middle cannot be undone: the stream is unusable until the step succeeds.
         self._usable = False
         try:

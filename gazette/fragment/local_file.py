@@ -158,18 +158,15 @@ class LocalFile:
             raise disk_error("write to a spool file", self.directory, error) from error
 
     def pread(self, length: int, position: int) -> bytes:
-        """Read at most ``length`` bytes; fewer at the end of the file."""
+        """Read at most ``length`` bytes; fewer at the file's end. Raise ``Unavailable`` if the disk fails."""
         try:
             return os.pread(self._fd, length, position)
         except OSError as error:
             raise disk_error("read a spool file", self.directory, error) from error
 
     def pread_now(self, length: int, position: int) -> BytesLike | None:
-        """Read the part of ``length`` bytes that the page cache has. Return None if it may lack the first
-        byte.
-
-        Always None where the system does not say what the cache has: on some file systems, and outside Linux.
-        """
+        """Read those of ``length`` bytes that the page cache has. Return None if it may lack the first byte:
+        always outside of Linux, and on some file systems. Raise ``Unavailable`` if the disk fails."""
         if _NO_WAIT is None:
             return None
         content = bytearray(length)
@@ -182,7 +179,7 @@ class LocalFile:
         return content
 
     def truncate(self, length: int) -> None:
-        """Free the space after the first ``length`` bytes."""
+        """Free the space after the first ``length`` bytes. Raise ``Unavailable`` if the disk fails."""
         try:
             os.ftruncate(self._fd, length)
         except OSError as error:

@@ -169,7 +169,7 @@ class UuidAttacher:
 
 def read_lines(name: str, file: BinaryIO, max_length: int) -> Iterator[list[bytes]]:
     """Yield the lines of a file without their newlines, in batches as they arrive. Raise ``Invalid`` for a
-    line of more than ``max_length`` bytes."""
+    line of more than ``max_length`` bytes, and ``GazetteError`` if the file cannot be read."""
     partial, count = b"", 0
     read = getattr(file, "read1", file.read)
     while True:

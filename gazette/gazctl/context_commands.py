@@ -14,7 +14,7 @@ from gazette.runtime.numbers import is_digits
 
 
 def use(context: Context, _command: Command) -> int:
-    """Use a context for all later commands."""
+    """Use a context for all later commands. Raise ``Invalid`` for an unknown one, or that of a run."""
     name = _name_of(context)
     contexts = Contexts.load(context.environ)
     if name not in contexts.named and name in run_contexts(context.environ):
@@ -31,7 +31,7 @@ def use(context: Context, _command: Command) -> int:
 
 
 def set_addresses(context: Context, _command: Command) -> int:
-    """Create a context, or change its addresses."""
+    """Create a context, or change its addresses. Raise ``Invalid`` without any, or for other flags."""
     name = _name_of(context)
     addresses: dict[str, str] = {}
     for key, source in context.loaded.sources.items():

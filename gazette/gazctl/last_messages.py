@@ -41,10 +41,8 @@ class LastMessages(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MessageJournal:
-    """A journal of messages. ``read`` yields some of them, with acknowledgements.
-
-    With ``committed``, ``read`` yields messages in the order in which they commit.
-    """
+    """A journal of messages. ``read`` yields some of them, with acknowledgements. With ``committed``,
+    ``read`` yields messages in the order in which they commit."""
 
     name: JournalName
     committed: bool

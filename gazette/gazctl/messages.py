@@ -83,7 +83,7 @@ class MessageWriter:
         return first
 
     async def read_once(self, selector: LabelSelector) -> None:
-        """Read one journal after the other, each to its head."""
+        """Read one journal after the other, each to its head. Raise ``NotFound`` if none matches."""
         listed = await list_journals(self.context, self.client, selector)
         if not listed.journals:
             await _require_no_directory(self.context, self.client)
@@ -173,7 +173,8 @@ class MessageWriter:
         return self._batches(params, kind, malformed, **options)
 
     def _type_of(self, journal: ListedJournal) -> tuple[Any, Callable[[Any], Any]]:
-        """Return the type of a journal's messages, and the function from a message to JSON."""
+        """Return the type of a journal's messages, and the function from a message to JSON. Raise ``Invalid``
+        if its content type gives none."""
         name = journal.spec.name
         content_type = journal.spec.labels.value_of(CONTENT_TYPE) or ""
         match content_type:
@@ -280,7 +281,7 @@ async def produce(context: Context) -> int:
 
 
 async def read_lines(source: BinaryIO, pool: BlockingPool) -> AsyncGenerator[list[bytes], None]:
-    """Yield the available lines of the input, until its end."""
+    """Yield the available lines of the input, until its end. Raise ``GazetteError`` if it cannot be read."""
     splitter = LineSplitter()
     read1 = getattr(source, "read1", source.read)
     while True:
@@ -381,7 +382,8 @@ def key_at(path: str, message: dict[str, Any]) -> Any:
 
 
 def _selector(context: Context, text: str) -> LabelSelector:
-    """Return a selector of the journals that the arguments name, or else the selector of --selector."""
+    """Return a selector of the journals that the arguments name, or else the selector of --selector. Raise
+    ``Invalid`` for both or neither."""
     names = context.loaded.arguments
     if bool(names) == bool(text.strip()):  # Both, or neither.
         raise Invalid(

@@ -138,10 +138,8 @@ class Decoded(NamedTuple):
 
 
 class MalformedArray(MalformedMessage):
-    """A line is a JSON array. Spark would make a row of each item.
-
-    The array is an error even if malformed messages become null.
-    """
+    """A line is a JSON array. Spark would make a row of each item. The array is an error even if malformed
+    messages become null."""
 
     default_hint = (
         "Publish each item as a message. Or read `value=text`, and take the items from the text. "
@@ -164,10 +162,8 @@ class ColumnDecoder:
     def __init__(
         self, journal: JournalName, shape: MessageFormat, fields: Sequence[Field] = ()
     ) -> None:
-        """Make a decoder that also looks for the JSON fields ``fields``.
-
-        Raise `Invalid` for an unknown content type or message class.
-        """
+        """Make a decoder that also looks for the JSON fields ``fields``. Raise `Invalid` for an unknown
+        content type or message class."""
         self.journal = journal
         self.shape = shape
         self.clean = True
@@ -257,7 +253,8 @@ class ColumnDecoder:
     def _uuid_of_malformed(self, framing: Framing[Any], error: MalformedMessage) -> bytes:
         """Return the UUID that a malformed frame shows; the nil UUID without one, or if it is skipped.
 
-        Raise ``error`` if malformed frames fail. Raise `MalformedArray` for an array that is not skipped.
+        Raise ``error``, with the journal, if malformed frames fail. Raise `MalformedArray` for an array that
+        is not skipped.
         """
         if self.shape.malformed == "skip":
             return NIL_UUID

@@ -165,10 +165,8 @@ def _combined(
     kept: SummaryStore | None,
     parts: Iterable[tuple[Piece, Summary]],
 ) -> Summary | None:
-    """Combine the summaries of the pieces of a run, and keep the result.
-
-    Return None if a message continues from one piece to the next.
-    """
+    """Combine the summaries of the pieces of a run, and keep the result. Return None if a message continues
+    from one piece to the next."""
     total: Summary | None = None
     for piece, summary in parts:
         if summary.reached != piece.end and piece.end != run.end:

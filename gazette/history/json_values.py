@@ -314,7 +314,8 @@ def _date(raw: bytes, _: list[str]) -> int:
 
 
 def _instant(raw: bytes, _: list[str]) -> int:
-    """Return microseconds since 1970. A number counts seconds. A time without a zone is UTC."""
+    """Return microseconds since 1970. A number counts seconds. A time without a zone is UTC. Raise
+    ``MalformedMessage`` for another value."""
     if _is_text(raw):
         return _micros(raw, zoned=True)
     if len(raw) <= 20 and _INTEGER.fullmatch(raw) and (micros := int(raw) * _MICROS) in _INT64:
@@ -323,7 +324,8 @@ def _instant(raw: bytes, _: list[str]) -> int:
 
 
 def _local(raw: bytes, _: list[str]) -> int:
-    """Return the microseconds since 1970 of a time without a zone."""
+    """Return the microseconds since 1970 of a time without a zone. Raise ``MalformedMessage`` for another
+    value."""
     if not _is_text(raw):
         raise _misfit(raw, "a timestamp without a zone")
     return _micros(raw, zoned=False)
@@ -355,10 +357,8 @@ def _micros(raw: bytes, *, zoned: bool) -> int:
 
 
 def _offset_s(zone: str, local_s: int) -> int:
-    """Return the seconds by which a zone is ahead of UTC at a local time.
-
-    Raise ``ValueError`` for an unknown zone.
-    """
+    """Return the seconds by which a zone is ahead of UTC at a local time. Raise ``ValueError`` for an unknown
+    zone."""
     if zone in _ZERO_OFFSETS:
         return 0
     zone = _SHORT_ZONES.get(zone, zone)

@@ -24,10 +24,8 @@ above the clock. The function reads the run again: see `summary.first_beyond`.""
 
 @dataclass(frozen=True, slots=True)
 class CommittedRun:
-    """A run, and the facts beside its bytes by which its messages can be sequenced.
-
-    A producer is a number: its six bytes.
-    """
+    """A run, and the facts beside its bytes by which its messages can be sequenced. A producer is a number:
+    its six bytes."""
 
     run: Run
     known: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -185,7 +183,8 @@ class _JournalFold:
         }
 
     def _step(self, run: CommittedRun, producer: int, summary: ProducerSummary) -> None:
-        """Move the state of a producer over one run, and note the fate of its earlier pending messages."""
+        """Move the state of a producer over one run, and note the fate of its earlier pending messages. Raise
+        ``Corrupt`` if these messages are lost, and the run commits them."""
         former = self._states.get(producer)
         if former is None:
             clock = summary.first_clock - 1  # So its first message is new, as for the sequencer.

@@ -77,10 +77,8 @@ def read_once(
 def select_parts(
     read: Sequence[tuple[Run, OnePass]], runs: Iterable[CommittedRun]
 ) -> tuple[list[tuple[int, int]], list[CommittedRun]]:
-    """Return which rows count, as pairs of a position in ``read`` and a part's number.
-
-    Also return the folded runs that must be read again.
-    """
+    """Return which rows count, as pairs of a position in ``read`` and a part's number. Also return the folded
+    runs that must be read again."""
     positions = {run.number: position for position, (run, _) in enumerate(read)}
     selected: list[tuple[int, int]] = []
     to_reread: list[CommittedRun] = []

@@ -79,7 +79,8 @@ def _row(descriptor: Descriptor, columns: Sequence[pa.Field]) -> Callable[[Any],
 
 
 def _value(field: FieldDescriptor, kind: pa.DataType) -> Value:
-    """Return the function from a message to the value of one field, for Arrow."""
+    """Return the function from a message to the value of one field, for Arrow. Raise ``Invalid`` if the types
+    do not fit."""
     name = field.name
     if _is_map(field) and pa.types.is_map(kind):
         read = _one(_message(field).fields_by_name["value"], kind.item_type)

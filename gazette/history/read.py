@@ -97,7 +97,8 @@ class RunReader:
         self.rest = b""
 
     def _placed_chunks(self) -> Iterator[tuple[Offset, bytes]]:
-        """Yield the bytes of the run, after a check that a message begins with the first byte."""
+        """Yield the bytes of the run, after a check that a message begins with the first byte. Raise
+        ``Corrupt`` if none does."""
         run, first = self._run, self._run.pieces[0]
         pieces = run.pieces
         must_check = run.sure and first.start is not None
@@ -173,7 +174,8 @@ class RunReader:
             raise self._malformed("message is too long", self.rest[:1024])
 
     def _cut(self, offset: Offset) -> None:
-        """Continue at ``offset``, after bytes that the journal has lost."""
+        """Continue at ``offset``, after bytes that the journal has lost. Raise `MalformedMessage` for a
+        message that is cut off, if such messages fail."""
         if self.rest:
             if self._run.shape.malformed == "fail":
                 raise self._malformed(

@@ -36,10 +36,8 @@ RUN_PIECES: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes ``[begin, end)`` of a journal, and their stored fragment.
-
-    Without a ``fragment``, the bytes are read through brokers.
-    """
+    """Bytes ``[begin, end)`` of a journal, and their stored fragment. Without a ``fragment``, the bytes are
+    read through brokers."""
 
     begin: Offset
     end: Offset
@@ -228,10 +226,8 @@ class Snapshot:
 
 
 def cover(fragments: Iterable[Piece], begin: Offset, end: Offset) -> tuple[Piece, ...]:
-    """Cut pieces, sorted by begin and end, so that none overlaps the pieces before it.
-
-    Leave out bytes before ``begin`` and after ``end``.
-    """
+    """Cut pieces, sorted by begin and end, so that none overlaps the pieces before it. Leave out bytes before
+    ``begin`` and after ``end``."""
     pieces: list[Piece] = []
     end_before = begin
     for piece in fragments:

@@ -364,7 +364,8 @@ def _journal(
     selection: Selection,
     now: float,
 ) -> JournalSnapshot:
-    """Return the snapshot of one journal: its range of offsets, its pieces, and its lost bytes."""
+    """Return the snapshot of one journal: its range of offsets, its pieces, and its lost bytes. Raise
+    ``Invalid`` if the end is beyond the known bytes."""
     journal = spec.name
     source = selection.sources.get(journal)
     begin = selection.begin.get(journal, selection.begin_all)

@@ -182,10 +182,8 @@ def _joined(
 
 
 def _of_segment(segment: Segment, columns: Columns) -> ProducerSummary:
-    """Return the summary of a segment.
-
-    ``WHOLE_TXNS`` come after an acknowledgement, so only the state at their end counts.
-    """
+    """Return the summary of a segment. ``WHOLE_TXNS`` come after an acknowledgement, so only the state at
+    their end counts."""
     clocks = segment.clocks
     first, begin = int(clocks[0]), int(columns.begins[segment.rows[0]])
     if segment.kind in (ACK_TXN, WHOLE_TXNS):
@@ -259,10 +257,8 @@ class Summariser:
 
 
 def first_beyond(run: Run, columns: Iterable[Columns], producer: int, clock: int) -> Offset:
-    """Return the offset of the producer's first pending message above ``clock``.
-
-    Raise `Bug` if there is no such message.
-    """
+    """Return the offset of the producer's first pending message above ``clock``. Raise `Bug` if there is no
+    such message."""
     for batch_columns in columns:
         for segment in split_batch(batch_columns, run).segments:
             # The wanted message comes before any acknowledgement.

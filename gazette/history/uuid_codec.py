@@ -46,7 +46,8 @@ class UuidCodec(MessageCodec[Any]):
             return None if lenient_json.is_blank(payload) else self._decode_lenient(payload)
 
     def _decode_lenient(self, payload: bytes) -> Any:
-        """Decode a line that only Spark accepts: reduce it to the path to the UUID, as strict JSON."""
+        """Decode a line that only Spark accepts: reduce it to the path to the UUID, as strict JSON. Raise
+        ``Invalid`` for an acknowledgement."""
         reduced = b"null"
         value = payload
         for name in self.names:

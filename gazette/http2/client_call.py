@@ -45,7 +45,7 @@ class Method:
     decode: Callable[[bytes], Any] | None
 
     def content(self, request: Any) -> bytes:
-        """Return the bytes to send for the only request, or for a tuple of all requests."""
+        """Return the bytes of the only request, or of a tuple of all. Raise ``UsageError`` for iterators."""
         if not self.streams_requests:
             return self.content_of_one(request)
         if not isinstance(request, tuple):
@@ -77,10 +77,8 @@ class Carrier(Protocol):
 
 
 class ClientCall(StreamListener):
-    """A call from its beginning to its status. Loop-bound.
-
-    One task at a time reads, and one writes. A task that is cancelled while it waits cancels the call.
-    """
+    """A call from its beginning to its status. Loop-bound. One task at a time reads, and one writes. A task
+    that is cancelled while it waits cancels the call."""
 
     __slots__ = (
         "_arrived",
@@ -399,7 +397,8 @@ class ClientCall(StreamListener):
         self._raise_for_status()
 
     async def read(self) -> Any:
-        """Return the next response, or ``grpc.aio.EOF``. Raise ``AioRpcError`` if the call has failed."""
+        """Return the next response, or ``grpc.aio.EOF``. Raise ``AioRpcError`` if the call has failed, and
+        ``CancelledError`` if it was cancelled here."""
         with self._cancelling():
             while not self._queue and self._trailers is None and self.status is None:
                 await self._arrived.wait()

@@ -31,10 +31,8 @@ from gazette.http2.headers import (
 from gazette.http2.peer import UNKNOWN
 
 STREAM_BYTES: Final = 1 << 22
-"""Bytes that a peer may send on a stream beyond the consumed ones.
-
-A stream carries at most 4 GB/s with a round trip of 1 ms, and 40 MB/s with 100 ms.
-"""
+"""Bytes that a peer may send on a stream beyond the consumed ones. A stream carries at most 4 GB/s with a
+round trip of 1 ms, and 40 MB/s with 100 ms."""
 FIRST_BYTES: Final = 1 << 19
 """Bytes that a peer may send on a stream before the listener has consumed any."""
 CONNECTION_BYTES: Final = 1 << 23
@@ -546,7 +544,8 @@ class Http2Connection:
     # Content.
 
     def _begin_data(self, length: int, flags: int, number: int) -> None:
-        """Check a DATA frame by its head, and charge its length to both windows."""
+        """Check a DATA frame by its head, and charge its length to both windows. Raise a fault of the
+        connection, or of the stream."""
         self._data_of, self._data_flags = None, flags
         # Before the checks of the stream: a frame of an ended stream uses the connection's window, too.
         self._granted -= length
@@ -660,7 +659,8 @@ class Http2Connection:
             self._end_block()
 
     def _end_block(self, *, depends_on_itself: bool = False) -> None:
-        """Handle a header block of which all frames have arrived."""
+        """Handle a header block of which all frames have arrived. Raise a fault of the connection, or of the
+        stream."""
         number, flags = self._block_of, self._block_flags
         block = self._block[0] if len(self._block) == 1 else b"".join(self._block)
         self._block, self._block_of = [], 0
@@ -708,7 +708,8 @@ class Http2Connection:
         stream.listener = self._accept(stream, request, ended)
 
     def _on_later_fields(self, stream: Http2Stream, fields: Fields, *, ended: bool) -> None:
-        """Handle trailers of a request, or the head or trailers of an answer."""
+        """Handle trailers of a request, or the head or trailers of an answer. Raise ``StreamFault`` if they
+        are out of place."""
         number = stream.id
         if stream.remote_ended:
             raise StreamFault(number, FaultCode.STREAM_CLOSED, "HEADERS behind the end of a stream")
@@ -777,7 +778,8 @@ class Http2Connection:
         self._changed()
 
     def _change_windows(self, size: int) -> None:
-        """Adopt the peer's initial window, which changes the windows of all streams."""
+        """Adopt the peer's initial window, which changes the windows of all streams. Raise
+        ``ConnectionFault`` if one gets too large."""
         grown, self.first_window = size > self.first_window, size
         if size + self._taken_most > fr.WINDOW_MAX:
             self._taken_most = max((stream._taken for stream in self._streams.values()), default=0)

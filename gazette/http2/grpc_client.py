@@ -254,7 +254,7 @@ class Http2Channel:
             await self._changed.wait()
 
     async def channel_ready(self) -> None:
-        """Return once there is a connection."""
+        """Return once there is a connection. Raise ``UsageError`` if the channel is closed."""
         while (state := self.get_state(try_to_connect=True)) is not State.READY:
             if state is State.SHUTDOWN:
                 raise grpc.aio.UsageError("Channel is closed.")

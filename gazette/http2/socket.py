@@ -123,10 +123,8 @@ class Http2Socket(asyncio.Protocol):
         self.close()
 
     def _fell_silent(self, silence_s: float, answer_s: float) -> bool:
-        """Send a PING if the peer has sent nothing for ``silence_s``.
-
-        Return True if the peer has sent nothing for ``answer_s`` since a PING.
-        """
+        """Send a PING if the peer has sent nothing for ``silence_s``. Return True if the peer has sent
+        nothing for ``answer_s`` since a PING."""
         now = self._loop.time()
         if self._pinged_at is not None:
             return now - self._pinged_at >= answer_s

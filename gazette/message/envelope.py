@@ -149,7 +149,8 @@ def build_envelopes(
 ) -> EnvelopeBatch[M]:
     """Return the envelopes of messages of one journal. ``uuids`` holds 16 bytes for each message.
 
-    Empty ``uuids`` mean that the messages have no UUIDs. ``times`` reads their declared times.
+    Empty ``uuids`` mean that the messages have no UUIDs. ``times`` reads their declared times. Raise
+    ``ValueError`` for another number of bytes.
     """
     if not uuids:
         if times is not None:  # Make timed envelopes, by UUIDs that are nil.
@@ -245,8 +246,8 @@ class EnvelopeDecoder(Generic[M]):
     def decode(self) -> list[Envelope[M]]:
         """Return the next batch of envelopes, in order. An empty batch means that more bytes are needed.
 
-        Raise `MalformedMessage` at a malformed frame, after all messages before it were returned. Each
-        further call raises the error again, until `skip` is called with it.
+        Raise `MalformedMessage` at a malformed or too long frame, after all messages before it were returned.
+        Each further call raises the error again, until `skip` is called with it.
         """
         if not self._ready:
             return []

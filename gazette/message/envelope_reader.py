@@ -274,7 +274,8 @@ class CommittedReader(Generic[M]):
                 yield batch
 
     async def _replayed(self, wanted: ReplayRange) -> AsyncGenerator[list[Envelope[M]], None]:
-        """Feed the range that the sequencer wants to read again. Yield the messages that become ready."""
+        """Feed the range that the sequencer wants to read again. Yield the messages that become ready. Raise
+        ``Corrupt`` if the journal lacks a part of it."""
         journal, begin, end = wanted
         if begin < end:
             params = replace(self._params, offset=begin, end_offset=end, block=True)

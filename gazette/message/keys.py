@@ -80,7 +80,8 @@ def _text(value: str) -> str:
 
 
 def _text_of_value(value: Any) -> str:
-    """Return the text of bytes in UTF-8: requests of gRPC may have bytes in place of text."""
+    """Return the text of bytes in UTF-8: requests of gRPC may have bytes in place of text. Raise ``Invalid``
+    for other bytes."""
     try:
         return _bytes(value).decode()
     except UnicodeDecodeError as error:
@@ -135,7 +136,8 @@ def _integer_of_text(text: str) -> str:
 
 
 def _float(value: Any) -> str:
-    """Return the text of the nearest float, since readers decode each number as a float."""
+    """Return the text of the nearest float, since readers decode each number as a float. Raise ``Invalid``
+    unless it is finite."""
     if not isinstance(value, int | float | Decimal):
         _refuse(value)
     try:
@@ -174,7 +176,8 @@ def _decimal_of_text(text: str) -> Decimal:
 
 
 def _plain(number: Decimal) -> str:
-    """Return a number without an exponent, and without zeros that do not change its value."""
+    """Return a number without an exponent, and without zeros that do not change its value. Raise ``Invalid``
+    unless it is finite, or for more than `DIGITS_MAX` digits."""
     if not number.is_finite():
         raise no_key(number, "it equals no number")
     exponent = number.as_tuple().exponent
@@ -242,7 +245,8 @@ def _any(value: Any) -> CanonicalKey:
 
 
 def _tuple_text(values: Sequence[Any], kinds: Sequence[KeyEncoding]) -> str:
-    """Return a JSON array of the texts of values. Different values of one type have different arrays."""
+    """Return a JSON array of the texts of values. Different values of one type have different arrays. Raise
+    ``Invalid`` for a tuple within."""
     parts = []
     for value, encoding in zip(values, kinds, strict=True):
         while isinstance(value, Enum):

@@ -272,7 +272,7 @@ class Publisher:
         self, stamp: Stamper[M], line: _Line, messages: Iterable[M]
     ) -> OpFuture[AppendResult]:
         """Enqueue messages, behind the uncommitted messages in line for their journal. The caller holds the
-        lock."""
+        lock. Raise ``Invalid`` for a message that is too long."""
         buffer = line.buffer
         passes = self._held is not None and self._passes_held(line)
         begin = end = len(buffer)

@@ -92,7 +92,8 @@ class UuidPlace(Generic[M]):
         return changed
 
     def _put(self, owner: Any, at: int, value: Any) -> Any:
-        """Put the value below ``owner``, by the steps from ``at`` on. Return the owner, or a changed copy."""
+        """Put the value below ``owner``, by the steps from ``at`` on. Return the owner, or a changed copy.
+        Raise ``Invalid`` for a null that cannot be filled."""
         step = self._steps[at]
         if at + 1 == len(self._steps):
             return step.put(owner, value)
@@ -172,7 +173,8 @@ def object_place(
 def _object_steps(
     objects: tuple[zero_value.ObjectType, ...], names: list[str], place: str
 ) -> tuple[list[Step], UuidForm]:
-    """Return the steps along ``names`` from these objects, and the form of the UUID at their end."""
+    """Return the steps along ``names`` from these objects, and the form of the UUID at their end. Raise
+    ``Invalid`` if they lead to no place."""
     field = _common_field(objects, names[0], place)
     attribute = Attribute(field.name, _is_frozen(objects))
     if len(names) == 1:
@@ -233,7 +235,8 @@ def pydantic_place(model: Any, place: str | None) -> UuidPlace[Any] | None:
 
 
 def _model_steps(model: Any, names: list[str], place: str) -> tuple[list[Step], UuidForm]:
-    """Return the steps along ``names`` from a model, and the form of the UUID at their end."""
+    """Return the steps along ``names`` from a model, and the form of the UUID at their end. Raise ``Invalid``
+    if they lead to no place."""
     fields = {_alias_of(name, field): (name, field) for name, field in model.model_fields.items()}
     if names[0] not in fields:
         raise no_field(model, names[0], place)

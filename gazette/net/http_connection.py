@@ -399,7 +399,7 @@ class AsgiCycle:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Send the head, or a part of the body, of the answer. Return once there is room for more."""
+        """Wait for room, then send the head or a part of the body. Out of order, raise ``RuntimeError``."""
         await self._connection.writable.wait()
         if self._lost or self._connection.transport.is_closing():
             return

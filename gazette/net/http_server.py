@@ -78,7 +78,7 @@ def bind_tcp(host: str, port: int) -> socket.socket:
 
 
 def bind_unix(path: str) -> socket.socket:
-    """Return a listening unix socket. A socket file without a listener is replaced."""
+    """Return a listening unix socket, or raise ``Unavailable``. Replace a socket file without a listener."""
     clear_stale_socket(path)
     sock = socket.socket(socket.AF_UNIX)
     try:

@@ -67,7 +67,7 @@ class Codec(IntEnum):
 
     @classmethod
     def from_extension(cls, extension: str) -> Codec:
-        """Return the codec of an extension, in any case. Accept all spellings that were ever used."""
+        """Return the codec of an extension, in any case and former spelling. Raise ``Invalid`` for others."""
         codec = _CODECS.get(extension.lower())
         if codec is None:
             raise Invalid(f"unrecognized compression extension: {extension}")
@@ -129,10 +129,8 @@ class Fragment:
 
     @classmethod
     def parse(cls, journal: JournalName, relative_path: str) -> Fragment:
-        """Parse the path of a fragment below its journal's directory.
-
-        Raise ``Invalid`` for a path that is not the name of a fragment.
-        """
+        """Parse the path of a fragment below its journal's directory. Raise ``Invalid`` for a path that is
+        not the name of a fragment."""
         postfix, slash, base = relative_path.rpartition("/")
         if slash and postfix in ("", "."):
             raise Invalid(f"wrong Fragment format: {relative_path}")
@@ -216,10 +214,8 @@ def _parse_sum(text: str) -> bytes:
 
 
 def parse_url(text: str) -> tuple[SplitResult, str]:
-    """Split a URL. Return its parts, and its ``host:port`` without a user.
-
-    The URL may be relative. Raise ``Invalid`` for an invalid URL.
-    """
+    """Split a URL. Return its parts, and its ``host:port`` without a user. The URL may be relative. Raise
+    ``Invalid`` for an invalid URL."""
     if _CONTROL.search(text):
         raise Invalid(f"invalid control character in URL ({text!r})")
     try:
@@ -250,7 +246,10 @@ class FragmentStoreUrl:
 
     @classmethod
     def parse(cls, text: str) -> FragmentStoreUrl:
-        """Parse and validate the URL of a store. The store itself interprets query arguments."""
+        """Parse the URL of a store. Raise ``Invalid`` unless its scheme has all parts that it needs.
+
+        The store itself interprets query arguments.
+        """
         url, host = parse_url(text)
         if not url.scheme:
             raise Invalid(f"not absolute ({text})")

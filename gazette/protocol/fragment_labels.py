@@ -48,7 +48,7 @@ def _encoded(text: str, path: str) -> str:
 
 
 def validate_fragment_labels(labels: LabelSet) -> None:
-    """Require former templates that are complete."""
+    """Raise ``Invalid`` unless all former templates are complete."""
     for template in former_templates(labels):
         # Do not parse the template: perhaps only the original or an earlier version understands it.
         if not is_complete(template):

@@ -122,7 +122,7 @@ class FSMHints:
     properties: tuple[Property, ...] = ()
 
     def validate(self) -> None:
-        """Require valid segments, whose ``log`` is not that of the hints."""
+        """Raise ``Invalid`` unless all segments are valid. Empty ``log`` of a segment: that of the hints."""
         for node in self.live_nodes:
             for segment in node.segments:
                 if segment.log and segment.log == self.log:

@@ -52,7 +52,7 @@ def validate_path_token(value: str, minimum: int, maximum: int) -> None:
 
 @lru_cache(maxsize=4096)
 def validate_path_component(value: str, minimum: int, maximum: int) -> None:
-    """Require a relative path in its clean form that stays below its parent.
+    """Raise ``Invalid`` unless ``value`` is a relative path in clean form that stays below its parent.
 
     The protocol permits a leading ``..``, which could leave a blob store or a directory. Refuse it here.
     """
@@ -91,7 +91,7 @@ def validate_shard_id(shard_id: ShardId) -> None:
 
 
 def validate_offsets(offsets: Mapping[JournalName, Offset]) -> None:
-    """Require valid journal names (metadata permitted) and offsets that are not negative."""
+    """Raise ``Invalid`` unless journal names are valid (metadata permitted), and offsets at least 0."""
     for journal, offset in sorted(offsets.items()):
         with within(f"Offsets[{journal}]"):
             validate_journal_name(journal)

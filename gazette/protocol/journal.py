@@ -213,7 +213,7 @@ class JournalSpec:
             validate_fragment_labels(self.labels)
 
     def validate_stored(self) -> None:
-        """Require what `validate` requires, of a specification that another process has applied.
+        """Raise ``Invalid`` as `validate` does, for a specification that another process has applied.
 
         Do not execute its template, which may work elsewhere. A failure of a template only costs a postfix.
         """
@@ -309,7 +309,7 @@ class JournalSpec:
 
 
 def validate_journal_labels(labels: LabelSet) -> None:
-    """Require well-known labels that are consistent with each other."""
+    """Raise ``Invalid`` unless the well-known labels have one value each, and fit each other."""
     label_set.validate_single_valued(labels)
     content_type = labels.value_of(CONTENT_TYPE)
     if content_type is not None:

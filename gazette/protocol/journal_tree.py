@@ -97,7 +97,7 @@ class JournalNode:
             yield from child.journals()
 
     def validate(self) -> None:
-        """Require a tree of ordered names. Specifications are not checked, since they may be partial."""
+        """Raise ``Invalid`` unless names make an ordered tree. Skip specifications: they may be partial."""
         if not self.is_directory:
             with within("Name"):
                 validate_journal_name(self.spec.name)

@@ -160,7 +160,7 @@ def _validate_order(index: int, previous: Label, label: Label) -> None:
 
 
 def validate_single_valued(labels: LabelSet) -> None:
-    """Require a single value of each well-known label that may not have several."""
+    """Raise ``Invalid`` if a well-known label has several values, and may have one only."""
     for index in range(1, len(labels.labels)):
         label = labels.labels[index]
         if labels.labels[index - 1].name == label.name and label.name in SINGLE_VALUED:
@@ -231,10 +231,8 @@ class LabelSelector:
 
     @classmethod
     def parse(cls, text: str) -> LabelSelector:
-        """Parse the text form, ``env in (production, qa), tier not in (frontend), !test``.
-
-        Raise ``Invalid`` at the first term that is invalid.
-        """
+        """Parse the text form, ``env in (production, qa), tier not in (frontend), !test``. Raise ``Invalid``
+        at the first term that is invalid."""
         selector = _parse(text)
         selector.validate()
         return selector

@@ -177,10 +177,8 @@ def _time_text(seconds: float | None) -> str:
 
 
 def _method(get: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a method of templates that takes no argument.
-
-    Like any Python function, it raises ``TypeError`` if it is called with one.
-    """
+    """Return a method of templates that takes no argument. Like any Python function, it raises ``TypeError``
+    if it is called with one."""
     return lambda: get()
 
 

@@ -98,7 +98,7 @@ def _read_fragment(pb: broker_pb2.ReadResponse) -> None:
 
 
 def validate_append_request_opening(pb: broker_pb2.AppendRequest) -> None:
-    """Check the first message of an Append stream. The messages that follow are chunks."""
+    """Raise ``Invalid`` unless this can be the first message of an Append stream. Chunks follow it."""
     check_optional_header(pb)
     _journal(pb.journal)
     if pb.offset < 0:
@@ -119,7 +119,7 @@ def validate_append_request_opening(pb: broker_pb2.AppendRequest) -> None:
 
 
 def validate_append_chunk(pb: broker_pb2.AppendRequest) -> None:
-    """Check a later message of an Append stream. An empty message is the intent to commit."""
+    """Raise ``Invalid`` unless this can be a later message of an Append stream. An empty one says: commit."""
     if pb.journal:
         raise Invalid("unexpected Journal")
     if pb.HasField("header"):
@@ -142,7 +142,8 @@ def validate_append_chunk(pb: broker_pb2.AppendRequest) -> None:
 def validate_append_response(
     pb: broker_pb2.AppendResponse,
 ) -> tuple[Status, Header, Fragment | None, LabelSet]:
-    """Check a response, and return its parts. A response with status OK has a fragment: the commit."""
+    """Return the parts of a response. One with status OK has a fragment: the commit. Raise ``Invalid`` for a
+    part that is missing or wrong."""
     status = _status(pb.status)
     header = valid_header_of(pb.header.SerializeToString())
     commit, registers = None, EMPTY_LABELS
@@ -158,9 +159,9 @@ def validate_append_response(
 
 
 def validate_replicate_request(pb: broker_pb2.ReplicateRequest) -> tuple[Fragment, LabelSet] | None:
-    """Check a proposal and return its fragment and registers, or check a chunk of content and return None.
+    """Return the fragment and the registers of a proposal; None for a chunk of content.
 
-    Absent registers of a proposal mean empty registers.
+    Absent registers of a proposal mean empty registers. Raise ``Invalid`` for wrong parts of either.
     """
     if not pb.HasField("proposal"):
         _replicate_content(pb)
@@ -199,7 +200,7 @@ def _replicate_content(pb: broker_pb2.ReplicateRequest) -> None:
 
 
 def validate_replicate_response(pb: broker_pb2.ReplicateResponse) -> None:
-    """Check the fields of an acknowledgement that a primary relies on.
+    """Raise ``Invalid`` if fields of an acknowledgement are missing or wrong on which a primary relies.
 
     Do not refuse a header, which peers send with the first acknowledgement of a stream for any status. Do not
     refuse a fragment without a codec, which peers send for a mismatch.
@@ -353,7 +354,7 @@ def check_selector(pb: broker_pb2.LabelSelector) -> LabelSelector:
 
 
 def check_listed(mod_revision: int, route: broker_pb2.Route) -> None:
-    """Require a valid revision and route of a listed journal or shard."""
+    """Raise ``Invalid`` unless the revision and the route of a listed journal or shard are valid."""
     if mod_revision <= 0:
         raise Invalid(f"invalid ModRevision ({mod_revision}; expected > 0)")
     with within("Route"):
@@ -361,13 +362,13 @@ def check_listed(mod_revision: int, route: broker_pb2.Route) -> None:
 
 
 def check_upsert_revision(revision: int) -> None:
-    """Require a revision that an upsert may expect: 0 to create, -1 for any revision."""
+    """Raise ``Invalid`` unless an upsert may expect ``revision``: 0 to create, -1 for any, or above 0."""
     if revision < 0 and revision != _ANY_REVISION:
         raise Invalid(f"invalid ExpectModRevision ({revision}; expected >= 0 or -1)")
 
 
 def check_delete_revision(revision: int) -> None:
-    """Require a revision that a deletion may expect: -1 for any revision."""
+    """Raise ``Invalid`` unless a deletion may expect ``revision``: -1 for any revision, or above 0."""
     if revision <= 0 and revision != _ANY_REVISION:
         raise Invalid(f"invalid ExpectModRevision ({revision}; expected > 0 or -1)")
 

@@ -47,10 +47,8 @@ class ShardSource:
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """Specification of a shard. Durations are in nanoseconds.
-
-    Fields that are zero are unset: each has a default, or ``validate`` refuses it.
-    """
+    """Specification of a shard. Durations are in nanoseconds. Fields that are zero are unset: each has a
+    default, or ``validate`` refuses it."""
 
     id: ShardId
     sources: tuple[ShardSource, ...] = ()

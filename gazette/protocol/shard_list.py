@@ -82,7 +82,7 @@ class ShardList:
         ).hoist()
 
     def validate(self) -> None:
-        """Require ids in strictly ascending order. Specifications are not checked."""
+        """Raise ``Invalid`` unless ids are in strictly ascending order. Specifications are not checked."""
         for index in range(1, len(self.shards)):
             previous, current = self.shards[index - 1].spec.id, self.shards[index].spec.id
             if previous >= current:

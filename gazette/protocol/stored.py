@@ -172,10 +172,8 @@ def stored_route(pb: broker_pb2.Route) -> tuple[Route, str]:
 
 
 def stored_status(pb: consumer_pb2.ReplicaStatus) -> tuple[ReplicaStatus, str]:
-    """Return a status, and why the stored value is invalid (empty: valid).
-
-    An unknown code becomes the code of a replica that cannot take over.
-    """
+    """Return a status, and why the stored value is invalid (empty: valid). An unknown code becomes the code
+    of a replica that cannot take over."""
     errors = tuple(pb.errors)
     if int(pb.code) not in set(ReplicaCode):
         return ReplicaStatus(ReplicaCode.IDLE, errors), f"Code: invalid code ({pb.code})"

@@ -101,7 +101,8 @@ def _check(path: Path, name: str) -> str:
 
 
 def _put_in_place(directory: Path, names: list[str]) -> None:
-    """Move all databases to their names, or none. Keep a file that already has such a name."""
+    """Move all databases to their names, or none. Keep a file that already has such a name. Raise ``Invalid``
+    for such a file."""
     reserved: list[Path] = []
     try:
         for name in names:

@@ -167,7 +167,8 @@ def open_at(
     later bytes are skipped.
 
     Raise ``NotFound`` if no hints reach back to the moment: its message has the oldest moment.
-    Raise ``PrunedLog`` if operations are gone, ``Corrupt`` for a damaged log. Also see `LogSource`.
+    Raise ``PrunedLog`` if operations are gone, ``Corrupt`` for a damaged log, ``Invalid`` without any hints
+    or if ``directory`` is not empty. Also see `LogSource`.
     """
     if not hints:
         raise Invalid("at least one set of hints is needed, even if it has only the log's name")
@@ -233,7 +234,8 @@ def _choose(
 def _last_not_after(
     positions: Sequence[Position], at: Moment, checkpoint_of: Callable[[Position], Checkpoint]
 ) -> Position | None:
-    """Return the last position that the moment allows; None if it allows no position."""
+    """Return the last position that the moment allows; None if it allows no position. Raise ``Invalid`` for a
+    time in a log without times."""
     if at.time is not None:
         limit_ms = at.time.timestamp() * 1000
         if not any(position.time for position in positions):
@@ -293,10 +295,8 @@ def _state(
     target: Path | None,
     prepare_connection: Callable[[apsw.Connection], None] | None = None,
 ) -> ShardState:
-    """Play up to a position into ``staged``, and move the content to ``target``.
-
-    Without a target, the files are removed with the state.
-    """
+    """Play up to a position into ``staged``, and move the content to ``target``. Without a target, the files
+    are removed with the state."""
     playback = Playback(hints)
     files = StagedFiles(staged)
     try:

@@ -21,7 +21,7 @@ which must not exist."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the subcommand. Return 0, or 2 if the project cannot be written."""
+    """Run the subcommand. Return 0, or 2 for wrong arguments or a project that cannot be written."""
     schema = Schema("gazette new", {}, arguments="NAME", description=_DESCRIPTION)
     try:
         words = schema.load(argv, {}).arguments

@@ -53,10 +53,8 @@ class MessageSample(msgspec.Struct, frozen=True):
 
 
 def samples_of(application: Any, directory: str) -> Iterator[tuple[Source[Any], MessageSample]]:
-    """Yield each source of JSON lines with simple fields, and a sample of its messages.
-
-    The module of the application is imported from ``directory``.
-    """
+    """Yield each source of JSON lines with simple fields, and a sample of its messages. The module of the
+    application is imported from ``directory``."""
     for source in sources_of(application):
         if source.content_type != CONTENT_JSON_LINES:
             continue

@@ -271,7 +271,8 @@ class RunSession:
             self._say("waiting for the next change: the run continues once the file is mended")
 
     async def _describe(self) -> Description | None:
-        """Load the application in a child process. Return None if the child has reported what is wrong."""
+        """Load the application in a child process. Return None if the child has reported what is wrong. Raise
+        ``Broken`` if the child ends otherwise."""
         path = self._scratch / "description.json"
         path.unlink(missing_ok=True)
         process = await asyncio.create_subprocess_exec(

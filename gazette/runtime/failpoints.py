@@ -116,7 +116,7 @@ class _Armed:
             return self.when is None or self.seen == self.when
 
     def perform(self, point: str, detail: str) -> float:
-        """Perform the armed action, if it fires. Return the seconds to wait."""
+        """Perform the armed action, if it fires. Return the seconds to wait. ERROR raises ``Unavailable``."""
         if not self.fires(point, detail):
             return 0.0
         match self.action:

@@ -56,10 +56,8 @@ def setup(level: str, log_format: str, *, stream: TextIO | None = None) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return False for lines that need no attention.
-
-    gRPC logs a traceback if a caller is gone when its call is answered.
-    """
+    """Return False for lines that need no attention. gRPC logs a traceback if a caller is gone when its call
+    is answered."""
     error = record.exc_info[0] if record.exc_info else None
     return not (record.name.startswith("grpc.") and getattr(error, "__name__", "") == _GONE)
 

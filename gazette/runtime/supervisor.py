@@ -62,7 +62,8 @@ def _script() -> list[str]:
 
 
 def shifted_port(port: str, index: int, *, stride: int = 1) -> str:
-    """Return the port of worker ``index``, given that of worker 0. Empty (any free port) stays empty."""
+    """Return the port of worker ``index``, given that of worker 0. Empty (any free port) stays empty. Raise
+    ``Invalid`` if ``port`` is no number, or the sum is above 65,535."""
     if not port:
         return ""
     if port.startswith("unix://"):

@@ -170,7 +170,7 @@ class TaskScope:
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """Wait for all children. Raise a cancellation from outside, or else the first failure.
+        """Wait for all children. Raise ``CancelledError`` if cancelled from outside, else the first failure.
 
         `asyncio.TaskGroup` would raise exception groups, and cannot be a field of a service. When a child
         fails, the scope cancels its owner to end the body. The scope must take back that cancellation where

@@ -37,10 +37,8 @@ Converts: TypeAlias = Callable[[Any], bool]
 
 
 def sqlite_objection(value: Any, converts: Converts) -> Objection | None:
-    """Return why SQLite does not keep a value; None if it does.
-
-    ``converts`` returns True for a value that the application or the driver converts.
-    """
+    """Return why SQLite does not keep a value; None if it does. ``converts`` returns True for a value that
+    the application or the driver converts."""
     if isinstance(value, float):
         return (
             Objection("is NaN, which SQLite stores as NULL", "Give None.") if isnan(value) else None

@@ -193,7 +193,7 @@ class OfflineShard(WithTimers):
 
     @property
     def now(self) -> datetime:
-        """Processing time: the greatest time of the messages so far, in UTC."""
+        """Processing time: the greatest time of the messages so far, in UTC. None so far: ``NotAllowed``."""
         if not self._clock.seconds:
             raise NotAllowed(
                 "the processing time of a build is that of its messages, and none was read",
@@ -265,7 +265,8 @@ class StateBuilder:
     ) -> None:
         """Open the store in an empty directory. Errors of the application's ``new_store`` reach the caller.
 
-        ``claim`` is for a store without a recovery log. Raise ``Fenced`` if the claim is not in force.
+        ``claim`` is for a store without a recovery log. Raise ``Fenced`` if the claim is not in force, and
+        ``Invalid`` if the directory is not empty.
         """
         self.shard = OfflineShard(spec, fqn, self.commit, application)
         self.directory = directory.absolute()
@@ -356,7 +357,10 @@ class StateBuilder:
     def finish(
         self, checkpoint: Checkpoint, *, messages: int = 0, facts: dict[str, Any] | None = None
     ) -> BuiltState:
-        """Commit with the checkpoint at which the live shard continues. Write nothing after this."""
+        """Commit with the checkpoint at which the live shard continues. Write nothing after this.
+
+        Raise ``Invalid`` if the store has recorded no file.
+        """
         self.commit(checkpoint)
         recorder, file = self._recorder, self._file
         spec = self.shard.spec

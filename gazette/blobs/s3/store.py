@@ -214,8 +214,8 @@ class S3Store:
             return self._signed(client, path, ttl_s)
 
     def sign_now(self, path: str, ttl_s: float) -> str | None:
-        """Return the URL of ``sign_get``; None before the first operation, and while temporary credentials
-        must be renewed: then the SDK asks for new ones, over the network."""
+        """Return the URL of ``sign_get``, and raise its errors. Return None before the first operation, and
+        while temporary credentials must be renewed: then the SDK would ask for new ones, over the network."""
         connected = self._connected
         if connected is None:
             return None
@@ -428,7 +428,7 @@ class _Source:
         """Do nothing: the opener of the source closes it."""
 
     def check(self) -> None:
-        """Raise the error of an earlier read, if there was one."""
+        """Raise the error of an earlier read, if there was one: as it is, or as ``Unavailable``."""
         if isinstance(self._error, GazetteError):
             raise self._error
         if self._error is not None:

@@ -168,7 +168,8 @@ class AppendApi:
     ) -> broker_pb2.AppendResponse:
         """Pass the append on to the primary, as it arrives, until the caller's claims expire.
 
-        Cancellation: the append is cancelled at the primary, too.
+        Cancellation: the append is cancelled at the primary, too. Raise ``Unavailable`` if etcd has no
+        endpoint of the primary.
         """
         peers = self._context.peers
         primary = at.header.process_id

@@ -150,7 +150,8 @@ class ListApplyApi:
         await call.write(broker_pb2.ListResponse(header=resolver.unrouted_header().to_pb()))
 
     async def _await_revision(self, resume: Header) -> None:
-        """Wait for a revision that the holder of ``resume`` has not seen."""
+        """Wait for a revision that the holder of ``resume`` has not seen. Raise ``Invalid`` for another etcd
+        cluster."""
         own_id = self._context.key_space.header.cluster_id
         if resume.etcd.cluster_id != own_id:
             raise Invalid(

@@ -523,7 +523,8 @@ class Pipeline:
             self._gathering = False
 
     def _take_acks(self) -> bool:
-        """Take the next answer of each peer, as ``gather_acks`` does. Return False if one must be awaited."""
+        """Take the next answer of each peer, as ``gather_acks`` does. Return False if one must be awaited.
+        Raise the error of a peer that failed."""
         if self._failure is not None:
             raise self._failure
         for peer in self._peers:

@@ -230,7 +230,8 @@ def _result(
     sent: int,
     response: broker_pb2.AppendResponse,
 ) -> AppendResult:
-    """Return the result of an append of ``sent`` bytes, or raise the error of its status."""
+    """Return the result of an append of ``sent`` bytes. Raise the error of another status than OK, or
+    ``Broken`` for an invalid answer."""
     try:
         status, header, commit, registers = validate_append_response(response)
     except Invalid as error:

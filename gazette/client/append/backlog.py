@@ -457,10 +457,8 @@ class JournalAppends:
         return accepts
 
     def await_room(self) -> None:
-        """Wait until brokers or a disk have taken what exceeds the memory budget.
-
-        On the event loop, write to the disk and do not wait.
-        """
+        """Wait until brokers or a disk have taken what exceeds the memory budget. On the event loop, write to
+        the disk and do not wait."""
         # Reset it before the wait: an append of another thread may set it again meanwhile.
         self.must_wait = False
         with suppress(IndexError):

@@ -265,7 +265,7 @@ class Reader:
 
     async def _next_received(self) -> bytes | None:
         """Return a piece from the broker; None at its end, for other messages, and after a switch to the
-        store."""
+        store. Raise ``Broken`` if the piece is not at `offset`."""
         if self._should_open():
             # A look-ahead may hold the lock, or wait for it: open the fragment once.
             async with self._opening:

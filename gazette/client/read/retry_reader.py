@@ -96,7 +96,10 @@ class RetryReader:
             self._drop()
 
     def seek(self, offset: int) -> None:
-        """Continue at another offset, in the present life of the journal. No ``read`` may be waiting."""
+        """Continue at another offset, in the journal's present life. Raise ``Invalid`` for a negative offset.
+
+        No ``read`` may be waiting.
+        """
         self.life = None
         if offset == self.offset:
             return

@@ -155,7 +155,7 @@ def map_errors(method: str, caller: _Caller, **facts: Any) -> Iterator[None]:
 
 
 def raise_mapped(error: BaseException, method: str, caller: _Caller, **facts: Any) -> NoReturn:
-    """Raise the error of ours for one of `CALL_ERRORS`, which ended a call.
+    """Raise a `GazetteError` for one of `CALL_ERRORS`, which ended a call.
 
     If ``caller`` was closed, such as the channels of a client, raise ``Closed``. If only the channel of the
     call was closed, the peer fell silent or lost its lease: raise ``Unavailable``. A cancellation of the

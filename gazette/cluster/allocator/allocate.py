@@ -100,7 +100,7 @@ class _Leader:
 
         Leave out items that turn out to be stale, so that they do not block the others. The mirror may *stay*
         behind etcd for an item whose newest value does not decode. Raise ``Conflict`` if a transaction did
-        not apply. The earlier transactions of the round have applied.
+        not apply, also `_Stale` after `_STALE_ROUNDS` attempts. Earlier transactions have applied.
         """
         if self._state.network_hash != self._solved_hash:
             await self._solve()
@@ -225,7 +225,8 @@ class _Batch:
         self._steps = []
 
     def _raise_stale(self, compares: tuple[Compare, ...], result: TxnResult) -> NoReturn:
-        """Raise `_Stale` for the steps whose comparisons failed, by the keys that ``result`` read."""
+        """Raise `_Stale` for the steps whose comparisons failed, by the keys that ``result`` read. Raise
+        ``Conflict`` if the leader's member key has changed."""
         failed = {
             compare
             for compare, read in zip(compares, result.results, strict=True)

@@ -247,7 +247,8 @@ class Exchange:
     # Cycles
 
     def _negative_cycle(self) -> list[int]:
-        """Return the nodes of a negative cycle in order, or nothing."""
+        """Return the nodes of a negative cycle in order, or nothing. Raise ``Broken`` if the search does not
+        end."""
         sink = self._sink
         from_sink = np.minimum(self._cost[sink, :sink], self._shrink)
         to_sink = np.minimum(self._cost[:sink, sink], self._grow)
@@ -281,7 +282,8 @@ class Exchange:
         raise Broken("found no cycle after a round for each node", nodes=self._sink + 1)
 
     def _apply(self, cycle: list[int]) -> None:
-        """Apply a negative cycle as often as its costs hold. If a cost was too low, correct it instead."""
+        """Apply a negative cycle as often as its costs hold. If a cost was too low, correct it instead. Raise
+        ``Broken`` if no part of it is cheaper."""
         arcs: list[_Moves] = []
         loads, units = 0, self._chosen.size
         for source, target in pairwise([*cycle, cycle[0]]):

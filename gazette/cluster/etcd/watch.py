@@ -98,8 +98,9 @@ class _Stream:
         return response
 
     def raise_if_canceled(self, response: rpc_pb2.WatchResponse) -> None:
-        """Raise the reason for which etcd cancelled the watch, if it did. Raise ``StreamEnded`` if the next
-        endpoint may serve it."""
+        """Do nothing unless etcd cancelled the watch. Raise ``Compacted`` if it lacks the revision, and
+        ``NotAllowed`` if it refuses the user. Raise ``StreamEnded`` without a leader, where the next endpoint
+        may serve the watch, else ``Broken``."""
         if not response.canceled:
             return
         reason = response.cancel_reason

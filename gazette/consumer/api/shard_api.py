@@ -218,7 +218,8 @@ class ShardApi:
     async def _apply(self, request: pb.ApplyRequest, claims: Claims) -> pb.ApplyResponse:
         """Make all changes at one revision of etcd, or none.
 
-        A cancelled call may have made the changes. Then the same call fails on its expected revisions.
+        A cancelled call may have made the changes. Then the same call fails on its expected revisions. Raise
+        ``Invalid`` for more changes than one transaction of etcd takes.
         """
         validate_shard_apply_request(request)
         compares: list[Compare] = []
@@ -294,7 +295,7 @@ class ShardApi:
         """Delete assignments, so that the allocator makes new ones.
 
         Delete the assignments of failed replicas and, unless ``only_failed``, of the primary. Healthy
-        standbys stay.
+        standbys stay. Raise ``NotAllowed`` without a claim to a shard, ``Invalid`` for too many assignments.
         """
         validate_unassign_request(request)
         response = pb.UnassignResponse()

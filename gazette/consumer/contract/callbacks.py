@@ -156,7 +156,8 @@ def _require_parameters(callback: Any, full_name: str, expected: Sequence[str]) 
 
 
 def _require(owner: Any, name: str, allowed: tuple[str, ...] = ()) -> None:
-    """Check kind and parameters of a callback, if ``owner`` has it. ``allowed``: kinds that are right."""
+    """Check kind and parameters of a callback, if ``owner`` has it. ``allowed``: kinds that are right. Raise
+    ``Invalid`` for others."""
     if not hasattr(type(owner), name) and not hasattr(owner, name):
         return
     owner_type = type(owner)

@@ -126,8 +126,8 @@ async def put_declared(
     """Put the journals of the changes that ``find`` returns, and the shards if there are ``members``.
 
     If another program changes the same journals or shards meanwhile, call ``find`` again. Return the changes
-    of the last call. Raise ``Conflict`` after 5 such attempts. Cancellation may leave some changes applied:
-    the next run finds the changes that are left.
+    of the last call. Raise ``Conflict`` after `_ATTEMPTS` attempts. Cancellation may leave some changes
+    applied: the next run finds the changes that are left.
     """
     for attempt in range(_ATTEMPTS):
         changes = await find()

@@ -104,7 +104,8 @@ def changes_of(
 
     ``given`` names the fields of ``settings`` that the user has given: these also change existing
     specifications. Other fields apply to new specifications only. ``more_partitions`` permits more partitions
-    of journals with keys. ``changed_key`` permits another key. Raise ``NotAllowed`` for refused changes.
+    of journals with keys. ``changed_key`` permits another key. Raise ``NotAllowed`` for refused changes, and
+    ``Conflict`` if the log of an existing shard is absent.
     """
     existing = {journal.spec.name: journal for journal in journals}
     existing_shards = {shard.spec.id: shard for shard in shards}

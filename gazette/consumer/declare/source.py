@@ -274,7 +274,7 @@ class _Declared(Generic[M]):
 
     @cached_property
     def _read_key(self) -> Callable[[Any], Any]:
-        """Function from a message to the value of its key."""
+        """Function from a message to the value of its key. Raise ``Invalid`` if no key is declared."""
         if self.key is None:
             raise self._invalid("key", "no key is declared", "Declare key= to map messages by it.")
         field = self._key_field

@@ -115,8 +115,8 @@ def list_route(
     is the same request with ``?after=KEY``; after the last page ``next`` is null. ``?limit=N`` may ask for
     up to ``limit_max`` items. Items of several shards with the same key stand together on one page, which
     may then be longer. ``duplicates`` names these keys with their shards. If the keys are those of messages,
-    a duplicate shows that some messages were published to another partition. Errors are those of
-    `gather_route`.
+    a duplicate shows that some messages were published to another partition. Requests fail as those of
+    `gather_route`. Raise ``Invalid`` for another ``key``, or unless 1 <= ``limit`` <= ``limit_max``.
     """
     if key not in (str, int):
         raise Invalid(f"keys of a list are str or int, not {key!r}", path="list_route.key")
@@ -269,7 +269,10 @@ class _Page:
 
 
 def _check(shards: Sequence[ShardSpec], offsets: Iterable[str]) -> None:
-    """Raise an error if a shard cannot answer: the combined answer would lack its part."""
+    """Raise ``NotFound`` without shards. Raise ``Unavailable`` if one is disabled: its part would be missing.
+
+    Raise ``Invalid`` if no shard reads a journal of ``offsets``.
+    """
     if not shards:
         raise NotFound("no shard exists", hint="Apply specifications of shards.")
     for spec in shards:

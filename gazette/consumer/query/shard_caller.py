@@ -176,6 +176,7 @@ class ShardCaller:
         """Have a shard answer, and say which member did: see `QueryRouter.ask`.
 
         ``timeout_s`` defaults to ``query_timeout_s``. A starting member answers once it knows its cluster.
+        Raise ``Unavailable`` if that takes too long, or if the member ends.
         """
         left_s = await self._await_start(timeout_s)
         if self.running_queries.ended:
@@ -231,7 +232,8 @@ class ShardCaller:
         return self.partitions(selector)
 
     async def _await_start(self, timeout_s: float | None) -> float:
-        """Wait until the member knows its cluster. Return the seconds of ``timeout_s`` that are left."""
+        """Wait until the member knows its cluster. Return the seconds of ``timeout_s`` that are left. Raise
+        ``Unavailable`` if that takes too long, or the member ends."""
         seconds = self.query_timeout_s if timeout_s is None else timeout_s
         begun_at, member = self.clock.monotonic(), self._member
         if not self._started.is_set():

@@ -169,8 +169,8 @@ async def store_recovered_hints(
 
     Hints without files, those of a shard's first owner, get no backup: such hints need the log from its first
     byte on, and so the log could never be pruned. Whatever etcd answers, retry until the hints are written or
-    the assignment is gone: pruning relies on the backups, and the shard serves meanwhile. Raise ``Invalid``
-    for hints that are larger than etcd accepts. A cancelled call may have written the hints.
+    the assignment is gone (``GazetteError``): pruning relies on the backups, and the shard serves meanwhile.
+    Raise ``Invalid`` if etcd accepts no hints of this size. A cancelled call may have written the hints.
     """
     if not spec.hint_backup_keys or not hints.live_nodes:
         return

@@ -421,7 +421,8 @@ class Shard(WithTimers):
         return {} if self._primary is None else self._primary.appends.waiting()
 
     async def _take_over(self) -> RecoveredState | None:
-        """Finish play-back as the log's new owner. Return None for a shard without a log."""
+        """Finish play-back as the log's new owner. Return None for a shard without a log. Raise ``Closed`` if
+        the shard has failed."""
         if not self._spec.recovery_log:
             return None
         await self._playing.wait()
@@ -455,10 +456,8 @@ class Shard(WithTimers):
 
     @property
     def horizon_bytes(self) -> int | None:
-        """Bytes of the log that a recovery with hints of now reads. Any thread.
-
-        None on a standby, and for a shard without a log.
-        """
+        """Bytes of the log that a recovery with hints of now reads. Any thread. None on a standby, and for a
+        shard without a log."""
         return None if self._primary is None else self._primary.horizon_bytes
 
     @property

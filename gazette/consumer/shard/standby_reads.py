@@ -141,7 +141,8 @@ class StandbyReads:
                 self._drop(former)
 
     def _made(self, files: PlayedFiles) -> Any:
-        """Return the reader of a new edition. On a thread."""
+        """Return the reader of a new edition. On a thread. Raise ``NotAllowed`` if the application makes no
+        views."""
         if self._view is None:
             make_private(self._directory)
             self._view = self._new_view(self._directory)

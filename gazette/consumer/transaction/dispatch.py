@@ -73,10 +73,8 @@ def deliver_in_halves(
 
 
 class Dispatcher:
-    """Deliveries of one shard's batches. Belongs to its thread.
-
-    A stop of ``inbox`` takes effect between two messages.
-    """
+    """Deliveries of one shard's batches. Belongs to its thread. A stop of ``inbox`` takes effect between two
+    messages."""
 
     def __init__(
         self,
@@ -208,10 +206,8 @@ class Dispatcher:
         return len(batch), False
 
     def fire(self, timer: Timer) -> None:
-        """Have the application handle a timer that is due.
-
-        Raise ``ApplicationFailed``, or a `GazetteError` that the application raised.
-        """
+        """Have the application handle a timer that is due. Raise ``ApplicationFailed``, or a `GazetteError`
+        that the application raised."""
         self._inbox.check()
         self._callbacks.running_callback.enter("on_timer", timer)
         try:
@@ -254,7 +250,8 @@ class Dispatcher:
             poison.skip_timer(timer, error)
 
     def _deliver_each(self, batch: Sequence[Envelope[Any]]) -> int:
-        """Deliver messages singly. Return how many were consumed: not all if a message was deferred."""
+        """Deliver messages singly. Return how many were consumed: not all if a message was deferred. Raise
+        ``ApplicationFailed`` if the callback fails."""
         application, shard, store = self._application, self._callbacks.shard, self._store
         publisher, inbox = self._publisher, self._inbox
         consume, guarded = application.consume_message, self._guarded

@@ -164,7 +164,10 @@ class ShardTimers:
         self.reload()
 
     def reload(self) -> None:
-        """Read the timers of the store again: its checkpoint was restored, or its changes were undone."""
+        """Read the timers of the store again: its checkpoint was restored, or its changes were undone.
+
+        Raise ``NotAllowed`` if it has timers of event time, and the application defines no event time.
+        """
         self._table = self._open_table()
         self._open = False
         self._processing = _Queue(TimeDomain.PROCESSING, self._table)
@@ -191,17 +194,15 @@ class ShardTimers:
 
     @property
     def watermark(self) -> datetime | None:
-        """Watermark, in UTC; None while it is not known."""
+        """Watermark, in UTC; None while it is not known. ``NotAllowed`` if no event time is defined."""
         if self._watermark is None:
             raise _no_event_time(self._shard_id)
         value = self._watermark.value
         return None if value is None else time_at(value)
 
     def schedule(self, key: str, at: datetime, payload: bytes, domain: TimeDomain) -> None:
-        """Set a timer. Raise ``InvalidValue`` for a bad key, time or payload.
-
-        Raise ``NotAllowed`` outside of a transaction.
-        """
+        """Set a timer. Raise ``InvalidValue`` for a bad key, time or payload. Raise ``NotAllowed`` outside of
+        a transaction."""
         queue = self._queue(domain)
         queue.put(TimerRow(unix_us(at), check_key(key), check_payload(payload)))
 
@@ -270,10 +271,8 @@ class ShardTimers:
         return self._event.is_due(watermark.value)
 
     def is_due(self, *, ready: bool) -> bool:
-        """Return True if a timer may be due.
-
-        While messages are ``ready``, timers of processing time and messages take turns.
-        """
+        """Return True if a timer may be due. While messages are ``ready``, timers of processing time and
+        messages take turns."""
         if self._watermark is not None:
             self._watermark.watch(self._clock.monotonic())
             if self._event.is_due(self._watermark.value):

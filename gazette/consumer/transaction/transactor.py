@@ -104,12 +104,12 @@ class PriorTransaction:
         return self.commit.done() and all(future.done() for future in self.acks.values())
 
     def require_committed(self) -> None:
-        """Raise the error of the store's commit if it failed."""
+        """If the store's commit failed, raise its error, wrapped by `wrap_error`."""
         if (error := first_failure((self.commit,))) is not None:
             raise wrap_error("the store's commit failed", error)
 
     def is_acknowledged(self) -> bool:
-        """Return True if all acknowledgements are appended. Raise the error of the first that failed."""
+        """Return True if all acknowledgements are appended. If one failed, raise its error, wrapped."""
         if (error := first_failure(self.acks.values())) is not None:
             subject = "a recovered acknowledgement" if self.recovered else "an acknowledgement"
             raise wrap_error(f"{subject} could not be appended", error)
@@ -204,7 +204,7 @@ class Transactor:
 
         The input ends when everything is committed and acknowledged, so nothing is owed. A repeated
         acknowledgement would bypass the append service. So it could arrive late, and roll back what this
-        publisher publishes next.
+        publisher publishes next. Raise ``Fenced`` if the checkpoint owes more than this owner knows.
         """
         self._io.require_assigned()
         checkpoint = self._callbacks.restore_checkpoint()

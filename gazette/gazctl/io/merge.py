@@ -91,10 +91,8 @@ class MergedStream:
         return len(self._held)
 
     async def write(self, piece: bytes, *, at_edge: bool) -> None:
-        """Write the messages that end in the piece, and hold the rest.
-
-        Without an edge finder, ``at_edge`` is True if a message may end at the end of the piece.
-        """
+        """Write the messages that end in the piece, and hold the rest. Without an edge finder, ``at_edge`` is
+        True if a message may end at the end of the piece."""
         end = len(piece) if at_edge else 0
         if self._edges is not None:
             end = self._edges.feed(piece)

@@ -201,7 +201,8 @@ class Appending:
                 data = _read(source)
 
     def append_records(self, source: BinaryIO, splitter: Splitter, *, keys: bool) -> None:
-        """Append each record in its own append. With ``keys``, each record follows a record with its key."""
+        """Append each record in its own append. With ``keys``, each record follows a record with its key:
+        raise ``Invalid`` if the last key has none. Raise the error of an append that failed."""
         key: bytes | None = None if keys else b""
         ended = False
         while not ended:
@@ -240,7 +241,8 @@ class Appending:
 
 
 def _read(source: BinaryIO) -> bytes:
-    """Return the available bytes of the input, up to the size of a read; empty at its end."""
+    """Return the available bytes of the input, up to the size of a read; empty at its end. Raise
+    ``GazetteError`` if it cannot be read."""
     try:
         read1 = getattr(source, "read1", source.read)
         data: bytes = read1(READ_BYTES)

@@ -73,7 +73,8 @@ async def run(context: Context) -> int:
 
 
 async def _convert(context: Context, flags: RecoverFlags, directory: Path) -> int:
-    """Convert a directory that another player has filled to databases. Needs no cluster."""
+    """Convert a directory that another player has filled to databases. Needs no cluster. Raise ``Invalid``
+    for flags that need one."""
     values = {
         "--id": flags.id,
         "--dir": flags.dir,

@@ -60,10 +60,8 @@ class Sampler:
     _turn: int = 0
 
     async def refresh(self, shown: Sequence[TopRow]) -> list[TopRow]:
-        """Ask the shown items and some of the others. Return those that were asked.
-
-        Raise ``NotAllowed`` or ``Invalid`` if a repeated list does not help.
-        """
+        """Ask the shown items and some of the others. Return those that were asked. Raise ``NotAllowed`` or
+        ``Invalid`` if a repeated list does not help."""
         begun = self.context.clock.monotonic()
         if self.problems or begun >= self._list_at:
             await self._list()

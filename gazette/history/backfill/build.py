@@ -252,7 +252,8 @@ def build_state(
 def _build(
     task: ShardTask, backfill: Backfill, fill: Callable[[StateBuilder], int], builder: StateBuilder
 ) -> BuiltState:
-    """Build the state, or take the state that an attempt of the run has committed in the database."""
+    """Build the state, or take the state that an attempt of the run has committed in the database. Raise
+    ``NotAllowed`` if there is another state, and ``overwrite`` is not set."""
     facts = {"verified": True} if task.verify else {}
     if task.claim is not None and builder.held.is_of(task.claim.token):
         # An earlier attempt has committed the state in the database.
@@ -285,9 +286,10 @@ def has_state(shard: str) -> NotAllowed:
 def _fill_verified(
     task: ShardTask, backfill: Backfill, fill: Callable[[StateBuilder], int], builder: StateBuilder
 ) -> int:
-    """Fill a database, and compare the result with a replay. Raise ``Corrupt`` before the commit.
+    """Fill a database, and compare the result with a replay. Raise ``Corrupt`` for a difference: no commit.
 
-    Replay and build run in the same transaction: the replay comes first, and a savepoint undoes it.
+    Replay and build run in the same transaction: the replay comes first, and a savepoint undoes it. Raise
+    ``Invalid`` for a store without savepoints.
     """
     store, shard = builder.store, builder.shard
     if not store.has_savepoints:

@@ -89,10 +89,8 @@ class Backfill:
         return application
 
     def message_type_of(self, application: Application[Any], journal: JournalSpec) -> type[Any]:
-        """Return the type that messages decode to. Default: the application's type.
-
-        A type with fewer fields decodes faster.
-        """
+        """Return the type that messages decode to. Default: the application's type. A type with fewer fields
+        decodes faster."""
         return application.message_type_of(journal)
 
     def message_time_of(
@@ -152,7 +150,10 @@ class Backfill:
         return frame
 
     def load(self, shard: OfflineShard, store: Any, batches: Iterator[Any]) -> None:
-        """Write what ``fold`` returned for one shard, on Spark: Arrow record batches, in ``order``."""
+        """Write what ``fold`` returned for one shard, on Spark: Arrow record batches, in ``order``.
+
+        A class with ``fold`` must implement this. The default raises ``Invalid``.
+        """
         raise Invalid(
             f"{type(self).__name__} has a fold(), but no load() for its result",
             hint="Implement load(shard, store, batches).",
@@ -161,7 +162,8 @@ class Backfill:
     def clear(self, shard: OfflineShard, store: Any) -> None:
         """Remove the shard's state from a shared database (`SQLStore`), by ``store.execute``.
 
-        Called with ``--overwrite``. These statements and the new state are one transaction.
+        Called with ``--overwrite``. These statements and the new state are one transaction. The default
+        raises ``Invalid``.
         """
         raise Invalid(
             "the shard has a state already, and the backfill does not say how to remove it",
@@ -336,7 +338,10 @@ class _Transaction:
                 self._consumed += 1
 
     def _require_deferrable(self, message: Envelope[Any]) -> None:
-        """Raise an error if the deferred message cannot begin a new transaction."""
+        """Raise ``GazetteError`` for a transaction without a consumed message, which would be deferred again.
+
+        Raise ``Invalid`` if the store cannot commit before the end.
+        """
         facts: dict[str, Any] = {
             "journal": message.journal,
             "begin": message.begin,

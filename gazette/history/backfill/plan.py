@@ -153,7 +153,10 @@ def _snapshot(access: OpenAccess, chosen: Selection) -> Snapshot:
 
 
 def list_partitions(access: OpenAccess, backfill: Backfill) -> tuple[Partition, ...]:
-    """Return the partitions for the publisher's mapping. Blocks. Raise ``NotFound`` if no journal matches."""
+    """Return the partitions for the publisher's mapping; none if the backfill has no own history. Blocks.
+
+    Raise ``NotFound`` if no journal matches, and ``Invalid`` if the class does not name ``partitions``.
+    """
     if not backfill.history:
         return ()
     if not backfill.partitions:

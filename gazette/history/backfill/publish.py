@@ -195,7 +195,8 @@ class Publication:
             await self._publish_batch(targets[begin : begin + SHARDS_MAX], enable=enable)
 
     async def _publish_batch(self, batch: Sequence[Target], *, enable: bool) -> None:
-        """Publish at most `SHARDS_MAX` states in one transaction, if their shards were not changed."""
+        """Publish at most `SHARDS_MAX` states in one transaction, if their shards were not changed. Raise
+        ``Conflict`` if one was."""
         shards_now = (await self._shards.list_shards(EVERYTHING)).shards
         require_unchanged([target.shard for target in batch], shards_now)
         current = {shard.spec.id: shard for shard in shards_now}

@@ -442,10 +442,8 @@ def runs_of(staging: Staging) -> dict[str, list[StagedObject]]:
 
 
 def garbage_of(staging: Staging, run: str, objects: Sequence[StagedObject]) -> list[Garbage]:
-    """Return objects that a run does not need, of any age. Blocks.
-
-    A run without a manifest may still need all its objects.
-    """
+    """Return objects that a run does not need, of any age. Blocks. A run without a manifest may still need
+    all its objects."""
     names = {item.name for item in objects}
     if f"{run}/{PUBLISHED}" in names:
         return [

@@ -109,10 +109,8 @@ class SparkRunner:
             return self._rows.fold(snapshot, self._run_bytes, on_read)
 
     def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:
-        """Make the second pass. Return one attempt of each shard, in the order of tasks.
-
-        With a ``fold``, read only `FoldRows.runs`.
-        """
+        """Make the second pass. Return one attempt of each shard, in the order of tasks. With a ``fold``,
+        read only `FoldRows.runs`."""
         if not tasks:
             return []
         backfill = tasks[0].load()

@@ -152,7 +152,8 @@ def _answer(command: list[str]) -> tuple[int, str] | None:
 
 
 def _without_vector(java: Java, cache: Path | None, environ: Mapping[str, str]) -> Path:
-    """Return a home whose ``bin/java`` leaves out the argument that this runtime does not know."""
+    """Return a home whose ``bin/java`` leaves out the argument that this runtime does not know. Raise
+    ``Unavailable`` if it cannot be made."""
     if sys.platform == "win32":
         raise Unavailable(
             f"the Java of {java.found} lacks {_MODULE}",

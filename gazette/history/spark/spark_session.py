@@ -113,7 +113,7 @@ def _leave_connect_mode(master: str) -> None:
 
 
 def _connected(server: str, app_name: str, conf: Mapping[str, str]) -> Any:
-    """Return a session on a server of Spark Connect."""
+    """Return a session on a server of Spark Connect. Raise ``Conflict`` for another active session."""
     import pyspark
     from pyspark.sql import SparkSession
 

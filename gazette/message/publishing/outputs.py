@@ -152,10 +152,8 @@ class Outputs:
         return partition
 
     def known(self, output: Output) -> KnownOutput | None:
-        """Return the output if it was found before. Any thread may call this.
-
-        Raise ``Invalid`` if ``output`` is no output.
-        """
+        """Return the output if it was found before. Any thread may call this. Raise ``Invalid`` if ``output``
+        is no output."""
         outputs: dict[Any, KnownOutput] = self._known
         if isinstance(output, Hashable) and (known_output := outputs.get(output)) is not None:
             return known_output

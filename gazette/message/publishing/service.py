@@ -166,10 +166,8 @@ class PublishingService:
         return self._publisher.publish_committed(lambda _: partition, message)
 
     async def appended(self, future: OpFuture[AppendResult], journal: JournalName) -> AppendResult:
-        """Wait for an append.
-
-        Raise ``CommitFailed`` if it failed, or takes too long. After a cancellation the append goes on.
-        """
+        """Wait for an append. Raise ``CommitFailed`` if it failed, or takes too long. After a cancellation
+        the append goes on."""
         try:
             async with self._in_time("the message was not appended", self._deadline()):
                 return await await_future(future)
@@ -205,7 +203,7 @@ class PublishingService:
         return self._appends.backlog_bytes > BACKLOG_BYTES_MAX
 
     async def relieve(self) -> None:
-        """Wait until all enqueued messages are appended. Raise ``CommitFailed`` if they are not."""
+        """Wait until all enqueued messages are appended. Raise ``CommitFailed`` on failure or timeout."""
         try:
             await self._flush(self._deadline())
         except GazetteError as error:

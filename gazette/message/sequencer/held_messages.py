@@ -154,10 +154,8 @@ class ReplayRange(NamedTuple):
 
 
 class Drain(ABC, Generic[M]):
-    """Committed messages that remain to be consumed.
-
-    ``_ready[_next:_next + _taken]`` are handed out. Messages before them are consumed.
-    """
+    """Committed messages that remain to be consumed. ``_ready[_next:_next + _taken]`` are handed out.
+    Messages before them are consumed."""
 
     partial: PartialSequence | None = None
     """Producer whose state the drain changes, if it is exactly one."""
@@ -194,10 +192,8 @@ class Drain(ABC, Generic[M]):
 
 
 class RunDrain(Drain[M]):
-    """Drain of messages that each commit at once, of any producers.
-
-    Until they are consumed, the state is as if they had not been queued.
-    """
+    """Drain of messages that each commit at once, of any producers. Until they are consumed, the state is as
+    if they had not been queued."""
 
     def __init__(
         self,
@@ -306,7 +302,8 @@ class SpanDrain(Drain[M]):
             self._ring_taken = True
 
     def _accept(self, envelopes: Sequence[Envelope[M]]) -> None:
-        """Check replayed messages, and make the messages of the span ready."""
+        """Check replayed messages, and make the messages of the span ready. Raise ``Corrupt`` if one is
+        missing."""
         journal, begin, end = self.replay_range
         for envelope in envelopes:
             if envelope.journal != journal:

@@ -297,10 +297,8 @@ class Sequencer(Generic[M]):
         return stop
 
     def _queue_run(self, envelopes: Sequence[Envelope[M]], start: int) -> int:
-        """Queue messages of the same flags that commit at once, of producers with nothing pending.
-
-        Return the index at which they end.
-        """
+        """Queue messages of the same flags that commit at once, of producers with nothing pending. Return the
+        index at which they end."""
         journal, producer = envelopes[start].journal, envelopes[start].producer
         flags = envelopes[start].flags
         partials = self._partials[journal]

@@ -90,10 +90,8 @@ class FragmentDecoder:
         return content
 
     def finish(self) -> bytes:
-        """Take the end of the file. Return the last bytes, at most two.
-
-        Raise ``Corrupt`` if anything is missing, or if the digest differs.
-        """
+        """Take the end of the file. Return the last bytes, at most two. Raise ``Corrupt`` if anything is
+        missing, or if the digest differs."""
         try:
             content = self._decompressor.finish()
         except Corrupt as error:
@@ -109,7 +107,8 @@ class FragmentDecoder:
         return content
 
     def _take(self, content: bytes, remaining: int) -> None:
-        """Count decoded content, and hash it: here, or in the pool in parts of `_SUM_BYTES`."""
+        """Count decoded content, and hash it: here, or in the pool in parts of `_SUM_BYTES`. Raise
+        ``Corrupt`` for more than ``remaining`` bytes."""
         if len(content) > remaining:
             raise self._corrupt("file holds more than its fragment", end=self.fragment.end)
         self.offset += len(content)

@@ -70,7 +70,7 @@ def as_text(value: str) -> str:
 
 
 def get_int(value: dict[str, Any], key: str, bounds: tuple[int, int] = INT64) -> int:
-    """Return the integer member of that name, or 0 if it is absent."""
+    """Return the integer of the member ``key``, or 0 if it is absent. Raise ``Corrupt`` for another value."""
     member = value.get(key)
     if member is None:
         return 0
@@ -82,7 +82,7 @@ def get_int(value: dict[str, Any], key: str, bounds: tuple[int, int] = INT64) ->
 
 
 def get_str(value: dict[str, Any], key: str) -> str:
-    """Return the string member of that name, or "" if it is absent."""
+    """Return the string of the member ``key``, or "" if it is absent. Raise ``Corrupt`` for another value."""
     member = value.get(key)
     if member is None:
         return ""
@@ -96,7 +96,7 @@ def encode_bytes(value: bytes) -> str:
 
 
 def decode_bytes(value: Any) -> bytes:
-    """Return the bytes of a base64 string, or no bytes for ``null``."""
+    """Return the bytes of a base64 string, or no bytes for ``null``. Raise ``Corrupt`` for another value."""
     if value is None:
         return b""
     if not isinstance(value, str):

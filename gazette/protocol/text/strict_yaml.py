@@ -86,7 +86,8 @@ class Fields:
         return yaml.constructor.SafeConstructor().construct_yaml_bool(_scalar(node))
 
     def duration_ns(self, name: str) -> int:
-        """Return a duration in nanoseconds, given as text (``1m0s``) or in nanoseconds."""
+        """Return a duration in nanoseconds, given as text (``1m0s``) or in nanoseconds; 0 if it is absent.
+        Raise ``Invalid`` for another value."""
         node = self._nodes.get(name)
         if node is None:
             return 0
@@ -98,7 +99,10 @@ class Fields:
             raise _invalid(node, error.message) from None
 
     def enum(self, name: str, values: type[IntEnum], *, numbers: bool = False) -> int:
-        """Return the number of one of ``values``, given by its name. With ``numbers``, permit any number."""
+        """Return the number of the member of ``values`` with the name that is given; 0 if it is absent.
+
+        With ``numbers``, permit any number of 32 bits. Raise ``Invalid`` for another value.
+        """
         node = self._nodes.get(name)
         if node is None:
             return 0
@@ -111,7 +115,7 @@ class Fields:
         return value
 
     def items(self, name: str, decode: Callable[[yaml.Node], Item]) -> tuple[Item, ...]:
-        """Return the decoded items of a sequence."""
+        """Return the decoded items of a sequence; () if it is absent. Raise ``Invalid`` for another node."""
         node = self._nodes.get(name)
         if node is None:
             return ()
@@ -192,7 +196,7 @@ def _check_aliases(root: yaml.Node, limit: int) -> None:
     open_nodes: set[int] = set()
 
     def measure(node: yaml.Node) -> tuple[int, int]:
-        """Return the number of nodes, and their depth."""
+        """Return the number of nodes, and their depth. Raise ``Invalid`` beyond bounds, or for a circle."""
         cached = sizes.get(id(node))
         if cached is not None:
             return cached
@@ -283,7 +287,8 @@ def is_null(node: yaml.Node) -> bool:
 
 
 def _flattened(node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-    """Return key and value of each field by name. Fields of ``node`` itself replace merged fields."""
+    """Return key and value of each field by name. Fields of ``node`` itself replace merged fields. Raise
+    ``Invalid`` for repeated fields."""
     own_fields: dict[str, tuple[yaml.Node, yaml.Node]] = {}
     merged_fields: dict[str, tuple[yaml.Node, yaml.Node]] = {}
     for key, value in node.value:
@@ -313,7 +318,8 @@ def _is_plain(node: yaml.Node) -> bool:
 
 
 def _integer(node: yaml.ScalarNode, bounds: tuple[int, int]) -> int:
-    """Return the integer of a scalar. Accept the forms that the original accepts."""
+    """Return the integer of a scalar. Accept the forms that the original accepts. Raise ``Invalid`` for
+    others, or out of ``bounds``."""
     try:
         if node.tag == _TAG + "int":
             if not _PLAIN_INTEGER.fullmatch(node.value):

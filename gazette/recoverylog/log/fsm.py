@@ -215,10 +215,8 @@ class RecoveryFSM:
         return Outcome.APPLIED
 
     def build_hints(self, log: str) -> FSMHints:
-        """Return hints from which the present files can be rebuilt.
-
-        A player reads ``log``, and the older logs that the segments name.
-        """
+        """Return hints from which the present files can be rebuilt. A player reads ``log``, and the older
+        logs that the segments name."""
         return FSMHints(
             log=log,
             live_nodes=tuple(

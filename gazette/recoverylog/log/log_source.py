@@ -48,9 +48,7 @@ class LogSource(Protocol):
 
     def read(self, log: JournalName, begin: Offset, end: Offset) -> Iterator[tuple[Offset, bytes]]:
         """Yield pieces of ``[begin, end)`` in order, each with its offset. Skip bytes that were deleted.
-
-        Close the iterator to end reading.
-        """
+        Close the iterator to end reading."""
         ...
 
 

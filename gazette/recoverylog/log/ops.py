@@ -161,7 +161,8 @@ def next_checksum(checksum: int, payload: bytes) -> int:
 
 
 def fence_value(author: int) -> str:
-    """Return the value of the register ``author`` for an author: base 32, lower case."""
+    """Return an author as the value of the register ``author``: base 32, lower case. Raise ``Corrupt`` unless
+    it is a positive number of 32 bits."""
     if not 0 < author < 1 << 32:
         raise Corrupt("an author must be a positive 32-bit number", author=author)
     digits = ""

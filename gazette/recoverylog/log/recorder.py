@@ -114,7 +114,7 @@ class Group:
     def write(self, fnode: int, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write bytes at an offset of a file. Do not change ``data`` until the group ends.
 
-        Empty data records no operation.
+        Empty data records no operation. Raise ``Invalid`` for a negative offset.
         """
         if fnode not in self._recorder.fsm.nodes:
             raise Bug("cannot write to a file that is not recorded", fnode=fnode)
@@ -183,7 +183,8 @@ class Recorder:
         clock: Clock | None = None,
         wait: Waiter = wait_done,
     ) -> None:
-        """Make a recorder. Most callers use `open`. Without a clock, groups have no times in the log."""
+        """Make a recorder. Most callers use `open`. Without a clock, groups have no times in the log. Raise
+        ``Invalid`` for a relative directory."""
         if not directory.is_absolute():
             raise Invalid("the directory of a recorder must be absolute", directory=str(directory))
         self.fsm = fsm
@@ -245,10 +246,8 @@ class Recorder:
         self._recent = txn.release()
 
     def _sequence(self, action: Action, *, is_first: bool = False) -> tuple[int, bytes]:
-        """Give an operation the next sequence number. Return (its number, its frame).
-
-        The first one of a group has the time.
-        """
+        """Give an operation the next sequence number. Return (its number, its frame). The first one of a
+        group has the time."""
         clock = self._clock if is_first else None
         op = RecordedOp(
             seq_no=self.fsm.next_seq_no,
@@ -396,7 +395,8 @@ class Recorder:
 
 
 def clean_path(path: str) -> str:
-    """Return a path in the form of logs: ``/`` is the directory, and slashes are single."""
+    """Return a path in the form of logs: ``/`` is the directory, and slashes are single. Raise ``Invalid``
+    unless the path is below the directory."""
     relative = posixpath.normpath(path.lstrip("/"))
     if relative in (".", "") or relative == ".." or relative.startswith("../"):
         raise Invalid("the path leaves the recorded directory, or is the directory", path=path)

@@ -287,7 +287,8 @@ class Playback:
         return end
 
     def _skip_junk(self, data: bytes, at: int) -> int:
-        """Return the first position after ``at`` at which a frame may begin."""
+        """Return the first position after ``at`` at which a frame may begin. Raise ``Corrupt`` after
+        `JUNK_MAX` bytes without a frame."""
         magic_begin = data.find(MAGIC, at + 1)
         # Without a magic word, the last three bytes may be the start of one.
         next_position = magic_begin if magic_begin >= 0 else max(at + 1, len(data) - len(MAGIC) + 1)

@@ -388,7 +388,8 @@ class Player:
             await self._clock.sleep(SUSPENDED_POLL_S)
 
     async def _read_some(self, scope: TaskScope, *, at_head: bool, may_return: bool) -> None:
-        """Read and feed one chunk. If ``may_return``, return without a chunk when a request arrives."""
+        """Read and feed one chunk. If ``may_return``, return without a chunk when a request arrives. Raise
+        ``Unavailable`` if no bytes arrive before the head."""
         if self._rest:
             extra, self._rest = self._rest, b""
             await self._writer.add(scope, self._playback.feed(self._up_to_cut(extra)), len(extra))

@@ -166,10 +166,8 @@ class StagedFiles:
                 )
 
     def make_live(self, fsm: RecoveryFSM) -> None:
-        """Give every file its paths.
-
-        Raise ``Corrupt`` for a path that leaves the directory or is used twice, and for a changed file.
-        """
+        """Give every file its paths. Raise ``Corrupt`` for a path that leaves the directory or is used twice,
+        and for a changed file."""
         with self._guarded("put played-back files in place"):
             self._close()
             self._require_whole(fsm)

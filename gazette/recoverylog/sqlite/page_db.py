@@ -117,7 +117,8 @@ def _write_pages(path: Path, pages: Iterator[tuple[bytes, bytes]]) -> bool:
 
 
 def _shape(path: Path, offset: int, first: bytes) -> tuple[int, int]:
-    """Return the sizes of a page and of the database, in bytes, by its first page."""
+    """Return the sizes of a page and of the database, in bytes, by its first page. Raise ``Corrupt`` if it is
+    no page."""
     size, count = page_header(first) if len(first) >= _HEADER.size else (0, 0)
     if offset or not size or size != len(first):
         raise _no_page(path, _KEY.pack(max(0, offset)), first)
@@ -140,7 +141,8 @@ def _no_page(path: Path, key: bytes, page: bytes) -> Corrupt:
 
 
 def _recover(path: Path, vfs: _RootedVFS, *, check: bool) -> None:
-    """Let SQLite roll a hot journal back, or move a WAL into the database, as after a crash."""
+    """Let SQLite roll a hot journal back, or move a WAL into the database, as after a crash. Raise
+    ``Corrupt`` if it fails, or a page is missing."""
     try:
         connection = apsw.Connection(path.name, vfs=vfs.name)
         try:

@@ -125,7 +125,8 @@ class LocalCluster:
             raise
 
     async def _resume(self) -> None:
-        """Let journals of an earlier run continue behind their stored fragments."""
+        """Let journals of an earlier run continue behind their stored fragments. Raise ``Unavailable`` on
+        timeout."""
         addresses = ",".join(broker.grpc_url for broker in self.brokers)
         timeout_s = self.settings.ready_timeout_s
         async with Client(addresses, clock=self._clock) as client:

@@ -147,7 +147,8 @@ class BackfillAct:
             await shards.apply_shards([ShardChange(upsert=changed_spec, expect_mod_revision=-1)])
 
     async def _disabled(self) -> ShardSpec:
-        """Disable the shard. Return its specification once no member serves the shard."""
+        """Disable the shard. Return its specification once no member serves the shard. Raise ``Unavailable``
+        on timeout."""
         deadline = self._clock.monotonic() + _WAIT_S
         selector = LabelSelector.of(id=self.shard)
         async with self._words.shard_client() as shards:
@@ -167,7 +168,7 @@ class BackfillAct:
         return Client(",".join(broker.grpc_url for broker in brokers), clock=self._clock)
 
     async def _backfill(self, runner: str) -> dict[str, Any]:
-        """Run ``gazctl shards backfill``, and return its report."""
+        """Run ``gazctl shards backfill``, and return its report. Raise ``Broken`` if it fails."""
         cluster = self._words.cluster
         brokers = ",".join(broker.grpc_url for broker in cluster.brokers if broker.process.running)
         member = next(member for member in self._words.members if member.process.running)

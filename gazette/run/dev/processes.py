@@ -21,10 +21,8 @@ _READY_EVERY_S: Final = 0.02
 
 
 class ChildProcess:
-    """One process and its log file. The child gets SIGTERM when this process dies, in any way.
-
-    ``pass_fds`` are file descriptors that the child inherits.
-    """
+    """One process and its log file. The child gets SIGTERM when this process dies, in any way. ``pass_fds``
+    are file descriptors that the child inherits."""
 
     def __init__(
         self,

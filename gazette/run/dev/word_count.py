@@ -38,7 +38,7 @@ NGRAM_TYPE: Final = "word_count.NGramCount"
 
 def examples_path() -> Path:
     """Return the directory of the example applications: beside the package in a checkout, within the package
-    in a wheel."""
+    in a wheel. Raise ``NotFound`` if they are not installed."""
     package = Path(gazette.__file__).resolve().parent
     for path in (package.parent / "examples", package / "_examples"):
         if (path / "word_count" / "app.py").exists():

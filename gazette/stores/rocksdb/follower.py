@@ -119,7 +119,8 @@ class FollowedRocksDB:
         }
 
     def _follow_tables(self, files: PlayedFiles) -> None:
-        """Take over and open the tables if the manifest has changed."""
+        """Take over and open the tables if the manifest has changed. Raise ``Corrupt`` if the manifest does
+        not fit them."""
         current = files.paths[_CURRENT].read_text(errors="replace").strip()
         source = files.paths.get(current)
         if source is None:

@@ -122,7 +122,7 @@ def _name(text: bytes) -> str:
 
 
 def _skip(reader: RecordReader, tag: int) -> None:
-    """Skip the values of a tag that standbys do not need."""
+    """Skip the values of a tag that standbys do not need. Raise ``NotAllowed`` for an unknown tag."""
     if tag in _NUMBERS:
         reader.number()
     elif tag == _COMPARATOR or tag & _IGNORABLE:

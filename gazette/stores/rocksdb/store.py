@@ -175,7 +175,10 @@ class RocksDBStore(Store):
         return store
 
     def get(self, key: bytes, *, column_family: str = DEFAULT) -> bytes | None:
-        """Return the value of a key in the running transaction; None without one."""
+        """Return the value of a key in the running transaction; None if the key is absent.
+
+        Raise ``Invalid`` if the key is no bytes. For errors of RocksDB see `native_errors`.
+        """
         if type(key) is not bytes:
             require_bytes(key=key)
         pending = self._pending_of(column_family)
@@ -395,10 +398,8 @@ class RocksDBStore(Store):
             yield batch
 
     def _write(self, writes: list[_Write]) -> None:
-        """Write one batch. If RocksDB would delay it, flush first and try again.
-
-        A delayed write stops all threads of the process.
-        """
+        """Write one batch. If RocksDB would delay it, flush first and try again. A delayed write stops all
+        threads of the process."""
         impatient = self._native.WriteOptions()
         impatient.no_slowdown = True
         for _ in range(_STALL_FLUSHES):

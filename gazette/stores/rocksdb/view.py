@@ -145,10 +145,8 @@ class FamilyTransaction:
 
 
 class RocksDBView:
-    """The content of a store at one commit. One thread at a time may use it.
-
-    Close it soon: RocksDB keeps overwritten values while a view needs them.
-    """
+    """The content of a store at one commit. One thread at a time may use it. Close it soon: RocksDB keeps
+    overwritten values while a view needs them."""
 
     def __init__(self, families: Mapping[str, FamilyView], path: str) -> None:
         """Create the view: see `RocksDBStore.view`."""

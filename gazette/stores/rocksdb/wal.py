@@ -49,10 +49,8 @@ def _fragments(data: bytes, offset: int) -> Iterator[tuple[int, int, int] | None
 
 
 def batches(data: bytes, offset: int) -> list[tuple[int, int]] | None:
-    """Return (first sequence number, count) of each batch in ``data``, at ``offset`` of a WAL.
-
-    Return None unless ``data`` has only whole records.
-    """
+    """Return (first sequence number, count) of each batch in ``data``, at ``offset`` of a WAL. Return None
+    unless ``data`` has only whole records."""
     headers: list[tuple[int, int]] = []
     head: bytearray | None = None
     for fragment in _fragments(data, offset):

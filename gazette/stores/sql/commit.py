@@ -84,7 +84,7 @@ class RunningTransaction:
     def _on_statement(
         self, connection: sa.Connection, _cursor: object, statement: str, *_: object
     ) -> None:
-        """Refuse a statement that would end the transaction."""
+        """Refuse a statement that would end the transaction. Raise ``NotAllowed``."""
         words = ending_words(statement, connection.dialect.name)
         # After a rollback, SQLAlchemy begins a transaction of its own, which the commit refuses.
         if words is not None and not self.rolled_back:

@@ -61,7 +61,8 @@ def create_engine(url: str, **options: Any) -> sa.Engine:
     """Return an engine of SQLAlchemy with the settings that stores need. All shards may share it.
 
     Each connection is tested when it leaves the pool, so that none is used that a restart has broken.
-    SQLite uses WAL mode, takes the write lock when a transaction begins, and waits up to 30 s for it.
+    SQLite uses WAL mode, takes the write lock when a transaction begins, and waits up to 30 s for the lock.
+    Raise ``Invalid`` for a URL of no known database, or if its driver is not installed.
     """
     try:
         backend = sa.make_url(url).get_backend_name()

@@ -14,10 +14,8 @@ from gazette.errors import Aborted, Fenced, GazetteError, Invalid, Unavailable
 from gazette.stores.sql.parameters import unadapted, unadapted_class
 
 _OF_THE_MESSAGE: Final = frozenset({"21", "22", "23", "44", "P0"})
-"""Classes of SQLSTATE that the message causes.
-
-They are cardinality, data, constraints, checks of views, and errors of the application's SQL code.
-"""
+"""Classes of SQLSTATE that the message causes. They are cardinality, data, constraints, checks of views, and
+errors of the application's SQL code."""
 _VALUE_TOO_LARGE: Final = "54000"
 """SQLSTATE of a value that is too large, for example for a key of an index."""
 _TRANSIENT: Final = frozenset({"08", "40", "53", "55", "57"})
@@ -85,8 +83,9 @@ def translating(
 ) -> Iterator[None]:
     """Raise a `GazetteError` for an error of the connection. With ``table``, also for errors of a restore.
 
-    Let other errors pass. If the session was ended, call ``is_fenced``: the error is ``Fenced`` if a new
-    owner has ended the session of the former owner. An error of ``is_fenced`` counts as False.
+    Let other errors pass. Raise ``Unavailable`` without a connection, ``Aborted`` if another transaction was
+    faster, and ``Invalid`` if ``table`` is missing. If the session was ended, call ``is_fenced``: raise
+    ``Fenced`` if a new owner has ended the session. An error of ``is_fenced`` counts as False.
     """
     try:
         yield

@@ -95,7 +95,8 @@ class _Rows:
 
 
 def _values(path: str, column: Any) -> Sequence[Any]:
-    """Return the values of a column for SQLite: microseconds for a timestamp, and a text for a date."""
+    """Return the values of a column for SQLite: microseconds for a timestamp, and a text for a date. Raise
+    ``InvalidValue`` for others."""
     import pyarrow as pa
     import pyarrow.compute
 

@@ -84,10 +84,8 @@ def _applied(connection: apsw.Connection) -> list[str]:
 
 
 def _digest(migration: Migration) -> str:
-    """Return the digest of a migration's SQL without white space and definitions.
-
-    For a function, return the digest of its name: its SQL is not known.
-    """
+    """Return the digest of a migration's SQL without white space and definitions. For a function, return the
+    digest of its name: its SQL is not known."""
     if isinstance(migration, str):
         return hashlib.sha256(
             " ".join(without_definitions(migration).split()).encode()

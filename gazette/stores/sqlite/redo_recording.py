@@ -94,7 +94,8 @@ class RedoRecording:
         self._begin(connection, recorded=recorded)
 
     def _recover(self) -> bool:
-        """Prepare the database file. Return False for a new database, which must be recorded whole."""
+        """Prepare the database file. Return False for a new database, which must be recorded whole. Raise
+        ``Invalid`` for a file that the log lacks."""
         recorded = is_recorded(self.recorder.directory, self.database)
         is_in_log = recorded or self._is_taken_over
         if recorded:

@@ -108,7 +108,8 @@ class SQLiteStore(Store):
 
         ``prepare_connection`` is called on the thread that needs the connection. It must neither
         write nor replace the connection's authorizer. Raise ``Invalid`` for wrong arguments, and if the
-        log was recorded in another mode. Raise ``Corrupt`` if the files of the log are damaged.
+        log was recorded in another mode. Raise ``Corrupt`` if the files of the log are damaged, and
+        ``Unavailable`` for a full disk.
         """
         if recorder is None:
             raise Invalid(
@@ -188,7 +189,8 @@ class SQLiteStore(Store):
 
     @classmethod
     def _reading(cls, copy: FollowedDatabases, readers: int, setup: ConnectionSetup) -> Self:
-        """Return a store that only reads ``copy``: what queries on a hot standby get."""
+        """Return a store that only reads ``copy``: what queries on a hot standby get. Raise ``NotYet``
+        without a commit of the schema."""
         store = cls.__new__(cls)
         store._readers = ReadPool(copy.path, readers, setup, attached=copy.attached, immutable=True)
         store._directory = copy.path.parent
@@ -217,7 +219,7 @@ class SQLiteStore(Store):
         self._begun = self._returns_none
 
     def _require_transaction(self) -> None:
-        """Raise an error if the changes of the running transaction were rolled back."""
+        """Raise ``GazetteError`` if the changes of the running transaction were rolled back."""
         if self._rolled_back:
             raise GazetteError(
                 "an error rolled the transaction back, and its earlier changes are lost",
@@ -402,9 +404,10 @@ class SQLiteStore(Store):
     def vacuum(self, database: str = "main", *, limit_bytes: int = VACUUM_BYTES_MAX) -> None:
         """Rewrite a database without its free pages. Blocks; the next commit records it.
 
-        SQLite makes the new database in memory. The commit is one append of about its size, and takes twice
-        this size of memory. Raise ``TooLarge``, with the sizes, and change nothing, beyond ``limit_bytes``.
-        Call this in ``new_store``, or in ``begin_transaction`` before all statements: else ``NotAllowed``.
+        SQLite makes the new database in memory. The commit is one append of about that size, and takes twice
+        its size of memory. Raise ``TooLarge``, with the sizes, if the new database would be larger than
+        ``limit_bytes``. Raise ``Invalid`` for a database that the store does not have. Call this in
+        ``new_store``, or in ``begin_transaction`` before all statements: else raise ``NotAllowed``.
         """
         if self.connection.in_transaction:
             raise NotAllowed(
@@ -421,9 +424,9 @@ class SQLiteStore(Store):
 
         On the shard's thread, the query sees the writes of the running transaction. On another thread, it
         sees every transaction that was committed locally, even if its append is not done. On such a thread,
-        it waits while all ``readers`` are in use. Raise ``NotAllowed`` for SQL that writes. Raise
-        ``Closed`` when the store is destroyed, also during the query. Raise ``apsw.Error`` for faults
-        of the SQL: the transaction continues.
+        it waits while all ``readers`` are in use. Raise ``NotAllowed`` for SQL that writes, ``Corrupt`` for a
+        damaged file, ``Closed`` when the store is destroyed, also during the query. Raise ``apsw.Error`` for
+        faults of the SQL: the transaction continues.
         """
         if threading.get_ident() == self._thread:
             return self._query_transaction(sql, bindings)

@@ -200,7 +200,7 @@ class VfsRecording:
         """By schema: SQLite's ``data_version``, which changes with each commit of another connection."""
 
     def open(self) -> apsw.Connection:
-        """Open the recorded database, or a new one. Blocks."""
+        """Open the recorded database, or a new one. Blocks. Raise ``Broken`` while its files are read."""
         paths = (self.path, *self.attached.values())
         name = f"gazette-{os.getpid()}-{next(_serial)}"
         self._vfs = _RecordedVFS(name, self._notes)
@@ -286,10 +286,8 @@ class VfsRecording:
         return sum(os.fstat(fd).st_size for fd in self._fds.values())
 
     def _rebase(self) -> bool:
-        """Record the whole databases as new fnodes. The shard stalls meanwhile.
-
-        Return False, and record nothing, while a reader uses a WAL.
-        """
+        """Record the whole databases as new fnodes. The shard stalls meanwhile. Return False, and record
+        nothing, while a reader uses a WAL."""
         assert self._connection is not None
         if self._journal_mode.upper() == "WAL" and not all(
             checkpoint(self._connection, 0, schema) for schema in ("main", *self.attached)

@@ -49,10 +49,8 @@ class FollowedDatabase:
         return state.last_index, state.redo[state.last_index]
 
     def _apply(self, paths: Mapping[str, Path], index: int, offset: int) -> tuple[int, int] | None:
-        """Apply the redo from (``index``, ``offset``) on. Return its end.
-
-        Return None if the redo in ``paths`` does not continue there.
-        """
+        """Apply the redo from (``index``, ``offset``) on. Return its end. Return None if the redo in
+        ``paths`` does not continue there."""
         files = [file for file in redo_files(paths, self._database) if file.index >= index]
         if not files or files[0].index != index:
             return None

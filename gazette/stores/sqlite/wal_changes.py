@@ -75,10 +75,8 @@ class WalIndex:
         self.fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self) -> WalPosition:
-        """Return the end of the WAL. Call this while no statement runs.
-
-        Raise ``Broken`` if another program or copy of SQLite has used the database.
-        """
+        """Return the end of the WAL. Call this while no statement runs. Raise ``Broken`` if another program
+        or copy of SQLite has used the database."""
         if not os.fstat(self.fd).st_nlink:
             raise used_elsewhere(self._path, "it deleted the WAL and its index")
         data = os.pread(self.fd, 2 * INDEX.size + _BACKFILLED.size, 0)
@@ -277,7 +275,8 @@ class WalChanges:
         )
 
     def _scan_frames(self, begin: int, end: int) -> tuple[dict[int, int], int, int]:
-        """Return the offsets of pages' newest frames, the size in pages after them, and how many commits."""
+        """Return the offsets of pages' newest frames, the size in pages after them, and how many commits.
+        Raise ``Corrupt`` for frames that contradict the index."""
         stride = self._page_size + FRAME_HEADER
         newest: dict[int, int] = {}
         pages = commits = 0

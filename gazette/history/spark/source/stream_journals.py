@@ -170,7 +170,8 @@ class StreamJournals:
         return self._listed.snapshot
 
     def _take(self, known: Sources) -> Snapshot:
-        """Return a new listing. Repeat the request while the broker that answers may lag behind its peers."""
+        """Return a new listing. Repeat the request while the broker that answers may lag behind its peers.
+        Raise ``Corrupt`` if a journal ends before what was read, and losses fail."""
         # Begin at the offset that was read, and end before bytes that may still come. Lost bytes are
         # checked in each batch.
         begin = {journal: source.read_through for journal, source in known.items()}
