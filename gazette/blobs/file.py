@@ -134,7 +134,7 @@ class FileStore:
         base = self._base()
         target = os.path.join(base, path)
         if _has_link(base, path):
-            # Links may lead to any place below the directory, and to no other.
+            # Links may lead to any place below the directory, and to no place outside of it.
             parent, below = os.path.realpath(os.path.dirname(target)), base.rstrip("/") + "/"
             if parent != base and not parent.startswith(below):
                 raise Invalid(f"the path leads outside of the store ({path})", path="path")

@@ -55,7 +55,8 @@ _STORES: Final = {
 """Classes of stores by scheme, which are imported when the first store is made."""
 
 StoreConstructor: TypeAlias = Callable[[FragmentStoreUrl], BlobStore]
-"""Makes the store of a URL, without a connection to it. Raises ``Invalid`` or ``NotAllowed``."""
+"""Makes the store of a URL, without a connection to the store. Raises ``Invalid`` or ``NotAllowed`` for a URL
+that is wrong or forbidden."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,8 @@ class BlobSettings:
     """The blob stores that a process may open.
 
     ``file_root`` is the root directory of ``file://`` stores; None forbids these stores. With ``file_only``,
-    the stores of all other schemes are directories below it, too: one for each bucket and prefix. This is for
-    development with the specifications of production.
+    the stores of all other schemes are directories below ``file_root``, too: one directory for each bucket
+    and prefix. This is for development with the specifications of production.
 
     ``fsspec_protocols`` are the protocols that ``fsspec+NAME://`` may name. The limit is needed, because the
     author of a journal's specification chooses its stores, and so the file systems that this process opens.
@@ -138,10 +139,8 @@ class ActiveStore:
 
     @property
     def store(self) -> BlobStore:
-        """The store. Its methods block: run them in ``calls``.
-
-        Raises the ``Invalid`` or ``NotAllowed`` with which it could not be made.
-        """
+        """The store. Its methods block: run them in ``calls``. Raises the ``Invalid`` or ``NotAllowed`` with
+        which it could not be made."""
         return self._made
 
     @property
@@ -219,7 +218,7 @@ class ActiveStore:
         return is_checking or threads.calls.in_progress > 0 or threads.signing.in_progress > 0
 
     def _trouble(self) -> Unavailable | None:
-        """Return why calls are refused; None if they are not."""
+        """Return why calls are refused; None while calls are permitted."""
         trouble = "" if self._threads is None else self._threads.calls.trouble
         return Unavailable(trouble) if trouble else None
 

@@ -13,8 +13,8 @@ async def ended(call: concurrent.futures.Future[Any], timeout_s: float | None = 
     """Return True if ``call`` ended within ``timeout_s`` seconds (None: no limit). Its result stays in
     ``call``.
 
-    A thread cannot be interrupted. After a time-out, keep ``call``. Until it has ended, do not repeat it, and
-    do not touch its objects. Cancellation: the call goes on.
+    A thread cannot be interrupted. After a time-out, keep ``call``: until it has ended, do not repeat
+    ``call``, and do not touch its objects. Cancellation: the call goes on.
     """
     if call.done():
         return True

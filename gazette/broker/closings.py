@@ -33,8 +33,7 @@ _AGAIN_S: Final = 1.0
 class Closings:
     """Reads, adopts and removes the closings of one replica's journal. Loop-bound.
 
-    ``reason`` says why the last look did not close the head. It is empty if the head was closed, or awaits no
-    closing.
+    ``reason`` says why the last look did not close the head: empty if it did, or no closing is awaited.
     """
 
     def __init__(self, context: ReplicaContext, head: KnownHead, index: Index) -> None:

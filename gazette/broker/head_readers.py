@@ -25,9 +25,8 @@ _MESSAGES: Final = 2
 
 
 class HeadReader:
-    """A reader that has got everything before ``offset``.
-
-    ``send`` takes encoded responses and their number. It sends all at once, or sends none and returns False.
+    """A reader that has got everything before ``offset``. ``send`` takes encoded responses and their number.
+    It sends all without a wait, or sends none and returns False.
     """
 
     __slots__ = ("offset", "send", "woken")

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 _TENURES_MAX: Final = 64
 _LOST_MAX: Final = 64
 _ATTEMPTS_MAX: Final = 5
-"""Greatest number of attempts of one write. One fails if another primary has written a newer value."""
+"""Greatest number of attempts of one write. An attempt fails if another primary has written a newer value."""
 _RETRY_S: Final = 5.0
 _ASK_S: Final = 2.0
 _SILENT_S: Final = 4.0
@@ -409,7 +409,7 @@ class KnownHead:
         self, change: Callable[[Head], Head], tenure: Revision, begin: Offset | None = None
     ) -> bool:
         """Change the head in etcd. Return False if the head is behind ``begin`` already. Raise ``Conflict``
-        if a later primary has begun, or the journal was deleted. Raise ``Unavailable`` if it keeps changing."""
+        if a later primary has begun, or the journal is gone. Raise ``Unavailable`` if others keep writing."""
         for _ in range(_ATTEMPTS_MAX):
             if (later_begin := self._head.limit(tenure)) is not None:
                 raise Conflict(

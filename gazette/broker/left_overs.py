@@ -76,7 +76,8 @@ async def left_overs(
 
 
 def _first_fragment(store: BlobStore, journal: JournalName) -> str:
-    """Return the path of one of the first objects that is named like a fragment; empty without one."""
+    """Return the path of a fragment among the first `_LOOKED_MAX` objects; empty if none of them is a
+    fragment."""
     listing = store.list(f"{journal}/")
     for _, info in zip(range(_LOOKED_MAX), listing, strict=False):
         try:

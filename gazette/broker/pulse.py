@@ -29,7 +29,7 @@ class NoContent:
 def new_pulse(
     context: BrokerContext, journal: JournalName, control: SuspendControl
 ) -> AppendDriver | None:
-    """Return the pulse of a replica of ``journal``; None if this broker is not its primary now."""
+    """Return the pulse of a replica of ``journal``; None if this broker does not lead the journal now."""
     if not context.resolver.is_primary(journal):
         return None
     call = AppendCall(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIRST_PER_S: Final = 20.0
-"""Greatest number of first fragments that pulses complete in a second. Each causes an upload."""
+"""Greatest number of first fragments that pulses complete in a second. Each fragment causes an upload."""
 _AT_A_TIME: Final = 32
 _PATIENCE_S: Final = 0.25
 """Seconds after which a running pulse occupies no slot: another pulse may begin."""
@@ -122,7 +122,7 @@ class Pulsed(Protocol):
 
     @property
     def unlisted_reason(self) -> str:
-        """Why the blob stores have not been listed yet; empty if they have."""
+        """Why the blob stores have not been listed yet; empty after their first listing."""
         ...
 
     def reload_head(self) -> None:

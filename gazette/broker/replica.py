@@ -101,7 +101,7 @@ class Replica:
         self.refused_to: Offset = -1
         """End of the spool whose bytes a peer refused, because the peer had other bytes."""
         self.refresh_error: str | None = None
-        """Why the last listing of the blob stores failed; None if it succeeded."""
+        """Why the last listing of the blob stores failed; None after one that succeeded."""
         self.emptied_stores: list[EmptiedStore] = []
         """Stores that the last listing found without any of their former fragments."""
         self._former = EmptiedStores(context.clock)
@@ -465,7 +465,7 @@ class Replica:
 
     @property
     def unlisted_reason(self) -> str:
-        """Why the blob stores have not been listed yet; empty if they have."""
+        """Why the blob stores have not been listed yet; empty after their first listing."""
         if self.is_listed:
             return ""
         if self.refresh_error:
@@ -562,8 +562,8 @@ class Replica:
     ) -> Unexplained:
         """Return the unexplained fragments at offsets that no other listed fragment covers.
 
-        Look for journals again: one may have been created during the listing. Ask etcd for deleted journals.
-        Raise ``Unavailable`` if etcd does not answer.
+        Look for journals again: a journal may have been created during the listing. Ask etcd for deleted
+        journals. Raise ``Unavailable`` if etcd does not answer.
         """
         if not cover.unexplained:
             return NONE

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """Threads that the whole broker shares. Each blob store has its own: see ``BlobStores``."""
+    """Threads that the whole broker shares. Each blob store has threads of its own: see ``BlobStores``."""
 
     spools: Pool
     """For work of the processor, and for its reads and writes of the local disk."""

@@ -162,11 +162,12 @@ class _Found:
 
 
 class Resolver:
-    """Owns this broker's replicas: makes, starts and shuts them down as assignments are made and removed.
+    """Owns this broker's replicas: makes and starts them for new assignments, and shuts them down without
+    one.
 
     ``new_replica`` makes a replica of a journal that was created at the given revision. ``open_store`` is
     called with each store of a journal that this broker gets: then the store's health is known early. Both
-    must neither block nor raise.
+    functions must neither block nor raise.
 
     If a journal has no brokers, a call for its primary waits ``assignment_wait_s`` seconds for them. A
     journal that was just applied gets its brokers soon.
@@ -500,10 +501,8 @@ def _writes(local: LocalItem) -> list[tuple[str, Revision]]:
 
 
 def _members(local: LocalItem) -> set[tuple[str, Revision]]:
-    """Return the keys of all assignments, each with its creation revision.
-
-    These pairs identify the replicas that were in step.
-    """
+    """Return the keys of all assignments, each with its creation revision. These pairs identify the replicas
+    that were in step."""
     return {(kv.key, kv.raw.create_revision) for kv in local.assignments}
 
 

@@ -33,7 +33,8 @@ class RouteCache:
         return len(self._routes)
 
     def get(self, name: str, now: float) -> Route | None:
-        """Return the route of ``name`` if it is known and not too old; ``now`` is monotonic seconds."""
+        """Return the route of ``name``; None if it is not known, or too old at ``now`` (monotonic
+        seconds)."""
         entry = self._routes.get(name)
         if entry is None:
             return None

@@ -109,7 +109,7 @@ class Client(BrokerAccess):
     async def fragment_store_health(
         self, store: str, *, check_delete: bool = False, check_delete_prefix: str = ""
     ) -> str:
-        """Return what is wrong with a fragment store, as a broker sees it; empty if nothing is.
+        """Return the problem that a broker has with a fragment store; empty if the store works.
 
         ``check_delete`` also checks that objects below ``check_delete_prefix`` can be removed. Raise
         ``Invalid``, ``NotAllowed``, ``Unavailable`` or ``Broken``.

@@ -142,7 +142,7 @@ class FragmentsParams:
 
 
 CONFLICT_KEY: Final = "gazette-fragment-conflict"
-"""Trailing metadata of ListFragments: the name of a fragment, and the name of one in conflict with it."""
+"""Trailing metadata of ListFragments: the names of two fragments that conflict."""
 _NO_JOURNAL: Final = "gazette/probe"
 """A name that need not exist: an empty list is an answer."""
 APPLY_NOTE_KEY: Final = "gazette-apply-note"
@@ -156,7 +156,7 @@ class StoredFragment:
     fragment: Fragment
     signed_url: str
     conflicts_with: tuple[str, ...] = ()
-    """Names of fragments with the same begin and end but other bytes. They are not read."""
+    """Names of fragments with the same begin and end as another one, but other bytes. These are not read."""
 
 
 async def list_journals(client: BrokerAccess, selector: LabelSelector = EVERYTHING) -> JournalList:
@@ -312,10 +312,10 @@ async def apply_journals(
 ) -> Header:
     """Change specifications: all of them, or none.
 
-    A ``batch_size`` above zero splits them into transactions of that many. If one fails, the earlier
-    ones stay. By default etcd accepts 128 in one. Return the header with the revision of the last
-    transaction. Raise ``Conflict`` if a journal is not at the expected revision, ``Invalid``,
-    ``NotAllowed``, ``Unavailable`` or ``Broken``. A cancelled call may have been applied.
+    A ``batch_size`` above zero splits them into transactions of that many. If a transaction fails, the
+    earlier ones stay. By default, etcd accepts 128 changes in a transaction. Return the header with the
+    revision of the last transaction. Raise ``Conflict`` if a journal is not at the expected revision,
+    ``Invalid``, ``NotAllowed``, ``Unavailable`` or ``Broken``. A cancelled call may have been applied.
 
     Log a warning for a new journal below whose name its stores have fragments already.
     """
@@ -445,7 +445,7 @@ async def fragment_store_health(
     check_delete_prefix: str = "",
     endpoint: str = "",
 ) -> str:
-    """Return what is wrong with a fragment store, as a broker sees it; empty if nothing is.
+    """Return the problem that a broker has with a fragment store; empty if the store works.
 
     ``endpoint`` is that of the broker (default: any). ``check_delete`` also checks that objects can be
     removed, below ``check_delete_prefix``. Raise ``Invalid``, ``NotAllowed``, ``Unavailable`` or ``Broken``.

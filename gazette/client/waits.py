@@ -27,7 +27,7 @@ class Waits:
         self._reasons.pop(call, None)
 
     def reason(self, journal: str) -> str:
-        """Return the last answer to a repeated call about ``journal``; empty if none waits."""
+        """Return the last answer to a repeated call about ``journal``; empty if no such call waits."""
         reasons = [reason for name, reason in self._reasons.values() if name == journal]
         return reasons[-1] if reasons else ""
 

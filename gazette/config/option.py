@@ -99,7 +99,7 @@ class Option:
     name: str
     """Name without its group: ``max-append-rate``."""
     env: str
-    """Name of the environment variable; empty if no variable sets the option."""
+    """Name of the environment variable that sets the option; empty for no variable."""
     help: str
     default: Any
     kind: str

@@ -205,7 +205,7 @@ class Schema:
             files = f"./{self.file_stem}.ini or .yaml, then the same in ~/.config/gazette"
             parser.add_argument("--config", metavar="FILE", help=f"INI or YAML file [{files}]")
         sections: dict[str, Any] = {"": parser}
-        # Put a command's own flags first: users look for these.
+        # Put a command's own flags first: users look for those.
         for option in sorted(self.options, key=lambda option: not option.flag_only):
             section = sections.get(option.group)
             if section is None:

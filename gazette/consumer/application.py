@@ -12,9 +12,9 @@ The life of one transaction, as a shard sees it:
     Store.start_commit             the store's state and the checkpoint, as one
     finished_transaction           with the future of that commit
 
-The next transaction begins while the former commits and is acknowledged. An exception in a callback
-ends the shard. It is reported as FAILED with the text of the exception, and nothing of the running
-transaction takes effect. `DeferToNextTransaction` is the one exception with another meaning.
+The next transaction begins while the former commits and is acknowledged. An exception in a callback ends the
+shard, and undoes the running transaction. The shard is reported as FAILED, with the text of the exception.
+`DeferToNextTransaction` is the one exception with another meaning.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ class Store(ABC):
 
     @abstractmethod
     def restore_checkpoint(self, shard: Shard) -> Checkpoint:
-        """Return the checkpoint of the last commit, or an empty one. Fence older owners here if there is no
-        recovery log to do that."""
+        """Return the checkpoint of the last commit, or an empty one. Without a recovery log, fence older
+        owners here."""
 
     def savepoint(self) -> Savepoint:
         """Return a savepoint of the running transaction. Begin a transaction if none runs.
@@ -340,9 +340,7 @@ class Application(ABC, Generic[StoreT]):
 
     def array_pass(self, shard: Shard) -> ArrayPass | None:
         """Return how the shard decodes and sequences messages in arrays. Default: None, one by one.
-
-        `gazette.TableApplication` overrides this.
-        """
+        `gazette.TableApplication` overrides this."""
         return None
 
     @abstractmethod
@@ -374,12 +372,11 @@ class Application(ABC, Generic[StoreT]):
         batch: Sequence[Envelope[Any]],
         publisher: Publisher,
     ) -> None:
-        """Handle some committed messages, in order. The default calls ``consume_message`` for each.
-
-        Override it where work per batch is cheaper than per message. ``DeferToNextTransaction``
-        undoes the call's changes of the store and its uncommitted publishes. The runtime then delivers
-        the batch in halves. The transaction ends before the first message that is deferred alone. A
-        store without savepoints cannot undo: with it, raise the exception before any change.
+        """Handle some committed messages, in order. The default calls ``consume_message`` for each. Override
+        this where work per batch is cheaper than per message. ``DeferToNextTransaction`` undoes the call's
+        changes of the store and its uncommitted publishes. The runtime then delivers the batch in halves. The
+        transaction ends before the first message that is deferred alone. A store without savepoints cannot
+        undo: with it, raise the exception before any change.
         """
         consume = self.consume_message
         for envelope in batch:
@@ -421,9 +418,9 @@ class MessageProducer(ABC):
     def start_reading(self, shard: Shard, store: Any, checkpoint: Checkpoint, feed: Feed) -> None:
         """Start to put messages into ``feed``, from the offsets of ``checkpoint`` on.
 
-        Called on the shard's thread, once per promotion and again after each ``feed.close()``. It must
-        return: let another thread put the messages. The shard may be stopped at any time. That thread
-        must end once ``feed.closed`` is True; ``put`` then raises ``Closed``.
+        Called on the shard's thread, once per promotion and again after each ``feed.close()``. This call must
+        return: let another thread put the messages. The shard may be stopped at any time. That thread must
+        end once ``feed.closed`` is True; ``put`` then raises ``Closed``.
         """
 
     @abstractmethod

@@ -3,8 +3,8 @@
 Two applications on one prefix would get each other's shards, and write into each other's state. To prevent
 that, there are two records:
 
-- The key ``{root}/application`` names the application of a prefix. Its first member writes it. A
-  member of another application does not start. The key has no lease: it outlives the members.
+- The key ``{root}/application`` names the application of a prefix. The first member writes the key, and
+  members of another application do not start. The key has no lease: it outlives the members.
 - The specification of a member, and the checkpoint of a state, hold the name. A shard fails if its
   state belongs to another application.
 

@@ -72,7 +72,7 @@ class BrokerWatch:
             await self._clock.sleep(_PAUSE_S if cause else _PAUSE_ANSWERED_S)
 
     async def _ask(self) -> str:
-        """Return why brokers do not answer; empty if they do."""
+        """Return why brokers do not answer; empty while they answer."""
         try:
             async with timeout(_ATTEMPT_S):
                 await require_reachable(self._client, "brokers", connect_s=_CONNECT_S, hint=_HINT)

@@ -201,7 +201,7 @@ class Inbox:
             return self._take() if self._events else None
 
     def get_next(self, chunk: Chunk) -> Chunk | None:
-        """Return the chunk that continues ``chunk``, if it is the next event. Do not wait."""
+        """Return the next event if it is the chunk that continues ``chunk``; else None. Do not wait."""
         with self._changed:
             event = self._events[0] if self._events else None
             if not isinstance(event, Chunk) or event.journal != chunk.journal:

@@ -52,7 +52,7 @@ class ConsumerMember:
 def consumer_decoder(
     root: str, max_hot_standbys: int
 ) -> Callable[[KeyValue], Item | Member | Assignment | Owner]:
-    """Return the decoder of a consumer cluster's keys. It raises ``Invalid`` for keys without meaning."""
+    """Return the decoder of a consumer cluster's keys. The decoder raises ``Invalid`` for unknown keys."""
 
     def decode_item(shard_id: str, value: bytes) -> ShardItem:
         return ShardItem(decode_shard(shard_id, value), max_hot_standbys)

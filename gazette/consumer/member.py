@@ -142,7 +142,7 @@ class ConsumerMember(ClusterMember[ConsumerSettings]):
         return self._parts
 
     def not_ready(self) -> str:
-        """Return why the member does not serve now; empty if it does."""
+        """Return why the member does not serve now; empty while it serves."""
         reason, brokers = super().not_ready(), self._broker_watch.not_answered
         if reason in ("", _INITIALIZING):  # The application may wait for brokers in `initialize`.
             return "; ".join(filter(None, (reason, brokers)))

@@ -45,7 +45,7 @@ T = TypeVar("T")
 _PAUSE_S: Final = 0.05
 _PAUSE_MAX_S: Final = 0.5
 _STANDBY_GRACE_S: Final = 1.0
-"""Seconds that a standby may take to make a new edition, if the primary can be asked instead."""
+"""Seconds that a standby may take to make a new edition. After that, the primary is asked."""
 _RETRIED_CODES: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED}
 )
@@ -241,10 +241,8 @@ class _Attempts:
             raise Moved("its store was closed", shard=self._shard_id) from error
 
     async def _ask_standby(self) -> QueryResult[Any] | None:
-        """Return the answer of this member's standby, or None.
-
-        After each failed call to the primary, also ask the standbys of other members.
-        """
+        """Return the answer of this member's standby, or None. After each failed call to the primary, also
+        ask the standbys of other members."""
         query, resolver = self.query, self._resolver
         shard = resolver.standby(self._shard_id, query.claims)
         if shard is not None:
@@ -271,7 +269,7 @@ class _Attempts:
             async with timeout(None if only_choice else _STANDBY_GRACE_S):
                 edition = await reads.begin(max_staleness_s)
         except TimeoutError:
-            return None  # The task that makes the edition goes on, for later queries.
+            return None  # The task that makes the edition is not cancelled: later queries use the edition.
         except (Retryable, NotAllowed):
             return None
         except GazetteError as error:
@@ -285,7 +283,8 @@ class _Attempts:
         return QueryResult(value, self._resolver.local_id, staleness_s)
 
     async def _remote(self, header: Header) -> QueryResult[Any]:
-        """Ask a member. Raise ``Moved`` if it was primary, and another member becomes primary meanwhile."""
+        """Ask a member. Raise ``Moved`` if the member was primary, and another one becomes primary
+        meanwhile."""
         endpoint = self.router.peers.pick(header.route, process_id=header.process_id)
         if endpoint is None:
             raise Moved("its member has no endpoint", shard=self._shard_id)

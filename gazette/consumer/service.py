@@ -41,7 +41,7 @@ class ConsumerService(ShardCaller):
     ) -> None:
         super().__init__(member, application, client)
         self.grpc_server = cast("grpc.aio.Server", member.server.grpc)
-        """gRPC server at which ``Application.initialize`` registers servicers. It offers nothing else.
+        """gRPC server at which ``Application.initialize`` registers servicers, and for nothing else.
 
         Register servicers by generated code, or by ``add_generic_rpc_handlers``.
         """

@@ -1,9 +1,9 @@
 """Stage 7 of the byte path: the object in which a primary that ends without etcd states where it ended.
 
-A primary that leaves in good order closes the known head in etcd. If etcd does not answer, it puts a
-*closing* into the journal's store instead, after all of its bytes. A closing says that the primary has
-acknowledged nothing beyond ``end``, and gives the registers there. The next primary that finds the head open
-reads the closing by its exact name. See ADR 33.
+A primary that leaves in good order closes the known head in etcd. If etcd does not answer, the primary puts a
+*closing* into the journal's store, after all of its bytes. A closing says that the primary has acknowledged
+nothing beyond ``end``, and gives the registers there. The next primary that finds the head open reads the
+closing by its exact name. See ADR 33.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ class Closing:
 
     @classmethod
     def read(cls, name: ClosingName, store: BlobStore) -> Closing:
-        """Read a closing; this call blocks. Raise ``NotFound`` without one, ``Corrupt`` if it is damaged."""
+        """Read a closing; this call blocks. Raise ``NotFound`` if it is missing, ``Corrupt`` if it is
+        damaged."""
         with store.open(name.path) as source:
             return cls.decode(name, source.read(_BYTES_MAX))
 

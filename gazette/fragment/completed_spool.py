@@ -139,7 +139,7 @@ class SpoolCompression:
             self._pool.submit(self._turn)
 
     def finish(self, fragment: Fragment) -> io.RawIOBase | None:
-        """Return a reader of the whole compressed file; None if it was given up. Call it in a thread.
+        """Return a reader of the whole compressed file; None if the file was given up. Call it in a thread.
 
         Each call gives an independent reader. Raise ``Corrupt`` if the spool's bytes do not have the
         fragment's digest.

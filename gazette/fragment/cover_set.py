@@ -41,7 +41,7 @@ class CoverSet(Generic[S]):
             self.add(span)
 
     def add(self, span: S) -> bool:
-        """Add ``span``. Return False if it is empty or some larger span covers it."""
+        """Add ``span``. Return False if ``span`` is empty, or a larger span covers it."""
         begin, end = span.begin, span.end
         if begin >= end:
             return False
@@ -59,7 +59,7 @@ class CoverSet(Generic[S]):
         return True
 
     def grow_last(self, span: S) -> bool:
-        """Replace the last span if ``span`` begins where it begins, and is longer. Else return False."""
+        """Replace the last span if ``span`` has the same begin and is longer. Else return False."""
         if not self._ends or span.begin != self._begins[-1] or span.end <= self._ends[-1]:
             return False
         self._spans[-1], self._ends[-1] = span, span.end

@@ -122,7 +122,8 @@ class Index:
 
     @property
     def last_mod_time(self) -> int:
-        """Unix seconds at which the last fragment was persisted; zero if it was not, or without fragments."""
+        """Unix seconds at which the last fragment was persisted; 0 for an unpersisted fragment, or without
+        fragments."""
         if self._hidden or not len(self._set):
             return 0
         return _fragment(self._set[-1]).mod_time
@@ -189,9 +190,8 @@ class Index:
         )
 
     def spool_commit(self, local: LocalFragment) -> None:
-        """Add a fragment that the spool has committed, and wake the readers of its offsets.
-
-        It replaces the shorter fragment of the same spool. A commit beyond ``_shown_to`` waits for `show`.
+        """Add a fragment that the spool has committed, and wake the readers of its offsets. The fragment
+        replaces the shorter one of the same spool. A commit beyond ``_shown_to`` waits for `show`.
         """
         if self._shown_to is None or local.end <= self._shown_to:
             self._add(local)
@@ -227,7 +227,8 @@ class Index:
             self.on_hole()
 
     def stored(self, fragment: Fragment) -> None:
-        """Release the local file of exactly ``fragment``, if it is still here: a store has it."""
+        """Release the local file of exactly ``fragment``, if the index still has the file: a store has the
+        bytes."""
         begin, end = fragment.begin, fragment.end
         local = self._local.equal(begin, end)
         if local is None or local.fragment.sum != fragment.sum:
@@ -348,10 +349,8 @@ class Index:
         return self.unexplained.outside(CoverSet[Span]([*self._set, *self._hidden]))
 
     def _require_explained(self, offset: Offset, at: int) -> None:
-        """Raise ``Unavailable`` if unexplained fragments have ``offset``, or later offsets of its hole.
-
-        The hole is before span ``at``.
-        """
+        """Raise ``Unavailable`` if unexplained fragments have ``offset``, or later offsets of its hole. The
+        hole is before span ``at``."""
         if at < len(self._set):
             self.unexplained.check(self.journal, offset, self._set[at].begin)
         else:

@@ -85,12 +85,13 @@ class Persister:
     A journal may be deleted and created again during an upload. The object would become part of the new
     journal, so it is removed again, unless the new journal relies on it. A replica of the new journal may
     have completed exactly the same bytes at the same offsets, found the object in the store, and released its
-    own spool. ``relies_on`` returns True if the new journal may rely on it.
+    own spool. ``relies_on`` returns True if the new journal may rely on the object.
 
-    A broker that was paused or cut off may hold bytes at offsets that a later primary gave out again. It
-    calls ``limit_of`` right before and after an upload, and uploads no byte beyond the limit. If the limit
-    has changed in between, an object beyond it is removed. The later primary cannot rely on that object: it
-    would have to begin, and to complete the very same bytes at the same offsets, during this upload.
+    A broker that was paused or cut off may hold bytes at offsets that a later primary gave out again. The
+    persister calls ``limit_of`` right before and after an upload, and uploads no byte beyond the limit. If
+    the limit has changed in between, an object beyond the new limit is removed. The later primary cannot rely
+    on that object: it would have to begin, and to complete the very same bytes at the same offsets, during
+    this upload.
 
     While ``limit_of`` does not know the limit, a spool is kept. When the broker ends, the spool's bytes are
     stored aside: see `set_aside`.
@@ -377,7 +378,8 @@ class Persister:
         self._idle.set()
 
     async def _put_closing(self, closing: Closing) -> bool:
-        """Put a closing into the first store that permits it. Return True if that is done, or not needed."""
+        """Put a closing into the first store that permits it. Return True if a store has it, or if none is
+        needed."""
         name = closing.name
         spec = self._shared.spec_of(name.journal, name.life)
         for url in () if spec is None else spec.fragment.stores:  # None: the journal is gone.

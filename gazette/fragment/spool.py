@@ -41,10 +41,8 @@ class Proposal(msgspec.Struct, frozen=True):
 
 
 class SpoolResult(msgspec.Struct, frozen=True):
-    """The answer to content or a proposal: OK, or PROPOSAL_MISMATCH.
-
-    ``fragment`` and ``registers`` describe the spool afterwards.
-    """
+    """The answer to content or a proposal: OK, or PROPOSAL_MISMATCH. ``fragment`` and ``registers`` describe
+    the spool afterwards."""
 
     status: Status
     fragment: Fragment

@@ -141,12 +141,12 @@ class Spool:
         return 0 if self.is_busy or self._state.delta else self._memory.room
 
     def extend_now(self, content: bytes) -> None:
-        """Extend the spool by content for which it has ``room``."""
+        """Extend the spool by content of at most ``room`` bytes."""
         self._put(content, self._state.fragment.length)
         self._state.extend(len(content))
 
     def commit_now(self, content: bytes, registers: LabelSet) -> Fragment:
-        """Commit content for which it has ``room``, as the primary. Return the committed fragment."""
+        """Commit content of at most ``room`` bytes, as the primary. Return the committed fragment."""
         spool_bytes, length = self._held(), len(content)
         spool_bytes.put(content, self._state.fragment.length)
         self._sum.update(content)

@@ -30,7 +30,8 @@ from gazette.runtime.latch import Latch
 log = logging.getLogger(__name__)
 
 SpecOf: TypeAlias = Callable[[JournalName, Revision], JournalSpec | None]
-"""Returns the specification of a journal whose life began at that revision; None if that life is over."""
+"""Returns the specification of a journal whose life began at the given revision; None if that life is
+over."""
 
 LimitOf: TypeAlias = Callable[[JournalName, Revision, Revision], Awaitable[Offset | None]]
 """Takes ``(journal, life, tenure)``. Returns the offset at which a primary later than that of ``tenure``
@@ -122,7 +123,7 @@ class Upload:
         )
 
     def first_store(self, spec: JournalSpec | None) -> str:
-        """Return the URL of the store that the upload needs now; empty if it needs none."""
+        """Return the URL of the store that the upload needs now; empty if it needs no store."""
         if spec is not None:
             return spec.fragment.stores[0] if spec.fragment.stores else ""
         # The journal is gone: only the store of an object that is to be removed is needed.
@@ -145,8 +146,8 @@ class Upload:
     async def put(self, spec: JournalSpec, *, look: bool) -> bool:
         """Put the fragment into the journal's first store. Return True if it is there.
 
-        When the broker ends, use the next store if one refuses access: readers use the next store as well,
-        and no later attempt follows. Without stores, return True: there is nothing to do.
+        When the broker ends, use the next store if a store refuses access: readers use the next store as
+        well, and no later attempt follows. Without stores, return True: there is nothing to do.
         """
         try:
             return await self._put(spec, look=look)
@@ -240,7 +241,7 @@ class Upload:
             raise Unconfirmed(error) from error
 
     async def _is_superseded(self) -> bool:
-        """Cut the upload where a later primary has begun. Return True if no byte is left of it."""
+        """Cut the upload where a later primary has begun. Return True if no byte of the upload is left."""
         fragment = self.spool.fragment
         end = fragment.end if self.cut is None else self.cut
         limit = await self._limit()

@@ -170,7 +170,8 @@ class Context:
 
 
 def parse_selector(text: str, *, required: bool) -> LabelSelector:
-    """Return the selector of ``--selector``. Raise ``Invalid`` if it is malformed, or required and empty."""
+    """Return the selector of ``--selector``. Raise ``Invalid`` for a malformed selector, or an empty one
+    where one is required."""
     if not text.strip():
         if required:
             raise Invalid(

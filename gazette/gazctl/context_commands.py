@@ -31,7 +31,7 @@ def use(context: Context, _command: Command) -> int:
 
 
 def set_addresses(context: Context, _command: Command) -> int:
-    """Create a context, or change its addresses. Raise ``Invalid`` without any, or for other flags."""
+    """Create a context, or change its addresses. Raise ``Invalid`` without an address, or for other flags."""
     name = _name_of(context)
     addresses: dict[str, str] = {}
     for key, source in context.loaded.sources.items():

@@ -42,7 +42,7 @@ class Contexts:
         if directory is None:
             return cls(None)
         path = directory / FILE
-        if not path.exists():  # Most users have none: they need not wait for this module.
+        if not path.exists():  # Most users have no contexts: spare them the import.
             return cls(path)
         import yaml
 

@@ -13,7 +13,7 @@ from gazette.message.publishing.outputs import DeclaredOutput
 
 
 def load_declared(name: str) -> DeclaredOutput:
-    """Import a source or an output. Raise ``Invalid`` if the import fails, or finds anything else."""
+    """Import a source or an output. Raise ``Invalid`` if the import fails, or finds neither of the two."""
     module, colon, path = name.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")

@@ -21,10 +21,8 @@ from gazette.runtime.standard_streams import open_closed_streams, with_streams
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal) -> int:
-    """Run one command as in a process of its own. Return the exit code.
-
-    Import modules stage by stage: a list of commands needs no settings, and ``--help`` no client.
-    """
+    """Run one command as in a process of its own. Return the exit code. Import modules stage by stage: a list
+    of commands needs no settings, and ``--help`` no client."""
     if text := help_text(argv):
         terminal.write(text)
         return EXIT_OK

@@ -83,7 +83,7 @@ class MessageWriter:
         return first
 
     async def read_once(self, selector: LabelSelector) -> None:
-        """Read one journal after the other, each to its head. Raise ``NotFound`` if none matches."""
+        """Read one journal after the other, each to its head. Raise ``NotFound`` if no journal matches."""
         listed = await list_journals(self.context, self.client, selector)
         if not listed.journals:
             await _require_no_directory(self.context, self.client)
@@ -274,7 +274,7 @@ async def produce(context: Context) -> int:
                 else:
                     await producing.publish_each(source)
     finally:
-        # The thread may wait for input that never comes. It ends with the process.
+        # The thread may wait for input that never comes: let it end with the process.
         pool.close()
     context.terminal.note(f"published {producing.committed} messages")
     return 0
@@ -358,7 +358,7 @@ _exact_object: Final = msgspec.json.Decoder(dict[str, Any], float_hook=exact_flo
 
 
 def object_of(line: bytes) -> dict[str, Any]:
-    """Return the JSON object of a line. Raise one of `CODEC_ERRORS` if it has another form."""
+    """Return the JSON object of a line. Raise one of `CODEC_ERRORS` for a line of another form."""
     return _exact_object(line)
 
 

@@ -116,7 +116,8 @@ def _are_whole(flags: Clocks, clocks: Clocks) -> bool:
 
 
 def records(clocks: Clocks, newest: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of the clocks above ``newest`` and above all earlier clocks. Others are duplicates."""
+    """Return a mask of the clocks above ``newest`` and above all earlier clocks. All other clocks are
+    duplicates."""
     bound = np.uint64(newest)
     if len(clocks) == 1:
         return clocks > bound

@@ -307,7 +307,7 @@ def _framing_of(shape: MessageFormat) -> Framing[Any]:
             return framing_of(CONTENT_PROTO_FIXED, message_type, place=shape.place)
         case labels.CONTENT_JSON_LINES:
             return JSONLinesFraming(UuidCodec(shape.uuid_field))
-    # This call raises the error for an unknown content type.
+    # For an unknown content type, this call raises the error.
     return framing_of(shape.content_type, bytes)
 
 

@@ -47,7 +47,7 @@ class _Producer(Generic[T]):
     """Pending messages: the batch, their rows there, and their clocks."""
 
     def settle(self, clock: int | None) -> None:
-        """Commit pending messages up to ``clock``, and roll back the others. None: roll back all."""
+        """Commit pending messages up to ``clock``, and roll back later ones. None: roll back all."""
         for batch, rows, clocks in self.pending:
             if clock is not None:
                 batch.committed[rows] = clocks <= np.uint64(clock)
@@ -78,7 +78,8 @@ class CommitFilter(Generic[T]):
         self._batches: deque[_Batch[T]] = deque()
 
     def add(self, columns: Columns, payload: T, split: BatchSplit | None = None) -> None:
-        """Add the next messages of the run. ``split`` is the result of `split_batch`, if it is known."""
+        """Add the next messages of the run. ``split`` is the result of `split_batch`, if the caller has
+        it."""
         batch = _Batch(payload, np.zeros(len(columns), np.bool_))
         self._batches.append(batch)
         segments, unclocked = split_batch(columns, self._run.run) if split is None else split
@@ -108,7 +109,7 @@ class CommitFilter(Generic[T]):
                 producer.pending.append((batch, rows, clocks))
                 producer.newest = int(clocks[-1])
                 batch.pending += len(rows)
-        elif segment.kind == ACK_TXN:  # An earlier clock rolls back, and resets the producer to it.
+        elif segment.kind == ACK_TXN:  # An earlier clock rolls back: it becomes the producer's.
             clock = int(clocks[0])
             commits = clock > producer.acked
             producer.settle(clock if commits else None)

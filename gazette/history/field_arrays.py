@@ -1,6 +1,6 @@
 """Makes Arrow arrays of the fields that a `LineScanner` has found in messages. Needs pyarrow.
 
-The scanner converts most values. It cuts out the others as text, which Arrow casts. If neither the scanner
+The scanner converts most values, and cuts all others out as text, which Arrow casts. If neither the scanner
 nor Arrow converts a value, `JsonRow`, the specification, reads the whole message.
 """
 

@@ -248,7 +248,8 @@ def _pending_in(
 def _pending_from(summary: ProducerSummary, at: Offset) -> ProducerSummary | None:
     """Return the part of a summary from its first pending message on; None if ``at`` is not its offset.
 
-    All later messages of the producer are pending, or repeats. So their greatest clock says everything.
+    All later messages of the producer are pending, or duplicates. So the summary needs only their greatest
+    clock.
     """
     states = (
         summary.after,

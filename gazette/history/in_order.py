@@ -55,7 +55,7 @@ def fold_in_order(
 def _summaries(
     access: OpenAccess, journal: JournalSnapshot, part_bytes: int
 ) -> Iterator[tuple[Run, Summary]]:
-    """Yield the parts of a journal. Each ends with a message. The last one ends at the journal's end."""
+    """Yield the parts of a journal. Each part ends with a message, and the last one at the journal's end."""
     if not journal.pieces:
         return
     run = _whole(journal)

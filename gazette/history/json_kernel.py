@@ -2,11 +2,11 @@
 
 `scan` takes a buffer of whole lines and fills arrays. It accepts what publishers write: JSON objects with a
 canonical UUID, and values that fit their fields. It cuts out values that it does not convert as text, which
-Arrow casts. It declines other lines, for example a UUID in braces, a duplicate key, a value of another
-type, or invalid JSON. The caller reads a declined line by the specification: `Framing` and `JsonRow`. So
-`scan` may decline any line. But for a line that it accepts, its result equals that of the specification. It
-accepts numbers that JSON does not have, such as NaN, since some columns of floats have many of them. It marks
-such lines as `LENIENT`, and lines with another value for a text: a declared type may refuse these.
+Arrow casts. It declines other lines, for example a UUID in braces, a duplicate key, a value of another type,
+or invalid JSON. The caller reads a declined line by the specification: `Framing` and `JsonRow`. So `scan` may
+decline any line. But if it accepts a line, its result equals that of the specification. It accepts numbers
+that JSON does not have, such as NaN, since some columns of floats have many of them. It marks such lines as
+`LENIENT`, and lines with another value for a text: a declared type may refuse these.
 
 Numba compiles the code at its first call, which takes half a minute. It caches the machine code, per
 processor, beside this file or in the user's cache directory. If neither is writable, each process compiles
@@ -599,7 +599,7 @@ def _units(buffer: Any, begin: int, end: int, scale: int, precision: int) -> Any
 
 @_compiled()
 def _two_digits(buffer: Any, at: int) -> Any:
-    """Return two digits as a number; a number above 99 for anything else."""
+    """Return two digits as a number; a number above 99 if they are no digits."""
     tens: Any = np.int64(_byte(buffer, at)) - _ZERO
     ones: Any = np.int64(_byte(buffer, at + 1)) - _ZERO
     if tens < 0 or tens > 9 or ones < 0 or ones > 9:
@@ -829,7 +829,7 @@ def _scan_lines(
     """Read lines from ``at`` on. Return False at a line that is declined.
 
     ``counts``: by node, the number of slots so far. Node 0 is the line. ``written``: by node, the number of
-    bytes of its texts, or of slots of its items. ``memory`` has the keys of the previous line. This is one
+    bytes of its texts, or of slots of its items. ``memory`` has the keys of the previous line. Keep this one
     function: when parts of it were functions, even inlined by Numba, it was 7 to 18 % slower.
     """
     # Unpack the tuples once: each access to an element counts references to its array, which costs time.

@@ -1,7 +1,7 @@
 """Converts values of JSON to values of columns, as ``spark.read.json`` does: `JsonRow`. Needs pyarrow.
 
 This module is the specification for JSON. The compiled scanner is faster. It declines some values, and
-converts the others to the same result. `tests/spark/test_json_types.py` compares both with Spark by type.
+converts all others to the same result. `tests/spark/test_json_types.py` compares both with Spark by type.
 
 A value that does not fit its column is null, never another number. Three values therefore differ from Spark,
 which wraps or guesses: a byte beyond 127, seconds beyond the range of timestamps, and a time without a date.
@@ -139,7 +139,8 @@ def _text(raw: bytes) -> str:
 def _member(
     raw: msgspec.Raw | bytes | None, convert: Convert, misfits: list[str], name: str
 ) -> Any:
-    """Convert a field of an object. A value that does not fit becomes null; the other fields stay."""
+    """Convert a field of an object. A value that does not fit becomes null, and all other fields keep their
+    values."""
     if raw is None:
         return None
     try:

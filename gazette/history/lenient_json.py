@@ -2,7 +2,8 @@
 
 Such lines may have strings in single quotes, NaN and infinities, a byte order mark, halves of surrogate
 pairs, and text after the object. Values are cut out unchanged, so that this module can read them again. The
-module is slow: use it only for lines that the fast parsers refuse. It reads other lines as these parsers do.
+module is slow: use it only for lines that the fast parsers refuse. It reads lines of strict JSON as these
+parsers do.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def is_array(line: bytes) -> bool:
 def members(text: bytes) -> dict[str, bytes]:
     """Return the unchanged text of an object's values, by name. Of equal names, the last one counts.
 
-    Ignore text after the object. Raise ``ValueError`` for anything else.
+    Ignore text after the object. Raise ``ValueError`` if the line is no such object.
     """
     token = _token(text, _begin(text))
     if token.sign != "{":
@@ -93,7 +94,7 @@ def members(text: bytes) -> dict[str, bytes]:
 
 
 def items(text: bytes) -> list[bytes]:
-    """Return the unchanged texts of an array's items. Raise ``ValueError`` for anything else."""
+    """Return the unchanged texts of an array's items. Raise ``ValueError`` if the text is no array."""
     token = _token(text, 0)
     if token.sign != "[":
         raise ValueError("not an array")

@@ -157,7 +157,7 @@ def _guarded(combine: Combine, rows: pa.Table) -> pa.Table:
 
 
 class _Rows:
-    """Maker of the rows of one run. It combines the rows of each part separately."""
+    """Maker of the rows of one run, which combines the rows of each part separately."""
 
     def __init__(self, run: Run, format: RowFormat, combine: Combine) -> None:
         self.maker = RowMaker(run, format)

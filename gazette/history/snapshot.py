@@ -68,9 +68,9 @@ class LostBytes(NamedTuple):
 class JournalSnapshot:
     """The part of one journal that a snapshot reads.
 
-    ``producers`` are the states of its producers at ``begin``, from a checkpoint with that offset;
-    empty without a checkpoint. Messages that were pending at ``begin`` are read again only for the
-    producers in ``replays``. The others' messages have not committed in the snapshot: most never do.
+    ``producers`` are the states of its producers at ``begin``, from a checkpoint with that offset; empty
+    without a checkpoint. Messages that were pending at ``begin`` are read again only for the producers in
+    ``replays``. Messages of other producers have not committed in the snapshot: most never do.
     """
 
     journal: JournalName
@@ -84,7 +84,7 @@ class JournalSnapshot:
     lost: tuple[LostBytes, ...] = ()
     """Lost bytes that a reader skips. Losses that an operator has confirmed are always among them."""
     life: JournalLife | None = None
-    """The life of the journal, from its broker. Stores, and brokers of the original, do not know it."""
+    """The life of the journal, from its broker. Stores, and brokers of the original, do not know the life."""
     awaited: Awaited | None = None
     """Bytes from ``end`` on that may still come, if they are the reason why the snapshot ends there."""
 

@@ -1,7 +1,7 @@
 """Access of a task to the bytes of a run: in blob stores, or through brokers.
 
-`Access` is a value that is sent to the tasks of a cluster. Each task opens it. All calls but
-coroutines block: call them from threads, never on an event loop.
+`Access` is a value that is sent to the tasks of a cluster. Each task opens its copy. All calls but coroutines
+block: call them from threads, never on an event loop.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class OpenAccess:
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[None]:
-        """Bound the time of one call to brokers. Raise ``Unavailable`` if they do not answer in time."""
+        """Bound the time of one call to brokers. Raise ``Unavailable`` if no broker answers in time."""
         try:
             async with timeout(self.settings.answer_s):
                 yield

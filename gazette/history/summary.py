@@ -123,7 +123,7 @@ class Summary:
     clean: bool = True
     """True if no message was malformed. Then the summary does not depend on their treatment."""
     torn: bool = False
-    """True if the first bytes seem to continue an earlier message. Then nothing else is known."""
+    """True if the first bytes seem to continue an earlier message. Then all other fields are unknown."""
 
     @classmethod
     def of_torn(cls, begin: Offset) -> Self:

@@ -55,7 +55,8 @@ class _Kept:
 class SummaryStore:
     """Summaries of one store. Thread-safe.
 
-    A write that fails ends all writes. A read that fails ends all use. Each time, one warning is logged.
+    After a write that fails, write no more. After a read that fails, use the store no more. Each of the two
+    logs one warning.
     """
 
     def __init__(self, store: BlobStore, url: str) -> None:
@@ -141,7 +142,7 @@ def _identity(journal: JournalName, shape: MessageFormat, pieces: Sequence[Piece
 
 
 def _decoding(shape: MessageFormat) -> tuple[str, ...] | None:
-    """Return the facts that determine how UUIDs are found; None if the code of a class determines it."""
+    """Return the facts that determine how UUIDs are found; None if the code of a class determines that."""
     if shape.content_type != CONTENT_PROTO_FIXED or not shape.message:
         return (shape.content_type, shape.uuid_field)
     message_class: Any = shape.message_type()

@@ -186,7 +186,7 @@ def _parts(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
 
 
 def _nearest(kind: pa.DataType) -> str:
-    """Return the type to use instead of a type that would change values; empty for any other type."""
+    """Return the type to use in place of a type that would change values; empty for any other type."""
     if pa.types.is_unsigned_integer(kind) or pa.types.is_float16(kind):
         return "int64, double or decimal"
     if pa.types.is_timestamp(kind) and kind.unit != "us":

@@ -34,7 +34,7 @@ def read_batches(
     again while its batches are taken. It holds some megabytes, and at most ``part_bytes`` behind an
     open transaction. A reader yields its batches once. Use it in one thread at a time.
 
-    Blocks: on an event loop, call it by ``asyncio.to_thread``. ``KeyboardInterrupt`` ends it at once.
+    Blocks: on an event loop, call it by ``asyncio.to_thread``. ``KeyboardInterrupt`` ends the call at once.
 
     Raise ``Invalid`` for wrong options, or without the extra ``tables``. Raise ``NotFound`` for a missing
     journal. Raise ``Unavailable`` if brokers are not reached, or do not answer. Raise ``NotYet`` for missing

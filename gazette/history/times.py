@@ -17,7 +17,7 @@ _UNIX_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 def unix_ns(time: str | float | datetime.datetime) -> int:
     """Return a time as Unix nanoseconds: ISO 8601, Unix seconds, or a ``datetime``.
 
-    A time without a zone is UTC. Raise `Invalid` for anything else.
+    A time without a zone is UTC. Raise `Invalid` for any other value.
     """
     if isinstance(time, int | float):
         time = repr(time)

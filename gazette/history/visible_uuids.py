@@ -77,10 +77,8 @@ def find_bytes(payload: bytes, numbers: Sequence[int]) -> bytes | None:
 
 
 def _texts(payload: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield number and value of each field that has a length and is in no group. End at a malformed part.
-
-    The last value may be incomplete.
-    """
+    """Yield number and value of each field that has a length and is in no group. End at a malformed part. The
+    last value may be incomplete."""
     position = groups = 0
     while (tag := _varint(payload, position)) is not None:
         (key, position), kind = tag, tag[0] & 7

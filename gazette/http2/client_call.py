@@ -77,8 +77,8 @@ class Carrier(Protocol):
 
 
 class ClientCall(StreamListener):
-    """A call from its beginning to its status. Loop-bound. One task at a time reads, and one writes. A task
-    that is cancelled while it waits cancels the call."""
+    """A call from its beginning to its status. Loop-bound. One task at a time may read, and one may write. A
+    task that is cancelled while it waits cancels the call."""
 
     __slots__ = (
         "_arrived",
@@ -314,7 +314,7 @@ class ClientCall(StreamListener):
         return self.status is not None
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Call ``callback`` with this call once it has ended, or now if it has ended."""
+        """Call ``callback`` with this call once the call has ended, or now if it has."""
         if self.status is not None:
             callback(self)
         else:

@@ -293,7 +293,7 @@ class Http2Connection:
         self._streams: dict[int, Http2Stream] = {}
         self._reset: dict[int, None] = {}  # Numbers of streams that this side has reset, in order.
         self._rest = b""
-        """Bytes that have arrived. Those from ``_at`` on are not handled yet."""
+        """Bytes that have arrived. The bytes from ``_at`` on are not handled yet."""
         self._at = 0
         self.work = 0
         """Units of work that ``receive`` may still do."""
@@ -846,7 +846,8 @@ class Http2Connection:
     # Streams.
 
     def _stream_of(self, number: int, name: str) -> Http2Stream | None:
-        """Return the stream of a frame; None if it has ended. Raise ``ConnectionFault`` if it never began."""
+        """Return the stream of a frame; None if the stream has ended. Raise ``ConnectionFault`` if it never
+        began."""
         stream = self._streams.get(number)
         if stream is None:
             next_number = self._next if self._accept is None else self._last + 1

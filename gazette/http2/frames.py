@@ -128,7 +128,7 @@ def goaway(last_stream: int, code: FaultCode, text: str = "") -> bytes:
 
 
 def ping(payload: bytes, *, ack: bool = False) -> bytes:
-    """Return a PING frame, or the answer to one. ``payload`` has eight bytes."""
+    """Return a PING frame, or the answer to a PING. ``payload`` has eight bytes."""
     return frame(PING, ACK if ack else 0, 0, payload)
 
 

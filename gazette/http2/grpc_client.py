@@ -63,7 +63,7 @@ _AGENT: Final = f"gazette-python/{__version__}".encode()
 
 
 class _Options:
-    """The options of `grpc.aio` that apply here. All others are ignored."""
+    """The options of `grpc.aio` that have an effect here. All other options are ignored."""
 
     def __init__(self, options: Sequence[tuple[str, Any]]) -> None:
         values: Mapping[str, Any] = dict(options)
@@ -105,7 +105,7 @@ class Http2Channel:
         self._scope = TaskScope(f"channel to {target}")
         self._connection: ClientConnection | None = None  # Gets new calls; None: connect first.
         self._connections: dict[ClientConnection, None] = {}
-        """All connections, including those that take no more calls while their calls go on."""
+        """All connections, including those that take no more calls and wait for the end of their calls."""
         self._connecting = False  # True while an attempt to connect runs.
         self._useless = 0
         """Number of connections in a row that were of no use (`ClientConnection.was_of_use`)."""
@@ -284,7 +284,7 @@ class Http2Channel:
             if not isinstance(error, Exception):
                 raise
             if not isinstance(error, (OSError, ValueError, GazetteError)):
-                # This is a defect of the package. Let calls fail, so that they do not wait for ever.
+                # Such an error is a defect of the package. Let calls fail, so that they do not wait for ever.
                 log.exception("cannot connect to %(address)s", {"address": self.target})
             self._not_connected(_why(error))
         else:
@@ -449,7 +449,7 @@ class ClientConnection(Http2Socket):
         self._keepalive_s = options.keepalive_s
         self._keepalive_timeout_s = options.keepalive_timeout_s
         self.is_ready = False
-        """True once its channel may give calls to it."""
+        """True once the channel may give calls to this connection."""
         self._settled = Waiters()
         self._began_at = self._loop.time()
         self.reason = ""
@@ -525,7 +525,7 @@ class ClientConnection(Http2Socket):
             self._loop.call_soon(self.close)
 
     def _check(self) -> None:
-        """Give up a server that is silent while calls wait for it."""
+        """Give up the server if it is silent while calls wait for an answer."""
         if not self._connection.streams:
             self._pinged_at = None
         elif self._fell_silent(self._keepalive_s / 2, self._keepalive_timeout_s / 2):

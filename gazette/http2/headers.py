@@ -125,7 +125,7 @@ def _write_text(out: bytearray, text: bytes) -> None:
 
 @dataclass(slots=True)
 class RequestHead:
-    """The fields of a request: those that name its target, and the others in order.
+    """The fields of a request: those that name its target, and all other fields in order.
 
     Requests with the same header block share one object. A server keeps in ``plan`` and ``metadata`` the
     values that it has derived from the fields.
@@ -141,7 +141,7 @@ class RequestHead:
 
     @classmethod
     def of(cls, stream: int, fields: Fields) -> RequestHead:
-        """Check the header list of a request. Raise ``StreamFault`` if it is malformed."""
+        """Return the checked head of a request. Raise ``StreamFault`` if its header list is malformed."""
         pseudo: dict[bytes, bytes] = {}
         plain: Fields = []
         for name, value in fields:
@@ -164,7 +164,7 @@ class RequestHead:
 
 
 def check_trailers(stream: int, fields: Fields) -> None:
-    """Check the trailers of a request. Raise ``StreamFault`` if they are malformed."""
+    """Raise ``StreamFault`` if the trailers of a request are malformed."""
     for name, value in fields:
         check_field(stream, name, value)
 

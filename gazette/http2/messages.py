@@ -15,8 +15,8 @@ PREFIX_BYTES: Final = _PREFIX.size
 MESSAGE_BYTES: Final = 128
 """Bytes of memory of a message in addition to its content."""
 _LARGE: Final = 1 << 18
-"""A message larger than this counts as consumed while it arrives, if no other message waits to be taken. So
-a message may be larger than the window of its stream."""
+"""A message of more bytes counts as consumed while it arrives, if no other message waits to be taken. So a
+message may be larger than the window of its stream."""
 _SMALL: Final = 1 << 10
 """Parts of a message with fewer bytes are joined."""
 _WINDOW_BITS: Final = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
@@ -79,10 +79,8 @@ class MessageQueue:
         return self._need > 0 or bool(self._head)
 
     def feed(self, content: memoryview) -> int:
-        """Take content. Return how many bytes count as consumed now.
-
-        Raise ``TooLarge`` for a message that is refused: then the stream cannot be used any more.
-        """
+        """Take content. Return how many bytes count as consumed now. Raise ``TooLarge`` for a message that is
+        refused: then the stream cannot be used any more."""
         if self._need:
             content = self._go_on(content)  # Used only if this completes the message.
         elif self._head:

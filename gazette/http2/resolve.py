@@ -17,8 +17,8 @@ _NUMERIC: Final = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
 class HostResolver:
     """The addresses of one host, from the resolver of the machine. Loop-bound.
 
-    A resolver that does not answer blocks the thread that asks it. So a thread of its own asks, at most one
-    at a time. Neither other work nor the end of the process waits for this thread.
+    A resolver that does not answer blocks the thread that asks it. So a thread of this object asks, at most
+    one at a time. Neither other work nor the end of the process waits for this thread.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Codecs between messages of the application's types and payloads of frames.
 
-Stage 11 of the byte path. Pure. A `MessageCodec` turns messages of one type into payloads of one
-kind (JSON, protobuf, or raw bytes) and back. It knows the place of the UUID in the type.
-Messages of a type without a UUID are not deduplicated. Other types supply their own codec
-with a class method ``gazette_codec(content_type)``.
+Stage 11 of the byte path. Pure. A `MessageCodec` turns messages of one type into payloads of one kind (JSON,
+protobuf, or raw bytes) and back. The codec knows the place of the UUID in the type. Messages of a type
+without a UUID are not deduplicated. Types of other kinds supply a codec with a class method
+``gazette_codec(content_type)``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _PLAIN_SETTERS: Final = (object.__setattr__, msgspec.Struct.__setattr__)
 
 
 class MessageCodec(ABC, Generic[M]):
-    """Codec for messages of one type. Use it in one thread at a time. It holds no message."""
+    """Codec for messages of one type. Use it in one thread at a time. Between calls, it keeps no message."""
 
     single_line: ClassVar[bool] = False
     """True if no payload contains a newline."""
@@ -102,7 +102,7 @@ class MessageCodec(ABC, Generic[M]):
         self.uuids_of: Callable[[Sequence[M]], bytes] = lambda _messages: b""
         """Function that returns the UUIDs of messages, 16 bytes each, or nothing if the type has none.
 
-        It raises one of `CODEC_ERRORS` if a UUID is malformed.
+        The function raises one of `CODEC_ERRORS` for a malformed UUID.
         """
         if form is not None:
             get = attrgetter("uuid") if place is None or place.is_plain else place.get
@@ -375,7 +375,7 @@ class ProtobufCodec(MessageCodec[M]):
 
 
 class BytesCodec(MessageCodec[bytes]):
-    """Codec for raw payloads of any framing. It sees no UUIDs."""
+    """Codec for raw payloads of any framing. It looks for no UUIDs in them."""
 
     exact_lines = True
 

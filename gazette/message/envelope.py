@@ -38,8 +38,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
     """One message of a journal, with its offsets and the parts of its UUID.
 
-    It is a ``msgspec.Struct`` because there is one per message. A struct takes 60 ns to make, a
-    dataclass 250 ns. The garbage collector does not walk it.
+    This is a ``msgspec.Struct``, because each message has one. A struct takes 60 ns to make, a dataclass 250
+    ns. The garbage collector does not walk it.
 
     Decoding fills in the parts of the UUID, and sequencing uses only these. So an application may
     publish ``message`` itself, although publishing gives it another UUID.
@@ -292,8 +292,8 @@ class EnvelopeDecoder(Generic[M]):
     def jump(self, offset: Offset) -> None:
         """Continue at another offset, because the journal has lost the bytes before it.
 
-        Raise `MalformedMessage` if the jump cuts a frame. Its ``raw`` holds the start of the frame. After the
-        error the decoder continues at ``offset``, too.
+        Raise `MalformedMessage` if the jump cuts a frame. Its ``raw`` holds the start of the frame. Also
+        after the error, the decoder continues at ``offset``.
         """
         cut_frame, begin = b"".join(self._parts), self.begin
         self._parts, self._size, self._ready, self._discarding = [], 0, False, False

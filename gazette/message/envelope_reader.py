@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 M = TypeVar("M")
 
 RING_SIZE: Final = 8192
-"""Messages of open transactions that a reader keeps. It reads longer transactions twice."""
+"""Greatest number of messages of open transactions that a reader keeps. The reader reads longer transactions
+twice."""
 BATCH_MAX: Final = 4096
 _READ_BYTES_MAX: Final = 1 << 20
 
@@ -67,10 +68,9 @@ class MessageForm(NamedTuple, Generic[M]):
     async def resolve(
         self, client: Client, journal: JournalName
     ) -> tuple[Framing[M], TimeReader | None]:
-        """Return the framing of a journal, and the reader of the times of its messages, if it has any.
-
-        Raise `NotFound` without that journal. Raise `Invalid` if the content type is unknown, or cannot
-        hold the type. Errors of listing reach the caller.
+        """Return the framing of a journal, and the reader of the times of its messages; None for messages
+        without times. Raise `NotFound` without that journal. Raise `Invalid` if the content type is unknown,
+        or cannot hold the type. Errors of listing reach the caller.
         """
         labels = (await get_journal(client, journal)).spec.labels
         place = self.uuid or labels.value_of(MESSAGE_UUID) or ""
@@ -275,7 +275,7 @@ class CommittedReader(Generic[M]):
 
     async def _replayed(self, wanted: ReplayRange) -> AsyncGenerator[list[Envelope[M]], None]:
         """Feed the range that the sequencer wants to read again. Yield the messages that become ready. Raise
-        ``Corrupt`` if the journal lacks a part of it."""
+        ``Corrupt`` if the journal lacks a part of the range."""
         journal, begin, end = wanted
         if begin < end:
             params = replace(self._params, offset=begin, end_offset=end, block=True)

@@ -101,7 +101,8 @@ def declared_field(message_type: Any, attribute: str) -> KeyField:
 def foreign_field(message_type: Any, name: str) -> Callable[[Any], Any]:
     """Return the function that reads the field of this name in messages.
 
-    Raise ``Invalid`` if the message type has no such field. So does the function, for a dict without it.
+    Raise ``Invalid`` if the message type has no such field. The function raises ``Invalid`` for a dict
+    without the field.
     """
     if issubclass(message_type, CSVRecord):
         return _csv_field(message_type, name).get

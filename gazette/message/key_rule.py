@@ -47,7 +47,7 @@ class KeyRule:
 
     @classmethod
     def of_labels(cls, labels: LabelSet) -> KeyRule | None:
-        """Return the rule of a journal; None without a label of a key. Raise ``Invalid`` for a bad label."""
+        """Return the rule of a journal; None if no label names a key. Raise ``Invalid`` for a bad label."""
         key = labels.value_of(MESSAGE_KEY)
         if not key:
             return None

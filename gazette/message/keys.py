@@ -2,7 +2,7 @@
 
 Publishers, routes, joins, Spark and shards hash what `KeyEncoding.encode` returns. Values that are equal
 within a declared type have the same text. So messages with equal keys are in one partition. A value may also
-be given as text: in a path, in JSON, on a command line. It is read as the declared type reads it.
+be given as text: in a path, in JSON, on a command line. The declared type decides how the text is read.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ _BY_TYPE: Final[tuple[tuple[Any, KeyEncoding], ...]] = (
 
 
 _decode_array: Final = msgspec.json.Decoder(list[Any], float_hook=Decimal).decode
-"""Decoder of the text of a tuple. It keeps each digit of a number, as for a number alone."""
+"""Decoder of the text of a tuple, which keeps each digit of a number, as for a number alone."""
 
 
 def tuple_encoding(kinds: Sequence[KeyEncoding], *, more: bool = False) -> KeyEncoding:

@@ -86,7 +86,7 @@ class LabelledTime(MessageTime):
 
 @lru_cache(maxsize=_KINDS_KEPT)
 def labelled_time(text: str) -> LabelledTime:
-    """Return the time in the label of a journal. Raise ``Invalid`` if it is no time.
+    """Return the time that the label of a journal declares. Raise ``Invalid`` for another text.
 
     If the time is a function of an application, the label has only its name. Then no message has a time.
     """

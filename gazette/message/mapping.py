@@ -98,7 +98,7 @@ class Partitions:
     def __init__(self, partitions: Iterable[Partition], labels: Iterable[LabelSet] = ()) -> None:
         self.all = tuple(partitions)
         self.labels = tuple(labels)
-        """Labels of each partition. Empty if they are not known."""
+        """Labels of each partition; empty if the labels are not known."""
         self.is_keyed = any(label_set.values_of(MESSAGE_KEY) for label_set in self.labels)
         """True if labels say by which key messages are mapped."""
         self._hashes: Any = None
@@ -113,7 +113,7 @@ class Partitions:
     def keys(self) -> LabelledKeys | None:
         """Return the keys of messages by the labels; None if no label names a key.
 
-        Raise ``Invalid`` unless these are all partitions of one declaration.
+        Raise ``Invalid`` unless the partitions are all partitions of one declaration.
         """
         if self._keys is None and self.is_keyed:
             journals = [partition.journal for partition in self.all]

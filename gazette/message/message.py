@@ -13,12 +13,12 @@ class Message(msgspec.Struct, kw_only=True):
         class Word(Message):
             word: str
 
-    Publishing sets ``uuid``. If other programs use another name for it, use a plain
-    ``msgspec.Struct`` with ``uuid: str = msgspec.field(default="", name="UUID")``.
+    Publishing sets ``uuid``. If other programs use another name for the UUID, use a plain ``msgspec.Struct``
+    with ``uuid: str = msgspec.field(default="", name="UUID")``.
     """
 
     uuid: str = ""
-    """Canonical text, empty until published. A message that is read without it is never deduplicated."""
+    """Canonical text, empty until published. A message that is read without a UUID is never deduplicated."""
 
 
 class CSVRecord(list[str]):

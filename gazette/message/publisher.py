@@ -69,7 +69,7 @@ class Appends(Protocol):
 
 
 class _Line:
-    """Frames that wait in line for one journal, with their UUIDs. They are not appended yet."""
+    """Frames that wait in line for one journal, and are not appended yet, with their UUIDs."""
 
     __slots__ = ("acknowledgement", "appends", "buffer", "journal")
 
@@ -183,11 +183,11 @@ class Publisher:
         self._mint = UuidMint(producer, clock)
         self._now = None if wall_clock is None else wall_clock.now
         self._stale = -math.inf
-        """Wall time in seconds at which the clock is moved next. It never goes back."""
+        """Wall time in seconds at which the clock is moved next. This time never goes back."""
         self._frame_bytes_max = frame_bytes_max
         self._lock = clock.lock
-        """Lock that guards everything below, and the order of clocks. It is the innermost lock: its holder
-        waits for nothing."""
+        """Lock that guards all fields below, and the order of clocks. Its holder waits for nothing, and takes
+        no other lock."""
         self._user_code_in = 0
         """Thread in which code of the application runs under the lock; 0 if none does."""
         self._kinds: dict[type, _Kind] = {}
@@ -236,10 +236,8 @@ class Publisher:
         """Publish many messages that are each committed at once, in order per journal.
 
         This is several times faster than one by one. Return a future for each journal. Validate and map all
-        messages before publishing any.
-
-        Raise `Invalid` if a message then does not fit its type. The messages of its journal are not
-        published. Messages of other journals may be published.
+        messages before publishing any. Raise `Invalid` for a message that cannot be mapped, or does not fit
+        its type. Then no message of its journal is published, but messages of other journals may be.
         """
         futures = {}
         for form, line, group in self._groups(mapping, messages):
@@ -393,9 +391,8 @@ class Publisher:
             self._flush_line(line)
 
     def roll_back(self) -> None:
-        """End a `hold`, and discard what it kept back.
-
-        Raise ``NotAllowed`` if a part was not kept back. That cannot happen in a strict hold.
+        """End a `hold`, and discard what it kept back. Raise ``NotAllowed`` if a part was not kept back,
+        which cannot happen in a strict hold.
         """
         with self._lock:
             held_lines, self._held = self._held, None
@@ -431,7 +428,8 @@ class Publisher:
     def build_rollbacks(self, clock: int) -> dict[JournalName, bytes]:
         """Return the content that rolls the running transaction back, by journal.
 
-        Each is an acknowledgement with ``clock``, which must be less than the clocks of all its messages.
+        Each content is an acknowledgement with ``clock``, which must be less than the clocks of all messages
+        of the transaction.
         """
         uuid = build_uuid(self.producer, clock, ACK_TXN)
         with self._lock:
@@ -521,7 +519,7 @@ class Publisher:
         return kind.routes.setdefault(partition, _Route(self, form, line, partition.message_time))
 
     def _observe_time(self) -> None:
-        """Move the clock to the wall time, if it is too far behind. The caller holds the lock."""
+        """Move the clock to the wall time, if the clock is too far behind. The caller holds the lock."""
         if self._now is not None and (now := self._now()) >= self._stale:
             self._mint.observe(now)
             self._stale = now + OBSERVE_S

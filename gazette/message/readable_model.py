@@ -96,7 +96,8 @@ class ReadableModel:
 
 
 def _flat_fields(model: Any) -> list[tuple[str, frozenset[type]]] | None:
-    """Return each field with the classes of its values; None if the class of some value is not decisive."""
+    """Return each field with the classes of its values; None if the class of some value leaves open whether
+    it reads back equal."""
     decorators = model.__pydantic_decorators__
     if model.model_config or any(getattr(decorators, name) for name in decorators.__slots__):
         return None  # A setting or a validator may change what is read.

@@ -29,7 +29,7 @@ _PROTO_NUMBERS: Final = (
 def check_time_field(kind: type, time: MessageTime) -> None:
     """Raise ``Invalid`` if the field of a class of messages can hold no time.
 
-    The field must exist. A field whose type does not decide this passes: its values are checked one by one.
+    The field must exist. A field whose type leaves this open passes: its values are checked one by one.
     """
     name = time.field
     if not isinstance(name, str):
@@ -82,7 +82,7 @@ def _check_proto(field: Any, time: MessageTime) -> None:
 
 
 def _types_of(kind: type, name: str) -> list[inspect.Type]:
-    """Return the types that a field may have, without None. Empty if they are not known."""
+    """Return the types that a field may have, without None; empty if the types are not known."""
     fields = getattr(kind, "model_fields", None)
     try:
         if fields is not None:

@@ -305,7 +305,7 @@ def texts_to_bytes(texts: Sequence[str]) -> bytes:
     count = len(texts)
     joined = ",".join(texts)
     commas = "," * (count - 1)
-    # If there are no other commas than these, each text has as many characters as a UUID.
+    # If the joined texts have commas in these places only, each text has as many characters as a UUID.
     if (
         len(joined) == count * _TEXT_STEP - 1
         and joined[_TEXT_CHARS::_TEXT_STEP] == commas

@@ -111,7 +111,7 @@ class UuidPlace(Generic[M]):
 
 
 def names_of(place: str) -> list[str]:
-    """Return the names of a place. Raise `Invalid` if one is empty."""
+    """Return the names of a place. Raise `Invalid` for an empty name."""
     names = place.split(".")
     if not all(names):
         raise Invalid(f"invalid name of a field ({place!r})", path="uuid", hint=_HINT)
@@ -296,9 +296,8 @@ def name_of_type(kind: Any) -> str:
 
 
 def peek_decoder(names: Sequence[str]) -> Callable[[bytes], Any]:
-    """Return the function from a JSON object to the text in the place ``names``. It skips all other values.
-
-    The function raises ``msgspec.MsgspecError`` if the place, or a step to it, holds a value of another type.
+    """Return the function from a JSON object to the text in the place ``names``. The function skips all other
+    values. It raises ``msgspec.MsgspecError`` if the place, or a step to it, holds a value of another type.
     """
     peek_type: Any = str
     for name in reversed(names):

@@ -69,7 +69,7 @@ class _Flatteners:
         self._known: dict[int, Flatten] = {}
 
     def of(self, info: inspect.Type) -> Flatten:
-        """Return the function of a type. Raise ``NotImplementedError`` if it has none."""
+        """Return the function of a type. Raise ``NotImplementedError`` for a type without one."""
         if is_flat(info):
             return _itself
         if id(info) not in self._known:

@@ -66,7 +66,7 @@ def shown(value: object) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _fields_of(kind: type[Any]) -> tuple[str, ...] | None:
-    """Return the names of the fields of a class; None if it has none."""
+    """Return the names of the fields of a class; None for a class without fields."""
     if issubclass(kind, msgspec.Struct):
         fields: tuple[str, ...] = kind.__struct_fields__
         return fields
@@ -108,7 +108,7 @@ def _model_attributes(value: Any) -> Parts | None:
 _EXACT: Final = frozenset(
     {type(None), bool, int, float, str, bytes, bytearray, date, timedelta, UUID}
 )
-"""Classes of which two values are the same if they are equal."""
+"""Classes whose values are the same whenever they are equal."""
 
 
 def difference(one: Any, other: Any, *, by_type: bool = True) -> Misfit | None:

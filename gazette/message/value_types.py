@@ -293,7 +293,7 @@ def _key_misfit(whole: dict[Any, Any], key: Any, key_type: inspect.Type) -> Misf
 
 
 def json_key_misfit(whole: Any, key: Any) -> Misfit | None:
-    """Return why JSON cannot have a key of the dict ``whole``; None if it can."""
+    """Return why JSON cannot have a key of the dict ``whole``; None if JSON can."""
     if type(key) is str:
         return _leaf_misfit(key)
     return Misfit(

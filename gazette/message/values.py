@@ -127,7 +127,7 @@ class ValueEncoding(Generic[T]):
         return value
 
     def _read_back(self, data: bytes) -> T:
-        # Most values are short: then each call here takes a part of the time.
+        # Most values are short, so the cost of each call here matters.
         if len(data) <= self._at_once:
             return self._decode(data)  # type: ignore[no-any-return]
         if b"\n" in data:
@@ -191,7 +191,8 @@ def _invalid(found: Misfit, name: str, facts: dict[str, Any]) -> InvalidValue:
 
 
 def finite(value: T, name: str = "value") -> T:
-    """Return a value. Raise ``InvalidValue``, with a path, if it is or holds NaN or an infinity."""
+    """Return a value. Raise ``InvalidValue``, with a path, for NaN, infinities and values that hold such a
+    number."""
     if (mismatch := non_finite(value)) is not None:
         raise _invalid(mismatch, name, {})
     return value

@@ -106,7 +106,7 @@ def payload_maker(
 
 
 def only_at(names: Sequence[str], value: Any) -> Any:
-    """Return the JSON object that holds a value in a place, and nothing else."""
+    """Return a JSON object with only a value in a place."""
     return _with_value({}, names, value)
 
 

@@ -91,7 +91,7 @@ class _Alarm:
 
 
 class HttpConnection(asyncio.Protocol):
-    """A connection that ``serving`` counts from ``connection_made`` on. It calls ``made`` then.
+    """A connection that ``serving`` counts from ``connection_made`` on, when ``made`` is called.
 
     ``since`` is the loop's time at which the connection began to wait for a request. Ignore it if ``busy``.
     """

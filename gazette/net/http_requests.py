@@ -1,4 +1,5 @@
-"""Headers and arguments of any HTTP request. Those that change its meaning are honoured or refused.
+"""Headers and arguments of any HTTP request. Those that change the meaning of the request are honoured or
+refused.
 
 Headers that are not named here have no effect: they are about connection, client or form of the answer.
 """
@@ -65,7 +66,7 @@ def content_encoding(request: Request, accepted: Mapping[str, str]) -> str:
 
 
 async def bounded_body(request: Request) -> bytes:
-    """Return the body. Raise ``Invalid`` if it is longer than `BODY_BYTES_MAX`."""
+    """Return the body. Raise ``Invalid`` for more than `BODY_BYTES_MAX` bytes."""
     body = bytearray()
     async for part in request.stream():
         body += part

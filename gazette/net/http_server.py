@@ -91,9 +91,8 @@ def bind_unix(path: str) -> socket.socket:
 
 
 def bind_debug(port: str, host: str) -> socket.socket:
-    """Return a listening socket for ``--debug.port``, on the host of the other ports.
-
-    Raise ``Invalid``, and ``Unavailable`` (the port is in use).
+    """Return a listening socket for ``--debug.port``, on the host of the other ports. Raise ``Invalid`` for a
+    wrong port, ``Unavailable`` for one in use.
     """
     if port.startswith(UNIX_PREFIX):
         return bind_unix(port.removeprefix(UNIX_PREFIX))
@@ -195,9 +194,8 @@ class ReloadedTls:
 
 
 class HttpServer:
-    """Serves ``app`` on ``sock`` to at most ``limit`` connections. It owns ``sock`` from now on.
-
-    A client that could connect expects an answer. If its connection is closed without one, the client cannot
+    """Serves ``app`` on ``sock`` to at most ``limit`` connections. It owns ``sock`` from now on. A client
+    that could connect expects an answer. If its connection is closed without an answer, the client cannot
     know whether its request took effect. So ``stop`` takes these steps:
 
     1. Accept the connections that the kernel has established. Only then close the listener: later ones are

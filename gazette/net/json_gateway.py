@@ -171,7 +171,7 @@ def failure_response(error: GazetteError) -> Response:
 
 
 def not_implemented_route(allow_origins: Sequence[str]) -> Route:
-    """Return the route of all other paths below ``/v1/``. They are answered 501."""
+    """Return the route that answers 501 for all other paths below ``/v1/``."""
 
     async def handle(_request: Request) -> Response:
         code, text = grpc.StatusCode.UNIMPLEMENTED, "Not Implemented"

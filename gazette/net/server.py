@@ -96,7 +96,7 @@ class Server:
             limit=self._limits.grpc,
             streams_max=settings.streams_max,
         )
-        """The gRPC server. It takes handlers until ``start_grpc``."""
+        """The gRPC server, which takes handlers until ``start_grpc``."""
         self.endpoint = ""
         """``http(s)://host:port`` or ``unix://host/path`` of the gRPC server."""
         self.http_endpoint = ""

@@ -1,7 +1,7 @@
 """Lines of HTTP/1.1 that end with CR and LF, and in no other way.
 
 A parser may take LF alone as the end of a line (RFC 9112, 2.2), and h11 does. A proxy before this server may
-see one line where h11 sees two. Then a caller could hide a header, or a whole request, from the proxy.
+see one line where h11 sees two lines. Then a caller could hide a header, or a whole request, from the proxy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class StrictLines(ReceiveBuffer):
     """A buffer of h11 that refuses a head, or trailers, with a line that ends with LF alone."""
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
-        """Return the lines up to the first blank one; None if it has not arrived.
+        """Return the lines up to the first blank line; None if no blank line has arrived.
 
         Raise ``RemoteProtocolError`` for a line that does not end with CR and LF.
         """

@@ -51,7 +51,7 @@ class SessionAppend:
 
     @classmethod
     def of(cls, metadata: Iterable[Any] | None) -> SessionAppend | None:
-        """Return the session append in the metadata of a call, or None without one.
+        """Return the session append in the metadata of a call, or None for a call without a session.
 
         Raise ``Invalid`` if the metadata does not have the form that ``metadata`` returns.
         """

@@ -22,8 +22,8 @@ class ProducerState:
     """State of one producer in one journal.
 
     ``last_ack`` is the clock up to which the producer's messages have committed. ``begin`` is the offset of
-    its first message that has not committed, or ``None`` without one. On the wire and in JSON, ``None``
-    is -1, and an absent ``begin`` is offset 0.
+    its first message that has not committed, or ``None`` if all have. On the wire and in JSON, ``None`` is
+    -1, and an absent ``begin`` is offset 0.
     """
 
     last_ack: int

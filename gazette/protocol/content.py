@@ -85,7 +85,7 @@ def decode_append(data: bytes) -> AppendMessage:
     """Decode a message of the Append call."""
     if not data:
         return data
-    if data[0] == _CONTENT:  # This may be a plain chunk: one field of content, and no other.
+    if data[0] == _CONTENT:  # This may be a plain chunk: a field of content, and no other field.
         try:
             length, begin = _read_varint(data, 1)
         except IndexError:
@@ -219,7 +219,8 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the varint that begins at ``at``, and its end. Raise ``IndexError`` if it is cut or too long."""
+    """Return the varint that begins at ``at``, and its end. Raise ``IndexError`` for a varint that is cut or
+    too long."""
     value = shift = 0
     while shift < 63:
         byte = data[at]

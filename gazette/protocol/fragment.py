@@ -246,10 +246,8 @@ class FragmentStoreUrl:
 
     @classmethod
     def parse(cls, text: str) -> FragmentStoreUrl:
-        """Parse the URL of a store. Raise ``Invalid`` unless its scheme has all parts that it needs.
-
-        The store itself interprets query arguments.
-        """
+        """Parse the URL of a store. Raise ``Invalid`` unless its scheme has all parts that it needs. The
+        store itself interprets query arguments."""
         url, host = parse_url(text)
         if not url.scheme:
             raise Invalid(f"not absolute ({text})")

@@ -25,12 +25,13 @@ def foreign_directories(labels: LabelSet) -> list[str]:
 
 
 def with_former_template(labels: LabelSet, template: str) -> LabelSet:
-    """Return the labels with one more former template. Raise ``Invalid`` if it is too long."""
+    """Return the labels with one more former template. Raise ``Invalid`` for a template that is too long."""
     return labels.with_added(FORMER_POSTFIX, _encoded(template, "PathPostfixTemplate"))
 
 
 def with_foreign_directory(labels: LabelSet, directory: str) -> LabelSet:
-    """Return the labels with a directory added as foreign. Raise ``Invalid`` if it is too long."""
+    """Return the labels with a directory added as foreign. Raise ``Invalid`` for a directory that is too
+    long."""
     return labels.with_added(FOREIGN_FRAGMENTS, _encoded(directory.strip("/"), FOREIGN_FRAGMENTS))
 
 

@@ -106,7 +106,8 @@ def keep_explanations(labels: LabelSet, former: JournalSpec, template: str) -> L
     """Return the labels of a specification that replaces ``former`` and has ``template``.
 
     The returned labels keep the template of ``former``, since its fragments have postfixes of it. Former
-    labels about fragments stay if ``labels`` does not give them. Raise ``Invalid`` if a label cannot keep it.
+    labels about fragments stay if ``labels`` does not give them. Raise ``Invalid`` if a label cannot keep
+    that template.
     """
     names = (FORMER_POSTFIX, FOREIGN_FRAGMENTS)
     former_labels = LabelSet(tuple(label for label in former.labels.labels if label.name in names))

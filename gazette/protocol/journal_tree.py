@@ -137,7 +137,7 @@ class JournalNode:
     def hoist(self) -> JournalNode:
         """Return this tree with each field that all children share moved to their directory.
 
-        This inverts ``push_down``. Call ``push_down`` first, since fields of directories are replaced.
+        The inverse of ``push_down``. Call ``push_down`` first, since fields of directories are replaced.
         Suspensions stay with their journals.
         """
         if not self.is_directory or not self.children:

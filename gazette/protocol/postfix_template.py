@@ -72,7 +72,7 @@ class PostfixTemplate:
 
 
 def parse(text: str) -> PostfixTemplate:
-    """Parse a template. Raise ``Invalid`` if it is not valid."""
+    """Parse a template. Raise ``Invalid`` for a wrong or unsupported text."""
     try:
         return PostfixTemplate(text, go_template.parse(text))
     except Invalid as error:
@@ -177,8 +177,8 @@ def _time_text(seconds: float | None) -> str:
 
 
 def _method(get: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a method of templates that takes no argument. Like any Python function, it raises ``TypeError``
-    if it is called with one."""
+    """Return a method of templates that takes no argument. With an argument, it raises ``TypeError``, like
+    any Python function."""
     return lambda: get()
 
 

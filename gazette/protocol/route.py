@@ -126,10 +126,8 @@ EMPTY_ROUTE: Final = Route()
 
 @dataclass(frozen=True, slots=True)
 class EtcdHeader:
-    """State of etcd at which a decision holds.
-
-    ``revision`` is the greatest modification under the cluster's own prefix, at most etcd's revision.
-    """
+    """State of etcd at which a decision holds. ``revision`` is the greatest modification under the cluster's
+    own prefix, at most etcd's revision."""
 
     cluster_id: int
     member_id: int
@@ -210,7 +208,7 @@ def _header_of(data: bytes) -> Header:
 
 @lru_cache(maxsize=_HEADERS)
 def valid_header_of(data: bytes) -> Header:
-    """Return a checked header from its encoded form. Raise ``Invalid`` if it is invalid."""
+    """Return a header from its encoded form. Raise ``Invalid`` if `Header.validate` does."""
     header = _header_of(data)
     with within("Header"):
         header.validate()

@@ -142,8 +142,8 @@ def validate_append_chunk(pb: broker_pb2.AppendRequest) -> None:
 def validate_append_response(
     pb: broker_pb2.AppendResponse,
 ) -> tuple[Status, Header, Fragment | None, LabelSet]:
-    """Return the parts of a response. One with status OK has a fragment: the commit. Raise ``Invalid`` for a
-    part that is missing or wrong."""
+    """Return the parts of a response. A response with status OK has a fragment: the commit. Raise ``Invalid``
+    for a part that is missing or wrong."""
     status = _status(pb.status)
     header = valid_header_of(pb.header.SerializeToString())
     commit, registers = None, EMPTY_LABELS
@@ -327,7 +327,8 @@ def _fragment(path: str, pb: broker_pb2.Fragment) -> Fragment:
 
 @lru_cache(maxsize=_REGISTERS)
 def _registers_of(data: bytes) -> LabelSet:
-    """Return checked registers from their encoded form. Those of a journal seldom change."""
+    """Return checked registers from their encoded form. Cached, since registers of a journal seldom
+    change."""
     registers = LabelSet.from_pb(broker_pb2.LabelSet.FromString(data))
     with within("Registers"):
         registers.validate()

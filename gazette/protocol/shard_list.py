@@ -102,7 +102,7 @@ class ShardList:
     def hoist(self) -> ShardList:
         """Return this list with each field that all shards share moved to the common fields.
 
-        This inverts ``push_down``. Call ``push_down`` first, since common fields are replaced.
+        The inverse of ``push_down``. Call ``push_down`` first, since common fields are replaced.
         """
         if not self.shards:
             return self

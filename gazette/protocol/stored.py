@@ -222,7 +222,7 @@ def _is_file(stores: tuple[str, ...]) -> bool:
 
 
 def _reachable(endpoint: str) -> str:
-    """Return the endpoint, or "" if it is invalid. A member without an endpoint is not called."""
+    """Return the endpoint, or "" for an invalid one. A member without an endpoint is not called."""
     try:
         validate_endpoint(endpoint)
     except Invalid:

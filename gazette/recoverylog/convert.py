@@ -26,7 +26,8 @@ _WHOLE: Final = [("ok",)]
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A database that was made. ``unchecked``: why SQLite could not check all of it; empty if it could."""
+    """A database that was made. ``unchecked``: why SQLite could not check the whole database; empty if it
+    could."""
 
     path: Path
     unchecked: str = ""
@@ -35,8 +36,8 @@ class Converted:
 def convert(directory: Path) -> tuple[Converted, ...]:
     """Make all databases of a directory, beside their images and redo. Blocks.
 
-    All databases are made and checked before any of them gets its name. Raise ``Invalid`` if there are
-    none, or if a file has the name of one. Raise ``Corrupt`` naming a damaged or missing file. Raise
+    All databases are made and checked before any of them gets its name. Raise ``Invalid`` without databases,
+    or if a file has the name of a database. Raise ``Corrupt`` naming a damaged or missing file. Raise
     ``GazetteError`` if the disk fails or is full. After an error no database is left.
     """
     try:
@@ -77,7 +78,8 @@ def _made(directory: Path, name: str) -> Converted:
 
 
 def _check(path: Path, name: str) -> str:
-    """Raise ``Corrupt`` for a damaged database. Return why SQLite could not check all of it, or ``""``."""
+    """Raise ``Corrupt`` for a damaged database. Return why SQLite could not check the whole database, or
+    ``""``."""
     try:
         # No process writes to the database. With `immutable`, SQLite makes no files beside it, in any
         # journal mode.

@@ -56,7 +56,7 @@ def _open_private(directory: Path) -> int:
     for path in reversed(missing):
         try:
             path.mkdir(DIRECTORY_MODE)
-        except FileExistsError:  # It was made meanwhile.
+        except FileExistsError:  # Another process has made it meanwhile.
             continue
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

@@ -328,7 +328,7 @@ class ShardState:
 
 
 def decode_state_file(data: bytes) -> tuple[Any, Checkpoint]:
-    """Return the state and the checkpoint of a ``state.json``. Raise ``Corrupt`` if it is damaged."""
+    """Return the state and the checkpoint of a ``state.json``. Raise ``Corrupt`` for a damaged file."""
     lines = data.split(b"\n")[:-1]
     if len(lines) < 2:
         raise Corrupt("state.json does not hold offsets and state", lines=len(lines))

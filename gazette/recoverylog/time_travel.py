@@ -112,7 +112,7 @@ class Position:
 
 @dataclass(slots=True)
 class _Scan:
-    """Finds the positions of a log that can be played with some hints. It observes every operation."""
+    """Finds the positions of a log that can be played with some hints, by observing every operation."""
 
     positions: list[Position] = field(default_factory=list)
     _playback: Playback | None = None

@@ -70,7 +70,7 @@ def say(text: str, *, at: bool = True) -> None:
     try:
         print(f"{time.strftime('%H:%M:%S')}  {text}" if at else text, flush=True)
     except OSError as error:
-        # Python writes the rest of its buffer when the process ends. This must not fail again.
+        # Python writes the rest of its buffer when the process ends. That write must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise Broken(
             f"cannot write to the standard output: {error.strerror}",

@@ -68,7 +68,8 @@ class ConsumptionReport:
         self._said: dict[str, str] = {}
         self._waited: Mapping[str, str] = {}
         self._silent: dict[str, tuple[float, float]] = {}
-        """By address of a member: time since which it is silent, and time of the next line about it."""
+        """By address of a member: time since which the member is silent, and time of the next line about
+        that."""
 
     async def look(self) -> list[str]:
         """Return the news since the last look, as lines. There are none while the application is idle."""

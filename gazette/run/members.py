@@ -58,7 +58,8 @@ class MemberProcess:
 
 
 class RunMembers:
-    """All processes of the application. Each gets ``flags``, and inherits the descriptors ``pass_fds``."""
+    """All processes of the application. Each process gets ``flags``, and inherits the descriptors
+    ``pass_fds``."""
 
     def __init__(
         self,

@@ -120,7 +120,7 @@ class _Wanted:
 
 
 def _object(kind: ObjectType, wanted: _Wanted, path: tuple[str, ...]) -> Any:
-    """Return an object with its required and wanted fields; if it has neither, with all fields."""
+    """Return an object with its required and wanted fields; with all fields if there are no such fields."""
     fields = [field for field in kind.fields if (*path, field.encode_name) != wanted.uuid]
     array = isinstance(kind, inspect.StructType) and kind.array_like
     needed = [

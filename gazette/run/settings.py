@@ -45,7 +45,8 @@ class RunFlags:
     log_level: str = flag("warn", "least severity to log", choices=LOG_LEVELS)
 
     def member_count(self) -> int:
-        """Return the number of processes. Raise ``Invalid`` if it is out of range, or too small."""
+        """Return the number of processes. Raise ``Invalid`` if it is out of range, or too small for the
+        standbys."""
         if self.standbys < 0:
             raise Invalid(f"{self.standbys} standbys (expected >= 0)", path="--standbys")
         count = self.workers or self.standbys + 1

@@ -39,7 +39,7 @@ class Agenda(Generic[D]):
         return None
 
     def take(self, now: float) -> D | None:
-        """Remove and return the entry that is due first, if it is due by ``now``."""
+        """Remove and return the entry that is due first; None if it is due after ``now``."""
         entry = self.first()
         if entry is None or entry.due_at > now:
             return None

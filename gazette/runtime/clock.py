@@ -1,4 +1,4 @@
-"""The only access to time: nothing else reads it, so tests can control it."""
+"""The only access to time. No other module reads the time, so tests can control it."""
 
 from __future__ import annotations
 

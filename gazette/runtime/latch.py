@@ -24,7 +24,8 @@ class Latch:
             listener()
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` once the latch is set, or now if it is set. It must neither block nor raise."""
+        """Call ``listener`` once the latch is set, or now if it is set. The listener must neither block nor
+        raise."""
         if self.is_set:
             listener()
             return
@@ -33,7 +34,7 @@ class Latch:
         self._listeners[listener] = None
 
     def forget(self, listener: Callable[[], None]) -> None:
-        """Do not call ``listener`` any more. Do nothing if it was called."""
+        """Do not call ``listener`` any more. No effect if it was called already."""
         if self._listeners is not None:
             self._listeners.pop(listener, None)
 

@@ -6,7 +6,8 @@ import gc
 from typing import Final
 
 _FREEZE_AFTER: Final = 250
-"""Objects between two freezes. Each has some hundred parts: the collector visits so many in some 50 ms."""
+"""Objects between two freezes. Each object has some hundred parts: to visit them all takes the collector some
+50 ms."""
 
 
 class LongLived:

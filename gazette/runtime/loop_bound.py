@@ -82,7 +82,7 @@ def forked(what: str) -> Closed:
 
 
 class ClosedByOwner(MadeBeforeFork):
-    """Mark of an object that its owner closes. It knows the line of code that made the object."""
+    """Mark of an object that its owner closes, with the line of code that made the object."""
 
     __slots__ = ("_made_at",)
 

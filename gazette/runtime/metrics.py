@@ -1,7 +1,7 @@
 """The export of all metrics, and the metrics of journal clients, journal servers and gRPC.
 
-Other packages define their own metrics. All are in the one registry of the process. If a test runs several
-brokers in one process, each metric is the sum of all brokers.
+Other packages define their own metrics. All metrics are in the one registry of the process. If a test runs
+several brokers in one process, each metric is the sum of all brokers.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ def bracketed(host: str) -> str:
 
 
 def _reserve(port: int) -> bool:
-    """Reserve a port against other processes, until this process ends. Return False if one of them has it."""
+    """Reserve a port against other processes, until this process ends. Return False if another process has
+    it."""
     if sys.platform != "linux":
         _given[port] = None
         return True

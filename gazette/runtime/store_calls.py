@@ -111,7 +111,7 @@ class StoreCalls:
 
     @property
     def trouble(self) -> str:
-        """Why new calls are refused; empty if they are not."""
+        """Why new calls are refused; empty while they are accepted."""
         with self._lock:
             hung = self._hung()
             if len(hung) < self._threads:

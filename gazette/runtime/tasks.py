@@ -74,7 +74,7 @@ class TaskScope:
         return task
 
     def add_cut_off(self, cut_off: Callable[[], None]) -> None:
-        """Call ``cut_off`` whenever all children are cancelled. It ends waits that need no task."""
+        """Call ``cut_off`` whenever all children are cancelled, to end waits that need no task."""
         self._cut_offs[cut_off] = None
 
     def drop_cut_off(self, cut_off: Callable[[], None]) -> None:
@@ -244,8 +244,8 @@ PoolFactory: TypeAlias = Callable[[str, int], Pool]
 class BlockingPool:
     """Threads for work that would block the loop: compression, fsync, SQL, cloud SDKs.
 
-    At most ``threads`` calls run at a time. Others wait in order. In a forked child, ``run`` and ``submit``
-    raise ``Closed``.
+    At most ``threads`` calls run at a time. Further calls wait in order. In a forked child, ``run`` and
+    ``submit`` raise ``Closed``.
     """
 
     def __init__(self, name: str, threads: int) -> None:
@@ -337,7 +337,7 @@ async def first_of(*events: asyncio.Event) -> None:
 
 
 async def sleep_unless(clock: Clock, seconds: float, event: asyncio.Event) -> bool:
-    """Sleep for ``seconds``. Return early when ``event`` is set, and return True if it is."""
+    """Sleep for ``seconds``, or until ``event`` is set. Return True if the event is set."""
     async with TaskScope("sleep") as scope:
         waits = {
             scope.spawn(clock.sleep(seconds), name="time"),
@@ -361,8 +361,9 @@ async def await_future(future: OpFuture[T]) -> T:
 
 
 async def await_shared(future: asyncio.Future[T]) -> T:
-    """Await a future or task of another owner. Raise its error. Cancellation: it goes on, and only its owner
-    reports a later error: from Python 3.14 on, `asyncio.shield` has the loop report that error, too.
+    """Await a future or task of another owner. Raise its error. Cancellation: the future goes on, and only
+    its owner reports a later error. (From Python 3.14 on, `asyncio.shield` has the loop report that error,
+    too.)
     """
     if not future.done():
         done = asyncio.Event()
@@ -402,7 +403,7 @@ def as_plain_error(error: BaseException) -> BaseException:
 
 Waiter: TypeAlias = Callable[[OpFuture[Any], float | None], bool]
 """Blocks the calling thread until a future is done, for at most so many seconds (None: no limit). Returns
-True if it is done. `wait_done` is one; simulations have their own."""
+True if it is done. `wait_done` is such a function; simulations have their own."""
 
 
 def wait_done(future: OpFuture[Any], timeout_s: float | None) -> bool:

@@ -30,7 +30,7 @@ _NO_SPAN: Final = nullcontext()
 def active() -> bool:
     """Return True if the program has set up an SDK. Call the other functions only then.
 
-    A program that sets one up has imported the API, or names the SDK in the environment.
+    A program that sets up an SDK has imported the API, or names the SDK in the environment.
     """
     if _API not in sys.modules and "OTEL_PYTHON_TRACER_PROVIDER" not in os.environ:
         return False
@@ -40,7 +40,7 @@ def active() -> bool:
 
 
 def _api() -> Any:
-    """Import the API. Few programs trace: the others start sooner without it."""
+    """Import the API. Few programs trace: all others start sooner without this import."""
     from opentelemetry import trace
 
     return trace

@@ -59,9 +59,8 @@ def place_of_thread(ident: int) -> str:
 
 
 def without_callers(tb: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of this package that it begins with.
-
-    If it has no other frames, return the whole traceback.
+    """Return a traceback without its first frames, as far as they are of this package. If all frames are,
+    return the whole traceback.
     """
     entry = tb
     while entry is not None and _is_own(entry.tb_frame.f_code.co_filename):

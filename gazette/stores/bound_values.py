@@ -37,8 +37,8 @@ Converts: TypeAlias = Callable[[Any], bool]
 
 
 def sqlite_objection(value: Any, converts: Converts) -> Objection | None:
-    """Return why SQLite does not keep a value; None if it does. ``converts`` returns True for a value that
-    the application or the driver converts."""
+    """Return why SQLite does not keep a value; None if SQLite keeps it. ``converts`` returns True for a value
+    that the application or the driver converts."""
     if isinstance(value, float):
         return (
             Objection("is NaN, which SQLite stores as NULL", "Give None.") if isnan(value) else None
@@ -54,7 +54,7 @@ def sqlite_objection(value: Any, converts: Converts) -> Objection | None:
 
 
 def text_objection(value: Any) -> Objection | None:
-    """Return why no database keeps a text; None if they keep it, and for a value that is no text."""
+    """Return why no database keeps a text; None for a text that databases keep, and for other values."""
     if isinstance(value, str) and not value.isascii() and _SURROGATE.search(value):
         return Objection(
             "is no Unicode text: it has half of a surrogate pair", "Store it as bytes."
@@ -63,7 +63,7 @@ def text_objection(value: Any) -> Objection | None:
 
 
 def postgresql_objection(value: Any) -> Objection | None:
-    """Return why PostgreSQL does not keep a text; None if it keeps it, and for a value that is no text."""
+    """Return why PostgreSQL does not keep a text; None for a text that it keeps, and for other values."""
     if isinstance(value, str) and "\0" in value:
         return Objection("holds a zero character, which PostgreSQL has not", "Store it as bytes.")
     return text_objection(value)

@@ -38,7 +38,7 @@ class HeldState:
     fence: int = 0
     checkpoint: Checkpoint = Checkpoint()
     mark: str = ""
-    """Token of the last backfill that committed a state here; empty without one."""
+    """Token of the last backfill that committed a state here; empty without a backfill."""
     mark_fence: int = 0
     """The fence after the commit of that backfill."""
 
@@ -53,7 +53,7 @@ class HeldState:
 
 @runtime_checkable
 class Claimable(Protocol):
-    """The methods of a store in a database that backfills call. Both block."""
+    """The methods that backfills call of a store in a database. Both methods block."""
 
     def held(self, shard: Shard) -> HeldState:
         """Return what the database holds, and change nothing. Raise ``Unavailable`` if it does not answer."""
@@ -62,8 +62,8 @@ class Claimable(Protocol):
     def claim(self, shard: Shard, claim: BackfillClaim) -> HeldState:
         """Make the next transaction one of a backfill. Call this instead of ``restore_checkpoint``.
 
-        Return what the database holds. If this run has written it (`HeldState.is_of`), write nothing. The
-        commit adds the ``ack_intents`` of the replaced checkpoint to those of the new one.
+        Return what the database holds. If this run has written that state (`HeldState.is_of`), write nothing.
+        The commit adds the ``ack_intents`` of the replaced checkpoint to those of the new one.
 
         Raise ``Fenced`` if another owner has opened the state since the claim's fence was read. The
         first statement of the transaction, and its commit, raise ``Fenced``, too: nothing has changed then.

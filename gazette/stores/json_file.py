@@ -184,7 +184,7 @@ class JSONFileStore(Store, Generic[StateT]):
         return self._checkpoint
 
     def timer_table(self, shard: Shard) -> TimerTable:
-        """Return the timers. All of them are in memory, and each commit writes all of them."""
+        """Return the timers. All timers are in memory, and each commit writes all of them."""
         if self._timers is None:
             self._timers = MemoryTimers()
         return self._timers

@@ -87,7 +87,7 @@ class BuiltState:
 
     @classmethod
     def from_json(cls, data: bytes) -> BuiltState:
-        """Decode the result of `to_json`. Raise ``Invalid`` if it does not decode."""
+        """Decode the result of `to_json`. Raise ``Invalid`` for other bytes."""
         try:
             value = msgspec.json.decode(data, type=_Encoded)
         except msgspec.MsgspecError as error:
@@ -292,7 +292,7 @@ class StateBuilder:
             store = checked_store(application.new_store(self.shard, self._recorder))
             self._opened = store
             self.held = self._open(store)
-            """The content of a store in a database when it was opened; empty for others."""
+            """The content of a store in a database when it was opened; empty for other stores."""
             self.shard.open_timers(store)
         except BaseException:
             self.close()
@@ -357,10 +357,8 @@ class StateBuilder:
     def finish(
         self, checkpoint: Checkpoint, *, messages: int = 0, facts: dict[str, Any] | None = None
     ) -> BuiltState:
-        """Commit with the checkpoint at which the live shard continues. Write nothing after this.
-
-        Raise ``Invalid`` if the store has recorded no file.
-        """
+        """Commit with the checkpoint at which the live shard continues. Write nothing after this. Raise
+        ``Invalid`` if the store has recorded no file."""
         self.commit(checkpoint)
         recorder, file = self._recorder, self._file
         spec = self.shard.spec
@@ -411,7 +409,8 @@ class StateBuilder:
 
 
 def pieces(ends: list[int]) -> tuple[int, ...]:
-    """Return the ends of pieces, out of the ends of appends. All but the last have `PIECE_BYTES` or more."""
+    """Return the ends of pieces, out of the ends of appends. All pieces but the last have `PIECE_BYTES` or
+    more."""
     piece_ends: list[int] = []
     begin = 0
     for end in ends:

@@ -58,7 +58,7 @@ class Hopping:
 
 @dataclass(frozen=True, slots=True)
 class Tumbling:
-    """Windows of ``size``, one after the other. A message belongs to one."""
+    """Windows of ``size``, one after the other. A message belongs to one window."""
 
     size: timedelta
 
@@ -88,5 +88,5 @@ class Sessions:
         return f"sessions: gap {self.gap}"
 
     def span_of(self, at_us: int) -> Span:
-        """Return the session of a message that is alone in it."""
+        """Return the session that has this message only."""
         return at_us, at_us + self.gap // _MICROSECOND

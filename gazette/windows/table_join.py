@@ -47,7 +47,7 @@ class TableJoinResult(Generic[V, R]):
     row: R | None
     """Row of the key; None if the key had no row."""
     row_at: datetime | None
-    """Time from which the row holds. It is later than ``at`` if the message waited for the row."""
+    """Time from which the row holds; later than ``at`` if the message waited for the row."""
 
 
 class TableJoin(Generic[V, R]):
@@ -187,10 +187,8 @@ class TableJoin(Generic[V, R]):
         return True
 
     def latest(self, store: SQLiteStore, key: str) -> R | None:
-        """Return the newest row of a key, for a query or a late message; None without one.
-
-        Raise ``InvalidValue`` for a bad key.
-        """
+        """Return the newest row of a key, for a query or a late message; None if the key has no row. Raise
+        ``InvalidValue`` for a bad key."""
         key = check_key(key, "a join")
         rows = store.query(
             f"SELECT value FROM {self._table} WHERE key = ? ORDER BY at DESC LIMIT 1",  # noqa: S608

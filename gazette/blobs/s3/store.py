@@ -438,6 +438,6 @@ class _Source:
 
 
 def _range_begin(content_range: str) -> int:
-    """Return the begin of ``bytes 5-9/10``; 0 for a response without a range."""
+    """Return the begin of a range (5 of ``bytes 5-9/10``); 0 for a response without a range."""
     begin = content_range.removeprefix("bytes ").partition("-")[0]
     return int(begin) if is_digits(begin) else 0

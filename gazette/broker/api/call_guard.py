@@ -84,7 +84,7 @@ class Expired(Exception):
 
 
 class Expiry:
-    """The time at which a stream's claims expire. It bounds the stream's waits. Check it between writes.
+    """The time at which a stream's claims expire, which bounds the stream's waits. Check it between writes.
 
     Never use ``bound`` around a write. gRPC refuses to send a status beside a message: if a handler is
     cancelled while it writes, its call can never be ended.
@@ -98,7 +98,7 @@ class Expiry:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds until the claims expire, at least zero; None if they do not expire."""
+        """Seconds until the claims expire, at least 0; None for claims without an end."""
         return None if self._at is None else max(0.0, self._at - self._clock.now())
 
     @property

@@ -53,7 +53,7 @@ class HealthApi:
         raise AssertionError("unreachable: the call was aborted")
 
     async def _check(self, request: broker_pb2.FragmentStoreHealthRequest) -> str:
-        """Return the error of the store; empty if it is healthy."""
+        """Return the error of the store; empty if the store is healthy."""
         stores, url = self._context.blob_stores, request.fragment_store
         active = stores.in_use(url)
         if active is None:

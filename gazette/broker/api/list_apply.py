@@ -171,8 +171,8 @@ class ListApplyApi:
             await self._next_change(self._context.key_space.header.revision)
 
     def _items_version(self) -> tuple[int, int]:
-        """Return a version that changes when any journal is written or deleted. Compute it once for each
-        revision of etcd: all watches ask for it."""
+        """Return a version that changes when any journal is written or deleted. Compute the version once for
+        each revision of etcd: all watches ask for it."""
         revision = self._context.key_space.header.revision
         if self._version_at != revision:
             items = self._context.state.items

@@ -177,7 +177,8 @@ class _Stream:
     def _handle_now(self, message: ReplicateMessage) -> Coroutine[Any, Any, None] | None:
         """Apply a message at once, and return None. If a step must wait, return a coroutine of the rest.
 
-        Most proposals commit what has arrived. Such a proposal is the bytes that this broker would send.
+        Most proposals commit what has arrived. Such a proposal has exactly the bytes that this broker would
+        send.
         """
         self.expiry.check()
         if isinstance(message, ReplicateContent):
@@ -215,7 +216,8 @@ class _Stream:
             await self.local.content(request.content, request.content_delta)
 
     async def _next(self) -> ReplicateMessage | None:
-        """Return the next message; None at the end. Raise ``Expired`` if the claims expire before it."""
+        """Return the next message; None at the end. Raise ``Expired`` if the claims expire before it
+        arrives."""
         if self.expiry.remaining_s is None:
             return await anext(self.requests, None)
         return await self.expiry.bound(anext(self.requests, None))

@@ -157,7 +157,8 @@ def terms_of(opening: broker_pb2.AppendRequest) -> AppendTerms:
         check = LabelSelector.from_pb(opening.check_registers)
     return AppendTerms(
         journal=opening.journal,
-        offset=opening.offset or None,  # Zero means any offset: the protocol has no other way.
+        offset=opening.offset
+        or None,  # Zero means any offset: the protocol has no other value for that.
         check_registers=check,
         union_registers=LabelSet.from_pb(opening.union_registers),
         subtract_registers=LabelSet.from_pb(opening.subtract_registers),
@@ -166,7 +167,8 @@ def terms_of(opening: broker_pb2.AppendRequest) -> AppendTerms:
 
 
 class WholeAppend:
-    """A small append whose call has arrived as a whole. It has a task only if it leads and must wait."""
+    """A small append whose call has arrived as a whole. Only an append that leads, and must wait, has a
+    task."""
 
     __slots__ = (
         "_at",

@@ -116,7 +116,7 @@ class SendFailed(msgspec.Struct, frozen=True):
 
 
 class GatherFailed(msgspec.Struct, frozen=True):
-    """An answer did not arrive, or not in time. The pipeline is broken."""
+    """An answer did not arrive in time, or not at all. The pipeline is broken."""
 
     error: GazetteError
 
@@ -341,7 +341,7 @@ class GatherSync(msgspec.Struct, frozen=True):
 
 
 class PutAssignments(msgspec.Struct, frozen=True):
-    """Store the route in all assignments, if none of them has changed. → EtcdWritten."""
+    """Store the route in all assignments, unless one of them has changed. → EtcdWritten."""
 
     route: Route
 

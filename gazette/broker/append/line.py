@@ -179,7 +179,7 @@ class Line:
         self._advance()
 
     def holds(self, small: SmallAppend) -> bool:
-        """Return True if a small append waits or leads: no other append has taken it along."""
+        """Return True if a small append waits or leads; False if another append has taken it along."""
         return small is self._leader or small in self._small
 
     def leave(self, small: SmallAppend) -> None:
@@ -193,9 +193,8 @@ class Line:
     def take_along(
         self, bytes_max: int, permits: Callable[[SmallAppend], bool]
     ) -> list[SmallAppend]:
-        """Remove waiting small appends, in order, up to the first that is too large or not permitted.
-
-        The caller is the append that leads: it settles each of them.
+        """Remove waiting small appends, in order, up to the first that is too large or not permitted. The
+        caller leads: it must settle all that it removes.
         """
         group: list[SmallAppend] = []
         while self._small:

@@ -27,8 +27,8 @@ class SyncVerdict:
     """The consequence of the answers to a synchronizing proposal; empty if all peers agree.
 
     ``read_through`` (0: none) is a revision at which another route is in force. ``roll_to`` is the offset to
-    which the spool must roll (None: no need). ``registers`` are those of the peer that has this offset, if
-    its spool ends behind the local spool.
+    which the spool must roll (None: no need). ``registers`` are those of the peer whose spool ends at
+    ``roll_to``, if that is behind the local spool.
     """
 
     read_through: Revision = 0

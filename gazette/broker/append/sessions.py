@@ -71,9 +71,9 @@ class SessionLedger:
         return self._name_of(self._tenure, self._generation)
 
     def admit(self, append: SessionAppend, tenure: Revision, attempt: object) -> Admission:
-        """Judge an attempt of an append by the primary of ``tenure``, and remember it if it is admitted.
+        """Judge an attempt of an append by the primary of ``tenure``. Remember an attempt that is admitted.
 
-        Call ``ended`` when the attempt has ended. Until then it may be judged again.
+        Call ``ended`` when the attempt has ended. Until then, the attempt may be judged again.
         """
         if tenure > self._tenure:
             self._tenure, self._generation = tenure, 1

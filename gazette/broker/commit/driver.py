@@ -148,9 +148,8 @@ class AppendDriver:
                 self._hold.drop()
 
     def interrupt(self, reason: GazetteError) -> None:
-        """Wind the append up for ``reason``: its caller has gone, or it must not go on.
-
-        Any wait ends now, except a wait for a replica. The replicas still answer a proposal that was sent.
+        """Wind the append up for ``reason``: its caller has gone, or it must end. Any wait ends now, except a
+        wait for a replica. The replicas still answer a proposal that was sent.
         """
         self._waits.interrupt(reason)
 

@@ -94,7 +94,8 @@ class ReadinessWatch:
         return error, "" if replica.index.first_refresh.is_set else replica.unlisted_reason
 
     def _until(self, line: Line, *, ails: bool) -> float:
-        """Return the monotonic time until which this append waits for a store that ``ails``; 0 if it works.
+        """Return the monotonic time until which this append waits for a store that ``ails``; 0 if the store
+        works.
 
         The time begins with the append's arrival, or later, with the first append that waits for the store.
         """
@@ -110,7 +111,7 @@ class ReadinessWatch:
 
 
 def _refusal(store: ActiveStore, replica: Replica) -> str:
-    """Return why the store refuses the journal's fragments; empty if it does not."""
+    """Return why the store refuses the journal's fragments; empty if the store takes them."""
     return store.refusals.get((replica.journal, replica.life), "")
 
 

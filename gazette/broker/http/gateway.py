@@ -79,7 +79,7 @@ _CONDITIONS: Final = ("if-match", "if-none-match", "if-range")
 class Loopback:
     """The broker's own gRPC service: ``read`` and ``append`` are the calls of ``BytePath``.
 
-    ``http_endpoints`` returns the HTTP endpoints of a route's members, by the endpoints of the route.
+    ``http_endpoints`` returns the HTTP endpoint of each member of a route, by its endpoint for gRPC.
     ``created`` returns the revision at which a journal was created; 0 if it is not known here.
     """
 

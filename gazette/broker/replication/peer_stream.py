@@ -35,7 +35,8 @@ def _do_nothing() -> None:
 
 
 class _Answers:
-    """The answers of a peer that have arrived, in order. Watches that the peer gives those that it owes.
+    """The answers of a peer that have arrived, in order. Watches that the peer gives the answers that it
+    owes.
 
     ``on_late`` is called if the peer makes no progress for ``timeout_s`` while it owes an expected answer.
     One timer watches all of these.

@@ -579,7 +579,7 @@ class Pipeline:
 
 
 def _behind(answer: PeerAnswer, ours: Fragment) -> Offset | None:
-    """Return the end of a peer's fragment if it is only the beginning of ``ours``; else None."""
+    """Return the end of a peer's fragment if ``ours`` begins with that fragment and is longer; else None."""
     if answer.status is Status.OK:
         return ours.begin
     fragment = answer.fragment

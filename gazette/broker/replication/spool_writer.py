@@ -76,7 +76,7 @@ class SpoolWriter:
         return self._encoder.encode(proposal, registers)
 
     def commit_now(self, encoded: bytes) -> Fragment | None:
-        """Commit the gathered content if ``encoded`` proposes that, and nothing else. Return the fragment.
+        """Commit the gathered content if ``encoded`` proposes exactly this content. Return the fragment.
 
         Return None if ``encoded`` is another request, or the commit must wait. Then nothing is committed, and
         ``propose`` decides.

@@ -105,7 +105,8 @@ class AppendParams:
             self.union_registers,
             self.subtract_registers,
         )
-        # Drop the metadata segment: a broker of the original crashes if it has to proxy such a name.
+        # Drop the metadata segment: a broker of the original crashes when it proxies an append to such a
+        # name.
         return broker_pb2.AppendRequest(
             journal=split_journal_meta(self.journal)[0],
             offset=self.offset,
@@ -293,7 +294,7 @@ async def _append_whole(
 
 
 def _joined(content: Content) -> bytes | None:
-    """Return content as one value if it is small and all in memory; else None."""
+    """Return content as one value if all of it is small and in memory; else None."""
     if isinstance(content, bytes | bytearray | memoryview):
         content = (content,)
     if not isinstance(content, tuple | list):

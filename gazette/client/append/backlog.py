@@ -1,6 +1,6 @@
 """Stage 1 of the byte path: the bounded backlog of appends that were released and not yet sent.
 
-Threads put content in, the event loop takes batches out. They share only the mutex of this module, which is
+Threads put content in, the event loop takes batches out. Both share only the mutex of this module, which is
 held for microseconds, and never during a wait. `JournalAppends` enqueues to one journal, at the least cost.
 """
 
@@ -64,7 +64,7 @@ class AppendServiceSettings:
 
 
 class _LeftMutex:
-    """The mutex of a backlog in a forked child: every append takes it, and gets ``Closed``."""
+    """The mutex of a backlog in a forked child: every append tries to lock it, which raises ``Closed``."""
 
     def acquire(self) -> bool:
         raise forked("an append service")

@@ -35,7 +35,7 @@ BATCH_BYTES_MAX: Final = 64 << 20
 class MemoryBudget:
     """The bytes of waiting content that may be in memory. Thread-safe.
 
-    One budget may be shared by all append services of a process, which then bound their sum.
+    All append services of a process may share one budget, which then bounds their sum.
     """
 
     __slots__ = ("_lock", "bytes_max", "used")
@@ -139,7 +139,8 @@ class Segment:
         return freed
 
     def load(self) -> BytesLike:
-        """Return the content. This blocks while the file does. Raise ``OSError`` if the file fails."""
+        """Return the content, from the file if it was moved there. Blocks. Raise ``OSError`` if the file
+        fails."""
         data = self.data
         if data is not None:
             return data

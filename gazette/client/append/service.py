@@ -14,7 +14,7 @@ order. Transactions of shards rely on these rules:
 - **No circles.** A dependency is a future that ``release`` has returned. So it is older than each batch that
   depends on it, and journals may depend on each other in both directions.
 - **Failure is for good.** An append or a dependency may fail for a reason that time does not cure. The
-  journal then accepts nothing more from this service. All waiting and later appends fail with it.
+  journal then accepts nothing more from this service. All waiting and later appends fail with the same error.
   ``pending_except`` still contains that failure. So a failed publish stops the commit that depends on it.
 - **At least once.** A batch with an unknown outcome is retried *whole*. So a journal may hold it twice, in
   one piece each time and before all later appends. Readers drop the copy by the clocks of its messages. For
@@ -160,7 +160,8 @@ class AppendTxn:
     def release(self) -> OpFuture[AppendResult]:
         """Enqueue the append. Return its future, which all appends of the same RPC share.
 
-        If the journal has failed, so has the future. This call does not raise that. May wait like ``write``.
+        If appends to the journal have failed for good, the future has their error, and this call returns it.
+        May wait like ``write``.
         """
         staging = self._staging
         if staging is None:

@@ -200,7 +200,7 @@ class FragmentStream:
             blocks.append(block)
             room -= len(block)
         if self._file.offset == self.fragment.end:
-            # All content is read. One more read checks the end of the file for its remaining faults.
+            # All content is read. Another read finds faults at the end of the file, such as a wrong checksum.
             surplus = self._file.read(1)
             assert not surplus
         return blocks

@@ -31,10 +31,8 @@ WRITE_HEAD: Final = -1
 
 
 class OffsetJump(Retryable):
-    """The journal has no byte at the offset, and continues at a greater one.
-
-    A repeated read continues at ``offset``, instead of ``expected``.
-    """
+    """The journal has no byte at the offset, and continues at a greater one. A repeated read continues at
+    ``offset``, instead of ``expected``."""
 
     default_hint = (
         "Read on, unless the missing bytes matter: they were pruned, or lost with all brokers."
@@ -116,7 +114,8 @@ class Reader:
         self.fragment: Fragment | None = None
         """The fragment that is being read."""
         self.fragment_url = ""
-        """URL of the fragment in its store, signed and valid for a minute; empty if it is not stored yet."""
+        """URL of the fragment in its store, signed and valid for a minute; empty if the fragment is not
+        stored yet."""
         self.header: Header | None = None
         """Header of the broker that served the read."""
         self.life: JournalLife | None = None
@@ -267,7 +266,7 @@ class Reader:
         """Return a piece from the broker; None at its end, for other messages, and after a switch to the
         store. Raise ``Broken`` if the piece is not at `offset`."""
         if self._should_open():
-            # A look-ahead may hold the lock, or wait for it: open the fragment once.
+            # Another look-ahead may hold the lock, or wait for it: so only one of them opens the fragment.
             async with self._opening:
                 self._require_open()
                 if self._should_open():
@@ -288,7 +287,7 @@ class Reader:
         return message.content
 
     def _should_open(self) -> bool:
-        """Return True if the fragment should be read at its store, which must have all the rest of it."""
+        """Return True if the rest of the fragment should be read from its store."""
         return (
             self._may_open
             and not self._ended

@@ -97,9 +97,7 @@ class RetryReader:
 
     def seek(self, offset: int) -> None:
         """Continue at another offset, in the journal's present life. Raise ``Invalid`` for a negative offset.
-
-        No ``read`` may be waiting.
-        """
+        No ``read`` may be waiting."""
         self.life = None
         if offset == self.offset:
             return

@@ -50,7 +50,7 @@ class TlsSettings:
 
     @classmethod
     def of(cls, ca_file: str, cert_file: str, key_file: str) -> TlsSettings | None:
-        """Return the settings for these paths, of which an empty one means no file; None without any path."""
+        """Return the settings for these paths; None if all are empty. An empty path means: no file."""
         files = [Path(path) if path else None for path in (ca_file, cert_file, key_file)]
         return cls(*files) if any(files) else None
 
@@ -88,7 +88,7 @@ class TlsSettings:
 class ChannelSettings:
     """Limits of every channel.
 
-    A Go server permits one ping in five minutes. It closes a connection that sends more, with all its
+    A Go server permits one ping in five minutes. It closes a connection that sends more pings, with all its
     calls. So pings only keep connections through firewalls, and ``silence_s`` finds silent peers.
     """
 
@@ -200,9 +200,8 @@ class Channels:
         return cast("grpc.aio.Channel", self._channel(endpoint))
 
     async def connect(self, endpoint: str) -> bool:
-        """Return True if an endpoint is connected, after an attempt to connect if it is not.
-
-        Raise ``Invalid`` if malformed, ``Closed`` if closed. After a cancellation the attempt goes on.
+        """Return True if an endpoint is connected, or can be now. Raise ``Invalid`` if it is malformed,
+        ``Closed`` if the channels are. After a cancellation the attempt goes on.
         """
         channel = self._channel(endpoint)
         with map_errors("connect", self, endpoint=endpoint):
@@ -368,7 +367,8 @@ def _abort(channels: Iterable[CountedChannel], scope: TaskScope) -> None:
 
 
 def _weakly(method: Callable[[float], None], argument: float) -> Callable[[], None]:
-    """Return a function that calls a method with an argument. It does nothing once the object is gone."""
+    """Return a function that calls a method with an argument. Once the method's object is gone, do
+    nothing."""
     reference = weakref.WeakMethod(method)
 
     def call() -> None:

@@ -80,10 +80,8 @@ class Health(IntEnum):
 
 
 class CountedChannel:
-    """A gRPC channel that counts its calls and remembers whether its connection fails.
-
-    It has the four methods that generated stubs call on a channel.
-    """
+    """A gRPC channel that counts its calls and remembers whether its connection fails. It has the four
+    methods that generated stubs call on a channel."""
 
     def __init__(
         self,
@@ -209,7 +207,7 @@ class CountedChannel:
 
 @cache
 def call_metrics(kind: str, path: str) -> CallMetrics:
-    """Return the `CallMetrics` of a method. It has no state: all channels share it."""
+    """Return the `CallMetrics` of a method, which all channels share, since it has no state."""
     return CallMetrics(kind, path)
 
 

@@ -1,4 +1,4 @@
-"""Errors of failed calls. Each says by its type what the caller can do next."""
+"""Errors of failed calls. The type of an error says what the caller can do next."""
 
 from __future__ import annotations
 

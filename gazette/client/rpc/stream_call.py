@@ -47,7 +47,8 @@ class StreamCall:
         self._call.listen(sink)
 
     def on_end(self, callback: Callable[[grpc.aio.AioRpcError | None], None]) -> None:
-        """Call ``callback`` once the call has ended, or now if it has, with its error or None."""
+        """Call ``callback`` with the error of the call, or None: once the call has ended, or now if it
+        has."""
         self._call.add_done_callback(lambda call: callback(call.error))
 
     async def done_writing(self) -> None:
@@ -78,7 +79,7 @@ class StreamCall:
         await self._call.code()
 
     def cancel(self) -> None:
-        """End the call. Do nothing if it has ended."""
+        """Cancel the call. Do nothing if it has ended already."""
         self._call.cancel()
 
     def done(self) -> bool:

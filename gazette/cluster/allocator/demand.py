@@ -40,7 +40,7 @@ class Demand:
         self.needed: dict[MemberId, Collection[str]] = {}
         """By leaving member, the items that have too few other members."""
         self.crowded: dict[MemberId, int] = {}
-        """By leaving member, the number of further items that it keeps because the others are full."""
+        """By leaving member, the number of further items that it keeps because all other members are full."""
         self.kept: dict[MemberId, Collection[str]] = {}
         """By leaving member, the items that it may keep. The member keeps as many of them as its limit
         says."""

@@ -80,7 +80,7 @@ class MemberSession:
     async def set_exiting(self, exiting_value: bytes) -> None:
         """Replace the member's specification by one that is exiting, under the same lease.
 
-        This may be called again, even after a cancellation, which may leave the specification written. Raise
+        May be called again, also after a cancellation, which may have written the specification. Raise
         ``Broken`` if the key differs from what this session wrote.
         """
         if self._exiting == exiting_value:
@@ -107,10 +107,8 @@ class MemberSession:
         self._exiting = exiting_value
 
     async def close(self) -> None:
-        """Revoke the lease, which deletes the member's key and assignments.
-
-        If etcd is unreachable, log a warning and return: the lease then expires.
-        """
+        """Revoke the lease, which deletes the member's key and assignments. If etcd is unreachable, log a
+        warning and return: the lease then expires."""
         try:
             await self.lease.revoke()
         except Unavailable as error:

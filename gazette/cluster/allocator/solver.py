@@ -13,7 +13,7 @@ from gazette.cluster.allocator.flow_network import FlowItem, FlowMember, share_b
 
 ITEMS_PER_NETWORK = 10_000
 ARCS_PER_NETWORK = 3_000_000
-"""Greatest number of pairs of an item and a member in a solve. This bounds the memory of the solve."""
+"""Greatest number of pairs of an item and a member in a solve, which bounds its memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,10 +37,8 @@ class Mirror(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalItem:
-    """An item that is assigned to this member.
-
-    ``assignments`` are all assignments of the item, in key order. Ours is ``assignments[index]``.
-    """
+    """An item that is assigned to this member. ``assignments`` are all assignments of the item, in key order.
+    Ours is ``assignments[index]``."""
 
     item: DecodedKV
     assignments: tuple[DecodedKV, ...]

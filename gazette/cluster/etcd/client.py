@@ -172,8 +172,9 @@ class Etcd:
         """Return all keys that begin with ``prefix``; with ``range_end``, the keys in ``[prefix,
         range_end)``.
 
-        Read in pages, all at ``revision`` (0: that of the first page), and return it as ``header.revision``.
-        Raise ``Compacted`` if it is compacted before the last page, ``NotYet`` if it is still to come.
+        Read in pages, all at ``revision`` (0: that of the first page), and return that as
+        ``header.revision``. Raise ``Compacted`` if the revision is compacted before the last page, ``NotYet``
+        if it is still to come.
         """
         begin, end = prefix_range(prefix)
         if range_end is not None:
@@ -293,7 +294,8 @@ class Etcd:
         return watch(self._connection, begin, end, start_revision=start_revision, progress=progress)
 
     async def compact(self, revision: int) -> None:
-        """Forget all revisions before ``revision``. Raise ``Compacted`` if they are forgotten already."""
+        """Forget all revisions before ``revision``. Raise ``Compacted`` if etcd has forgotten them
+        already."""
         request = rpc_pb2.CompactionRequest(revision=revision, physical=True)
         await self._connection.call(
             "Compact",

@@ -113,7 +113,7 @@ Attempt: TypeAlias = Callable[[Member, Metadata, float], Awaitable[R]]
 
 
 class Connection:
-    """Channels to all endpoints. One of them is preferred until it fails. Loop-bound. Nothing is dialed
+    """Channels to all endpoints. Calls prefer one endpoint until it fails. Loop-bound. Nothing is dialed
     before the first call."""
 
     def __init__(
@@ -170,7 +170,7 @@ class Connection:
         timeout_s = timeout_s if timeout_s is not None else self.settings.request_timeout_s
         deadline = self.clock.monotonic() + timeout_s
         if attempt_timeout_s is None:
-            # The first attempt of a write gets all the time, because no other one may follow a timeout.
+            # The first attempt of a write gets all the time, because no other attempt may follow a timeout.
             attempt_timeout_s = timeout_s / len(self._members) if repeatable else timeout_s
         failures, stale = 0, None
         while True:

@@ -26,8 +26,8 @@ class LeaseStatus:
 class Lease:
     """A lease that etcd granted to this client.
 
-    Invariant: etcd does not expire the lease before ``expires_at``, by the client's monotonic clock. That
-    time is ``ttl_s`` after the last successful keep-alive was *sent*, since etcd counts from later on.
+    Invariant: etcd does not expire the lease before ``expires_at``, by the client's monotonic clock. This
+    time is ``ttl_s`` after the last successful keep-alive was *sent*: etcd counts from its arrival.
     """
 
     def __init__(
@@ -63,7 +63,8 @@ class Lease:
         await self._clock.sleep(max(renew_at - self._clock.monotonic(), 0.0))
 
     async def renew(self) -> None:
-        """Renew the lease once. Raise ``LeaseLost`` if it was lost, and the errors of ``keep_alive``."""
+        """Renew the lease once. Raise ``LeaseLost`` if the lease was lost, and the errors of
+        ``keep_alive``."""
         request = rpc_pb2.LeaseKeepAliveRequest(ID=self.id)
         sent_at = self._clock.monotonic()
 
@@ -104,7 +105,8 @@ class Lease:
         self.expires_at = sent_at + self.ttl_s
 
     async def revoke(self) -> None:
-        """End the lease now, and delete the keys attached to it. Has no effect if it is gone already."""
+        """End the lease now, and delete the keys attached to it. Has no effect if the lease is gone
+        already."""
         request = rpc_pb2.LeaseRevokeRequest(ID=self.id)
         try:
             await self.connection.call(

@@ -127,7 +127,7 @@ class EtcdServer:
 
     @property
     def running(self) -> bool:
-        """True if the process exists, even if it is paused."""
+        """True while the process exists, also while it is paused."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, timeout_s: float = 20.0) -> None:
@@ -167,7 +167,7 @@ class EtcdServer:
                 return
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Ask the process to end and wait; kill it after ``timeout_s``. Has no effect if it does not run."""
+        """Ask the process to end, and wait; kill it after ``timeout_s``. Has no effect without a process."""
         process = self._process
         if process is None:
             return

@@ -48,7 +48,7 @@ def key_bytes(key: Key) -> bytes:
 
 
 def prefix_range(prefix: Key) -> tuple[bytes, bytes]:
-    """Return ``(key, range_end)`` of all keys that begin with ``prefix``; of all keys if it is empty."""
+    """Return ``(key, range_end)`` of all keys that begin with ``prefix``. An empty prefix means all keys."""
     begin = key_bytes(prefix)
     # The end is the least key above all of these: the last byte below 255 plus one, and no bytes after it.
     stem = begin.rstrip(b"\xff")
@@ -58,7 +58,7 @@ def prefix_range(prefix: Key) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class ResponseHeader:
-    """The member that answered, and the revision and term at which it did."""
+    """The member that answered, and its revision and term when it did."""
 
     cluster_id: int = 0
     member_id: int = 0

@@ -150,7 +150,7 @@ class _Folding:
         """Return the decoded entry. If it cannot be decoded, return ``otherwise``, with its old revision."""
         try:
             if not key.isascii():
-                kv.key.decode()  # This raises: a key that is not UTF-8 has no place in the order of texts.
+                kv.key.decode()  # Raises: only UTF-8 has a place in the order of texts.
             return DecodedKeyValue(key, kv, self._decoder(kv))
         except Bug:
             raise

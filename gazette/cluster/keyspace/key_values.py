@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias, TypeVar
 from gazette.cluster.etcd.values import KeyValue
 
 Decoder: TypeAlias = Callable[[KeyValue], object]
-"""Function that decodes a key and its value. It raises if they are invalid."""
+"""Function that decodes a key and its value. It raises any error for an invalid key or value."""
 
 
 @dataclass(frozen=True, slots=True)

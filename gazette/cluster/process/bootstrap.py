@@ -174,7 +174,7 @@ def freeze_heap() -> None:
     in flight waited for that. A frozen object is still freed when its last reference goes.
 
     Journals that come later are also hundreds of thousands of objects. At each growth by a quarter, Python
-    would visit all of them. These visits took a quarter of the processor while 2,000 journals were created
+    would visit all of them. That took a quarter of the processor while 2,000 journals were created
     (`benchmarks/bench_many_journals.py`). So the oldest generation is visited a tenth as often.
     """
     gc.collect()

@@ -150,7 +150,7 @@ class ClusterMember(ABC, Generic[SettingsT]):
         return diagnostic_routes(self.not_ready)
 
     def not_ready(self) -> str:
-        """Return why the member does not serve now; empty if it does."""
+        """Return why the member does not serve now; empty while it serves."""
         if self.failure is not None:
             return f"failed: {self.failure}"
         if self.membership is not None and self.membership.drain.is_running:
@@ -290,8 +290,8 @@ async def leave(
 
 
 async def end_all(*endings: Awaitable[None]) -> None:
-    """Await all in order. If some fail with a ``GazetteError``, raise the first at the end. Each limits its
-    own time."""
+    """Await all in order. If some fail with a ``GazetteError``, raise the first error at the end. Each step
+    limits its own time."""
     first_error: GazetteError | None = None
     for ending in endings:
         try:

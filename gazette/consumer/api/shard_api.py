@@ -282,7 +282,7 @@ class ShardApi:
         for slot in slots:
             if slot.error:
                 raise Corrupt(f"hints are damaged: {slot.error}", key=slot.key)
-        response.primary_hints.SetInParent()  # Present even if it is empty.
+        response.primary_hints.SetInParent()  # Callers ask for its presence.
         if slots[0].hints is not None:
             response.primary_hints.hints.CopyFrom(slots[0].hints.to_pb())
         for slot in slots[1:]:

@@ -25,7 +25,8 @@ class MessageRows(Sequence[Envelope[Any]]):
 
 
 class ArrayPass(Protocol):
-    """Decoding and sequencing in arrays. Both have the results of the classes that they return."""
+    """Decoding and sequencing in arrays. The methods return a decoder and a sequencer with the results of
+    those for objects."""
 
     chunk_bytes: int
     """Bytes of a source to decode together, if they wait."""

@@ -127,7 +127,7 @@ def require_none(callback: str, result: object, **facts: Any) -> None:
 
 
 def require_result(callback: str, result: Any, **facts: Any) -> Any:
-    """Return ``result``. Raise ``ApplicationFailed`` if it is a coroutine or an asynchronous generator."""
+    """Return ``result``. Raise ``ApplicationFailed`` for a coroutine or an asynchronous generator."""
     if inspect.iscoroutine(result) or inspect.isasyncgen(result):
         require_none(callback, result, **facts)
     return result
@@ -252,7 +252,7 @@ def _kind_name(value: object) -> str:
 
 
 async def initialized(application: Any, service: Any) -> None:
-    """Await ``Application.initialize``. Raise ``ApplicationFailed`` if it is not a coroutine function."""
+    """Await ``Application.initialize``. Raise ``ApplicationFailed`` for a plain function."""
     result: object = application.initialize(service)
     if not inspect.isawaitable(result):
         raise ApplicationFailed(

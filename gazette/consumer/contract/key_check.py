@@ -71,7 +71,7 @@ class KeyCheck:
             if self._owns_all(batch):
                 return []
             values = list(map(self._value, batch))
-            # Most keys were seen before: then one set operation is enough for the whole batch.
+            # If all keys of a batch were seen before, one set operation is enough.
             if self._own.issuperset(values):
                 return []
             is_own = self._are_own(values)
@@ -166,7 +166,7 @@ class KeyChecks:
         self._checks: dict[str, KeyCheck | None] = {}
 
     def of(self, journal: str) -> KeyCheck | None:
-        """Return the check of a source; None if all keys belong there."""
+        """Return the check of a source; None if messages of every key belong into it."""
         if journal not in self._checks:
             place = self._place_of(journal)
             self._checks[journal] = None if place is None else KeyCheck(place)

@@ -31,10 +31,10 @@ LIMIT_LABEL: Final = "consumer.gazette.dev/poison-limit"
 class PoisonPolicy:
     """Skip poison messages, and publish them to ``dead_letters``.
 
-    That journal must exist, and hold JSON lines. `gazette run` and ``apply`` create it. ``malformed_only``:
+    That journal must exist, and hold JSON lines; `gazette run` and ``apply`` create it. ``malformed_only``:
     skip only messages that do not decode or lack their declared time; fail the shard on errors of the
-    application. ``limit`` is the greatest number of messages that a shard skips within an hour. A dead
-    letter keeps at most ``raw_bytes_max`` bytes of its message.
+    application. ``limit`` is the greatest number of messages that a shard skips within an hour. A dead letter
+    keeps at most ``raw_bytes_max`` bytes of its message.
 
     ``errors`` are the types of the application's exceptions that make a message poison. `UnusableTime` is
     always one of them: the application asked a message for a time that the message lacks. These exceptions

@@ -203,7 +203,7 @@ def _dead_letters(application: Any, declaration: Declaration) -> tuple[str, ...]
                 {"error": error},
             )
             break
-        if isinstance(policy, PoisonPolicy):  # The shard refuses anything else.
+        if isinstance(policy, PoisonPolicy):  # The shard refuses other values.
             names.add(policy.dead_letters)
     return tuple(sorted(names - {name for each in declaration.journals for name in each.journals}))
 

@@ -19,7 +19,8 @@ def with_declared(
 
     Any thread may call the function. An error of ``declared`` reaches its caller.
     """
-    # The partitions of the last call, as given and as returned. One tuple: threads replace both at once.
+    # The partitions of the last call, as given and as returned. They are one tuple, so that threads replace
+    # both at once.
     cached = Partitions(()), Partitions(())
 
     def typed() -> Partitions:

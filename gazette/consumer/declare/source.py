@@ -53,7 +53,7 @@ M = TypeVar("M")
 PARTITIONS_MAX: Final = 1000
 """Greatest number of partitions: their names sort by number up to ``part-999``."""
 RECOVERY_DIRECTORY: Final = "recovery"
-"""Directory of the recovery logs. A declared name must not begin with it."""
+"""Directory of the recovery logs. No declared name may begin with this directory."""
 
 
 @dataclass(frozen=True)
@@ -454,7 +454,7 @@ def _declared_uuid(application: Application[Any], journal: JournalSpec) -> str:
 def _keyed_journals(application: Application[Any]) -> LabelSelector | None:
     """Return the partitions of any source with a key: `Application.keyed_journals`.
 
-    All sources have the same number of partitions, and shard N reads number N of each.
+    All sources have the same number of partitions, and shard N reads the partition N of each source.
     """
     sources = declared_in(type(application), (Source,))
     return next((source.selector for source in sources if source.key is not None), None)

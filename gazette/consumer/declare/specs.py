@@ -70,7 +70,7 @@ DEVELOPMENT: Final = SpecSettings(
 
 
 def journal_specs(declaration: Declaration, settings: SpecSettings) -> list[JournalSpec]:
-    """Return journals of sources and outputs, ordered by name. Raise ``Invalid`` if one does not validate."""
+    """Return journals of sources and outputs, ordered by name. Raise ``Invalid`` for an invalid journal."""
     specs = [
         _checked(spec)
         for declared in declaration.journals
@@ -86,13 +86,13 @@ def partition_specs(declared: DeclaredJournals, settings: SpecSettings) -> list[
 
 
 def log_spec(name: str, settings: SpecSettings) -> JournalSpec:
-    """Return the journal of a recovery log. Raise ``Invalid`` if it does not validate."""
+    """Return the journal of a recovery log. Raise ``Invalid`` for an invalid journal."""
     labels = LabelSet.of((CONTENT_TYPE, CONTENT_RECOVERY_LOG))
     return _checked(JournalSpec(name, settings.replication, labels, fragment_spec(settings, 0)))
 
 
 def dead_letter_specs(declaration: Declaration, settings: SpecSettings) -> list[JournalSpec]:
-    """Return the dead-letter journals, ordered by name. Raise ``Invalid`` if one does not validate."""
+    """Return the dead-letter journals, ordered by name. Raise ``Invalid`` for an invalid journal."""
     labels = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES), (MESSAGE_TYPE, DeadLetter.__name__))
     return [
         _checked(JournalSpec(name, settings.replication, labels, fragment_spec(settings, 0)))
@@ -101,7 +101,7 @@ def dead_letter_specs(declaration: Declaration, settings: SpecSettings) -> list[
 
 
 def shard_specs(declaration: Declaration, settings: SpecSettings) -> list[ShardSpec]:
-    """Return the shards of `shards_of` with these settings. Raise ``Invalid`` if one does not validate."""
+    """Return the shards of `shards_of` with these settings. Raise ``Invalid`` for an invalid shard."""
     log_fields: dict[str, Any] = {}
     if declaration.recovery_logs:
         log_fields = {
@@ -125,7 +125,7 @@ def shard_specs(declaration: Declaration, settings: SpecSettings) -> list[ShardS
 
 
 def log_specs(declaration: Declaration, settings: SpecSettings) -> list[JournalSpec]:
-    """Return the shards' recovery logs, ordered by name. Raise ``Invalid`` if one does not validate."""
+    """Return the shards' recovery logs, ordered by name. Raise ``Invalid`` for an invalid journal."""
     shards = shard_specs(declaration, settings)
     return [log_spec(spec.recovery_log, settings) for spec in shards if spec.recovery_log]
 

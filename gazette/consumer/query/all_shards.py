@@ -9,7 +9,8 @@
         def counts(self, store: CountStore, page: ListPage) -> list[tuple[str, int]]:
             return store.counts_after(page.after, page.limit)
 
-The answer has parts from all shards, or is an error. It is no snapshot: shards answer at different moments.
+The answer has parts from all shards, or is an error. The answer is no snapshot: shards answer at different
+moments.
 """
 
 from __future__ import annotations

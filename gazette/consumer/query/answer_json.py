@@ -46,7 +46,7 @@ def answer_json(value: Any) -> bytes:
         misfit = Misfit([], "cannot be written as JSON", "Return values that JSON has.")
     if misfit is not None:
         raise InvalidValue(misfit.reason, path=misfit.path("answer"), hint=misfit.advice)
-    return body  # It differs only as JSON may, such as a tuple that reads back as a list.
+    return body  # The copy differs only as JSON may, such as a list that was a tuple.
 
 
 def _misfit(value: Any, *, declared: bool) -> Misfit | None:

@@ -47,7 +47,8 @@ def query_method(method: Callable[..., Any], parameters: Sequence[str]) -> Calla
 def answering(route: str) -> Iterator[None]:
     """Log an ``Invalid`` of the block, and raise ``ApplicationFailed`` for it.
 
-    Only encode the answer in the block: if that fails, the application is at fault, not the client.
+    In the block, only encode the answer: if the answer cannot be encoded, the application is at fault, not
+    the client.
     """
     try:
         yield

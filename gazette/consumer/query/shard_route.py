@@ -55,7 +55,7 @@ class ShardRequest(msgspec.Struct, frozen=True):
     """The shard that is asked. Empty while a function of the route still chooses the shard."""
 
     def json(self) -> Any:
-        """Return the decoded body. Raise ``Invalid`` if it is not JSON."""
+        """Return the decoded body. Raise ``Invalid`` unless the body is JSON."""
         try:
             return msgspec.json.decode(self.body)
         except msgspec.MsgspecError as error:
@@ -120,7 +120,7 @@ def shard_route(
 
 
 def key_of(name: str, request: ShardRequest) -> str:
-    """Return the parameter of a request that is the key. Raise ``Invalid`` without it."""
+    """Return the parameter of a request that is the key. Raise ``Invalid`` if it is missing."""
     value = request.path.get(name, request.query.get(name))
     if value is None:
         raise Invalid(f"the request has no parameter {name}", path=name, hint=f"Add ?{name}=….")
@@ -128,7 +128,7 @@ def key_of(name: str, request: ShardRequest) -> str:
 
 
 def checked_path(path: object) -> str:
-    """Return the path of a decorator. Raise ``Invalid`` for anything else, such as a decorated method."""
+    """Return the path of a decorator. Raise ``Invalid`` unless it is text, such as for a decorated method."""
     if not isinstance(path, str) or (path and not path.startswith("/")):
         raise Invalid(
             f"{path!r} is not the path of a route",

@@ -153,7 +153,7 @@ class ShardRpc(Generic[RequestT, ResponseT]):
 
 
 def service_of(instance: Any) -> ShardCaller:
-    """Return the attribute ``service`` of a servicer. Raise ``Invalid`` without one."""
+    """Return the attribute ``service`` of a servicer. Raise ``Invalid`` if it is missing."""
     service: ShardCaller | None = getattr(instance, "service", None)
     if service is None:
         raise Invalid(

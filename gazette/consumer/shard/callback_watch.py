@@ -84,7 +84,7 @@ class CallbackWatch:
             self._running[running] = None
 
     def remove(self, running: RunningCallback) -> None:
-        """Stop watching the callbacks of a shard, if they are watched. Any thread."""
+        """Stop watching the callbacks of a shard. Does nothing if they are not watched. Any thread."""
         with self._lock:
             self._running.pop(running, None)
 

@@ -165,7 +165,7 @@ async def store_recovered_hints(
     assignment_key: str,
     create_revision: int,
 ) -> None:
-    """Write the hints of this recovery into the first backup, and move each backup on by one.
+    """Write the hints of this recovery into the first backup, and move each backup to the next slot.
 
     Hints without files, those of a shard's first owner, get no backup: such hints need the log from its first
     byte on, and so the log could never be pruned. Whatever etcd answers, retry until the hints are written or
@@ -204,7 +204,8 @@ async def _moved(etcd: Etcd, assignment_key: str, create_revision: int) -> bool:
 async def _rotate(
     etcd: Etcd, spec: ShardSpec, value: bytes, assignment_key: str, create_revision: int
 ) -> bool:
-    """Move backups on by one, and write the first backup. Return False if one was changed meanwhile.
+    """Move each backup to the next slot, and write the first backup. Return False if a slot was changed
+    meanwhile.
 
     Write each slot in its own transaction, since all together may be more than etcd accepts. Write
     the last slot first: so every value is in some slot at each moment. Two equal neighbours show

@@ -61,7 +61,8 @@ class Progress:
         return all(self.read_through.get(name, 0) >= offset for name, offset in offsets.items())
 
     def describe(self, offsets: Mapping[str, int]) -> str:
-        """Return which of ``offsets`` are not read through yet, and why if known; empty without any."""
+        """Return which of ``offsets`` are not read through yet, and the reason if it is known; empty if all
+        are read."""
         sentences = []
         for journal, wanted in offsets.items():
             read_to = self.read_through.get(journal, 0)

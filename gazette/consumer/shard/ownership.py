@@ -1,8 +1,8 @@
 """Checks in etcd that a shard still belongs to this member, made before it sets a fence.
 
-A fence, in the registers of a recovery log or in a row of a database, stops the owner before. A fence knows
-nothing of assignments: an owner that was just replaced and sets its fence late would stop its successor.
-So a linearizable read of the assignment precedes each fence:
+A fence, in the registers of a recovery log or in a row of a database, stops the owner before. A fence does
+not depend on assignments: a replaced owner that sets its fence late would stop its successor. So a
+linearizable read of the assignment precedes each fence:
 
     A assigned ─► A asks: still mine ─► A deleted, B assigned ─► B asks: mine ─► B's fence ─► A's fence, late
 

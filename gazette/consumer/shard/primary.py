@@ -58,7 +58,8 @@ INBOX_BYTES: Final = 4 << 20
 
 
 class Primary:
-    """The parts of a shard while it is primary. Loop-bound. Made once the shard owns its log, if it has one.
+    """The parts of a shard while it is primary. Loop-bound. Made once the shard owns its log, or for a shard
+    without a log.
 
     ``spec`` is the specification when the shard was created. ``assignment_of`` returns its assignment.
     """

@@ -1,7 +1,7 @@
 """Restarts of failed shards: which shards, when, and how often.
 
-A shard is restarted only if its label `LABEL`, or else ``--consumer.max-restarts``, asks for that.
-Otherwise a failure that time does not heal would repeat for ever, and hide.
+A shard is restarted only if its label `LABEL`, or else ``--consumer.max-restarts``, asks for that. Otherwise
+a failure that time does not cure would repeat for ever, and few operators would see it.
 
 Two failures are exceptions:
 
@@ -79,7 +79,7 @@ def reason_of(
         try:
             return ErrorCause.STORE if classify is None else classify(one)
         except Exception:
-            # This is code of the application. Even if it raises, the first failure must be reported.
+            # The application may define this function. Even if it raises, the first failure must be reported.
             log.exception("classify_error of a store has failed")
             return ErrorCause.STORE
 
@@ -120,7 +120,7 @@ class Restarts:
         return [time for time in self._moments.get((shard_id, reason), []) if now - time < WINDOW_S]
 
     def _allowed(self, spec: ShardSpec) -> tuple[int, str]:
-        """Return the limit of restarts, and what is wrong with the label; empty for a valid label."""
+        """Return the limit of restarts, and the fault of the label; an empty text for a valid label."""
         text = spec.labels.value_of(LABEL)
         if not text:
             return self._max_default, ""

@@ -57,10 +57,8 @@ READS_GRACE_S: Final = 60.0
 
 
 class Shard(WithTimers):
-    """A shard of this member. The resolver creates the shard for one assignment. Loop-bound.
-
-    Callbacks see the shard as `application.Shard`.
-    """
+    """A shard of this member. The resolver creates the shard for one assignment. Loop-bound. Callbacks see
+    the shard as `application.Shard`."""
 
     def __init__(self, context: ShardContext, item: DecodedKV, assignment: DecodedKV) -> None:
         self._context = context
@@ -233,7 +231,8 @@ class Shard(WithTimers):
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Start a part of the life cycle under `_guard`."""
         task = self._scope.spawn(self._guard(work), name=name)
-        # A task that is cancelled before it begins never awaits ``work``: Python would warn of this.
+        # A task that is cancelled before it begins never awaits ``work``: Python would warn of that
+        # coroutine.
         task.add_done_callback(lambda _: work.close())
 
     async def _guard(self, work: Awaitable[None]) -> None:
@@ -256,7 +255,7 @@ class Shard(WithTimers):
         if self.failure is not None or self._stopping:
             return
         self.failure = error
-        # Wake `_take_over` from either of its waits: the play-back for which it waits has failed.
+        # End both waits of `_take_over`: the play-back for which it waits has failed.
         self._playing.set()
         if not self._recovered.done():
             self._recovered.cancel()

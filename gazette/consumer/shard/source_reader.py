@@ -155,7 +155,7 @@ async def _missing_to(
 async def _life(client: Client, journal: str) -> JournalLife | None:
     """Return the present life of a journal; None if it is unknown now.
 
-    Our brokers tell readers the life. Brokers of the original tell it only in a list.
+    Our brokers tell readers the life. Brokers of the original tell the life only in a list.
     """
     try:
         return (await client.get_journal(journal)).life

@@ -87,7 +87,7 @@ async def watch_lag(
 
 
 async def journal_head(client: Client, journal: str) -> int | None:
-    """Return the head of a journal, from any of its brokers; None if it is unknown now."""
+    """Return the head of a journal, from any of its brokers; None if no broker says it now."""
     reader = client.reader(ReadParams(journal, offset=-1, block=False, metadata_only=True))
     try:
         await reader.read()

@@ -161,7 +161,8 @@ class StandbyReads:
 
     def _release(self, edition: ReadSnapshot) -> None:
         if self._view is not None:
-            # Release the reader before the next refresh. This closes connections, and does not block.
+            # Release the reader before the next refresh. To release it closes connections, and does not
+            # block.
             self._view.release(edition.reader)
 
     async def close(self, grace_s: float) -> None:

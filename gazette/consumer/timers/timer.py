@@ -67,8 +67,8 @@ class EventTime:
     is the clock of the message's UUID: the wall time of its publisher. Take the greatest time of each
     source. The watermark is the least of these, minus ``lateness``. A message before the watermark is late.
 
-    A source without messages holds the watermark back until it has had no message for ``idle_after``. If
-    that is None, the source holds the watermark back for ever.
+    A source without messages holds the watermark back until it has had no message for ``idle_after``. With
+    None, the source holds the watermark back for ever.
     """
 
     lateness: timedelta = timedelta(0)
@@ -81,10 +81,8 @@ class EventTime:
 
 
 def duration_us(name: str, value: object, least: timedelta = timedelta(0)) -> int:
-    """Return a duration in microseconds.
-
-    Raise ``Invalid``, with the path ``name``, unless it is a duration from ``least`` to `DURATION_MAX`.
-    """
+    """Return a duration in microseconds. Raise ``Invalid``, with the path ``name``, unless it is a duration
+    from ``least`` to `DURATION_MAX`."""
     if not isinstance(value, timedelta):
         raise Invalid(
             f"{name} is of type {type(value).__name__}",
@@ -123,7 +121,7 @@ class TimerTable(ABC):
 
     @abstractmethod
     def event_time(self) -> bytes | None:
-        """Return the value that `set_event_time` wrote last; None if it never wrote one."""
+        """Return the value that `set_event_time` wrote last; None if none was ever written."""
 
     @abstractmethod
     def set_event_time(self, value: bytes) -> None:
@@ -137,7 +135,7 @@ class TimerTable(ABC):
 def unix_us(at: object) -> int:
     """Return a time with a zone as Unix microseconds.
 
-    Raise ``InvalidValue`` for anything else, and for a time outside of the years 1 to 9999 in UTC.
+    Raise ``InvalidValue`` for any other value, and for a time outside of the years 1 to 9999 in UTC.
     """
     if not isinstance(at, datetime):
         raise InvalidValue(

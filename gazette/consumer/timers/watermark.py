@@ -70,7 +70,8 @@ class Watermark:
 
     @property
     def next_idle_at(self) -> float | None:
-        """Time at which the next source becomes idle, by the monotonic clock; None if no source will."""
+        """Time at which the next source becomes idle, by the monotonic clock; None if no source will become
+        idle."""
         idle_s = self._idle_s
         if idle_s is None:
             return None

@@ -152,7 +152,7 @@ class Dispatcher:
         return begin + consumed, due
 
     def _take_out(self, envelope: Envelope[Any]) -> bool:
-        """Take a misplaced message out. Return True if timers are due after it."""
+        """Take a misplaced message out of the batch. Return True if timers are due after the message."""
         self._inbox.check()
         self._misplaced.take_out(envelope)
         timers = self._timers

@@ -33,7 +33,8 @@ class ShardIO(Protocol):
         ...
 
     def require_assigned(self) -> None:
-        """Block until etcd confirms that the shard still belongs to this member. Else raise ``Closed``.
+        """Block until etcd confirms that the shard still belongs to this member. Raise ``Closed`` if it does
+        not.
 
         Called before the shard takes its store over.
         """

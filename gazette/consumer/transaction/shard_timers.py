@@ -95,7 +95,8 @@ class _Queue:
         return self.is_due(until_us)
 
     def fire(self, until_us: int, limit: int) -> Iterator[TimerRow]:
-        """Yield timers that are due, in order, and remove them from the table. Put the others back."""
+        """Yield timers that are due, in order, and remove them from the table. Put back those behind a timer
+        that a callback has set."""
         rows = self.table.take(self.domain, self.cursor, until_us, limit)
         last = rows[-1].position if rows else self.cursor
         # If `limit` rows came, more timers may follow `last`. A timer that a callback sets lowers `ahead`.
@@ -129,10 +130,8 @@ def _least(one: Position | None, other: Position | None) -> Position | None:
 
 
 class ShardTimers:
-    """Timers of one shard, from its promotion on. Belongs to the shard's thread.
-
-    Callbacks set and cancel timers between `begin` and `finish`.
-    """
+    """Timers of one shard, from its promotion on. Belongs to the shard's thread. Callbacks set and cancel
+    timers between `begin` and `finish`."""
 
     def __init__(
         self,
@@ -164,9 +163,8 @@ class ShardTimers:
         self.reload()
 
     def reload(self) -> None:
-        """Read the timers of the store again: its checkpoint was restored, or its changes were undone.
-
-        Raise ``NotAllowed`` if it has timers of event time, and the application defines no event time.
+        """Read the timers of the store again: its checkpoint was restored, or its changes were undone. Raise
+        ``NotAllowed`` if the store has timers of event time, and the application defines no event time.
         """
         self._table = self._open_table()
         self._open = False
@@ -189,7 +187,7 @@ class ShardTimers:
 
     @property
     def now(self) -> datetime:
-        """Processing time, in UTC. It never goes back."""
+        """Processing time, in UTC, which never goes back."""
         return time_at(self._look_at_clock())
 
     @property

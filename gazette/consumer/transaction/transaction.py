@@ -1,7 +1,7 @@
 """Stage 13 of the byte path: decides when a shard's transaction consumes, commits or waits.
 
-Pure: `Transaction` holds the timing and the barriers of the running and the prior transaction.
-`transactor` performs the steps on the shard's thread. It calls ``decide`` for the next step.
+Pure: `Transaction` holds the timing and the barriers of the running and the prior transaction. `transactor`
+performs the steps on the shard's thread. `transactor` calls ``decide`` for the next step.
 
 This order makes transactions exact:
 

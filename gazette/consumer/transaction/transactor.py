@@ -100,7 +100,7 @@ class PriorTransaction:
 
     @property
     def is_done(self) -> bool:
-        """True if the commit and all acknowledgements have ended, with success or not."""
+        """True if the commit and all acknowledgements have ended, successfully or with an error."""
         return self.commit.done() and all(future.done() for future in self.acks.values())
 
     def require_committed(self) -> None:
@@ -133,10 +133,8 @@ class Transactor:
         application_name: str = "",
         timers: ShardTimers | None = None,
     ) -> None:
-        """Make the transactor. ``application_name`` goes into each checkpoint.
-
-        ``timers``: None for an application without ``on_timer``.
-        """
+        """Make the transactor. ``application_name`` goes into each checkpoint. ``timers``: None for an
+        application without ``on_timer``."""
         self._callbacks = callbacks
         self._shard = shard = callbacks.shard
         self._id = shard.id

@@ -17,10 +17,8 @@ _LINE_EVERY_S: Final = 5.0
 
 
 class ProgressLine:
-    """Progress of long work: a bar on a terminal, else a line every few seconds.
-
-    Use it in a ``with`` block. ``update`` is cheap. ``unit`` is "bytes", or a plural noun.
-    """
+    """Progress of long work: a bar on a terminal, else a line every few seconds. Use it in a ``with`` block.
+    ``update`` is cheap. ``unit`` is "bytes", or a plural noun."""
 
     def __init__(self, terminal: Terminal, clock: Clock, label: str, unit: str = "bytes") -> None:
         self._terminal = terminal

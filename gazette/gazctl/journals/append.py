@@ -111,7 +111,8 @@ async def _showing_progress(
 
 
 def _append_input(appending: Appending, flags: AppendFlags, context: Context) -> None:
-    """Read the input and append it. Blocks: the open of a named pipe waits until a process writes to it."""
+    """Read the input, and append what was read. Blocks: the open of a named pipe waits until a process writes
+    to it."""
     splitter = splitter_of(flags)
     with ExitStack() as stack:
         source = _open(flags.input, context, stack)

@@ -72,8 +72,8 @@ async def reset_head(
 
 
 async def _refusal(context: Context, client: Client, name: str) -> str | None:
-    """Return why a journal refuses appends until its head is reset; None if it accepts appends. Return ``""``
-    for a suspended journal: only an append that resumes the journal would show the reason."""
+    """Return why a journal refuses appends until its head is reset; None if the journal accepts appends.
+    Return ``""`` for a suspended journal: only an append that resumes the journal would show the reason."""
     try:
         async with context.answering(client.address):
             await client.append(AppendParams(name, suspend=SuspendControl.KEEP))

@@ -73,7 +73,7 @@ async def _plan(
 
 
 def is_past(fragment: Fragment, oldest: float) -> bool:
-    """Return True if a fragment was persisted before a time; False if it is not persisted."""
+    """Return True if a fragment was persisted before a time; False for an unpersisted fragment."""
     return 0 < fragment.mod_time < oldest and fragment.backing_store != ""
 
 

@@ -138,7 +138,7 @@ class Reading:
                 scope.spawn(self._pump(name, opened), name=name)
 
     async def _open(self, journal: ListedJournal) -> _Pump | None:
-        """Begin to read a journal. Return None if it has nothing to read."""
+        """Begin to read a journal. Return None if the journal has nothing to read."""
         spec = journal.spec
         if spec.suspend_level is SuspendLevel.FULL:
             if spec.name not in self._skipped:

@@ -77,7 +77,7 @@ async def list_shards(
 
 
 async def get_shard(context: Context, consumer: ShardClient, shard_id: str) -> ListedShard:
-    """Return one shard. Raise ``NotFound`` if it does not exist."""
+    """Return one shard. Raise ``NotFound`` if the shard does not exist."""
     listed = await list_shards(context, consumer, LabelSelector.of(id=shard_id))
     if not listed.shards:
         raise NotFound("shard not found", shard=shard_id)

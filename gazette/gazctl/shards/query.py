@@ -40,7 +40,7 @@ VALUE_BYTES_MAX: Final = 1 << 24
 """Upper bound of one value. SQLite refuses to make a longer one."""
 ROWS_MAX: Final = 1_000_000
 _PROGRESS_STEPS: Final = 10_000
-"""Steps of SQLite after which it asks whether the time is over."""
+"""Steps after which SQLite asks whether the statement's time is over."""
 _OF_THE_DISK: Final = (
     apsw.FullError,
     apsw.CorruptError,
@@ -52,7 +52,7 @@ _OF_THE_DISK: Final = (
 
 @dataclass(slots=True)
 class Rows:
-    """The result of a statement. ``truncated`` is True if it has more rows."""
+    """The result of a statement. ``truncated`` is True if the statement has more rows than ``rows``."""
 
     columns: list[str] = field(default_factory=list)
     rows: list[tuple[Any, ...]] = field(default_factory=list)
@@ -95,7 +95,8 @@ async def run(context: Context) -> int:
                 finally:
                     await pool.run(state.close)
             finally:
-                # After an interrupt, the pool's one thread may still write files: remove them after that.
+                # After an interrupt, the pool's one thread may still write files: remove the files after
+                # that.
                 await pool.run(lambda: None)
     finally:
         pool.close()

@@ -24,14 +24,15 @@ class TopRow:
     status: str = ""
     error: str = ""
     position: int | None = None
-    """Head of the journal, or the sum of the offsets that the shard has read; None if it was not asked."""
+    """Head of the journal, or the sum of the offsets that the shard has read; None before the first
+    answer."""
     asked_at: float = 0.0
     rate: float | None = None
     """Bytes that the position moved in a second, between the last two answers."""
     lag: int | None = None
     """Bytes of its sources that a shard has not read."""
     moved_at: float | None = None
-    """Time at which the position last moved, or a time by which it had."""
+    """Time at which the position last moved, or a later time: the move was before it."""
     moved_before: bool = True
     """True if the position moved last at ``moved_at`` or before."""
 
@@ -85,7 +86,7 @@ class TopRow:
 
 
 def in_order(items: Iterable[TopRow], sort: Sort, now: float) -> list[TopRow]:
-    """Return items, those with the most of ``sort`` first, and those of which it is unknown last."""
+    """Return items, those with the most of ``sort`` first, and those with an unknown value last."""
 
     def order(item: TopRow) -> tuple[float, str, str]:
         amount = {"rate": item.rate, "lag": item.lag, "age": item.age(now)}[sort]

@@ -60,8 +60,8 @@ class Sampler:
     _turn: int = 0
 
     async def refresh(self, shown: Sequence[TopRow]) -> list[TopRow]:
-        """Ask the shown items and some of the others. Return those that were asked. Raise ``NotAllowed`` or
-        ``Invalid`` if a repeated list does not help."""
+        """Ask the shown items, and some that are not shown. Return those that were asked. Raise
+        ``NotAllowed`` or ``Invalid`` if the list is refused."""
         begun = self.context.clock.monotonic()
         if self.problems or begun >= self._list_at:
             await self._list()
@@ -155,7 +155,7 @@ class Sampler:
         return 1 if row.family == "journal" else 1 + len(_sources(self._shards[row.name]))
 
     def _unasked(self, item: TopRow) -> str:
-        """Return why an item is not asked, since it would not answer; empty if it is asked."""
+        """Return why an item would not answer, and is not asked; empty for an item to ask."""
         service = "broker" if item.family == "journal" else "consumer"
         if service in self.problems:
             return f"the {service} does not answer"
@@ -252,7 +252,7 @@ def _sources(shard: ListedShard) -> list[JournalName]:
 
 
 def _error_of(shard: ListedShard) -> str:
-    """Return the first error of a replica; empty without one."""
+    """Return the first error of a replica; empty without an error."""
     return next((error for status in shard.status for error in status.errors), "")
 
 

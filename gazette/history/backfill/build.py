@@ -160,7 +160,7 @@ def _read_runs(
 
 
 def _filter(task: ShardTask, backfill: Backfill) -> Callable[[Envelope[Any]], bool] | None:
-    """Return a test whether a message belongs to the shard; None if all messages belong to it."""
+    """Return a test whether a message belongs to the shard; None if all messages belong to the shard."""
     if not backfill.history:
         return None
     mapping = shard_mapping(backfill, task.partitions)
@@ -336,7 +336,7 @@ def _stage(
 
 
 def staged_attempt(staging: Staging, run_id: str, shard: str, attempt: str) -> Attempt:
-    """Return a staged attempt. Raise ``NotFound`` if it was removed."""
+    """Return a staged attempt. Raise ``NotFound`` if the attempt was removed."""
     name = state_name(run_id, shard, attempt)
     data = staging.find(f"{name}.json")
     if data is None:

@@ -87,7 +87,7 @@ def _shown(value: Any) -> str:
 
 
 def first_difference(first: Iterable[Any], second: Iterable[Any]) -> Difference | None:
-    """Return the first difference of two contents; None without one."""
+    """Return the first difference of two contents; None if they are equal."""
     for place, (row, other) in enumerate(itertools.zip_longest(first, second, fillvalue=_END)):
         if row is _END or other is _END or row != other:
             return Difference(place, None if row is _END else row, None if other is _END else other)

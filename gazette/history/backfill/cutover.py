@@ -45,7 +45,7 @@ from gazette.stores.claims import HeldState
 log = logging.getLogger(__name__)
 
 _READS_MAX: Final = 4
-"""Greatest number of recovery logs that are played back at once. Each needs local disk for its state."""
+"""Greatest number of recovery logs that are played back at once. Each log needs local disk for its state."""
 
 
 class Cutover:
@@ -112,10 +112,8 @@ class Cutover:
     def require_published(
         self, listed: Sequence[ListedShard], ends: Mapping[JournalName, Offset]
     ) -> None:
-        """Raise ``NotAllowed`` if a history with these ends would lose or repeat publications.
-
-        Do not raise if the user has accepted such losses.
-        """
+        """Raise ``NotAllowed`` if a history with these ends would lose or repeat publications. Do not raise
+        if the user has accepted such losses."""
         self._ends = ends
         self._require_published({shard.spec.id: shard.spec for shard in listed}, self._previous)
 

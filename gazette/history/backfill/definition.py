@@ -131,7 +131,8 @@ class Backfill:
     """Columns by which the rows for ``load`` are sorted. Default: all columns that ``fold`` returns."""
 
     def combine(self, rows: Any) -> Any:
-        """Combine rows of one journal before ``fold``, on Spark. The result of ``fold`` must stay the same.
+        """Combine rows of one journal before ``fold``, on Spark. The result of ``fold`` must be the same as
+        without this.
 
         ``rows`` is a ``pyarrow.Table`` of ``fields`` and ``meta``. The result must be a table too, for
         example with sums instead of summands. Spark may pass any of the rows, also rows that never commit,

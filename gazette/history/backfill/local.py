@@ -151,10 +151,8 @@ def _send(stream: IO[bytes], value: Any) -> None:
 
 
 def _receive(stream: IO[bytes]) -> Any:
-    """Return the next value of a pipe; None if the process at the other end has died.
-
-    Unpickling is safe: only our processes write to the pipe.
-    """
+    """Return the next value of a pipe; None if the process at the other end has died. Unpickling is safe:
+    only our processes write to the pipe."""
     try:
         return pickle.load(stream)  # noqa: S301
     except (EOFError, pickle.UnpicklingError):  # The value may be incomplete.

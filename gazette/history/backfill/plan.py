@@ -39,7 +39,8 @@ _LOST_SHOWN: Final = 5
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The stored plan of a run. ``begins`` and ``ends``: by journal, the offsets between which it is read."""
+    """The stored plan of a run. ``begins`` and ``ends``: by journal, the offsets between which the run
+    reads."""
 
     backfill: str
     shards: list[str]

@@ -1,8 +1,9 @@
 """The owed acknowledgements of the state that a shard had before.
 
 A shard's transaction commits its checkpoint first. Then acknowledgements make its messages visible, journal
-by journal. If the shard ends in between, its next owner finds these in the checkpoint, as *ACK intents*.
-The owner appends the intents before it commits. A backfill replaces the checkpoint, so it appends them, too:
+by journal. If the shard ends in between, its next owner finds the acknowledgements in the checkpoint, as *ACK
+intents*. The owner appends the intents before it commits. A backfill replaces the checkpoint, so it appends
+them, too:
 
 - For a **recovery log**, the driver plays the former state back, and again if the log has grown before the
   driver's fence. After the fence no owner can commit to that state, so its checkpoint is final. The driver

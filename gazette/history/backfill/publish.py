@@ -7,8 +7,8 @@ This is safe because:
   the specification. So the publication fails if the shard is enabled, edited or published meanwhile.
 - **Appended bytes have no effect** before the publication: they are a branch (see
   `recoverylog.log_file`). A register fences the log, so that a concurrent author is noticed.
-- **All shards or none**: one transaction of etcd stores the hints of up to `SHARDS_MAX` shards. More
-  shards need several transactions. If the driver dies between two, a resumed run publishes the rest.
+- **All shards or none**: one transaction of etcd stores the hints of up to `SHARDS_MAX` shards. More shards
+  need several transactions. If the driver dies between two transactions, a resumed run publishes the rest.
 """
 
 from __future__ import annotations
@@ -188,15 +188,15 @@ class Publication:
 
         With ``enable``, also enable the shards. Raise ``Conflict`` when a shard was changed since the run
         began, ``NotAllowed`` when it is live, ``Fenced`` when its log has another author. After an error
-        nothing is published, except of more than `SHARDS_MAX` shards. A cancelled call may have published:
-        a resumed run sees this.
+        nothing is published, except of more than `SHARDS_MAX` shards. A cancelled call may have published: a
+        resumed run sees what was published.
         """
         for begin in range(0, len(targets), SHARDS_MAX):
             await self._publish_batch(targets[begin : begin + SHARDS_MAX], enable=enable)
 
     async def _publish_batch(self, batch: Sequence[Target], *, enable: bool) -> None:
-        """Publish at most `SHARDS_MAX` states in one transaction, if their shards were not changed. Raise
-        ``Conflict`` if one was."""
+        """Publish at most `SHARDS_MAX` states in one transaction, or raise ``Conflict`` if a shard was
+        changed."""
         shards_now = (await self._shards.list_shards(EVERYTHING)).shards
         require_unchanged([target.shard for target in batch], shards_now)
         current = {shard.spec.id: shard for shard in shards_now}

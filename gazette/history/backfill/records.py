@@ -71,7 +71,7 @@ class RunRecords:
         return await self.blocking(self.staging.create, name, data)
 
     async def plan(self) -> Plan | None:
-        """Return the plan; None without one. Raise ``Corrupt`` if the object is no plan."""
+        """Return the plan; None if there is no object. Raise ``Corrupt`` if the object is no plan."""
         data = await self._find(self._object(PLAN))
         return None if data is None else Plan.from_json(data)
 
@@ -103,7 +103,7 @@ class RunRecords:
         await self._create(self._object(PUBLISHED), data)
 
     async def staged(self, shard: str, attempt: str) -> Attempt:
-        """Return an attempt. Raise ``NotFound`` if it was removed."""
+        """Return an attempt. Raise ``NotFound`` if the attempt was removed."""
         return await self.blocking(staged_attempt, self.staging, self.run_id, shard, attempt)
 
     async def staged_before(self, checkpoints: Mapping[str, Checkpoint]) -> dict[str, Attempt]:

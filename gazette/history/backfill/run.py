@@ -155,7 +155,7 @@ class BackfillRun:
         if self._settings.overwrite:
             return
         if await self._records.manifest() is not None:
-            return  # This run has passed the check before. A state may be its own.
+            return  # This run has passed the check before, and may have written the states.
         for shard in listed:
             if shard.spec.recovery_log and await self._has_state(shard.spec):
                 raise NotAllowed(

@@ -71,7 +71,8 @@ class Staging(ABC):
 
     @abstractmethod
     def create(self, name: str, data: bytes) -> bool:
-        """Create an object if it is absent. Return True if it was created. Readers never see a part."""
+        """Create an object if it is absent. Return True if this call created the object. Readers never see a
+        part."""
 
     @abstractmethod
     def put(self, name: str, source: Path) -> None:
@@ -104,8 +105,8 @@ class Staging(ABC):
 def open_staging(url: str) -> Staging:
     """Return the staging area at a path, in an S3 bucket, or in a bucket that fsspec reaches.
 
-    An S3 URL is ``s3://bucket/path``, with the arguments of blob stores. Raise ``Invalid`` for anything
-    else, and for a file system that cannot create a file only if it is absent. Do not connect.
+    An S3 URL is ``s3://bucket/path``, with the arguments of blob stores. Do not connect. Raise ``Invalid``
+    for another URL, and for a file system that cannot create a file only if it is absent.
     """
     scheme = urlsplit(url).scheme
     if scheme == "s3":

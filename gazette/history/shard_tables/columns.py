@@ -204,7 +204,7 @@ def _text(value: Any) -> str | None:
 
 
 def _dumped(value: Any) -> Any:
-    """Return the JSON value of a pydantic model. Raise ``TypeError`` for anything else."""
+    """Return the JSON value of a pydantic model. Raise ``TypeError`` for any other value."""
     dump = getattr(value, "model_dump", None)
     if dump is None:
         raise TypeError(f"a {type(value).__name__} has no value in JSON")

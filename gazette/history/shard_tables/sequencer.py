@@ -211,7 +211,7 @@ class TableSequencer(Sequencer[Any]):
             acks, messages = at[is_ack], at[~is_ack]
             chunk.picked.append(Picked(chunk.rows, messages, acks[np.searchsorted(acks, messages)]))
             partial.reset(int(clocks[-1]))
-            # The outcome of each message follows from what is before it: an acknowledgement, or not.
+            # Behind an acknowledgement, a message begins a span, and another acknowledgement is empty.
             behind_ack = np.append(True, is_ack[:-1])
             of_acks = np.where(behind_ack, *_ACKS)
             return np.where(is_ack, of_acks, np.where(behind_ack, *_CONTINUES))
@@ -314,7 +314,7 @@ class TableSequencer(Sequencer[Any]):
 
 
 class _ChunkDrain(Drain[Any]):
-    """Drain of the rows that a chunk commits. They are sequenced when they are taken."""
+    """Drain of the rows that a chunk commits. Rows are sequenced when they are taken."""
 
     def __init__(self, sequencer: TableSequencer, rows: DecodedRows) -> None:
         super().__init__([])

@@ -28,10 +28,8 @@ _NAME: Final = re.compile(
 
 
 def message_class(name: str) -> type[Message]:
-    """Import the class ``module:Class``.
-
-    Raise `Invalid` for a module that is not permitted, and for anything but a class of protobuf messages.
-    """
+    """Import the class ``module:Class``. Raise `Invalid` for a module that is not permitted, and for anything
+    but a class of protobuf messages."""
     require_permitted(name)
     class_: Any = MessageFormat(CONTENT_PROTO_FIXED, message=name).message_type()
     if not (isinstance(class_, type) and issubclass(class_, Message)):

@@ -49,10 +49,8 @@ def run_tasks(
 
 
 def results_in(rows: Iterable[Any], count: int) -> list[Any]:
-    """Return the results in rows of `RESULTS`, in order of number.
-
-    Raise `Bug` unless there is exactly one result for each number below ``count``.
-    """
+    """Return the results in rows of `RESULTS`, in order of number. Raise `Bug` unless there is exactly one
+    result for each number below ``count``."""
     results = {row.number: cloudpickle.loads(bytes(row.result)) for row in rows}
     if sorted(results) != list(range(count)):
         raise Bug("Spark did not report one result of each task", results=count)

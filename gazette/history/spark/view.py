@@ -52,7 +52,7 @@ def create_view(spark: Any, name: str, *, schema: Any = None, **options: Any) ->
     # Use SQL: the catalog API of Spark Connect would read the new table, without our options.
     spark.sql(f"CREATE TABLE IF NOT EXISTS {table} ({columns}) USING gazette")
     options_text = ", ".join(f"{_literal(key)} = {_literal(text)}" for key, text in texts.items())
-    # This is safe: the table's name has only letters and digits, and all texts are escaped.
+    # No input can change this SQL: the table's name has only letters and digits, and all texts are escaped.
     query = f"SELECT * FROM {table} WITH ({options_text})"  # noqa: S608
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW {_name(name)} AS {query}")
 

@@ -36,7 +36,7 @@ _NEEDS_QUOTES = re.compile(r'[,"\r\n]|^\s|^\\\.$')
 
 
 class Record(NamedTuple):
-    """A record, and the position in the buffer at which it ends. ``error`` says why it is malformed."""
+    """A record, and its end in the buffer. ``error`` says why the record is malformed; empty if it is not."""
 
     fields: list[str]
     end: int
@@ -44,7 +44,8 @@ class Record(NamedTuple):
 
 
 def parse_record(buffer: bytes, begin: int) -> Record | None:
-    """Return the record at ``begin``, with the blank lines before it. Return None if it is incomplete."""
+    """Return the record at ``begin``, with the blank lines before it. Return None for an incomplete
+    record."""
     blank = _BLANK_LINES.match(buffer, begin)
     assert blank is not None
     pos = blank.end()

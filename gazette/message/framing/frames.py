@@ -2,8 +2,8 @@
 
 Stage 11 of the byte path. Pure. A `Framing` is for one reader or publisher, content type and message type.
 
-A malformed frame never hides the frames around it. Decoding first returns the messages before it. Then it
-raises a `MalformedMessage` with the end of the frame, at which the caller may continue.
+A malformed frame never hides the frames around it. Decoding first returns the messages before that frame.
+Then it raises a `MalformedMessage` with the end of the frame, at which the caller may continue.
 """
 
 from __future__ import annotations
@@ -139,16 +139,14 @@ class Framing(ABC, Generic[M]):
     def may_complete(self, pending: bytes, size: int, data: bytes) -> bool:
         """Return True if ``data`` may complete the pending frame.
 
-        ``size`` bytes are pending, and begin with ``pending``. This avoids decoding a large frame
-        again with each of its chunks.
+        ``size`` bytes are pending, and begin with ``pending``. So a large frame is not decoded again with
+        each of its chunks.
         """
 
     @abstractmethod
     def encode_into(self, message: M, buffer: bytearray) -> None:
-        """Append the frame of a message.
-
-        Raise `Invalid` if it cannot be encoded. The caller then removes what was appended to the buffer.
-        """
+        """Append the frame of a message. Raise `Invalid` if it cannot be encoded. The caller then removes
+        what was appended to the buffer."""
 
     def stamper(self, mint: UuidMint) -> Stamper[M]:
         """Return a function that assigns a new UUID of ``mint`` to a message, and appends its frame.

@@ -32,7 +32,7 @@ _USE_ASYNC_WITH: Final = "Use it as `async with ClientPublisher(client)`, or awa
 class ClientPublisher:
     """A publisher on an event loop. Use it as ``async with ClientPublisher(client) as publisher``.
 
-    Tasks take turns: while one has a transaction open, the others wait, at most ``timeout_s``. A publisher
+    Tasks take turns: while a task has a transaction open, all others wait, at most ``timeout_s``. A publisher
     that raised `CommitFailed` cannot be used any more: make another one.
 
     ``mapping`` says how keys choose among journals. Use the mapping of the application that publishes to the
@@ -155,7 +155,7 @@ class ClientTransaction:
     async def publish(self, output: Output, message: Any, *, key: Any = None) -> None:
         """Publish a message, visible once the transaction commits. See `ClientPublisher.publish`.
 
-        After an error the message is not part of the transaction. Others may still be published.
+        After an error the message is not part of the transaction. Other messages may still be published.
         """
         _require_open(self._clock)
         service = self._service

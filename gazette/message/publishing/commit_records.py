@@ -33,10 +33,11 @@ class CommitRecords:
     def __init__(self, directory: Path) -> None:
         """Lock the directory, and create it if it is absent.
 
-        Raise ``Invalid`` if another publisher uses it, and ``Unavailable`` if it cannot be written.
+        Raise ``Invalid`` if another publisher uses the directory, and ``Unavailable`` if it cannot be
+        written.
         """
         self.path = directory / _RECORD
-        """The file of the record. It is absent if no commit is to be completed."""
+        """The file of the record; absent while no commit is to be completed."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -76,7 +77,7 @@ class CommitRecords:
     def save(self, intents: Mapping[JournalName, bytes]) -> None:
         """Record the acknowledgements that are about to be appended. The record is on disk when this returns.
 
-        Raise ``Unavailable`` if there is no record, and ``Broken`` if it is not known whether there is one.
+        Raise ``Unavailable`` if no record was made, and ``Broken`` if that is not known.
         """
         text = json.dumps(
             {journal: base64.b64encode(content).decode() for journal, content in intents.items()}

@@ -55,8 +55,8 @@ class DeclaredOutput(Protocol):
 
 
 Output: TypeAlias = str | LabelSelector | DeclaredOutput | Partitions | Callable[[], Partitions]
-"""Journals to publish to: the name of one, a selector of several, a `gazette.Source` or `gazette.Output`, or
-partitions that the caller keeps."""
+"""Journals to publish to: the name of one journal, a selector of several, a `gazette.Source` or
+`gazette.Output`, or partitions that the caller keeps."""
 
 _SINGLE_MAX: Final = 4096
 _UNTYPED: Final = (bytes, dict, CSVRecord)
@@ -136,7 +136,7 @@ class Outputs:
         self._rng = random.Random()
         self._known: dict[str | LabelSelector | DeclaredOutput, KnownOutput] = {}
         self.single: dict[tuple[JournalName, type], Partition] = {}
-        """Named journals that take messages of a type with any key. They are checked once."""
+        """Named journals that take messages of a type with any key, each checked once."""
 
     def partition_of(self, output: Output, message: Any, key: Any) -> Partition | None:
         """Return the journal for a message; None if the output must be found first. Any thread may call this.

@@ -166,8 +166,8 @@ class PublishingService:
         return self._publisher.publish_committed(lambda _: partition, message)
 
     async def appended(self, future: OpFuture[AppendResult], journal: JournalName) -> AppendResult:
-        """Wait for an append. Raise ``CommitFailed`` if it failed, or takes too long. After a cancellation
-        the append goes on."""
+        """Wait for an append. Raise ``CommitFailed`` if the append fails, or takes longer than the timeout.
+        After a cancellation the append goes on."""
         try:
             async with self._in_time("the message was not appended", self._deadline()):
                 return await await_future(future)
@@ -281,7 +281,7 @@ class PublishingService:
                     try:
                         await await_future(future)
                     except GazetteError:
-                        continue  # Raised below, together with the outcome of the other journals.
+                        continue  # Raise the error below, together with the outcome of all other journals.
                     await reach("publish.acknowledged", journal, self._client.clock)
         except Unavailable as error:
             cause = error

@@ -93,7 +93,8 @@ class Ring:
         self._runs: deque[_Run] = deque()
 
     def make_room(self) -> None:
-        """Drop the oldest message if all slots are taken. Call this for each queued message, added or not."""
+        """Drop the oldest message if all slots are taken. Call this for each queued message, whether it is
+        then added or dropped."""
         if self._size == self.capacity:
             self._drop(1)
 
@@ -230,7 +231,7 @@ class RunDrain(Drain[M]):
 class SpanDrain(Drain[M]):
     """Drain of the messages that one message committed: its producer's span, if any, then the message.
 
-    The replay comes first, if one is needed, then the messages that the ring has kept.
+    If a replay is needed, its messages come first, then those that the ring has kept.
     """
 
     def __init__(
@@ -302,8 +303,8 @@ class SpanDrain(Drain[M]):
             self._ring_taken = True
 
     def _accept(self, envelopes: Sequence[Envelope[M]]) -> None:
-        """Check replayed messages, and make the messages of the span ready. Raise ``Corrupt`` if one is
-        missing."""
+        """Check replayed messages, and make the messages of the span ready. Raise ``Corrupt`` if messages are
+        missing or of another range."""
         journal, begin, end = self.replay_range
         for envelope in envelopes:
             if envelope.journal != journal:

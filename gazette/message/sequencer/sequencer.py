@@ -117,7 +117,7 @@ class Sequencer(Generic[M]):
         self._ring = Ring(ring_size)
         self._pending: set[PartialSequence] = set()
         self.drain: Drain[M] | None = None
-        """Committed messages that remain to be dequeued; None if there are none."""
+        """Committed messages that remain to be dequeued; None without such messages."""
         self.outcomes: Counter[tuple[JournalName, int, QueueOutcome]] = Counter()
         """Number of queued messages by journal, flags and outcome, for metrics. The owner may clear it."""
         self.rewinds = 0
@@ -187,7 +187,7 @@ class Sequencer(Generic[M]):
     def _queue_outside(
         self, partial: PartialSequence, envelope: Envelope[M], clock: int
     ) -> QueueOutcome:
-        """Queue a message that commits at once. It rolls back what its producer has pending.
+        """Queue a message that commits at once. Roll back what its producer has pending.
 
         ``clock`` is 1 for a message without a UUID. `_end_if_done` later removes ``partial`` from `_pending`.
         """
@@ -345,7 +345,7 @@ class Sequencer(Generic[M]):
         partial = partials.get(envelope.producer)
         if partial is None:
             return envelope.clock - 1
-        # The message would roll back pending messages of its producer. A run cannot do that.
+        # The message would roll back pending messages of its producer, which a run cannot do.
         return partial.min_clock if partial.begin is None else (1 << 64)
 
     def skip(self, journal: JournalName, end: Offset) -> None:

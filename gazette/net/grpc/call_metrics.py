@@ -1,4 +1,4 @@
-"""The wrapper of all handlers of our gRPC servers. It counts calls and messages, by the names of the common
+"""The wrapper of all handlers of our gRPC servers: counts calls and messages, by the names of the common
 Prometheus interceptors. A call whose caller is gone ends without a log entry."""
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ class GrpcCall(ServicerContext):
             self._arrived.wake()
 
     def _fail(self, error: GazetteError) -> None:
-        """Drop the requests that were not taken. The handler gets ``error`` instead."""
+        """Drop the requests that were not taken. The handler gets ``error`` in their place."""
         self._fault = error
         self._drop()
 
@@ -225,8 +225,8 @@ class GrpcCall(ServicerContext):
         return request
 
     def take(self) -> Any:
-        """Return the next request, which must have arrived. Raise ``TooLarge`` or ``Invalid`` if it is
-        refused, and what decoding raises."""
+        """Return the next request, which must have arrived. Raise ``TooLarge`` or ``Invalid`` if the request
+        is refused, and what decoding raises."""
         queue = self._queue
         try:
             message, consumed = queue.take()
@@ -302,7 +302,7 @@ class GrpcCall(ServicerContext):
         return self._head_sent and self._stream.send_whole(content)
 
     async def send_initial_metadata(self, metadata: Any) -> None:
-        """Send the head of the answer now. Do nothing if it was sent."""
+        """Send the head of the answer now. Do nothing if the head was sent already."""
         if not self._head_sent:
             self._send_head(tuple(metadata))
 
@@ -326,7 +326,7 @@ class GrpcCall(ServicerContext):
         self._details = details
 
     def code(self) -> grpc.StatusCode | None:
-        """Return the status that was set; None before that."""
+        """Return the status that the handler has set; None before that."""
         return self._code
 
     def details(self) -> str:
@@ -359,7 +359,7 @@ class GrpcCall(ServicerContext):
 
     @property
     def fault(self) -> GazetteError | None:
-        """Why requests end too early; None if they do not."""
+        """Why requests end too early; None otherwise."""
         return self._fault
 
     @property
@@ -384,7 +384,7 @@ class GrpcCall(ServicerContext):
             self.task.cancel()
 
     def finish(self, code: grpc.StatusCode, details: str = "") -> None:
-        """End the call. Do nothing if it has ended, or if the caller has gone."""
+        """End the call with a status. Do nothing if the call has ended, or if the caller has gone."""
         stream = self._stream
         if not stream.local_ended:
             ok = code is grpc.StatusCode.OK and not details and not self._trailing

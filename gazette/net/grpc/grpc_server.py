@@ -1,7 +1,7 @@
 """A gRPC server over our own HTTP/2: it takes handlers as `grpc.aio.server` does, and runs one task per call.
 
 Each connection is a protocol of asyncio that passes bytes to `connection`, and calls to the handlers. If its
-first bytes are not HTTP/2, the connection goes to an HTTP server of the process: one port serves both.
+first bytes are not HTTP/2, an HTTP server of the process gets the connection: one port serves both.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Method(msgspec.Struct, frozen=True):
     """A method as it is served: its handler, wrapped so that calls are counted.
 
     ``take`` gets the method's whole calls first, if it is not None. ``admit`` checks the heads of all other
-    calls; if it is None, the handler does.
+    calls; if it is None, the handler checks them.
     """
 
     path: bytes
@@ -189,7 +189,7 @@ class GrpcServer:
         return self._tls.context(*(("http/1.1", "h2") if self.http1 is not None else ("h2",)))
 
     def connect(self, made: Callable[[], None] = lambda: None) -> ServerConnection:
-        """Make the protocol of a new connection. It calls ``made`` once the connection is made."""
+        """Make the protocol of a new connection, which calls ``made`` once the connection is made."""
         return ServerConnection(self, made)
 
     def _make_room(self) -> bool:
@@ -299,7 +299,7 @@ class GrpcServer:
         return self._begin(stream, request, plan)
 
     def _plan(self, request: RequestHead) -> _Plan | None:
-        """Return the plan of a request; None if it is not a gRPC call."""
+        """Return the plan of a request; None if the request is no gRPC call."""
         fields = dict(request.fields)
         content_type = fields.get(b"content-type", b"")
         if request.method != b"POST" or not is_grpc(content_type):
@@ -393,7 +393,7 @@ class GrpcServer:
         now = self._clock.monotonic()
         while self._gathering:
             call = next(iter(self._gathering))
-            if call.stream.remote_ended:  # It is complete: ``begin_calls`` serves it.
+            if call.stream.remote_ended:  # The call is complete: ``begin_calls`` serves it.
                 del self._gathering[call]
                 continue
             left_s = call.began + GATHER_S - now

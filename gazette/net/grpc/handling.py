@@ -14,7 +14,7 @@ class HandledCall(Protocol):
 
     @property
     def fault(self) -> GazetteError | None:
-        """Why requests end too early; None if they do not."""
+        """Why requests end too early; None otherwise."""
         ...
 
     @property
@@ -78,7 +78,8 @@ class Handling:
             coroutine.close()
 
     def arrived(self) -> None:
-        """Handle the requests that have arrived while the task waits, and wake it if only it can go on."""
+        """Handle the requests that have arrived while the task waits. Wake the task if only it can
+        continue."""
         woken, call = self._woken, self._call
         if woken is None or woken.done():
             return

@@ -68,7 +68,7 @@ class ServicerContext:
         return self._callbacks is None
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Call ``callback`` with this context once the call has ended, or now if it has ended."""
+        """Call ``callback`` with this context once the call has ended, or now if the call has ended."""
         if self._callbacks is None:
             callback(self)
         else:

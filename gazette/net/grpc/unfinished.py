@@ -20,7 +20,7 @@ class UnfinishedCall(Protocol):
 
     @property
     def connection(self) -> Any:
-        """The connection to which it belongs."""
+        """The connection to which the call belongs."""
         ...
 
     def give_up(self, code: grpc.StatusCode, details: str) -> None:
@@ -29,10 +29,8 @@ class UnfinishedCall(Protocol):
 
 
 class Unfinished:
-    """The unfinished calls, oldest first. Loop-bound.
-
-    A call that is late is ended. If there are too many, the oldest is ended.
-    """
+    """The unfinished calls, oldest first. Loop-bound. A call that is late is ended. If there are too many,
+    the oldest is ended."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic

@@ -1,4 +1,5 @@
-"""Whole calls: calls of gRPC whose requests have all arrived before they are served. They need no task.
+"""Whole calls: calls of gRPC whose requests have all arrived before the call is served. Such calls need no
+task.
 
 Many calls are short, and arrive in one piece or a few. The server offers them to a function of their method.
 This function gets all calls together that one read of a socket has completed. A task serves a call that the
@@ -56,7 +57,7 @@ class WholeCall:
     """A call whose requests may all arrive at once. Loop-bound.
 
     The function of its method calls one of ``answer``, ``refuse`` and ``hand_back``, once, at any time.
-    ``hand_back`` leaves the call to a task. If the caller goes away before that, or its time is up,
+    ``hand_back`` leaves the call to a task. If the caller goes away before that, or the call's time is up,
     ``on_gone`` is called.
     """
 
@@ -131,7 +132,7 @@ class WholeCall:
         if not self.stream.remote_ended or self.is_long:
             return None
         content, offset, requests = self.content(), 0, []
-        self._content = [content]  # Each part kept all bytes of its read in memory.
+        self._content = [content]  # Each part kept its whole read in memory.
         end = len(content)
         while end - offset >= PREFIX_BYTES:
             begin = offset + PREFIX_BYTES

@@ -5,7 +5,7 @@ A fragment file holds exactly the journal's bytes in one of five codecs. Their n
 
 - ``NONE``: the bytes themselves.
 - ``GZIP``: any number of gzip members, one after the other.
-- ``ZSTANDARD``: zstd frames. The content size is neither written nor needed.
+- ``ZSTANDARD``: zstd frames. Frames have no content size, and need none.
 - ``SNAPPY``: the framed variant: blocks of at most 64 KiB, each with a CRC.
 - ``GZIP_OFFLOAD_DECOMPRESSION``: one gzip member, which the store or HTTP may have decoded.
 
@@ -184,7 +184,7 @@ class _SnappyCompressor:
     __slots__ = ("_held", "_stream")
 
     def __init__(self) -> None:
-        import cramjam  # Not at the top: this import takes 3 % of a broker's start, and few journals need it.
+        import cramjam  # Not at the top: few journals need it, and it takes 3 % of a start.
 
         self._stream = cramjam.snappy.Compressor()
         self._held = 0  # Bytes since the last flush.

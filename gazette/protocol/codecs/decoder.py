@@ -28,8 +28,9 @@ _TRAILER_BYTES_MAX: Final = 1 << 20
 class FragmentDecoder:
     """Decodes one fragment: bytes in, bytes out. For one thread at a time.
 
-    Decoding starts with the file's first byte. Only with codec NONE may it start elsewhere: at the byte of
-    offset ``start``; then the digest is not checked. Pass ``verify`` False if the caller checks the digest.
+    Decoding starts with the file's first byte. Only with codec NONE may decoding start elsewhere: at the byte
+    of offset ``start``; then the digest is not checked. Pass ``verify`` False if the caller checks the
+    digest.
 
     With ``sums``, that pool computes the digest while decoding goes on. Decode in a thread of another pool: a
     thread of the same pool would wait for itself.
@@ -208,7 +209,8 @@ class DecodedFile:
         return b""
 
     def skip_to(self, offset: Offset) -> None:
-        """Decode and drop all bytes before ``offset``. Raise ``Corrupt`` if the fragment ends before it."""
+        """Decode and drop all bytes before ``offset``. Raise ``Corrupt`` if the fragment ends before
+        ``offset``."""
         while self.offset < offset:
             if not self.read(min(_READ_BYTES, offset - self.offset)):
                 raise Corrupt(

@@ -79,7 +79,7 @@ class ZstdBlocks:
         return position
 
     def _step(self, header: bytes) -> None:
-        """Read a header. Decide which header comes next, and how many bytes to skip before it."""
+        """Read a header. Decide which header comes next, and how many bytes come before that header."""
         number = int.from_bytes(header, "little")
         match self._next:
             case _Next.FRAME if number == _MAGIC:

@@ -29,7 +29,7 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(data: bytes) -> dict[str, Any]:
-    """Return the object in ``data``. Raise ``Corrupt`` if it is not a JSON object."""
+    """Return the JSON object in ``data``. Raise ``Corrupt`` for other bytes."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -144,7 +144,8 @@ class _Parser:
             raise self._fail("nested too deeply")
 
     def _body(self) -> tuple[tuple[Node, ...], str]:
-        """Return the nodes before the next ``end`` or ``else``, and this keyword; without one, all and ""."""
+        """Return the nodes before the next ``end`` or ``else``, and that keyword; without a keyword, all
+        nodes and ""."""
         nodes: list[Node] = []
         for literal, action, tokens in self._pieces:
             if literal:
@@ -333,7 +334,7 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 
 def _field(value: Any, name: str, arguments: Sequence[str]) -> Any:
-    """Return a field of a struct, or the result of a method. Raise ``Invalid`` if it has neither."""
+    """Return a field of a struct, or the result of a method. Raise ``Invalid`` if the struct has neither."""
     if isinstance(value, Struct):
         if (method := value.methods.get(name)) is not None:
             try:

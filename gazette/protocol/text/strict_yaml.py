@@ -40,10 +40,8 @@ Item = TypeVar("Item")
 
 
 class Fields:
-    """Fields of one YAML mapping. All of them must be in ``known``.
-
-    Each accessor returns the zero value of its type for a field that is absent or null.
-    """
+    """Fields of one YAML mapping. All of them must be in ``known``. Each accessor returns the zero value of
+    its type for a field that is absent or null."""
 
     __slots__ = ("_nodes",)
 

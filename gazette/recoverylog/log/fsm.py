@@ -107,10 +107,8 @@ class RecoveryFSM:
         return bool(self.hinted_segments)
 
     def apply(self, op: RecordedOp, payload: bytes) -> Outcome:
-        """Sequence one operation. ``payload`` is its encoding as it stands in the log.
-
-        An outcome that does not advance leaves the FSM unchanged.
-        """
+        """Sequence one operation. ``payload`` is its encoding as it stands in the log. An outcome that does
+        not advance leaves the FSM unchanged."""
         if self.hinted_segments and op.author != self.hinted_segments[0].author:
             return Outcome.NOT_HINTED_AUTHOR
         if op.seq_no != self.next_seq_no:

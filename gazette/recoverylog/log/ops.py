@@ -1,7 +1,7 @@
 """Recorded operations and their frames, byte for byte as they stand in a recovery log.
 
-A frame is the magic word, the payload's length (little-endian), and the payload, a protobuf message. The
-raw bytes of a write follow its frame. They are not part of the checksum.
+A frame is the magic word, the payload's length (little-endian), and the payload, a protobuf message. The raw
+bytes of a write follow its frame, and are not part of the checksum.
 
 The checksum of an operation is the CRC-32C of all earlier payloads. So an author can continue a log only if
 it has read all of the log. Compute checksums over payloads as they were read or written: another encoding of

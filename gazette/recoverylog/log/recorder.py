@@ -237,7 +237,7 @@ class Recorder:
 
     def _fence_fork(self) -> None:
         _, frame = self._sequence(None)
-        # A broker changes registers only with content, so a no-op carries the fence. It checks no
+        # A broker changes registers only with content, so a no-op carries the fence. Its append checks no
         # registers, since the registers of the new log are unknown.
         txn = self._appends.start_append(
             AppendParams(journal=self.log, union_registers=fence(self.author))
@@ -297,8 +297,8 @@ class Recorder:
     def group(self, wait_for: Collection[OpFuture[Any]] = ()) -> Iterator[Group]:
         """Record operations that take effect together, once every future of ``wait_for`` has succeeded.
 
-        If the body raises, append nothing. The recorder is then broken, because the files may
-        differ from the log. This does not block: wait for ``group.future``.
+        If the body raises, append nothing. The recorder is then broken, because the files may differ from the
+        log. The block does not wait for the append: wait for ``group.future``.
         """
         self._check()
         group = Group(self)

@@ -95,7 +95,7 @@ class SegmentSet:
         self._segments = _fold(segments)
 
     def add(self, segment: Segment) -> None:
-        """Add a segment. If it contradicts the others, raise ``Invalid`` and change nothing."""
+        """Add a segment. If it contradicts other segments, raise ``Invalid`` and change nothing."""
         self._segments = _fold([*self._segments, segment])
 
     def __iter__(self) -> Iterator[Segment]:

@@ -23,7 +23,7 @@ class FileWriter:
         self._files = files
         self._pool = pool
         self._gathered: list[FileAction] = []
-        """Actions that have not begun. They come from ``_bytes`` bytes of the log."""
+        """Actions that have not begun. Their operations take ``_bytes`` bytes of the log."""
         self._bytes = 0
         self._writing: asyncio.Task[None] | None = None
 

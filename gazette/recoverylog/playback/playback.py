@@ -105,7 +105,7 @@ class BeyondTheEnd(Corrupt):
 
 
 class Playback:
-    """Decoder of a log from some offset on. It drives the recovery FSM.
+    """Decoder of a log from some offset on, which drives the recovery FSM.
 
     Invariants: ``offset`` is the offset of the first byte that is not decoded. Bytes that were fed
     but not decoded are an incomplete frame, or junk shorter than a header.
@@ -175,7 +175,7 @@ class Playback:
 
     @property
     def incomplete(self) -> bool:
-        """True if the fed bytes end within an operation. This is never so at the end of an append."""
+        """True if the fed bytes end within an operation, and so not at the end of an append."""
         return self._raw is not None or len(self._buffer) >= HEADER_LENGTH
 
     def jump(self, offset: int) -> None:
@@ -290,7 +290,7 @@ class Playback:
         """Return the first position after ``at`` at which a frame may begin. Raise ``Corrupt`` after
         `JUNK_MAX` bytes without a frame."""
         magic_begin = data.find(MAGIC, at + 1)
-        # Without a magic word, the last three bytes may be the start of one.
+        # Without a magic word, keep the last three bytes: a magic word may begin there.
         next_position = magic_begin if magic_begin >= 0 else max(at + 1, len(data) - len(MAGIC) + 1)
         self.junk_bytes += next_position - at
         self._junk_run += next_position - at

@@ -53,7 +53,8 @@ SUSPENDED_POLL_S = 2.0
 CATCH_UPS_MAX = 3
 """Greatest number of waits for new appends before a hand-off, if the owner never pauses.
 
-Then the hand-off is appended anyway. It loses the race, but its fence stops the owner: the next one succeeds.
+Then the hand-off is appended anyway. This hand-off loses the race, but its fence stops the owner: the next
+hand-off succeeds.
 """
 
 

@@ -58,7 +58,8 @@ class PlayedFiles:
 
 
 def target_of(directory: Path, path: str) -> Path:
-    """Return the location of a path of a log, and make its parents. Raise ``Corrupt`` if it is taken."""
+    """Return the location of a path of a log, and make its parents. Raise ``Corrupt`` if another file has the
+    location."""
     target = directory / path
     try:
         for parent in reversed(target.relative_to(directory).parents):

@@ -115,7 +115,7 @@ def encode_offset(offset: int) -> bytes:
 
 
 def decode_offset(value: bytes) -> int:
-    """Return the offset of a mark's value. Raise ``Corrupt`` if it is not an offset."""
+    """Return the offset of a mark's value. Raise ``Corrupt`` for a value that is no offset."""
     if value and _ZERO <= value[0] <= _LENGTH_BASE and len(value) == 1:
         return value[0] - _ZERO
     length = value[0] - _LENGTH_BASE if value else 0

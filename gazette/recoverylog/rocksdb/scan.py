@@ -24,10 +24,8 @@ Items: TypeAlias = Iterator[tuple[bytes, bytes]]
 
 
 def spans(prefix: bytes, begin: bytes | None, end: bytes | None, column_family: str) -> list[Span]:
-    """Return the spans of an application's keys with a prefix between two bounds, in order.
-
-    Raise ``Invalid`` for a bound that is not bytes.
-    """
+    """Return the spans of an application's keys with a prefix between two bounds, in order. Raise ``Invalid``
+    for a bound that is not bytes."""
     if type(prefix) is not bytes or begin is not None or end is not None:
         bounds = {"begin": begin, "end": end}
         require_bytes(prefix=prefix, **{name: v for name, v in bounds.items() if v is not None})

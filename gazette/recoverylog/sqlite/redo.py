@@ -139,7 +139,8 @@ class RedoFile:
 
 
 def redo_files(paths: Mapping[str, Path], database: str) -> list[RedoFile]:
-    """Return the redo files of a database among ``paths``, in order. Raise ``Corrupt`` if one is missing."""
+    """Return the redo files of a database among ``paths``, in order. Raise ``Corrupt`` if a file is
+    missing."""
     pattern = re.compile(re.escape(database) + r"\.redo-([0-9]{8,})$")
     entries: list[tuple[int, Path, tuple[int, int, int]]] = []
     for name, path in paths.items():

@@ -97,7 +97,7 @@ def encode_header(page_size: int, index: int, previous_end: int) -> bytes:
 
 
 def decode_header(name: str, data: bytes) -> tuple[int, int, int]:
-    """Return (page size, index, end of the predecessor) of a file. Raise ``Corrupt`` if it is damaged."""
+    """Return (page size, index, end of the predecessor) of a file. Raise ``Corrupt`` for a damaged head."""
     if len(data) == HEADER_LENGTH:
         magic, page_size, index, previous_end, crc = _HEADER.unpack(data)
         if magic == _MAGIC and zlib.crc32(data[: HEADER_LENGTH - 4]) == crc:
@@ -159,7 +159,7 @@ def encode_image(frame: ImageFrame) -> bytes:
 
 
 def decode_image(kind: int, payload: memoryview) -> ImageFrame:
-    """Return the announcement of an image. Raise ``Corrupt`` if it is damaged."""
+    """Return the announcement of an image. Raise ``Corrupt`` for a damaged announcement."""
     length = _IMAGE.size + (_WITHIN.size if kind == KIND_IMAGE_WITHIN else 0)
     if len(payload) != length:
         raise Corrupt("the redo frame of an image has a wrong length", length=len(payload))
@@ -202,7 +202,7 @@ def changes_of(
             pos += length
             continue
         for _ in range(n_ranges):
-            offset, length = _RANGE.unpack_from(payload, pos)  # The length is less by one.
+            offset, length = _RANGE.unpack_from(payload, pos)  # The stored length is one less.
             pos += _RANGE.size
             if offset + length >= page_size:
                 raise Corrupt("redo frame has a range beyond its page", page=page)

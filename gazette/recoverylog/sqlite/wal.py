@@ -2,10 +2,9 @@
 
 After a crash, SQLite reads a WAL up to the first frame with a wrong checksum. It drops the later frames as an
 unfinished transaction. If a WAL was damaged after play-back, SQLite drops commits in silence. The shard would
-continue from an older state than its log has.
-
-The two cases differ. A log has whole commits, and each generation of a WAL has its own file. So after the
-last commit, only frames of rolled-back transactions may follow, none of which ends a transaction.
+continue from an older state than its log has. A damaged WAL and an unfinished transaction differ. A log has
+whole commits, and each generation of a WAL has its own file. So after the last commit, only frames of
+rolled-back transactions may follow, none of which ends a transaction.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ The byte order is native. The fields stand there twice, so that a reader detects
 def require_whole_wal(connection: apsw.Connection, path: Path, schema: str = "main") -> None:
     """Check that ``connection`` accepts every commit in the WAL of the recovered database at ``path``.
 
-    The connection has just opened the database as ``schema``, and has not written to it. Read the
-    headers of frames that it does not accept. Raise ``Corrupt`` if one of them ends a commit.
+    The connection has just opened the database as ``schema``, and has not written to it. Read the headers of
+    frames that SQLite does not accept. Raise ``Corrupt`` if such a frame ends a commit.
     """
     wal = path.with_name(path.name + "-wal")
     if not wal.exists():

@@ -85,10 +85,8 @@ class Broker:
 
 
 class LocalCluster:
-    """etcd and brokers. Use as ``async with``: leaving it stops all processes, brokers before etcd.
-
-    A start in a directory of an earlier run continues with its data.
-    """
+    """etcd and brokers. Use as ``async with``: leaving it stops all processes, brokers before etcd. A start
+    in a directory of an earlier run continues with its data."""
 
     def __init__(
         self, settings: ClusterSettings, clock: Clock, environ: Mapping[str, str] = os.environ
@@ -219,7 +217,8 @@ class LocalCluster:
                 on_restart(self.etcd.exit_code)
 
     async def keep_brokers(self, on_change: Callable[[ChildProcess, bool], None]) -> NoReturn:
-        """Start each broker again that ends. Call ``on_change`` with False at its end, True once it is ready.
+        """Start each broker again that ends. Call ``on_change`` with False when a broker ends, True once it
+        is ready again.
 
         Run this as a daemon. A broker that ends with an exit code has lost its lease, for example after a
         pause. Such a broker has stored its fragments. Raise ``Broken`` if a signal kills the only broker, if
@@ -249,7 +248,7 @@ class LocalCluster:
             on_change(broker.process, False)
             await broker.process.start()
             await self._await_ready(broker)
-            if len(self.brokers) == 1:  # No other broker can hold more bytes.
+            if len(self.brokers) == 1:  # With one broker, no other broker can hold more bytes.
                 await self._resume()
             on_change(broker.process, True)
 

@@ -63,7 +63,7 @@ class Runner:
 
 
 def choose_runner(forced: bool | None, environ: Mapping[str, str]) -> Runner:
-    """Return the runner that ``forced`` asks for: Spark if True. None chooses Spark if it can run.
+    """Return the runner that ``forced`` asks for: Spark for True. None chooses Spark if Spark can run.
 
     The search for Java starts ``java -version`` at most. Raise ``Invalid`` if Spark is forced and not
     installed, ``Unavailable`` if it is forced and has no Java.

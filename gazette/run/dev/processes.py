@@ -120,10 +120,8 @@ async def await_ready(
     *,
     host: str = "127.0.0.1",
 ) -> None:
-    """Return when ``/debug/ready`` of a child answers 200.
-
-    Raise ``Broken`` with the end of the log if the child died, ``Unavailable`` after ``timeout_s``.
-    """
+    """Return when ``/debug/ready`` of a child answers 200. Raise ``Broken`` with the end of the log if the
+    child died, ``Unavailable`` after ``timeout_s``."""
     deadline = clock.monotonic() + timeout_s
     while True:
         if not process.running:

@@ -1,7 +1,7 @@
 """Options of a RocksDB store's column families.
 
-Options that the application gives take precedence. A family without them gets the options of the last
-opening: RocksDB writes these beside its files, so they are in the recovery log.
+Options that the application gives take precedence. A family without given options gets those of the last
+opening: RocksDB writes options beside its files, so they are in the recovery log.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def native_options(native: Any, options: RocksDBOptions) -> Any:
 
 
 class _Tuned:
-    """The options that ``tune`` gets. They refuse calls whose effect RocksDB does not report."""
+    """The options that ``tune`` gets, which refuse calls whose effect RocksDB does not report."""
 
     def __init__(self, options: Any) -> None:
         self._options = options

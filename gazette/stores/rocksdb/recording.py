@@ -81,7 +81,7 @@ class _Tracked:
 
 @dataclass(slots=True)
 class _Copy:
-    """A new copy of a file in the log. It has another path until it is complete."""
+    """A new copy of a file in the log, which has another path until it is complete."""
 
     source: _Tracked
     fnode: int
@@ -198,7 +198,7 @@ class RocksDBRecording:
             return None
 
     def _tails(self) -> list[tuple[_Tracked, bytes]] | None:
-        """Return the new bytes of the WALs; None if anything else is new."""
+        """Return the new bytes of the WALs; None if other files have changed, too."""
         latest = self._latest()
         for listed in (False, True):
             if listed:
@@ -359,7 +359,7 @@ class RocksDBRecording:
             del self._small[name]
 
     def _forget(self, group: Group, tracked: _Tracked) -> None:
-        """Unlink a file that RocksDB does not need any more, and an unfinished copy of it."""
+        """Unlink a file that RocksDB does not need any more, and its unfinished copy, if any."""
         copy = self._copy
         if copy is not None and copy.source is tracked:
             group.unlink(copy.path)
@@ -423,7 +423,7 @@ class RocksDBRecording:
         if len(data) != size:
             raise Broken("a file of RocksDB shrank", path=self._local(source.name))
         with self._recorder.group() as group:
-            if copy.fnode == 0:  # This is the first piece.
+            if copy.fnode == 0:  # The copy begins with this piece.
                 copy.fnode = group.create(copy.path)
             group.write(copy.fnode, copy.copied, data)
             copy.copied += size

@@ -148,10 +148,10 @@ class RocksDBStore(Store):
     def standby_view(cls, directory: Path, *, cache_bytes: int = 64 << 20) -> StateView:
         """Return a view for `Application.new_view`.
 
-        Queries on a standby get an object of this class that was made without ``__init__``. Methods that
-        use only ``view`` work as on the primary; everything else raises ``NotAllowed``. ``cache_bytes``
-        bounds the cache of uncompressed blocks of all column families. Raise ``Invalid`` if it is below 1.
-        Each of two copies holds the content of WALs in memory, at most 64 MiB.
+        Queries on a standby get an object of this class that was made without ``__init__``. Methods that use
+        only ``view`` work as on the primary; everything else raises ``NotAllowed``. ``cache_bytes`` bounds
+        the cache of uncompressed blocks of all column families. Raise ``Invalid`` for fewer than 1. Each of
+        two copies holds the content of WALs in memory, at most 64 MiB.
         """
         native = load_rocksdict("RocksDBStore")
         require_count("cache_bytes", cache_bytes)
@@ -462,7 +462,7 @@ class RocksDBStore(Store):
             try:
                 database.close()
             except Exception as error:
-                # Closing would flush first. This flush may fail: the log has everything.
+                # To close, RocksDB flushes first. That flush may fail: the log has everything.
                 if "Shutdown in progress" not in str(error):
                     raise
 

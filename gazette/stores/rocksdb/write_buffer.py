@@ -8,10 +8,8 @@ from functools import partial
 
 
 class Pending:
-    """Writes of the running transaction to one column family.
-
-    A commit deletes ``ranges`` first, and then sets ``values``. The value None deletes a key.
-    """
+    """Writes of the running transaction to one column family. A commit deletes ``ranges`` first, and then
+    sets ``values``. The value None deletes a key."""
 
     __slots__ = ("ranges", "undo", "values")
 

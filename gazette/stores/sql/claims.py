@@ -1,7 +1,7 @@
 """Stage 14 of the byte path: claims of a backfill in a SQL database.
 
-`gazette.stores.claims` says what a claim is for. The mark is a row of the table of checkpoints, with a
-key that no shard has. So databases need no other table and no migration.
+`gazette.stores.claims` says what a claim is for. The mark is a row of the table of checkpoints, with a key
+that no shard has. So databases need neither another table nor a migration.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from gazette.errors import Aborted, Fenced, GazetteError, Invalid, Unavailable
 from gazette.stores.sql.parameters import unadapted, unadapted_class
 
 _OF_THE_MESSAGE: Final = frozenset({"21", "22", "23", "44", "P0"})
-"""Classes of SQLSTATE that the message causes. They are cardinality, data, constraints, checks of views, and
-errors of the application's SQL code."""
+"""Classes of SQLSTATE that the message causes: cardinality, data, constraints, checks of views, and errors of
+the application's SQL code."""
 _VALUE_TOO_LARGE: Final = "54000"
 """SQLSTATE of a value that is too large, for example for a key of an index."""
 _TRANSIENT: Final = frozenset({"08", "40", "53", "55", "57"})

@@ -47,7 +47,7 @@ def require_kept(
 
 
 def unadapted_class(error: object) -> str:
-    """Return the name of the class that the driver has refused; empty for another error."""
+    """Return the name of the class that the driver has refused; empty for an error of another kind."""
     may_be = any(base.__name__ == "ProgrammingError" for base in type(error).__mro__)
     match = _UNADAPTED.search(str(error)) if may_be else None
     return match[1] if match is not None else ""

@@ -240,7 +240,7 @@ class SQLStore(Store):
     def timer_table(self, shard: Shard) -> TimerTable:
         """Return the table of the shard's timers, which must exist: see `create_timer_table`. Blocks.
 
-        Raise ``Invalid`` if it does not exist, or for a store with ``overlap``.
+        Raise ``Invalid`` if the table does not exist, or for a store with ``overlap``.
         """
         if self._overlap:
             raise Invalid(
@@ -288,7 +288,7 @@ class SQLStore(Store):
         table = self._table
         if self.engine.dialect.name == "postgresql":
             self._session_name = _session_name(table.name, fqn)
-            # End the session of a former owner. One that is stopped (SIGSTOP) or cut off holds locks.
+            # End the session of a former owner, which holds locks if it is stopped (SIGSTOP) or cut off.
             with self.engine.begin() as connection:
                 connection.execute(_END_FORMER, {"name": self._session_name})
         with self.engine.begin() as connection:

@@ -58,7 +58,7 @@ class _Table:
         return self._schema, self
 
     def BestIndex(self, *_: Any) -> None:
-        return None  # Each read goes through all rows.
+        return None  # A table has no index: each read goes through all rows.
 
     def Open(self) -> _Rows:
         return _Rows(self)

@@ -29,7 +29,7 @@ def _listed(bindings: Any) -> Bindings:
 
 
 def are_kept(values: Iterable[Any]) -> bool:
-    """Return True if SQLite keeps all of these values exactly; False if it may change one."""
+    """Return True if SQLite keeps all of these values exactly; False if it may change a value."""
     for value in values:
         value_type = type(value)
         if value_type not in KEPT and (value_type is not float or isnan(value)):

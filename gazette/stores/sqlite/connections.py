@@ -158,7 +158,7 @@ class _Setting:
     name: str
     value: str
     expected: int | None
-    """The value that SQLite must report afterwards; None if it reports none."""
+    """The value that SQLite must report afterwards; None for a pragma without a report."""
 
 
 class ConnectionSetup:

@@ -21,7 +21,7 @@ from gazette.stores.sqlite.hand_over import NO_FORMER, NOTE_PATH, Former, record
 from gazette.stores.sqlite.redo_recording import RedoRecording
 
 REIMAGE_MAX: Final = 4
-"""Greatest number of groups of which one commit records images. It bounds the time of a commit."""
+"""Greatest number of groups of which one commit records images, which bounds the time of a commit."""
 IMAGE_FILES: Final = 1024
 """Approximate number of files of images of a large store: each has 1/1024 of the store."""
 FILES_PER_IMAGE_FILE: Final = 2
@@ -216,7 +216,7 @@ class RedoDatabases:
         max(self._all, key=lambda database: database.files).renew(self._bound, self._file_bytes)
 
     def _of_oldest_file(self) -> RedoRecording | None:
-        """Return the recorder of the log's oldest file; None if it belongs to no database."""
+        """Return the recorder of the log's oldest file; None if that file belongs to no database."""
         nodes = self._recorder.fsm.nodes
         for path in nodes[next(iter(nodes))].links:
             if match := _DATABASE_FILE.fullmatch(path):
@@ -225,7 +225,7 @@ class RedoDatabases:
         return None
 
     def _renew_note(self) -> bool:
-        """Record the note file again if it is the log's oldest file. Return True if it was."""
+        """Record the note file again if it is the log's oldest file. Return True if so."""
         nodes = self._recorder.fsm.nodes
         if NOTE_PATH not in nodes[next(iter(nodes))].links:
             return False

@@ -48,7 +48,7 @@ def without_definitions(sql: str) -> str:
 
 @contextlib.contextmanager
 def unchanged_definitions(connection: apsw.Connection) -> Iterator[None]:
-    """Run SQL of schemas in the block. Raise ``Invalid`` if it has changed a definition."""
+    """Run SQL of schemas in the block. Raise ``Invalid`` if the SQL has changed a definition."""
     try:
         yield
     except apsw.Error:

@@ -23,7 +23,7 @@ from gazette.errors import Invalid
 from gazette.stores.sqlite.definitions import definitions_of, without_definitions
 
 Migration = str | Callable[[apsw.Connection], None]
-"""SQL of one or more statements, or a function that runs SQL. It must not end the transaction."""
+"""SQL of one or more statements, or a function that runs SQL. Neither may end the transaction."""
 
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS gazette_migration (version INTEGER PRIMARY KEY, digest TEXT NOT NULL)

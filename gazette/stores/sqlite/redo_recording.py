@@ -77,7 +77,7 @@ class RedoRecording:
         self._image_files: Counter[ImageFile] = Counter()
         """By file of images: the number of groups whose latest image it has."""
         self._image_file: ImageFile | None = None
-        """The file that gets the next image, if it has room. None: the next image begins a file."""
+        """The file that gets the next image, if the file has room. None: the next image begins a file."""
         self._image_end = 0
 
     def open(self) -> apsw.Connection:
@@ -280,7 +280,8 @@ class RedoRecording:
             self._create_redo(group, previous_end)
 
     def _oldest_group(self) -> int:
-        """Return the group that needs the oldest redo, with image or bare. Both dicts are in order of age."""
+        """Return the group that needs the oldest redo, with an image or without one. Both dicts are in order
+        of age."""
         imaged = next(iter(self._state.groups), None)
         bare = next(iter(self._first_redo), None)
         if imaged is None or bare is None:

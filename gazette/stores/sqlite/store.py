@@ -80,8 +80,8 @@ class SQLiteStore(Store):
     ``NotAllowed``; use SAVEPOINT for changes that you may undo. ATTACH and DETACH raise ``NotAllowed``,
     too: recording would miss the attached database.
 
-    Any thread may call ``query``. On the shard's thread, which opened the store, it sees the running
-    transaction; on others, the last local commit.
+    Any thread may call ``query``. On the shard's thread, which opened the store, a query sees the running
+    transaction; on other threads, the last local commit.
 
     ``connection_pragmas`` are settings such as ``{"foreign_keys": True}``. ``prepare_connection``
     gets an ``apsw.Connection``, and adds functions and collations to it. Both apply to each
@@ -558,7 +558,7 @@ class _Savepoint:
     def _end(self, sql: str) -> None:
         connection = self._store.connection
         if not connection.in_transaction:
-            self._store._begin()  # This raises if an error rolled back more than the savepoint.
+            self._store._begin()  # Raise the error if it rolled back more than the savepoint.
         connection.execute(sql).fetchall()
 
 

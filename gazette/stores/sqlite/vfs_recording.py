@@ -40,7 +40,7 @@ RECORDED_KINDS: Final = (
     | apsw.SQLITE_OPEN_SUPER_JOURNAL
     | apsw.SQLITE_OPEN_WAL
 )
-"""Kinds of files that are recorded. Others are temporary: a later owner does not need them."""
+"""Kinds of files that are recorded. Files of other kinds are temporary: a later owner does not need them."""
 
 _RESTART_MAGICS: Final = (b"\0\0\0\0", b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 """First bytes of a write at offset 0 that invalidates a journal, or restarts a WAL.
@@ -120,7 +120,7 @@ class _WriteNotes:
 
 
 class _RecordedFile(apsw.VFSFile):
-    """A file that notes its writes. The base class performs them, and does everything else."""
+    """A file that notes its writes. The base class performs writes and all other operations."""
 
     def __init__(
         self, notes: _WriteNotes, name: str | apsw.URIFilename | None, flags: list[int]

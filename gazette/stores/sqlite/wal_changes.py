@@ -226,7 +226,8 @@ class WalChanges:
         if commits > _COMMITS_MAX:
             raise used_elsewhere(self._path, "it made the index of the WAL again")
         if position.salt != self._salt:
-            # SQLite has restarted the WAL, which it does only when the database file has all of its frames.
+            # SQLite has restarted the WAL, which it does only when the database file has all frames of the
+            # former WAL.
             self._salt = position.salt
             self._collected_frames = 0
             self._wal_pages.clear()

@@ -432,7 +432,9 @@ class WriteOptions:
                 )
             commits = f"{checkpoint.rstrip('/')}/gazette-commits"
         commit_id = values.text("commitId")
-        if not streaming and bool(commits) != bool(commit_id):  # One of them without the other.
+        if not streaming and bool(commits) != bool(
+            commit_id
+        ):  # One of the two options without the other.
             values.fail("commitId", "goes together with commits")
         if commit_id and not re.fullmatch(r"[\w.-]+", commit_id):
             values.fail("commitId", "must be letters, digits, and any of _.-")

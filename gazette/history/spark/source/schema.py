@@ -47,7 +47,8 @@ def table_schema(options: ReadOptions) -> tuple[Any, bool]:
 
 
 def row_format(options: ReadOptions, schema: Any, shapes: Iterable[MessageFormat]) -> RowFormat:
-    """Return the format of rows with this schema, for these messages. Raise `Invalid` if they do not fit."""
+    """Return the format of rows with this schema, for these messages. Raise `Invalid` if the two do not
+    fit."""
     with as_options():
         value = value_of_all(options.value, shapes)
         if value == "csv":

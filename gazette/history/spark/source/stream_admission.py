@@ -78,10 +78,8 @@ def next_pieces(journal: JournalSnapshot, begin: Offset, limit: ReadLimit) -> Se
 
 
 def later_end(journal: JournalSnapshot, begin: Offset, end: Offset) -> Offset | None:
-    """Return a later end of a batch, for a journal whose next message does not end before ``end``.
-
-    Return None if the journal has no more bytes.
-    """
+    """Return a later end of a batch, for a journal whose next message does not end before ``end``. Return
+    None if the journal has no more bytes."""
     next_piece = next((piece for piece in journal.pieces if piece.end > end), None)
     if next_piece is None:
         return None

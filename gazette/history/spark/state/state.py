@@ -1,7 +1,7 @@
 """The state of shards as a table, from their recovery logs: ``format("gazette-state")``.
 
-The table has the rows of a table of SQLite, the entries of a RocksDB column family, or a JSON document. They
-are as of the last commit, or of a `gazette.recoverylog.time_travel.Moment`. Each shard is a task.
+The table has the rows of a table of SQLite, the entries of a RocksDB column family, or a JSON document. The
+content is as of the last commit, or of a `gazette.recoverylog.time_travel.Moment`. Each shard is a task.
 """
 
 from __future__ import annotations
@@ -296,10 +296,8 @@ def _batch(schema: pa.Schema, names: list[str], shard: str, rows: list[tuple[Any
 
 
 def state_schema(given: Mapping[str, str]) -> str:
-    """Return the columns of the option ``fields``, as in CREATE TABLE.
-
-    Without the option, recover a shard to find the columns: this blocks.
-    """
+    """Return the columns of the option ``fields``, as in CREATE TABLE. Without the option, recover a shard to
+    find the columns: this blocks."""
     options = StateOptions.parse(given)
     if options.fields:
         return f"{SHARD} string, {options.fields}"
