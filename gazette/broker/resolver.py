@@ -274,7 +274,8 @@ class Resolver:
         """
         if min_etcd_revision > self._ks.header.revision:
             return None
-        resolution = self._resolved(split_journal_meta(journal)[0], claims, may_proxy, True)
+        name = split_journal_meta(journal)[0]
+        resolution = self._resolved(name, claims, may_proxy, require_primary=True)
         waits = resolution.awaits_assignment or self._may_appear(resolution)
         return None if waits else resolution
 

@@ -119,4 +119,4 @@ def _is_harmless(gap: Gap, journal: JournalSnapshot) -> bool:
 
     If pruned bytes have pending messages of the begin, the fold raises an error once these commit.
     """
-    return gap.pruned and (not journal.begin < gap.end or not journal.begin)
+    return gap.pruned and (journal.begin >= gap.end or journal.begin == 0)

@@ -161,7 +161,7 @@ async def values(etcd: Etcd) -> list[FSMHints | None]:
 
 async def stored(etcd: Etcd) -> list[bytes]:
     """Return the values of all slots, not decoded."""
-    return [slot.value for slot in await read_hints(etcd, SPEC, False)]
+    return [slot.value for slot in await read_hints(etcd, SPEC, check=False)]
 
 
 async def rotate(etcd: Etcd, hints: FSMHints, revision: int) -> None:

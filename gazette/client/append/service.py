@@ -256,7 +256,7 @@ class AppendService:
             queue = backlog.queue(params)
         if backlog.bytes > backlog.settings.backlog_max:
             backlog.await_room(queue)
-        if not queue.lock.acquire(False):
+        if not queue.lock.acquire(blocking=False):
             self._take_turn(queue)
         unmet = _unmet(dependencies) if dependencies else NOTHING
         return AppendTxn(backlog, queue, params, unmet)

@@ -65,7 +65,7 @@ def checked_hints(value: bytes, recovery_log: str) -> FSMHints:
     return hints
 
 
-async def read_hints(etcd: Etcd, spec: ShardSpec, check: bool = True, /) -> tuple[StoredHints, ...]:
+async def read_hints(etcd: Etcd, spec: ShardSpec, *, check: bool = True) -> tuple[StoredHints, ...]:
     """Read all slots of a shard's hints at one revision: the primary's slot, then the backups.
 
     Without ``check``, decode short values only, to move values. Raise ``Unavailable`` if etcd is away.
@@ -143,7 +143,7 @@ async def store_recorded_hints(
     result = await etcd.txn((still_assigned,), (Op.put(spec.hint_primary_key, value),))
     if not result.succeeded or not hints.live_nodes or not spec.hint_backup_keys:
         return result.succeeded
-    for slot in (await read_hints(etcd, spec, False))[1:]:
+    for slot in (await read_hints(etcd, spec, check=False))[1:]:
         if _is_empty(slot):
             # One transaction for each slot: all slots together may be more than etcd accepts. A slot
             # that was written meanwhile keeps its value.
@@ -211,7 +211,7 @@ async def _rotate(
     the last slot first: so every value is in some slot at each moment. Two equal neighbours show
     that an earlier rotation was interrupted there: continue that rotation.
     """
-    backups = (await read_hints(etcd, spec, False))[1:]
+    backups = (await read_hints(etcd, spec, check=False))[1:]
     if backups[0].value == value:
         return True
     last = 0

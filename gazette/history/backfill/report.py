@@ -48,9 +48,9 @@ class Report:
     run_id: str
     published: bool
     resumed: bool
-    history_bytes: int
-    history_messages: int
-    shards: tuple[ShardReport, ...]
+    history_bytes: int = 0
+    history_messages: int = 0
+    shards: tuple[ShardReport, ...] = ()
     verified: tuple[str, ...] = ()
     seconds: float = 0.0
     acknowledged: int = 0

@@ -214,7 +214,7 @@ class BackfillRun:
         plan = await self._records.plan()
         if plan is not None:
             plan.require_same(self._title, [shard.spec.id for shard in listed])
-        return Report(self._settings.run_id, True, True, 0, 0, ())
+        return Report(self._settings.run_id, published=True, resumed=True)
 
     async def _all_published(
         self, manifest: set[tuple[str, str]], listed: Sequence[ListedShard]
