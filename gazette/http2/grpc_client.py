@@ -141,7 +141,7 @@ class Http2Channel:
         """Return a method of many requests, which are written, and many responses."""
         return self._method(path, True, True, *args, **kwargs)
 
-    def _method(
+    def _method(  # The flags say whether requests, and whether responses, are streams.
         self,
         path: str,
         streams_requests: bool,

@@ -68,10 +68,8 @@ def passed_on(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str]:
 
 @asynccontextmanager
 async def failing(call: Call) -> AsyncIterator[None]:
-    """End the call with code and text of a ``GazetteError`` from the block.
-
-    A caller that goes cancels its handler, as `GrpcCall` says.
-    """
+    """End the call with code and text of a ``GazetteError`` from the block. A caller that goes cancels its
+    handler, as `GrpcCall` says."""
     try:
         yield
     except GazetteError as error:

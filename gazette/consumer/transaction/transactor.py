@@ -104,7 +104,7 @@ class PriorTransaction:
         return self.commit.done() and all(future.done() for future in self.acks.values())
 
     def require_committed(self) -> None:
-        """If the store's commit failed, raise its error, wrapped by `wrap_error`."""
+        """Raise the error of the store's commit, wrapped by `wrap_error`, if the commit failed."""
         if (error := first_failure((self.commit,))) is not None:
             raise wrap_error("the store's commit failed", error)
 

@@ -91,7 +91,7 @@ class Options:
             value = parse_integer(text) if kind is int else parse_number(text)
         except ValueError:
             self.fail(name, "must be a number")
-        if not value >= least:
+        if not value >= least:  # Also for NaN.
             self.fail(name, f"must be at least {least}")
         return value
 

@@ -252,7 +252,7 @@ _ARGUMENTS: Final = {
 
 @contextmanager
 def as_options() -> Iterator[None]:
-    """In an ``Invalid`` of the block, replace the name of an argument by the name of the option."""
+    """Replace the name of an argument, in an ``Invalid`` of the block, by the name of the option."""
     try:
         yield
     except Invalid as error:
