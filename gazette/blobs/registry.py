@@ -139,8 +139,8 @@ class ActiveStore:
 
     @property
     def store(self) -> BlobStore:
-        """The store. Its methods block: run them in ``calls``. Raises the ``Invalid`` or ``NotAllowed`` with
-        which it could not be made."""
+        """The store. Its methods block: run them in ``calls``. Raises ``Invalid`` or ``NotAllowed`` if the
+        store could not be made."""
         return self._made
 
     @property
@@ -384,10 +384,8 @@ class BlobStores:
         return len(unused)
 
     async def run_health(self) -> None:
-        """Check all stores from their first use on, watch for calls that hang, and sweep hourly.
-
-        Run this as a daemon: it never returns.
-        """
+        """Check all stores from their first use on, watch for calls that hang, and sweep hourly. Run this as
+        a daemon: it never returns."""
         async with TaskScope("blob-stores") as scope:
             scope.daemon(self._sweep_hourly(), name="sweep")
             scope.daemon(self._watch_calls(), name="watch")

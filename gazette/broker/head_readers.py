@@ -119,7 +119,7 @@ class HeadReaders:
     def _shared(self, found: IndexResult) -> tuple[bytes, Offset] | None:
         """Return responses for all readers that wait for ``found``, and the offset behind them.
 
-        Return None if each reader must go on alone. Raise an error of the disk.
+        Return None if each reader must continue alone. Raise ``Unavailable`` if the disk fails.
         """
         if found.local is None or not self._lease.holds:
             return None

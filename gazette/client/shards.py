@@ -115,8 +115,8 @@ class ShardClient(ClusterAccess):
     ) -> ShardStat:
         """Return a shard's progress, once it has recovered and read through the given offsets.
 
-        Raise ``NotFound``, ``Unavailable`` (no primary, or it stopped), ``Moved``, ``NotAllowed``
-        or ``Broken``. Cancellation changes nothing.
+        Raise ``NotFound`` without the shard, ``Unavailable`` without its primary, ``Moved`` if another member
+        leads it, ``NotAllowed`` for a refused token, ``Broken`` if the call fails otherwise.
         """
         request = consumer_pb2.StatRequest(
             shard=shard_id, read_through=dict(read_through or {}), extension=extension

@@ -160,6 +160,7 @@ class Schema:
         from_file: Mapping[str, str],
         path: Path | None,
     ) -> tuple[str, Any]:
+        """Return where the value of an option is from, and the value. Raise ``Invalid`` for a wrong value."""
         if (texts := given.get(option.key)) is not None:
             text = ",".join(texts) if option.kind == "list" else texts[-1]
             return "flag", option.parse(text, option.flag)

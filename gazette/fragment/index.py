@@ -320,6 +320,7 @@ class Index:
             raise Closed("index was closed", journal=self.journal)
 
     def _find(self, offset: Offset, begin_mod_time: int) -> IndexResult:
+        """Find the fragment of ``offset``, or the first one behind it that readers may skip to."""
         while True:
             index, is_readable = self._set.longest_overlapping(offset)
             if not is_readable:

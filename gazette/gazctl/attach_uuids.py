@@ -150,7 +150,8 @@ class UuidAttacher:
         self._mint = uuids.UuidMint(uuids.new_producer_id(entropy), self._clock)
 
     def attach(self, lines: list[bytes], number: int = 1) -> bytes:
-        """Return lines with UUIDs. Raise ``Invalid`` with the number of a line; the first has ``number``."""
+        """Return lines with UUIDs. Raise ``Invalid`` with the number of a wrong line. The first line has
+        ``number``."""
         self._clock.update(int(self._wall_clock.now() * 1e9))
         render, new_uuid, rendered = self._layout.render, self._mint.text, []
         with self._clock.lock:

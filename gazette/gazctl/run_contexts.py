@@ -41,7 +41,8 @@ class RunContext:
 def published(environ: Mapping[str, str], run: RunContext) -> Iterator[str]:
     """Let `gazctl` of this user find a run during the block. Yield the name of its context, which is unique.
 
-    The kernel releases the lock however the process ends. Raise ``Invalid`` if the file cannot be written.
+    The file of the context is locked until the process ends, in whatever way. Raise ``Invalid`` if the file
+    cannot be written.
     """
     home = contexts_directory(environ)
     if home is None:

@@ -55,7 +55,8 @@ def scannable(schema: pa.Schema) -> tuple[Field, ...]:
 
 
 def _field(name: str, kind: pa.DataType) -> Field:
-    """Return a column as a field for the scanner; as a ``value`` if the scanner does not convert its type."""
+    """Return a column as a field for the scanner: as a ``value`` if the scanner does not convert its type, or
+    its fields are too deep or share a name."""
     if pa.types.is_decimal128(kind):
         return Field(name, "decimal", kind.scale, kind.precision)
     children: tuple[Field, ...] = ()

@@ -138,8 +138,8 @@ def _repaired(text: bytes, kinds_only: bool) -> bytes:
 
 
 def find_string(line: bytes, path: Sequence[str]) -> str | None:
-    """Return the string at a path of names in a line; None without one. The line need not be JSON: read it as
-    far as possible."""
+    """Return the string at a path of names in a line; None if no string is there. The line need not be JSON:
+    read it as far as possible."""
     raw: bytes | None = None
     wanted_path = list(path)
     names: list[str | None] = []

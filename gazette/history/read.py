@@ -282,7 +282,8 @@ def read_envelopes(
 
 
 def _usable(envelopes: list[Envelope[Any]], *, skips: bool) -> Iterator[Envelope[Any]]:
-    """Yield the messages with their declared time. For others, raise `UnusableTime`, or skip them."""
+    """Yield the messages with their declared time. Raise `UnusableTime` for a message without it, or skip
+    that message."""
     for envelope in envelopes:
         error = envelope.unusable if isinstance(envelope, TimedEnvelope) else None
         if error is None:

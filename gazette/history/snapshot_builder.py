@@ -341,13 +341,13 @@ class _Head:
 
 
 async def _head(access: OpenAccess, client: Client, journal: JournalName) -> _Head:
-    """Ask for the head of a journal."""
+    """Return the head of a journal, as its broker says it."""
     reader = client.reader(ReadParams(journal, WRITE_HEAD, metadata_only=True))
     try:
         async with access.answering(), reader:
             await reader.open()
     except NotYet:
-        pass
+        pass  # The answer has the head, and no content yet.
     return _Head(reader.write_head, reader.life, ConfirmedLosses(reader.lost))
 
 

@@ -72,7 +72,8 @@ class SummaryStore:
     def get(
         self, journal: JournalName, shape: MessageFormat, pieces: Sequence[Piece]
     ) -> Summary | None:
-        """Return the kept summary of some pieces, whose first byte begins a message; None without one."""
+        """Return the kept summary of some pieces, whose first byte begins a message; None if none can be
+        used."""
         identity = _identity(journal, shape, pieces) if self._readable else None
         if identity is None:
             return None

@@ -386,7 +386,8 @@ class ClientCall(StreamListener):
             sink(response)
 
     async def done_writing(self) -> None:
-        """Send the end of the requests, unless the call has ended. Raise ``AioRpcError`` if it fails now."""
+        """Send the end of the requests, unless the call has ended. Raise ``AioRpcError`` if the call has
+        failed."""
         if self.status is not None or self._half_closed:
             return
         self._half_closed = True

@@ -306,7 +306,7 @@ class Http2Connection:
         self._data_of: Http2Stream | None = None  # None if the content of this frame is dropped.
         self._block: list[bytes] = []  # Parts of an incomplete header block.
         self._block_of = 0
-        """Number of the stream whose header block is incomplete; 0 without one."""
+        """Number of the stream whose header block is incomplete; 0 if no block is."""
         self._block_flags = 0
         self._window = fr.WINDOW_DEFAULT
         """Bytes that the peer takes on all streams together."""
@@ -544,8 +544,8 @@ class Http2Connection:
     # Content.
 
     def _begin_data(self, length: int, flags: int, number: int) -> None:
-        """Check a DATA frame by its head, and charge its length to both windows. Raise a fault of the
-        connection, or of the stream."""
+        """Check a DATA frame by its head, and charge its length to both windows. Reset a stream at fault.
+        Raise ``ConnectionFault`` beyond the connection's window."""
         self._data_of, self._data_flags = None, flags
         # Before the checks of the stream: a frame of an ended stream uses the connection's window, too.
         self._granted -= length

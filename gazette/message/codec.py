@@ -394,7 +394,7 @@ class BytesCodec(MessageCodec[bytes]):
 
 
 def json_codec(message_type: Any, place: str | None = "") -> MessageCodec[Any]:
-    """Return the JSON codec of a type, with its UUID in a place. Raise `Invalid` if the type has none."""
+    """Return the JSON codec of a type with its UUID in ``place``. Raise `Invalid` for classes of protobuf."""
     if message_type is bytes:
         return BytesCodec()
     if message_type in (dict, ExactDocument):
@@ -416,7 +416,8 @@ def json_codec(message_type: Any, place: str | None = "") -> MessageCodec[Any]:
 
 
 def protobuf_codec(message_type: Any, place: str | None = "") -> MessageCodec[Any]:
-    """Return the protobuf codec of a type, with its UUID in a place. Raise `Invalid` if the type has none."""
+    """Return the codec of a class of protobuf with its UUID in ``place``, or of bytes. Raise `Invalid` for
+    other types."""
     if message_type is bytes:
         return BytesCodec()
     if _is_protobuf(message_type):

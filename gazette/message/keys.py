@@ -334,8 +334,6 @@ def encoding_named(name: str) -> KeyEncoding:
 
 
 def canonical_key(value: Any) -> CanonicalKey:
-    """Return the key of a value of any type, by the encoding for keys of functions.
-
-    Raise ``Invalid`` that names a value that cannot be a key.
-    """
+    """Return the key of a value of any type, by the encoding for keys of functions. Raise ``Invalid`` that
+    names a value that cannot be a key."""
     return ANY.encode(value)

@@ -51,6 +51,7 @@ class _Marks:
     """A payload in which finite numbers stand for literals, until it is decoded."""
 
     def __init__(self, payload: bytes, literals: Sequence[bytes]) -> None:
+        # Numbers that the payload does not have take the places of the literals.
         texts = (f"0.{number:012}1".encode() for number in range(1 << 30, 1 << 31))
         unused = (text for text in texts if text not in payload)
         by_literal = {literal: next(unused) for literal in dict.fromkeys(literals)}

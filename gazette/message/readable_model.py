@@ -107,7 +107,7 @@ def _flat_fields(model: Any) -> list[tuple[str, frozenset[type]]] | None:
 
 
 def _flat_kinds(field: Any) -> frozenset[type]:
-    """Return the classes of a field's values; none if a class does not decide that a value reads back."""
+    """Return the classes of a field's values; empty if some value may not read back equal."""
     # A field with one name for readers and another one for writers does not read back.
     aliases = {field.alias, field.serialization_alias, field.validation_alias}
     if field.metadata or field.exclude or len(aliases) > 1:

@@ -233,8 +233,8 @@ _SAME: Final[dict[type, Callable[[Any, Any], bool]]] = {
 
 
 def non_finite(value: Any) -> Misfit | None:
-    """Return the first part that is NaN or an infinity; None without one. Raise ``RecursionError`` for a
-    value that holds itself."""
+    """Return the first part that is NaN or an infinity; None if all parts are finite. Raise
+    ``RecursionError`` for a value that holds itself."""
     value_class = type(value)
     if value_class is float:
         if math.isfinite(value):

@@ -304,7 +304,7 @@ def json_key_misfit(whole: Any, key: Any) -> Misfit | None:
 
 
 def json_misfit(value: Any) -> Misfit | None:
-    """Return the first part of a value that JSON cannot hold unchanged; None without one.
+    """Return the first part of a value that JSON cannot hold unchanged; None if JSON can hold all.
 
     Raise ``RecursionError`` for a value that holds itself.
     """

@@ -122,7 +122,7 @@ class FSMHints:
     properties: tuple[Property, ...] = ()
 
     def validate(self) -> None:
-        """Raise ``Invalid`` unless all segments are valid. Empty ``log`` of a segment: that of the hints."""
+        """Raise ``Invalid`` unless all segments are valid. A segment of the hints' own log has no ``log``."""
         for node in self.live_nodes:
             for segment in node.segments:
                 if segment.log and segment.log == self.log:

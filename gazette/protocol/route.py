@@ -67,7 +67,7 @@ class Route:
 
     @property
     def primary_endpoint(self) -> str:
-        """Endpoint of the primary, or ``""`` if either is unknown."""
+        """Endpoint of the primary, or ``""`` if the primary or the endpoints are unknown."""
         if self.primary is None or not self.endpoints:
             return ""
         return self.endpoints[self.primary]

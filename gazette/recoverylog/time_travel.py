@@ -101,10 +101,8 @@ NOW: Final = Moment()
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place of the log between two commits.
-
-    ``time`` is the time of the commit before the place, in Unix milliseconds; 0 if the log has no times.
-    """
+    """A place of the log between two commits. ``time`` is the time of the commit before the place, in Unix
+    milliseconds; 0 if the log has no times."""
 
     offset: Offset
     time: int

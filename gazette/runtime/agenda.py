@@ -29,7 +29,7 @@ class Agenda(Generic[D]):
         heapq.heappush(self._heap, (due_at, next(self._order), entry))
 
     def first(self) -> D | None:
-        """Return the entry that is due first; None without one."""
+        """Return the entry that is due first; None if there are no entries."""
         while self._heap:
             due_at, _, entry = self._heap[0]
             # After a second ``push`` of the entry, its older item stays in the heap until it comes first.

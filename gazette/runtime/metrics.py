@@ -51,7 +51,7 @@ class Tally:
 class PlainCounter(Collector):
     """A counter without the locks and checks of the library's own, for what each append counts.
 
-    An append of three replicas counts about thirty times. In the library that is 120 calls. Exported as
+    An append of three replicas counts about thirty times, for which the library makes 120 calls. Exported as
     untyped if its name does not end in ``_total``: dashboards read only the samples and their names.
     """
 

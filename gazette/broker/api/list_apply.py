@@ -343,7 +343,8 @@ class ListApplyApi:
                 )
 
     def _check_paths(self, spec: broker_pb2.JournalSpec) -> None:
-        """Raise ``Invalid`` if the journal's name is too long for a fragment of it in some store."""
+        """Raise ``Invalid`` if a fragment of the journal would have a longer path than one of its stores
+        takes."""
         for url in spec.fragment.stores:
             self._context.blob_stores.check_path(url, longest_path(spec.name))
 

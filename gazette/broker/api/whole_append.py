@@ -157,8 +157,7 @@ def terms_of(opening: broker_pb2.AppendRequest) -> AppendTerms:
         check = LabelSelector.from_pb(opening.check_registers)
     return AppendTerms(
         journal=opening.journal,
-        offset=opening.offset
-        or None,  # Zero means any offset: the protocol has no other value for that.
+        offset=opening.offset or None,  # The protocol has 0 for any offset.
         check_registers=check,
         union_registers=LabelSet.from_pb(opening.union_registers),
         subtract_registers=LabelSet.from_pb(opening.subtract_registers),

@@ -38,7 +38,7 @@ class ByteRange:
 
 
 def parse_range(header: str | None) -> ByteRange | None:
-    """Return the range of a ``Range`` header; None without one, or for an unknown unit.
+    """Return the range of a ``Range`` header; None without that header, or for an unknown unit.
 
     Raise ``Unsatisfiable`` for a value that is no range of bytes, and for several ranges at once.
     """

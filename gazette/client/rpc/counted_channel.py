@@ -118,7 +118,7 @@ class CountedChannel:
                 self._failing = True
             case grpc.ChannelConnectivity.CONNECTING if not self._failing:
                 return Health.CONNECTING
-            case _:
+            case _:  # IDLE, or CONNECTING after a failure.
                 pass
         return Health.FAILING if self._failing else Health.IDLE
 

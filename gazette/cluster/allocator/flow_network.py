@@ -86,8 +86,8 @@ class Weights:
 
 
 def share_bounds(limit: int, demand: int, capacity: int) -> list[int]:
-    """Return the counts of items at which the price of a member rises. Its share is limit·demand/capacity.
-    The counts ascend, with one bound for each step of the price. The last one is ``limit``.
+    """Return the counts of items at which the price of a member rises: ascending, one for each step of the
+    price, and ``limit`` as the last. The member's share is limit·demand/capacity.
     """
     share = limit * demand
     bounds = [-(-share * part // (capacity * _BELOW_SHARE)) for part in range(1, _BELOW_SHARE)]

@@ -50,7 +50,7 @@ class MemberValue(Protocol):
     """The facts that the allocator reads from a member's specification."""
 
     def item_limit(self) -> int:
-        """Return the most assignments that the member may hold, over all slots."""
+        """Return the greatest number of assignments that the member may hold, over all slots."""
         ...
 
     def exiting(self) -> bool:

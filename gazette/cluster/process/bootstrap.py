@@ -57,8 +57,8 @@ def run_member(
 ) -> int:
     """Run ``serve`` or, for several workers, a process for each of them. Return the exit code.
 
-    ``flags`` are those of ``group``. ``limit`` is the most items that the process takes. Raise ``Invalid``
-    for settings that cannot be used.
+    ``flags`` are those of ``group``. ``limit`` is the greatest number of items that the process takes. Raise
+    ``Invalid`` for settings that cannot be used.
     """
     log_flags = loaded.group(LogFlags)
     log_setup.setup(log_flags.level, log_flags.format)

@@ -70,7 +70,7 @@ class StandbyReads:
 
     @property
     def staleness_s(self) -> float | None:
-        """Age of the present edition in seconds; None without one."""
+        """Age of the present edition in seconds; None without an edition."""
         return None if self._current is None else self.age_s(self._current)
 
     async def begin(self, max_staleness_s: float) -> ReadSnapshot:

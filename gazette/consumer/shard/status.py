@@ -23,7 +23,7 @@ async def update_status(
     key_of: Callable[[], str],
     status: ReplicaStatus,
 ) -> None:
-    """Raise the status at an assignment key, and wait until the key space shows it.
+    """Increase the status at an assignment key, and wait until the key space shows it.
 
     A status never goes down, and a failure stays until the assignment is deleted: the new value is the
     greater of both. ``key_of`` returns the key, which a promotion may change meanwhile. Retry, whatever etcd

@@ -161,7 +161,8 @@ class Dispatcher:
         return envelope.event_us is not None and timers.observe(envelope)
 
     def _deliver_usable(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
-        """Deliver messages that have their time. Return how many were consumed, and True if timers are due.
+        """Deliver messages that have their time. Return how many were consumed, and True if stopped for
+        timers.
 
         Skip messages without their time, or raise their error, by the policy.
         """

@@ -403,7 +403,8 @@ class Transactor:
             event = next_chunk(event) if size < self._chunk_bytes else None
 
     def _queue(self, transaction: Transaction) -> None:
-        """Sequence decoded messages until some have committed."""
+        """Sequence decoded messages until some have committed. Skip a malformed message by the policy, or
+        raise its error."""
         backlog, sequencer = self._backlog, self._sequencer
         try:
             backlog.refill()

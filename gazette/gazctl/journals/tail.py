@@ -82,10 +82,8 @@ def _require_lines(journal: ListedJournal) -> None:
 
 
 async def find_lines(context: Context, client: Client, journal: JournalName, count: int) -> Offset:
-    """Return the offset at which the last ``count`` lines of a journal begin.
-
-    Read more of its end until that has the lines, at most `SEARCHED_BYTES_MAX`. Then say how many it has.
-    """
+    """Return the offset at which the last ``count`` lines of a journal begin. Read more of its end until that
+    has the lines, at most `SEARCHED_BYTES_MAX`. Then say how many it has."""
     end = await write_head(context, client, journal)
     if not count:
         return end

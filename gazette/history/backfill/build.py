@@ -215,9 +215,8 @@ def run_task(task: ShardTask, on_read: OnRead = _ignore) -> Attempt:
             messages = counted(read_messages(task, backfill, access, on_read))
             messages = consumed(backfill, observed(builder.shard, messages))
             backfill.build(builder.shard, builder.store, messages)
-            for _ in (
-                messages
-            ):  # Read also messages that `build` left: the watermark and the count need them.
+            # Read also messages that `build` left: the watermark and the count need them.
+            for _ in messages:
                 pass
         return count
 

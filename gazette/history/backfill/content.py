@@ -95,10 +95,8 @@ def first_difference(first: Iterable[Any], second: Iterable[Any]) -> Difference 
 
 
 class Spooled:
-    """Rows in a file, kept for a comparison.
-
-    Rows are pickled, since ``content`` may yield any values. No other process can write the nameless file.
-    """
+    """Rows in a file, kept for a comparison. Rows are pickled, since ``content`` may yield any values. No
+    other process can write the nameless file."""
 
     def __init__(self, directory: Path | None) -> None:
         self._file = tempfile.TemporaryFile(  # noqa: SIM115 - it is closed with this object

@@ -188,7 +188,8 @@ def _data_type(info: inspect.Type, depth: int) -> pa.DataType | None:
 
 
 def _values(column: Column) -> Values:
-    """Return the function from values of a field to values for Arrow."""
+    """Return the function from values of a field to values for Arrow: as they are, as built-in types for
+    nested fields, or as text for fields that have no type of Arrow."""
     if column.info is not None and _data_type(column.info, 0) is not None:
         if pa.types.is_nested(column.type):
             return partial(msgspec.to_builtins, builtin_types=_KEPT)

@@ -265,7 +265,8 @@ class CSVFraming(Framing[M]):
 
 
 def csv_codec(message_type: Any, place: str | None = "") -> MessageCodec[Any]:
-    """Return the CSV codec of a type. Raise `Invalid` if the type has no CSV methods, or for a place."""
+    """Return the CSV codec of a type. Raise `Invalid` if the type has no CSV methods, or if a place of the
+    UUID is given."""
     if message_type is bytes:
         return BytesCodec()
     if place:

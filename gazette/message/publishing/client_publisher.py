@@ -237,10 +237,8 @@ class SyncPublisher:
         self.close()
 
     def close(self) -> None:
-        """End the publisher, its connections and its thread, within seconds. May be repeated.
-
-        What is not committed never becomes visible.
-        """
+        """End the publisher, its connections and its thread, within seconds. May be repeated. What is not
+        committed never becomes visible."""
         service, self._service = self._service, None
         client, self._client = self._client, None
         if self._process.is_left:

@@ -309,7 +309,8 @@ class Player:
             view.fail(Closed("play-back has ended", log=self.hints.log))
 
     async def _must_catch_up(self) -> bool:
-        """Return True if the player must read more before it ends or takes the log over."""
+        """Return True if the player must read more before it ends or takes the log over. Raise ``Corrupt`` if
+        the log ends within an operation."""
         playback = self._playback
         if self._at_end:
             return False

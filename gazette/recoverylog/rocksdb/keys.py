@@ -14,9 +14,10 @@ from gazette.errors import Corrupt, Invalid
 CHECKPOINT_KEY: Final = b"\x00\x12checkpoint\x00\x01"
 MARK_PREFIX: Final = b"\x00\x12mark\x00\x01"
 TIMER_AT_PREFIX: Final = b"\x00\x12timer-at\x00\x01"
-"""Prefix of: the domain of a timer (1 byte), its time (8 bytes that sort as numbers do), its key."""
+"""Prefix of keys of timers. Behind it: the domain (1 byte), the time (8 bytes that sort as numbers do), the
+timer's key."""
 TIMER_KEY_PREFIX: Final = b"\x00\x12timer-key\x00\x01"
-"""Prefix of: the domain of a timer (1 byte), its key."""
+"""Prefix of keys of timers. Behind it: the domain (1 byte), the timer's key."""
 EVENT_TIME_KEY: Final = b"\x00\x12timer-event-time\x00\x01"
 
 _BYTES_MARKER: Final = b"\x12"

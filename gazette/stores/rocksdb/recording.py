@@ -175,7 +175,8 @@ class RocksDBRecording:
     def ship(self, wait_for: Collection[OpFuture[Any]] = ()) -> OpFuture[Any]:
         """Record the writes since the last call, as one append after ``wait_for``. Do not block.
 
-        Raise ``Broken`` for tables that RocksDB has elsewhere. Errors of the recorder reach the caller.
+        Raise ``Broken`` if RocksDB keeps changing its files, or has tables elsewhere. Errors of the recorder
+        reach the caller.
         """
         self._logged = 0
         if self._sample is not None and not self._is_gone and self._look() == self._sample:

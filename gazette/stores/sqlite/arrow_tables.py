@@ -95,8 +95,8 @@ class _Rows:
 
 
 def _values(path: str, column: Any) -> Sequence[Any]:
-    """Return the values of a column for SQLite: microseconds for a timestamp, and a text for a date. Raise
-    ``InvalidValue`` for others."""
+    """Return the values of a column for SQLite: timestamps as microseconds, dates as text. Raise
+    ``InvalidValue`` for values and types that SQLite does not keep."""
     import pyarrow as pa
     import pyarrow.compute
 

@@ -200,7 +200,8 @@ class RedoRecording:
             self._reimage(number, file_bytes)
 
     def collect(self) -> Iterator[PageChange] | None:
-        """Return the changes since the last call, or None. For the errors see `WalChanges.collect`."""
+        """Return the changes since the last call; None without a commit. For the errors see
+        `WalChanges.collect`."""
         collected = self.wal.collect(self._state.pages)
         if collected is None:
             return None

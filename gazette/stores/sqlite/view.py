@@ -94,10 +94,8 @@ class FollowedDatabases:
         }
 
     def follow(self, files: PlayedFiles) -> None:
-        """Bring all databases to the last commit: see `FollowedDatabase.follow`.
-
-        Raise ``Corrupt`` for damaged files, or ``GazetteError`` for a full disk.
-        """
+        """Bring all databases to the last commit: see `FollowedDatabase.follow`. Raise ``Corrupt`` for
+        damaged files, or ``GazetteError`` for a full disk."""
         form = require_form(
             files.paths, "SQLiteStore", StateForm.REDO, StateForm.PLAIN, StateForm.PAGES
         )
