@@ -131,8 +131,8 @@ class Inbox:
             event.future.set_exception(Closed("the shard has stopped"))
 
     def put_messages(self, batch: Sequence[Envelope[Any]], messages_max: int) -> None:
-        """Wait until fewer than ``messages_max`` messages are queued, then add these. Not on the loop. Raise
-        ``Closed`` once stopped."""
+        """Wait until fewer than ``messages_max`` messages are queued, then add ``batch``. Not on the loop.
+        Raise ``Closed`` once stopped."""
         with self._changed:
             while self._messages >= messages_max and not self.stopped:
                 self._changed.wait()

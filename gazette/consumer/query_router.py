@@ -312,7 +312,8 @@ class _Attempts:
     async def _ask_member(
         self, channel: grpc.aio.Channel, header: Header, endpoint: str
     ) -> QueryResult[Any] | GazetteError:
-        """Return the peer's answer, or the error that its status means: raised, it would cancel `_remote`."""
+        """Return the peer's answer, or the error that its status means. To raise the error would cancel
+        `_remote`."""
         try:
             with open_channel("query", shard=self._shard_id):
                 answer = await self.proxy(channel, replace(self.query, header=header))

@@ -48,7 +48,7 @@ class Context:
         rng: random.Random,
         in_use: str = "",
     ) -> None:
-        """Make a context. ``in_use`` names the addresses that are in use; empty: none have a name."""
+        """Make a context. ``in_use`` is the name of the addresses in use; empty if they have no name."""
         self.loaded = loaded
         self.environ = environ
         self.terminal = terminal

@@ -488,7 +488,7 @@ def _string_end(buffer: Any, at: int) -> int:
 
 @_compiled()
 def _member(buffer: Any, at: int) -> int:
-    """Return the begin of the value of the member whose key begins at ``at``, or -1."""
+    """Return the begin of the value of the member whose key begins at ``at``; -1 if no member is there."""
     if _byte(buffer, at) != _QUOTE:
         return -1
     at = _string_end(buffer, at + 1)

@@ -96,7 +96,7 @@ def select_parts(
 
 
 def _parts_that_count(run: CommittedRun, found: OnePass) -> set[int] | None:
-    """Return the parts of a run whose rows have committed. Return None if it must be read again."""
+    """Return the parts of a run whose rows have committed. Return None if the run must be read again."""
     if found.pending is None:
         return None
     for producer, (_, newest) in run.known.items():

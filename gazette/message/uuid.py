@@ -330,10 +330,8 @@ class _Producers(dict[int, ProducerId]):
 
 
 def parse_columns(uuids: bytes) -> UuidColumns:
-    """Parse each 16 bytes of ``uuids`` as `parse_uuid` does, into columns.
-
-    Equal producers are the same object, so that comparing them is fast.
-    """
+    """Parse each 16 bytes of ``uuids`` as `parse_uuid` does, into columns. Equal producers are the same
+    object, so that comparing them is fast."""
     if len(uuids) < _COLUMNS_MIN * UUID_BYTES:
         parsed = [
             parse_uuid(uuids[pos : pos + UUID_BYTES]) for pos in range(0, len(uuids), UUID_BYTES)
@@ -389,7 +387,8 @@ class UuidForm(ABC):
 
     @abstractmethod
     def join(self, values: list[Any]) -> bytes:
-        """Return the joined bytes of values, nil for an empty or absent one. Raise for a malformed value."""
+        """Return the joined bytes of values, nil for empty or absent ones. Raise `Invalid` for a malformed
+        value."""
 
     def read_all(self, get: Callable[[Any], Any], messages: Iterable[Any]) -> bytes:
         """Return the joined bytes of the values that ``get`` returns of messages: see `join`."""

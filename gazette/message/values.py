@@ -46,7 +46,8 @@ class ValueEncoding(Generic[T]):
     )
 
     def __init__(self, declared: Any = Any, path: str = "") -> None:
-        """Create the encoding of a type. Raise ``Invalid``, with ``path``, if JSON cannot be read as it."""
+        """Create the encoding of a type. Raise ``Invalid``, with ``path``, if JSON cannot be decoded to the
+        type."""
         try:
             self._info = msgspec.inspect.type_info(declared)
             self._decode = msgspec.json.Decoder(declared).decode

@@ -82,8 +82,8 @@ class RunMembers:
         self._rng = random.SystemRandom()
 
     async def start(self) -> None:
-        """Start all processes, and wait until they are ready. Raise ``Broken`` if one ends, ``Unavailable``
-        after `READY_S` seconds."""
+        """Start all processes, and wait until they are ready. Raise ``Broken`` if a process ends,
+        ``Unavailable`` after `READY_S` seconds."""
         for member in self.members:
             await self._start(member)
         for member in self.members:

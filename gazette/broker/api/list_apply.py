@@ -370,7 +370,7 @@ class ListApplyApi:
         return spec
 
     async def _former(self, key: str, change: broker_pb2.ApplyRequest.Change) -> JournalSpec | None:
-        """Return the specification that a change replaces; None if it cannot be read."""
+        """Return the specification that a change replaces; None if it is absent or cannot be read."""
         context, name = self._context, change.upsert.name
         item = context.state.item(name)
         if item is not None and change.expect_mod_revision in (-1, item.raw.mod_revision):

@@ -418,7 +418,7 @@ class AppendFSM:
         elif control in _SUSPENDS:
             if index.empty:
                 return self._put_suspend(SuspendLevel.FULL, end)
-            self._final_status = Status.SUSPENDED  # Already: end so, without content.
+            self._final_status = Status.SUSPENDED  # It is suspended already: end without content.
         # Go on: nothing is to be changed, or content is not in a blob store yet.
         if self._held.fragment.begin == index.begin:
             # Roll before the second append, so that the first append is a fragment of its own. Without this

@@ -220,8 +220,8 @@ class _ItemPlan:
         """Return (removes, rejoined): unwanted assignments to remove now, and those that stay for now.
 
         At least as many consistent assignments remain as the item's replication, or none is removed. Begin
-        with the most loaded members. The second assignment of one member always goes: it holds nothing that
-        the first lacks. A step that etcd applied late may have made the second one, which keeps replicas
+        with the most loaded members. The second assignment of one member is always removed: it holds nothing
+        that the first lacks. A step that etcd applied late may have made the second one, which keeps replicas
         inconsistent.
         """
         members = {kv.decoded.member_id for kv in keep}

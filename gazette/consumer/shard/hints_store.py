@@ -243,7 +243,7 @@ class HintsSize:
         self._warned: HintsForm | None = None
 
     def note(self, spec: ShardSpec, hints: FSMHints, form: HintsForm, size: int) -> None:
-        """Log a warning if the JSON takes more than half of what etcd accepts."""
+        """Log a warning, once for each form, if the JSON takes more than half of what etcd accepts."""
         if form is HintsForm.JSON and 2 * size <= HINTS_BYTES_MAX:
             self._warned = None
             return

@@ -33,8 +33,7 @@ class ShardIO(Protocol):
         ...
 
     def require_assigned(self) -> None:
-        """Block until etcd confirms that the shard still belongs to this member. Raise ``Closed`` if it does
-        not.
+        """Block until etcd confirms that the shard still belongs to this member, or raise ``Closed``.
 
         Called before the shard takes its store over.
         """

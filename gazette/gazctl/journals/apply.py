@@ -46,10 +46,8 @@ async def apply(context: Context) -> int:
 
 
 async def wait_assigned(context: Context, specs: Sequence[JournalSpec]) -> None:
-    """Wait until each journal has a primary and all replicas. Raise ``Unavailable`` after --timeout.
-
-    Journals that are suspended, or were deleted or changed meanwhile, need fewer brokers or none.
-    """
+    """Wait until each journal has a primary and all replicas. Raise ``Unavailable`` after --timeout. Journals
+    that are suspended, or were deleted or changed meanwhile, need fewer brokers or none."""
     client = await context.broker()
     waiting = [spec.name for spec in specs]
     try:

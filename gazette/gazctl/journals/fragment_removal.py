@@ -57,7 +57,8 @@ class FragmentRemover:
         self._stores.close()
 
     async def owner(self, spec: JournalSpec) -> FragmentOwner:
-        """Return the filter of a journal's own fragments. Journals with longer names have theirs below it."""
+        """Return the filter of a journal's own fragments: journals below its name have theirs in the same
+        directory."""
         selector = LabelSelector.of(("name:prefix", f"{spec.name}/"))
         async with self._context.answering(self._client.address):
             nested = (await self._client.list_journals(selector)).journals

@@ -235,9 +235,7 @@ class RecoveryFSM:
 
     def oldest_offset(self) -> int | None:
         """Return the offset of the oldest segment of a live file in ``last_log``, or None without one.
-
-        Offsets of different logs cannot be compared.
-        """
+        Offsets of different logs cannot be compared."""
         # Nodes are in the order of creation, and their offsets grow. So the first match is the oldest.
         for node in self.nodes.values():
             if node.segments[0].log == self.last_log:

@@ -214,7 +214,8 @@ class Player:
                     self._files.abandon()
 
     async def _play_some_hints(self, scope: TaskScope) -> RecoveredState:
-        """Play with the first hints whose operations the log still has."""
+        """Play with the first hints whose operations the log still has. Raise ``PrunedLog`` if there are
+        none."""
         while True:
             await self._pool.run(self._files.prepare)
             try:

@@ -86,7 +86,7 @@ class FollowedDatabases:
 
     @property
     def attached(self) -> dict[str, Path]:
-        """The other databases, by the names under which they are attached."""
+        """All databases but the main one, by the names under which they are attached."""
         return {
             name.removesuffix(".db"): self._directory / name
             for name in self._followed
