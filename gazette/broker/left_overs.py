@@ -71,7 +71,7 @@ async def left_overs(
     notes.sort()
     if notes and len(new) > _LOOKED_MAX:
         text = f"{len(new) - _LOOKED_MAX} more new journals were not looked at"
-        notes.append((APPLY_NOTE_KEY, quote(text, safe=_PLAIN)))
+        notes.append((APPLY_NOTE_KEY, quote(text, safe=_UNQUOTED)))
     return tuple(notes)
 
 
