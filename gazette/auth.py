@@ -84,8 +84,24 @@ class Verifier(Protocol):
         """Return the claims behind an ``Authorization`` header.
 
         Raise ``NotAllowed`` unless the claims are genuine and current, and have every required capability.
+        Raise ``Unavailable`` if the keys that verify them are not known now.
         """
         ...
+
+
+class MemberAuth(Signer, Verifier, Protocol):
+    """Signer of a member's own calls, and verifier of those of its callers."""
+
+    @property
+    def keyless(self) -> bool:
+        """True if callers without a token are admitted."""
+        ...
+
+
+class Renewing:
+    """Base of signers whose tokens end at times of their own. Such a signer is asked for each call."""
+
+    __slots__ = ()
 
 
 class NoAuth:
@@ -176,7 +192,7 @@ class KeyedAuth:
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             raise NotAllowed("invalid or unsupported Authorization header (expected 'Bearer')")
-        claims = self._claims_of(self._decode(token.strip()))
+        claims = self.claims_of(self._decode(token.strip()))
         missing = require & ~claims.capability
         if missing:
             name = next((f"{right.name} " for right in _NAMED if right & missing), "")
@@ -190,7 +206,7 @@ class KeyedAuth:
         failure: Exception | None = None
         for key in self.keys:
             try:
-                # `_claims_of` checks the times, by our clock.
+                # `claims_of` checks the times, by our clock.
                 return jwt.decode(token, key, algorithms=list(ALGORITHMS), options=_SIGNATURE_ONLY)
             except jwt.InvalidSignatureError as error:  # Try the next key.
                 failure = error
@@ -198,7 +214,8 @@ class KeyedAuth:
                 raise NotAllowed(f"verifying Authorization: {error}") from error
         raise NotAllowed(f"verifying Authorization: {failure}") from failure
 
-    def _claims_of(self, payload: Mapping[str, Any]) -> Claims:
+    def claims_of(self, payload: Mapping[str, Any]) -> Claims:
+        """Return the claims of a signed payload. Raise ``NotAllowed`` if it is malformed or not current."""
         for name in payload:
             # The original ignores case: there `Sel` restricts a token. So refuse `Sel` here.
             if name not in _CLAIMS and name.lower() in _CLAIMS:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from gazette.auth import KeyedAuth, NoAuth
+from gazette.auth import MemberAuth, NoAuth
 from gazette.blobs.registry import StoreConstructor
 from gazette.broker.service import BrokerService
 from gazette.broker.settings import BrokerSettings
@@ -84,7 +84,7 @@ class BrokerFixture:
         id: str = "broker-one",
         root: str = "/gazette/cluster",
         clock: Clock | None = None,
-        auth: KeyedAuth | NoAuth | None = None,
+        auth: MemberAuth | None = None,
         lease_ttl_s: float = 5.0,
         server: dict[str, Any] | None = None,
         constructors: Mapping[str, StoreConstructor] | None = None,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from gazette.auth import KeyedAuth, NoAuth
+from gazette.auth import MemberAuth, NoAuth
 from gazette.client.client import Client
 from gazette.client.read.fragment_reader import FragmentAccess
 from gazette.client.read.reader import ReadParams
@@ -89,7 +89,7 @@ class ConsumerFixture:
         id: str = "consumer-one",
         root: str = "/gazette/consumers/test",
         clock: Clock | None = None,
-        auth: KeyedAuth | NoAuth | None = None,
+        auth: MemberAuth | None = None,
         lease_ttl_s: float = 5.0,
         config: Mapping[str, Any] | None = None,
         server: dict[str, Any] | None = None,

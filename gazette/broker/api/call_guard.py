@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 
 from gazette.auth import Claims, Verifier, authorization_of
-from gazette.errors import GazetteError, Invalid, NotAllowed
-from gazette.protocol.error_codes import protocol_code_of
+from gazette.errors import GazetteError, Invalid, NotAllowed, Unavailable
+from gazette.protocol.error_codes import code_of, protocol_code_of
 from gazette.protocol.status import Status
 from gazette.runtime.clock import Clock
 from gazette.runtime.metrics import JOURNAL_SERVER_STARTED, count_completed
@@ -33,11 +33,11 @@ class Call(Protocol):
 
 
 async def authorize(call: Call, verifier: Verifier, require: int) -> Claims:
-    """Return the caller's claims, which hold ``require``. End the call as UNAUTHENTICATED otherwise."""
+    """Return the caller's claims, which hold ``require``. End the call as `Verifier` says otherwise."""
     try:
         return verifier.verify(authorization_of(call.invocation_metadata()), require)
-    except NotAllowed as error:
-        await call.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
+    except (NotAllowed, Unavailable) as error:
+        await call.abort(code_of(error), error.message)
 
 
 _INVALID_REQUEST: Final = (("gazette-invalid-request", "1"),)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from gazette.auth import Capability, Claims, NoAuth, Signer, bearer
+from gazette.auth import Capability, Claims, NoAuth, Renewing, Signer, bearer
 from gazette.protocol.ids import split_journal_meta
 from gazette.protocol.label_set import EVERYTHING, LabelSelector
 from gazette.runtime.clock import Clock
@@ -31,6 +31,7 @@ class Credentials:
         self._signer: Signer = NoAuth() if signer is None else signer
         self.are_needed: Final = not isinstance(self._signer, NoAuth)
         """False in a cluster without keys: all metadata is empty, and need not be asked for."""
+        self._is_renewing: Final = isinstance(self._signer, Renewing)
         self._clock = clock
         self._tokens: OrderedDict[tuple[Claims, float], tuple[float, Metadata]] = OrderedDict()
         """By claims and lifetime: the Unix time of signing, and the metadata."""
@@ -39,6 +40,8 @@ class Credentials:
         """Return metadata for a call that needs ``claims`` (their own expiry is ignored)."""
         if claims.expires_at is not None:
             claims = replace(claims, expires_at=None)
+        if self._is_renewing:
+            return bearer(self._signer.sign(claims, lifetime_s))
         key = (claims, lifetime_s)
         now = self._clock.now()
         signing_and_metadata = self._tokens.get(key)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
-from gazette.auth import KeyedAuth, NoAuth
+from gazette.auth import MemberAuth, NoAuth
 from gazette.client.rpc.channel import TlsSettings
 from gazette.cluster.allocator.allocate import allocate
 from gazette.cluster.allocator.drain import Drain
@@ -41,7 +41,7 @@ class MemberEnvironment:
     rng: random.Random
     server: Server
     etcd: EtcdSettings
-    auth: KeyedAuth | NoAuth = field(default_factory=NoAuth)
+    auth: MemberAuth = field(default_factory=NoAuth)
     peer_tls: TlsSettings | None = None
     private_diagnostics: bool = False
     """True if diagnostics are not served at the ports of the member."""

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 import msgspec
 
-from gazette.errors import GazetteError, NotAllowed
+from gazette.errors import GazetteError, NotAllowed, Unavailable
 from gazette.http2.connection import STREAMS_MAX, BytesLike, Http2Stream, StreamListener
 from gazette.http2.headers import Fields, RequestHead, encode_fields
 from gazette.http2.messages import ENCODINGS, MessageQueue
@@ -32,6 +32,7 @@ from gazette.net.grpc.unfinished import Unfinished
 from gazette.net.grpc.whole_call import GATHER_S, TakeWhole, WholeCall
 from gazette.net.http_accept import Acceptor
 from gazette.net.http_server import FIRST_REQUEST_S, ReloadedTls
+from gazette.protocol.error_codes import code_of
 from gazette.runtime import tracing
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import TaskScope
@@ -51,7 +52,8 @@ _NOT_GRPC: Final = (
 
 
 Admit: TypeAlias = Callable[[str, Metadata], None]
-"""Raises ``NotAllowed`` if a caller with this metadata may not call the method at this path."""
+"""Raises ``NotAllowed`` if a caller with this metadata may not call the method at this path.
+Raises ``Unavailable`` if that is not known now."""
 
 
 class _Method(msgspec.Struct, frozen=True):
@@ -340,9 +342,10 @@ class GrpcServer:
         if method.admit is not None:
             try:
                 method.admit(method.measured.name, call.invocation_metadata())
-            except NotAllowed as error:
-                call.finish(grpc.StatusCode.UNAUTHENTICATED, error.message)
-                method.measured.count(grpc.StatusCode.UNAUTHENTICATED, 0.0, 0)
+            except (NotAllowed, Unavailable) as error:
+                code = code_of(error)
+                call.finish(code, error.message)
+                method.measured.count(code, 0.0, 0)
                 return False
         return True
 
