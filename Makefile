@@ -47,7 +47,7 @@ constraints:
 	$(PYTHON3) -m venv build/constraints
 	build/constraints/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.5'
 	$(COMPILE) --extra dev --extra docs --output-file constraints.txt
-	$(COMPILE) --extra s3 --output-file deploy/constraints.txt
+	$(COMPILE) --extra s3 --extra oidc --output-file deploy/constraints.txt
 
 $(DOCS_STAMP): pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[docs]'

@@ -1,0 +1,151 @@
+"""Public keys of a provider, of a JSON Web Key Set (RFC 7517), and the signatures that they verify.
+
+Only keys for RS256 and ES256 are taken. No key of a set is ever the secret of HS256: with a public key as the
+secret, every caller could sign.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, Protocol
+
+from gazette.auth import Claims
+from gazette.errors import Unavailable, not_installed
+from gazette.oidc.documents import base64url
+
+RSA_BITS: Final = (2048, 8192)
+"""Least and greatest length of an RSA key. Longer ones take milliseconds for each signature."""
+_KEYS_MAX: Final = 100
+_TOKENS_MAX: Final = 1024
+_ALGORITHMS: Final = {"RSA": "RS256", "EC": "ES256"}
+_COORDINATE_BYTES: Final = 32
+
+
+class PublicKey(Protocol):
+    def verifies(self, signature: bytes, message: bytes) -> bool:
+        """Return True if ``signature`` is of ``message``, by this key."""
+        ...
+
+
+class _NamedKey(NamedTuple):
+    kid: str | None
+    algorithm: str
+    public: PublicKey
+
+
+class KeySet:
+    """The keys that a provider has, and tokens that were verified by them. A new set verifies again."""
+
+    def __init__(self, document: Mapping[str, Any], fetched_at: float) -> None:
+        """Take the usable keys of a set. Raise ``Unavailable`` without any. ``fetched_at`` is monotonic."""
+        self.fetched_at: Final = fetched_at
+        entries = document.get("keys")
+        entries = entries[:_KEYS_MAX] if isinstance(entries, list) else []
+        self._keys = [key for entry in entries if (key := _key_of(entry)) is not None]
+        if not self._keys:
+            raise Unavailable(
+                "the provider's set of keys has none for RS256 or ES256 that can be used"
+            )
+        self._verified: OrderedDict[tuple[str, int], Claims] = OrderedDict()
+
+    def find(self, algorithm: str, kid: str | None) -> PublicKey | None:
+        """Return the key of a token's header. A token without ``kid`` needs a set with one such key."""
+        keys = [
+            key.public
+            for key in self._keys
+            if key.algorithm == algorithm and (kid is None or key.kid == kid)
+        ]
+        return keys[0] if len(keys) == 1 else None
+
+    def verified(self, token: str, require: int) -> Claims | None:
+        """Return the claims of a token that `remember` was called with lately."""
+        return self._verified.get((token, require))
+
+    def remember(self, token: str, require: int, claims: Claims) -> None:
+        """Keep the claims of a verified token. The oldest of many is forgotten."""
+        self._verified[token, require] = claims
+        while len(self._verified) > _TOKENS_MAX:
+            self._verified.popitem(last=False)
+
+
+def require_cryptography() -> None:
+    """Raise ``Invalid`` if the package that verifies signatures is not installed."""
+    try:
+        import cryptography.hazmat.primitives.asymmetric  # noqa: F401
+    except ImportError as error:
+        raise not_installed("sign-in by OpenID Connect", "cryptography", "oidc") from error
+
+
+def _key_of(entry: Any) -> _NamedKey | None:
+    """Return a key of the set; None for a key of another kind or use, and for one that is not safe."""
+    if not isinstance(entry, dict):
+        return None
+    kid, operations = entry.get("kid"), entry.get("key_ops", ["verify"])
+    algorithm = _ALGORITHMS.get(str(entry.get("kty")), "")
+    if (
+        not algorithm
+        or entry.get("alg", algorithm) != algorithm
+        or entry.get("use", "sig") != "sig"
+    ):
+        return None
+    if not isinstance(operations, list) or "verify" not in operations:
+        return None
+    if kid is not None and not isinstance(kid, str):
+        return None
+    with suppress(ValueError):
+        public: PublicKey = _RsaKey(entry) if algorithm == "RS256" else _EcKey(entry)
+        return _NamedKey(kid, algorithm, public)
+    return None
+
+
+class _RsaKey:
+    def __init__(self, entry: Mapping[str, Any]) -> None:
+        from cryptography.hazmat.primitives.asymmetric import rsa
+
+        modulus, exponent = (int.from_bytes(base64url(entry.get(name))) for name in ("n", "e"))
+        least, greatest = RSA_BITS
+        is_bounded = least <= modulus.bit_length() <= greatest and 3 <= exponent < 1 << 32
+        if not is_bounded or not modulus & exponent & 1:
+            raise ValueError("not a safe RSA key")
+        self._key = rsa.RSAPublicNumbers(exponent, modulus).public_key()
+
+    def verifies(self, signature: bytes, message: bytes) -> bool:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.hazmat.primitives.asymmetric import padding
+
+        try:
+            self._key.verify(signature, message, padding.PKCS1v15(), hashes.SHA256())
+        except InvalidSignature:
+            return False
+        return True
+
+
+class _EcKey:
+    def __init__(self, entry: Mapping[str, Any]) -> None:
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        x, y = (base64url(entry.get(name)) for name in ("x", "y"))
+        if entry.get("crv") != "P-256" or len(x) != _COORDINATE_BYTES or len(y) != len(x):
+            raise ValueError("not a key of P-256")
+        numbers = ec.EllipticCurvePublicNumbers(
+            int.from_bytes(x), int.from_bytes(y), ec.SECP256R1()
+        )
+        self._key = numbers.public_key()
+
+    def verifies(self, signature: bytes, message: bytes) -> bool:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.hazmat.primitives.asymmetric import ec, utils
+
+        if len(signature) != 2 * _COORDINATE_BYTES:
+            return False
+        r, s = (int.from_bytes(half) for half in (signature[:32], signature[32:]))
+        encoded = utils.encode_dss_signature(r, s)
+        try:
+            self._key.verify(encoded, message, ec.ECDSA(hashes.SHA256()))
+        except InvalidSignature:
+            return False
+        return True

@@ -1,0 +1,370 @@
+"""Keys of a provider: fetched by a thread, kept for a day, and asked for again no more than needed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from gazette.auth import Capability, Claims, KeyedAuth
+from gazette.errors import Invalid, NotAllowed, Unavailable
+from gazette.oidc.documents import discover, fetch
+from gazette.oidc.provider import KEPT_S, REFRESH_S, RETRY_S
+from gazette.oidc.verifier import OidcAuth, OidcSettings
+from gazette.testing.clock import ManualClock
+from tests.facts import raises
+from tests.oidc.conftest import SECRET, auth_of
+from tests.support.oidc_provider import DISCOVERY, JWKS, Provider, SigningKey, fetched
+
+
+def verify(auth: OidcAuth, token: str) -> Claims:
+    return auth.verify(f"Bearer {token}", Capability.READ)
+
+
+def test_keys_rotate(
+    auth: OidcAuth, provider: Provider, keys: list[SigningKey], clock: ManualClock
+) -> None:
+    """A token of a new key has the keys fetched again, and is to be sent again. A withdrawn key ends."""
+    old = provider.token(exp=int(clock.now()) + 10_000)
+    verify(auth, old)
+    clock.advance(RETRY_S)
+    provider.keys = [keys[2]]
+    new = provider.token()
+    with raises(Unavailable, says="third"):
+        verify(auth, new)
+    fetched()
+    verify(auth, new)
+    # The token was verified before: its key is withdrawn.
+    with raises(NotAllowed, says="first"):
+        verify(auth, old)
+
+
+def test_a_withdrawn_key_ends_without_another_one(
+    auth: OidcAuth, provider: Provider, keys: list[SigningKey], clock: ManualClock
+) -> None:
+    token = provider.token(exp=int(clock.now()) + 10_000)
+    verify(auth, token)
+    provider.keys = [keys[1]]
+    clock.advance(REFRESH_S)
+    verify(auth, token)  # This call has the keys fetched, and does not wait.
+    fetched()
+    with raises(NotAllowed, says="first"):
+        verify(auth, token)
+
+
+def test_after_a_quiet_time_a_call_does_not_rely_on_old_keys(
+    auth: OidcAuth, provider: Provider, keys: list[SigningKey], clock: ManualClock
+) -> None:
+    token = provider.token(exp=int(clock.now()) + 10_000)
+    verify(auth, token)
+    provider.keys = [keys[1]]
+    clock.advance(2 * REFRESH_S)
+    provider.gate.clear()
+    with raises(Unavailable, says="fetched"):
+        verify(auth, token)
+    provider.gate.set()
+    fetched()
+    with raises(NotAllowed, says="first"):
+        verify(auth, token)
+
+
+def test_unknown_keys_have_keys_fetched_once_in_ten_seconds(
+    auth: OidcAuth, provider: Provider, clock: ManualClock
+) -> None:
+    """However many callers there are."""
+    stranger = SigningKey.rsa("stranger")
+    tokens = [stranger.token(provider.claims(), kid=f"key-{index}") for index in range(20)]
+    for round_ in range(1, 4):
+        provider.gate.clear()
+        clock.advance(RETRY_S)
+        for token in tokens:
+            with raises(Unavailable, says="key-"):
+                verify(auth, token)
+        provider.gate.set()
+        fetched()
+        for token in tokens:
+            with raises(NotAllowed, says="key-"):
+                verify(auth, token)
+        assert provider.asked(JWKS) == 1 + round_
+    # Case: tokens of others do not even have them fetched.
+    clock.advance(RETRY_S)
+    with raises(NotAllowed, says="issuer"):
+        verify(auth, stranger.token(provider.claims(iss="https://other.example")))
+    fetched()
+    assert provider.asked(JWKS) == 4
+
+
+def test_a_provider_that_is_away_at_the_start(
+    keys: list[SigningKey], roles: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Shared keys work meanwhile. Each of the provider's tokens is refused for now, with the reason."""
+    provider = Provider(clock, keys[:1])
+    with provider.serving():
+        pass
+    with caplog.at_level(logging.WARNING):
+        auth = auth_of(provider, roles, clock)
+    assert provider.issuer in caplog.text
+    for _ in range(3):
+        clock.advance(RETRY_S)
+        with raises(Unavailable, says="refused"):
+            verify(auth, provider.token())
+        fetched()
+    assert len(caplog.records) == 1
+    verify(auth, auth.sign(Claims(Capability.READ), 60))
+    with provider.serving():
+        clock.advance(RETRY_S)
+        with raises(Unavailable):
+            verify(auth, provider.token())
+        fetched()
+        verify(auth, provider.token())
+
+
+def test_a_provider_that_is_away_later(
+    keys: list[SigningKey], roles: Path, clock: ManualClock
+) -> None:
+    """Keys that are known are used for a day."""
+    provider = Provider(clock, keys[:1])
+    with provider.serving():
+        auth = auth_of(provider, roles, clock)
+    for _ in range(3):
+        clock.advance(KEPT_S / 4)
+        for _ in range(2):
+            try:
+                verify(auth, provider.token())
+            except Unavailable:  # Until the fetch has failed, keys are not known to be the newest.
+                fetched()
+        verify(auth, provider.token())
+    with raises(Unavailable, says="first-other"):
+        verify(auth, provider.keys[0].token(provider.claims(), kid="first-other"))
+    clock.advance(KEPT_S / 4)
+    fetched()
+    with raises(Unavailable, says="refused"):
+        verify(auth, provider.token())
+
+
+def rsa_entry(**more: Any) -> dict[str, Any]:
+    entry = {**SigningKey.rsa("first").jwk, **more}
+    return {name: value for name, value in entry.items() if value is not None}
+
+
+WEAK: Final = SigningKey.rsa("first", 1024)
+HOSTILE: Final[dict[str, tuple[int, Any]]] = {
+    "no keys": (200, {}),
+    "keys of another type": (200, {"keys": {"kid": "first"}}),
+    "a list": (200, []),
+    "text": (200, b"<html>"),
+    "nothing": (200, b""),
+    "no UTF-8": (200, b'{"keys": "\xff"}'),
+    "deep": (200, b'{"keys":' + b"[" * 100_000),
+    "huge": (200, b'{"keys": [' + b" " * (1 << 19) + b"]}"),
+    "a huge number": (200, b'{"keys": [' + b"9" * 10_000 + b"]}"),
+    "repeated": (200, b'{"keys": [], "keys": []}'),
+    "an error": (500, {"keys": []}),
+    "elsewhere": (302, {}),
+    "not found": (404, {}),
+    "entries of other types": (200, {"keys": [None, 1, "x", [], {}]}),
+    "secrets": (200, {"keys": [{"kty": "oct", "kid": "first", "alg": "HS256", "k": "AAAA"}]}),
+    "a weak key": (200, {"keys": [WEAK.jwk]}),
+    "an oversized key": (200, {"keys": [rsa_entry(n="_" * 2_000)]}),
+    "an exponent of 1": (200, {"keys": [rsa_entry(e="AQ")]}),
+    "a huge exponent": (200, {"keys": [rsa_entry(e="_" * 300)]}),
+    "an even modulus": (200, {"keys": [rsa_entry(n="_" * 341 + "g")]}),
+    "an absent modulus": (200, {"keys": [rsa_entry(n=None)]}),
+    "a modulus that is a number": (200, {"keys": [rsa_entry(n=5)]}),
+    "a modulus with padding": (200, {"keys": [rsa_entry(n=WEAK.jwk["n"] + "==")]}),
+    "for encryption": (200, {"keys": [rsa_entry(use="enc")]}),
+    "for signing only": (200, {"keys": [rsa_entry(key_ops=["sign"])]}),
+    "operations of another type": (200, {"keys": [rsa_entry(key_ops="verify")]}),
+    "another algorithm": (200, {"keys": [rsa_entry(alg="RS512")]}),
+    "RSA for HS256": (200, {"keys": [rsa_entry(alg="HS256")]}),
+    "a kid that is a number": (200, {"keys": [rsa_entry(kid=1)]}),
+    "a point off the curve": (200, {"keys": [{**SigningKey.ec("first").jwk, "x": "A" * 43}]}),
+    "a short point": (200, {"keys": [{**SigningKey.ec("first").jwk, "x": "AAAA"}]}),
+    "a curve by another name": (200, {"keys": [{**SigningKey.ec("first").jwk, "crv": "P-384"}]}),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_sets_of_keys_change_nothing(
+    auth: OidcAuth, provider: Provider, clock: ManualClock, what: str
+) -> None:
+    """Keys that are known go on to work, and a new token is refused for now, with a reason."""
+    verify(auth, provider.token())
+    provider.answers[JWKS] = HOSTILE[what]
+    clock.advance(REFRESH_S)
+    verify(auth, provider.token())
+    fetched()
+    assert provider.asked(JWKS) == 2
+    verify(auth, provider.token())
+    with raises(Unavailable, says="new"):
+        verify(auth, SigningKey.rsa("new").token(provider.claims()))
+
+
+def test_keys_of_others_beside_ours(
+    provider: Provider, keys: list[SigningKey], roles: Path, clock: ManualClock
+) -> None:
+    """A set may have keys for other things, and two for one name: a token of such a name is refused."""
+    twins = [SigningKey.rsa("twin").jwk, SigningKey.rsa("twin").jwk]
+    others = [{"kty": "OKP", "kid": "first", "crv": "Ed25519", "x": "AAAA"}, None]
+    provider.answers[JWKS] = 200, {"keys": [*others, *twins, keys[0].jwk, keys[1].jwk]}
+    auth = auth_of(provider, roles, clock)
+    verify(auth, provider.token())
+    for kid in ("twin", None):
+        with raises(NotAllowed):
+            verify(auth, keys[0].token(provider.claims(), kid=kid))
+    # Case: of keys without names, the only one for the algorithm.
+    verify(auth, keys[1].token(provider.claims(), kid=None))
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ({"issuer": "https://other.example"}, "other.example"),
+        ({"jwks_uri": None}, "jwks_uri"),
+        ({"jwks_uri": "http://keys.example/"}, "jwks_uri"),
+        ({"jwks_uri": "file:///etc/passwd"}, "jwks_uri"),
+        ({"jwks_uri": "https://a@keys.example/"}, "jwks_uri"),
+        ({"jwks_uri": "https://keys.example:99999/"}, "jwks_uri"),
+        ({"jwks_uri": "https://keys.example/\r\nX: y"}, "jwks_uri"),
+        ({"jwks_uri": ["https://keys.example/"]}, "jwks_uri"),
+    ],
+)
+def test_what_a_provider_says_of_itself(
+    provider: Provider, roles: Path, clock: ManualClock, document: dict[str, Any], says: str
+) -> None:
+    provider.answers[DISCOVERY] = 200, {**provider.document, **document}
+    auth = auth_of(provider, roles, clock)
+    with raises(Unavailable, says=says):
+        verify(auth, provider.token())
+    assert provider.asked(JWKS) == 0
+    # Case: the address of the keys is given.
+    verify(auth_of(provider, roles, clock, jwks_url=provider.issuer + JWKS), provider.token())
+
+
+@pytest.mark.parametrize(
+    "issuer",
+    [
+        "",
+        "x",
+        "http://login.example",
+        "ftp://login.example",
+        "https://",
+        "https://a b/",
+        "https://u@h/",
+    ],
+)
+def test_an_issuer_has_https(
+    provider: Provider, roles: Path, clock: ManualClock, issuer: str
+) -> None:
+    with raises(Invalid, path="oidc-jwks-url"):
+        auth_of(provider, roles, clock, jwks_url=issuer or "x")
+    with raises(Invalid, path="oidc-issuer"):
+        OidcAuth(KeyedAuth(clock, (SECRET,)), OidcSettings(issuer, "gazette", roles=roles))
+
+
+@contextmanager
+def listening(answer: bytes) -> Iterator[str]:
+    """Serve one connection: send these bytes one after the other, and then nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ended = threading.Event()
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(answer)
+                ended.wait(60)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            ended.set()
+            thread.join()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"])
+def test_a_provider_that_hangs_is_given_up(answer: bytes) -> None:
+    with listening(answer) as url, raises(Unavailable, says=url.removeprefix("http://")):
+        fetch(url)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"x\r\n\r\n", b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200 + b"\r\n"]
+)
+def test_what_is_no_http(answer: bytes) -> None:
+    with listening(answer) as url, raises(Unavailable):
+        fetch(url)
+
+
+def test_certificates_are_verified(
+    certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Provider(tls=certificate).serving() as provider:
+        with raises(Unavailable, says="CERTIFICATE_VERIFY_FAILED"):
+            discover(provider.issuer)
+        assert provider.requests == []
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+        assert discover(provider.issuer) == provider.document
+        with raises(Unavailable, says="localhost"):
+            discover(provider.issuer.replace("127.0.0.1", "localhost"))
+
+
+@contextmanager
+def proxy(port: int, heads: list[bytes]) -> Iterator[str]:
+    """Serve one connection as a proxy that connects to ``port``, whatever it is asked for."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def pump(source: socket.socket, sink: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                while data := source.recv(65_536):
+                    sink.sendall(data)
+                sink.shutdown(socket.SHUT_WR)
+
+        def serve() -> None:
+            client, _ = server.accept()
+            with client, socket.create_connection(("127.0.0.1", port)) as target:
+                head = b""
+                while not head.endswith(b"\r\n\r\n"):
+                    head += client.recv(65_536)
+                heads.append(head)
+                client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                back = threading.Thread(target=pump, args=(target, client))
+                back.start()
+                pump(client, target)
+                back.join()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://me:a%40b@127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            thread.join()
+
+
+def test_a_proxy_of_the_environment_is_used(
+    certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets no more than the name of the host, and what is its own."""
+    heads: list[bytes] = []
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+    with Provider(tls=certificate).serving() as provider:
+        with proxy(provider.port, heads) as url:
+            monkeypatch.setenv("https_proxy", url)
+            # Case: an answer through the tunnel, of the host that was asked for.
+            _, document = fetch(f"https://localhost{DISCOVERY}")
+        assert document == provider.document
+        assert heads[0].startswith(b"CONNECT localhost:443 HTTP/1.")
+        assert b"Proxy-Authorization: Basic bWU6YUBi\r\n" in heads[0]
+        assert b"well-known" not in heads[0]
+        # Case: not for this host.
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        assert discover(provider.issuer) == provider.document
