@@ -33,6 +33,9 @@ class ClientFlags:
     trusted_ca_file: str = setting("", "certificates to verify servers with (PEM)")
     auth_keys: str = setting("", "base64 keys to sign tokens with", secret=True)
     auth_token: str = setting("", "token to present as it is", secret=True)
+    auth_token_file: str = setting(
+        "", "file with the token to present; it is read again when it changes", secret=True
+    )
     cache_size: int = setting(
         1024,
         "number of routes to remember; 0 sends every call to the address",
@@ -49,11 +52,15 @@ class ClientFlags:
         return TlsSettings.of(self.trusted_ca_file, self.cert_file, self.cert_key_file)
 
     def signer(self, clock: Clock) -> Signer:
-        """Return the signer of the keys or of the token. Raise ``Invalid`` for malformed keys."""
+        """Return the signer of the keys or of the token. Raise ``Invalid`` for malformed ones."""
         from gazette.auth import KeyedAuth, NoAuth, StaticToken
 
         if self.auth_token:
             return StaticToken(self.auth_token)
+        if self.auth_token_file:
+            from gazette.oidc.token_file import TokenFile
+
+            return TokenFile(Path(self.auth_token_file), clock)
         return KeyedAuth.parse(clock, self.auth_keys) if self.auth_keys else NoAuth()
 
 

@@ -47,9 +47,10 @@ _PLACES: Final = frozenset(
     {
         *("address", "trusted_ca_file", "cert_file", "cert_key_file"),
         *("peer_ca_file", "peer_cert_file", "peer_cert_key_file"),
+        *("oidc_issuer", "oidc_audience", "oidc_claim", "oidc_roles", "oidc_jwks_url"),
     }
 )
-"""Fields that decide which servers are called, and by which certificates both sides trust each other."""
+"""Fields that decide which servers are called, and by what both sides trust each other."""
 
 
 @dataclass(frozen=True, slots=True)

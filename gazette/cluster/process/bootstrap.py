@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from starlette.applications import Starlette
 
-from gazette.auth import KeyedAuth, NoAuth
 from gazette.cluster.process.cluster_member import ClusterMember
 from gazette.cluster.process.groups import DebugFlags, EtcdFlags, LogFlags
 from gazette.cluster.process.member import MemberFlags, ProcessFlags
@@ -86,7 +85,7 @@ def member_environment(
     """
     etcd = loaded.group(EtcdFlags).settings()
     with within(f"--{group}"):
-        auth = KeyedAuth.parse(clock, flags.auth_keys) if flags.auth_keys else NoAuth()
+        auth = flags.auth(clock)
         server = Server(clock, flags.server_settings(socket.gethostname()))
         server.bind()
     if auth.keyless:

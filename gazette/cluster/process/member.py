@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from gazette.auth import KeyedAuth, MemberAuth, NoAuth
 from gazette.client.rpc.channel import TlsSettings
 from gazette.config.schema import duration, setting
 from gazette.errors import Invalid
@@ -11,6 +13,7 @@ from gazette.http2.connection import STREAMS_MAX
 from gazette.http2.frames import WINDOW_MAX
 from gazette.net.http_server import TlsFiles
 from gazette.net.server import ServerSettings, advertised_host
+from gazette.runtime.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,13 @@ class MemberFlags:
     auth_keys: str = setting(
         "", "base64 keys, comma separated: first signs, all verify", secret=True
     )
+    oidc_issuer: str = setting(
+        "", "OpenID Connect provider (https://…) whose tokens are accepted too"
+    )
+    oidc_audience: str = setting("", "audience (aud) that tokens of the provider must name")
+    oidc_claim: str = setting("groups", "claim of these tokens that has the roles of a caller")
+    oidc_roles: Path | None = setting(None, "file that says what each role permits (YAML)")
+    oidc_jwks_url: str = setting("", "URL of the provider's keys (empty: the provider says it)")
     max_grpc_recv_size: int = setting(4_194_304, "largest gRPC message to accept, in bytes")
     max_streams: int = setting(
         0,
@@ -73,6 +83,23 @@ class MemberFlags:
             graceful_stop_s=self.graceful_stop,
             streams_max=self.max_streams or STREAMS_MAX,
         )
+
+    def auth(self, clock: Clock) -> MemberAuth:
+        """Return what signs and verifies calls. Raise ``Invalid`` for settings that cannot be used."""
+        if not self.auth_keys:
+            if self.oidc_issuer:
+                raise Invalid(
+                    "it needs auth-keys too: members sign calls to each other by them",
+                    path="oidc-issuer",
+                )
+            return NoAuth()
+        keys = KeyedAuth.parse(clock, self.auth_keys)
+        if not self.oidc_issuer:
+            return keys
+        from gazette.oidc.verifier import OidcAuth, OidcSettings
+
+        names = (self.oidc_issuer, self.oidc_audience, self.oidc_claim, self.oidc_jwks_url)
+        return OidcAuth(keys, OidcSettings(*names, roles=self.oidc_roles))
 
     def peer_tls(self) -> TlsSettings | None:
         return TlsSettings.of(self.peer_ca_file, self.peer_cert_file, self.peer_cert_key_file)
