@@ -162,6 +162,35 @@ Contexts are in ~/.config/gazette/contexts.yaml.""",
     ),
 )
 
+_SIGN_IN: Final = (
+    Command(
+        ("login",),
+        "Sign in at an OpenID Connect provider",
+        "LoginFlags",
+        "gazette.gazctl.login:login",
+        (),
+        """\
+Asks the provider for a token, for the commands that use the addresses of a context. Shows a URL and a code,
+to confirm in a browser of any device; with --browser, a browser of this machine is enough. Tokens are kept in
+~/.config/gazette/sign-ins, in a file that only you can read, and are renewed before they end.
+
+The context is that of --context, or the one in use. Tokens and keys of other settings go before it.""",
+        """\
+  gazctl login --context production --issuer https://login.example/realms/main --client-id gazctl
+  gazctl login
+  gazctl login --issuer https://accounts.example --client-id gazctl --browser --id-token""",
+    ),
+    Command(
+        ("logout",),
+        "Forget the tokens of a context",
+        "NoFlags",
+        "gazette.gazctl.login:logout",
+        (),
+        "Has the provider revoke the refresh token, if it can, and removes the file of `gazctl login`.",
+        "  gazctl logout --context production",
+    ),
+)
+
 _OTHERS: Final = (
     Command(
         ("attach-uuids",),
@@ -235,7 +264,7 @@ Consumers are asked only if --consumer.address is given.""",
     ),
 )
 
-COMMANDS: Final = (*JOURNALS, *SHARDS, *_MESSAGES, *_CONTEXTS, *_OTHERS)
+COMMANDS: Final = (*JOURNALS, *SHARDS, *_MESSAGES, *_CONTEXTS, *_SIGN_IN, *_OTHERS)
 
 
 def usage(group: str = "") -> str:

@@ -10,16 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from gazette.client.flags import ClientFlags
 from gazette.client.rpc.preflight import require_kind, require_reachable
 from gazette.config.schema import Loaded
-from gazette.errors import GazetteError, Invalid, Unavailable
+from gazette.errors import GazetteError, Invalid, NotAllowed, Unavailable
+from gazette.gazctl.contexts import sign_in_path
 from gazette.gazctl.flags import BrokerFlags, ConsumerFlags, SharedFlags
 from gazette.gazctl.io.progress import ProgressLine
 from gazette.gazctl.io.terminal import Terminal
 from gazette.protocol.label_set import EVERYTHING, LabelSelector
 from gazette.protocol.text.validation import within
 from gazette.runtime.clock import Clock
-from gazette.runtime.tasks import TaskScope
+from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.runtime.timeouts import timeout
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from gazette.client.shards import ShardClient
 
 F = TypeVar("F", bound=SharedFlags)
+C = TypeVar("C", bound=ClientFlags)
 A = TypeVar("A")
 R = TypeVar("R")
 
@@ -75,6 +78,7 @@ class Context:
             flags = self.loaded.group(BrokerFlags)
             if file_root is not None:
                 flags = replace(flags, file_root=file_root)
+            flags = await self._signed_in(flags, "broker")
             with within("--broker"):
                 self._broker = flags.client(self._zone, self.clock)
             await self._reach(self._broker, "broker")
@@ -83,8 +87,9 @@ class Context:
     async def consumer(self) -> ShardClient:
         """Return a client of the consumers. Raise ``Unavailable`` if no server answers at the address."""
         if self._consumer is None:
+            flags = await self._signed_in(self.loaded.group(ConsumerFlags), "consumer")
             with within("--consumer"):
-                self._consumer = self.loaded.group(ConsumerFlags).client(self._zone, self.clock)
+                self._consumer = flags.client(self._zone, self.clock)
             await self._reach(self._consumer, "consumer")
         return self._consumer
 
@@ -102,6 +107,32 @@ class Context:
             hint=f"Check that it runs there, or give another address with --{what}.address.{origin}",
         )
         await require_kind(client, what, timeout_s=self.timeout_s, origin=origin)
+
+    async def _signed_in(self, flags: C, what: str) -> C:
+        """Return the flags with the token of `gazctl login`, renewed if that is due.
+
+        Tokens and keys that are given go before it. Only an address of the context gets it, or one that is
+        given beside --context: others may be those of strangers. Raise the error of a renewal that fails, or
+        ``NotAllowed`` if the token has ended.
+        """
+        path = sign_in_path(self.environ, self._in_use) if self._in_use else None
+        is_by_hand = self.loaded.sources[f"{what}.address"] == "flag" and self.is_given("context")
+        is_chosen = is_by_hand or bool(self._origin(what))
+        is_given = flags.auth_token or flags.auth_token_file or flags.auth_keys
+        if path is None or not is_chosen or is_given or not path.exists():
+            return flags
+        from gazette.oidc.token_file import renew
+
+        pool = BlockingPool("sign-in", 1)
+        try:
+            sign_in = await pool.run(renew, path, self.clock)
+        finally:
+            pool.close()
+        if self.clock.now() >= sign_in.expires_at:
+            raise NotAllowed(
+                f"the sign-in of context {self._in_use} has ended", hint="Run `gazctl login` again."
+            )
+        return replace(flags, auth_token_file=str(path))
 
     def is_given(self, key: str) -> bool:
         """Return True if a setting has another source than its default."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gazette.errors import Invalid
 from gazette.gazctl.command import Command
 from gazette.gazctl.context import Context
-from gazette.gazctl.contexts import ADDRESSES, Contexts
+from gazette.gazctl.contexts import ADDRESSES, Contexts, sign_in_path
 from gazette.gazctl.io.output import NONE, Table
 from gazette.gazctl.run_contexts import run_contexts
 from gazette.runtime.numbers import is_digits
@@ -67,6 +67,8 @@ def delete(context: Context, _command: Command) -> int:
     if contexts.current == name:
         contexts.current = ""
     contexts.save()
+    if (path := sign_in_path(context.environ, name)) is not None:
+        path.unlink(missing_ok=True)
     return 0
 
 

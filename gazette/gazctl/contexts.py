@@ -8,10 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from gazette.errors import Invalid, NotFound
 
 FILE: Final = "contexts.yaml"
+SIGN_INS: Final = "sign-ins"
 ADDRESSES: Final = {"broker": "BROKER_ADDRESS", "consumer": "CONSUMER_ADDRESS"}
 """Addresses of a context, with the environment variables that they replace."""
 
@@ -20,6 +22,12 @@ def contexts_directory(environ: Mapping[str, str]) -> Path | None:
     """Return this user's configuration directory; None without a home directory."""
     homes = [environ[name] for name in ("HOME", "UserProfile") if environ.get(name)]
     return Path(homes[0], ".config", "gazette") if homes else None
+
+
+def sign_in_path(environ: Mapping[str, str], name: str) -> Path | None:
+    """Return the file with the tokens of a context; None without a home directory."""
+    directory = contexts_directory(environ)
+    return None if directory is None else directory / SIGN_INS / f"{quote(name, safe='')}.json"
 
 
 def as_variables(addresses: Mapping[str, str]) -> dict[str, str]:

@@ -85,6 +85,18 @@ class NoFlags(SharedFlags):
 
 
 @dataclass(frozen=True, slots=True)
+class LoginFlags(SharedFlags):
+    issuer: str = flag("", "OpenID Connect provider (https://…; empty: as the last time)")
+    client_id: str = flag("", "name by which the provider knows gazctl (empty: as the last time)")
+    scope: str = flag("openid offline_access", "scopes to ask for; offline_access renews tokens")
+    audience: str = flag("", "audience to ask for; some providers need it")
+    id_token: bool = flag(False, "present the ID token: access tokens of some providers are no JWT")
+    browser: bool = flag(
+        False, "have a browser of this machine come back, rather than type a code on any device"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class JournalsListFlags(SharedFlags):
     selector: str = flag("", _SELECTOR.format("journals to list (empty: all)"), short="l")
     format: str = flag("table", "form of the output", choices=FORMATS, short="o")

@@ -1,0 +1,216 @@
+"""``gazctl login`` and ``logout``: tokens of an OpenID Connect provider, for a context."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound, Unavailable
+from gazette.gazctl.context import Context
+from gazette.gazctl.contexts import Contexts, sign_in_path
+from gazette.gazctl.flags import LoginFlags, SharedFlags
+from gazette.gazctl.run_contexts import addresses_of
+from gazette.oidc.documents import discover, endpoint_of, fetch, require_https
+from gazette.oidc.token_file import SignIn, refused
+from gazette.runtime.tasks import BlockingPool
+from gazette.runtime.timeouts import timeout
+
+_DEVICE_GRANT: Final = "urn:ietf:params:oauth:grant-type:device_code"
+_BROWSER_S: Final = 300.0
+_HEAD_BYTES_MAX: Final = 1 << 14
+_PAGE: Final = "<!doctype html><title>gazctl</title><p>{} You can close this page.</p>"
+
+Fetch = Callable[..., Any]
+
+
+async def login(context: Context) -> int:
+    """Sign in at a provider, and keep the tokens for a context."""
+    name, path = _place(context)
+    asked = _asked(context.flags(LoginFlags), context, path)
+    async with _fetching() as blocking:
+        document = await blocking(discover, asked.issuer)
+        answer = await (
+            _by_browser(context, asked, document, blocking)
+            if context.flags(LoginFlags).browser
+            else _by_device(context, asked, document, blocking)
+        )
+    sign_in = asked.with_answer(answer, context.clock.now())
+    sign_in.save(path)
+    context.terminal.note(f"signed in (context {name})")
+    if not sign_in.refresh_token:
+        context.terminal.note(
+            "the provider gave no refresh token: sign in again when this one ends"
+        )
+    return 0
+
+
+async def logout(context: Context) -> int:
+    """Revoke the refresh token of a context, and remove its file."""
+    name, path = _place(context)
+    if not path.exists():
+        raise NotFound(f"context {name} has no sign-in", hint="`gazctl login` makes one.")
+    try:
+        sign_in = SignIn.read(path)
+        if sign_in.refresh_token:
+            async with _fetching() as blocking:
+                document = await blocking(discover, sign_in.issuer)
+                if "revocation_endpoint" in document:
+                    form = {"token": sign_in.refresh_token, "client_id": sign_in.client_id}
+                    await blocking(fetch, endpoint_of(document, "revocation_endpoint"), form)
+    except GazetteError as error:
+        context.terminal.note(f"the provider did not revoke the token: {error}")
+    path.unlink(missing_ok=True)
+    context.terminal.note(f"signed out (context {name})")
+    return 0
+
+
+def _place(context: Context) -> tuple[str, Path]:
+    """Return the name of the context, and its file. Raise ``Invalid`` if no context is in use."""
+    contexts = Contexts.load(context.environ)
+    name = context.flags(SharedFlags).context or contexts.current
+    path = sign_in_path(context.environ, name)
+    if not name or path is None:
+        raise Invalid(
+            "no context is in use",
+            path="--context",
+            hint="Create one by `gazctl context set NAME --broker.address=…`, and give --context=NAME.",
+        )
+    addresses_of(context.environ, contexts, name)
+    return name, path
+
+
+def _asked(flags: LoginFlags, context: Context, path: Path) -> SignIn:
+    """Return what to ask for: what flags do not say is as the last time. Raise ``Invalid`` if it lacks."""
+    asked = SignIn(token="", scope=flags.scope)
+    with suppress(Invalid):
+        if path.exists():
+            asked = replace(SignIn.read(path), token="", refresh_token="")
+    given = ("issuer", "client_id", "scope", "audience", "id_token")
+    options = {name: name.replace("_", "-") for name in given}
+    asked = replace(
+        asked, **{name: getattr(flags, name) for name in given if context.is_given(options[name])}
+    )
+    for name in ("issuer", "client_id"):
+        if not getattr(asked, name):
+            raise Invalid("must be given the first time", path=f"--{options[name]}")
+    require_https(asked.issuer, "--issuer")
+    return asked
+
+
+def _form(asked: SignIn, **more: str) -> dict[str, str]:
+    audience = {"audience": asked.audience} if asked.audience else {}
+    return {"client_id": asked.client_id, "scope": asked.scope, **audience, **more}
+
+
+async def _by_device(
+    context: Context, asked: SignIn, document: Mapping[str, Any], blocking: Fetch
+) -> Mapping[str, Any]:
+    """Return the provider's answer, once the user has confirmed a code on any device (RFC 8628)."""
+    if "device_authorization_endpoint" not in document:
+        raise Invalid(
+            "the provider has no sign-in by a code", path="gazctl login", hint="Give --browser."
+        )
+    url = endpoint_of(document, "device_authorization_endpoint")
+    status, offer = await blocking(fetch, url, _form(asked))
+    device_code, user_code = offer.get("device_code"), offer.get("user_code")
+    if status != 200 or not isinstance(device_code, str) or not isinstance(user_code, str):
+        raise refused(status, offer)
+    page = endpoint_of(offer, "verification_uri")
+    context.terminal.note(f"open {page} and confirm the code {user_code[:100]}")
+    interval_s, left_s = _seconds(offer, "interval", 5.0), _seconds(offer, "expires_in", 600.0)
+    ends_at = context.clock.monotonic() + left_s
+    form = {"grant_type": _DEVICE_GRANT, "device_code": device_code, "client_id": asked.client_id}
+    token_url = endpoint_of(document, "token_endpoint")
+    while context.clock.monotonic() < ends_at:
+        await context.clock.sleep(interval_s)
+        try:
+            status, answer = await blocking(fetch, token_url, form)
+        except Unavailable as error:
+            context.terminal.note(f"{error}; trying again")
+            continue
+        if status == 200:
+            return dict(answer)
+        if answer.get("error") == "slow_down":
+            interval_s += 5.0
+        elif answer.get("error") != "authorization_pending":
+            raise refused(status, answer)
+    raise NotAllowed("the code was not confirmed in time", hint="Run `gazctl login` again.")
+
+
+async def _by_browser(
+    context: Context, asked: SignIn, document: Mapping[str, Any], blocking: Fetch
+) -> Mapping[str, Any]:
+    """Return the provider's answer, once a browser comes back to this process (RFC 8252, with PKCE)."""
+    state, verifier = secrets.token_urlsafe(32), secrets.token_urlsafe(48)
+    digest = hashlib.sha256(verifier.encode()).digest()
+    arrived: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            head = await reader.readuntil(b"\r\n")
+            target = urlsplit(head.decode("ascii").split(" ")[1])
+            values = dict(parse_qsl(target.query))
+            is_ours = hmac.compare_digest(values.get("state", "").encode(), state.encode())
+            if is_ours and not arrived.done():
+                arrived.set_result(values)
+            text = "gazctl goes on." if is_ours else "This is no answer to gazctl."
+            body = _PAGE.format(text).encode()
+            status = "200 OK" if is_ours else "400 Bad Request"
+            writer.write(
+                f"HTTP/1.1 {status}\r\nContent-Type: text/html\r\nConnection: close\r\n"
+                f"Content-Length: {len(body)}\r\n\r\n".encode()
+                + body
+            )
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=_HEAD_BYTES_MAX)
+    try:
+        redirect = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        challenge = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+        pkce = {"code_challenge": challenge, "code_challenge_method": "S256"}
+        query = _form(asked, response_type="code", redirect_uri=redirect, state=state, **pkce)
+        url = endpoint_of(document, "authorization_endpoint")
+        context.terminal.note(f"open {url}{'&' if '?' in url else '?'}{urlencode(query)}")
+        try:
+            async with timeout(_BROWSER_S):
+                values = await arrived
+        except TimeoutError:
+            raise NotAllowed(
+                "no browser came back in time", hint="Run `gazctl login` again."
+            ) from None
+    finally:
+        server.close()
+    if "code" not in values or values.get("iss", asked.issuer) != asked.issuer:
+        raise refused(0, values)
+    form = {"grant_type": "authorization_code", "code": values["code"], "redirect_uri": redirect}
+    form |= {"client_id": asked.client_id, "code_verifier": verifier}
+    status, answer = await blocking(fetch, endpoint_of(document, "token_endpoint"), form)
+    if status != 200:
+        raise refused(status, answer)
+    return dict(answer)
+
+
+@asynccontextmanager
+async def _fetching() -> AsyncIterator[Fetch]:
+    """Yield a function that runs another one in a thread."""
+    pool = BlockingPool("sign-in", 1)
+    try:
+        yield pool.run
+    finally:
+        pool.close()
+
+
+def _seconds(values: Mapping[str, Any], name: str, default: float) -> float:
+    value = values.get(name, default)
+    is_usable = isinstance(value, int | float) and 0 < value <= 86_400
+    return float(value) if is_usable else default
