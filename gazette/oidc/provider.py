@@ -64,21 +64,21 @@ class OidcProvider:
             return key
         name = "one key without a name" if kid is None else f"key {kid}"
         missing = f"{self.issuer} has no {name} for {algorithm}"
-        self._refresh()
-        if self._is_fetching or self._failure:
+        if self._refresh() or self._is_fetching or self._failure:
             raise Unavailable(
                 f"{missing} ({self._failure or 'its keys are fetched again'}): try again"
             )
         raise NotAllowed(f"verifying Authorization: {missing}")
 
-    def _refresh(self) -> None:
-        """Begin to fetch, unless a fetch goes on or began less than `RETRY_S` ago."""
+    def _refresh(self) -> bool:
+        """Begin to fetch, and return True. Return False if one goes on, or began less than `RETRY_S` ago."""
         with self._lock:
             now = self._clock.monotonic()
             if self._is_fetching or now - self._attempted_at < RETRY_S:
-                return
+                return False
             self._attempted_at, self._is_fetching = now, True
         threading.Thread(target=self._fetch, name="oidc-keys", daemon=True).start()
+        return True
 
     def _fetch(self) -> None:
         begun_at, failure = self._attempted_at, "the fetch broke"

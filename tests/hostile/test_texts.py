@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 from unicodedata import category
 
@@ -13,8 +15,9 @@ from gazette.auth import Claims, KeyedAuth
 from gazette.broker.http.ranges import Unsatisfiable, parse_range, parse_tags
 from gazette.config.ini_file import ini_entries
 from gazette.config.yaml_file import yaml_entries
-from gazette.errors import GazetteError, NotAllowed, printable
+from gazette.errors import GazetteError, NotAllowed, Unavailable, printable
 from gazette.net.http_guard import is_loopback
+from gazette.oidc.verifier import OidcAuth, OidcSettings
 from gazette.protocol.fragment import Fragment, FragmentStoreUrl
 from gazette.protocol.ids import validate_journal_name, validate_shard_id
 from gazette.protocol.journal_tree import JournalNode
@@ -23,6 +26,7 @@ from gazette.protocol.shard_list import ShardList
 from gazette.protocol.text.duration import parse_go_duration
 from gazette.runtime.clock import SystemClock
 from tests.hostile.conftest import Matrix, mutated
+from tests.support.oidc_provider import Provider, SigningKey, fetched
 from tests.test_authorization import AUTH, KEY
 
 NAMES: Final = (
@@ -135,6 +139,55 @@ def test_tokens(dice: random.Random, scale: int, matrix: Callable[[str], Matrix]
             # Base64 has bits that mean nothing, and white space around a token is left out.
             assert _same(text, good), text
             results.count("the same token")
+
+
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    keys = [SigningKey.rsa("first"), SigningKey.ec("second")]
+    with Provider(SystemClock(), keys).serving() as provider:
+        yield provider
+
+
+@pytest.mark.parametrize("key", [0, 1], ids=["RS256", "ES256"])
+def test_tokens_of_a_provider(
+    key: int,
+    provider: Provider,
+    tmp_path: Path,
+    dice: random.Random,
+    scale: int,
+    matrix: Callable[[str], Matrix],
+) -> None:
+    """A token that was changed anywhere is refused, also a header or payload of JSON in another form."""
+    results = matrix(f"tokens of a provider x {provider.keys[key].algorithm}")
+    roles = tmp_path / "roles.yaml"
+    roles.write_text("roles: [{role: operators, cap: [READ]}]")
+    auth = OidcAuth(AUTH, OidcSettings(provider.issuer, "gazette", roles=roles))
+    fetched()
+    signer = provider.keys[key]
+    good = signer.token(provider.claims())
+    auth.verify(f"Bearer {good}", 8)
+
+    def is_refused(token: str) -> bool:
+        try:
+            auth.verify(f"Bearer {token}", 8)
+        except (
+            NotAllowed,
+            Unavailable,
+        ):  # The latter, while keys are fetched for another name of a key.
+            results.count("refused")
+            return True
+        return False
+
+    for _ in range(300 * scale):
+        text = mutated(dice, good.encode()).decode("latin-1")
+        assert text.strip() == good or is_refused(text), text
+    for _ in range(100 * scale):  # These are signed: each part of the JSON is read.
+        body = mutated(dice, json.dumps(provider.claims()).encode())
+        if not is_refused(signer.token(body)):
+            payload = json.loads(body)
+            assert (payload["iss"], "operators" in payload["groups"]) == (provider.issuer, True)
+            results.count("the same rights")
+    fetched()
 
 
 def _same(text: str, good: str) -> bool:

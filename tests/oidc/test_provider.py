@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import socket
 import threading
@@ -163,12 +164,12 @@ HOSTILE: Final[dict[str, tuple[int, Any]]] = {
     "nothing": (200, b""),
     "no UTF-8": (200, b'{"keys": "\xff"}'),
     "deep": (200, b'{"keys":' + b"[" * 100_000),
-    "huge": (200, b'{"keys": [' + b" " * (1 << 19) + b"]}"),
+    "huge": (200, json.dumps({"keys": [rsa_entry()]}).encode() + b" " * (1 << 19)),
     "a huge number": (200, b'{"keys": [' + b"9" * 10_000 + b"]}"),
     "repeated": (200, b'{"keys": [], "keys": []}'),
-    "an error": (500, {"keys": []}),
-    "elsewhere": (302, {}),
-    "not found": (404, {}),
+    "an error": (500, {"keys": [rsa_entry()]}),
+    "elsewhere": (302, {"keys": [rsa_entry()]}),
+    "not found": (404, {"keys": [rsa_entry()]}),
     "entries of other types": (200, {"keys": [None, 1, "x", [], {}]}),
     "secrets": (200, {"keys": [{"kty": "oct", "kid": "first", "alg": "HS256", "k": "AAAA"}]}),
     "a weak key": (200, {"keys": [WEAK.jwk]}),

@@ -128,6 +128,10 @@ FORGED: Final[dict[str, tuple[Forge, str]]] = {
     "cut signature": (resigned(lambda a, b, c: (a, b, c[:-4])), ""),
     "padding": (resigned(lambda a, b, c: (a, b, c + "==")), "base64url"),
     "another alphabet": (resigned(lambda a, b, c: (a, b, "+" + c[1:])), "base64url"),
+    "bits that mean nothing": (
+        resigned(lambda a, b, c: (a, b, c[:-1] + chr(ord(c[-1]) + 1))),
+        "base64",
+    ),
     "four parts": (resigned(lambda a, b, c: (a, b + "." + b, c)), "base64url"),
     "unknown crit": (header(crit=["b64"], b64=False), "crit"),
     "empty crit": (header(crit=[]), "crit"),
