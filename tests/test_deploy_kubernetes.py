@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gazette.oidc.roles import read_roles
 from gazette.version import __version__
 from tests.deployment import (
     APPLICATION,
@@ -260,6 +261,35 @@ def test_values_change_what_they_name() -> None:
     assert env["CONSUMER_LIMIT"] == "64"
     (scratch,) = (volume for volume in spec["volumes"] if volume["name"] == "scratch")
     assert "ephemeral" in scratch
+
+
+def test_values_of_a_provider(tmp_path: Path) -> None:
+    """Brokers and members have the settings and a file of roles that they can read."""
+    provider = ('oidc.issuer="https://login.example/"', 'oidc.audience="gazette"')
+    roles = '[{"role": "a", "cap": ["READ", 65536], "sel": "%s"}]'
+    brokers, members = roles % "name:prefix=a/", roles % "id:prefix=a-"
+    documents = rendered(
+        *provider, f"oidc.brokerRoles={brokers}", f"oidc.applicationRoles={members}"
+    )
+    assert problems(documents) == []
+    assert_complete(documents)
+    for name, prefix in (("gazette", "BROKER"), ("application", "CONSUMER")):
+        spec = pod(named("Deployment", name, documents))
+        (container,) = spec["containers"]
+        env = {entry["name"]: entry.get("value") for entry in container["env"]}
+        assert env[f"{prefix}_OIDC_ISSUER"] == "https://login.example/"
+        assert env[f"{prefix}_OIDC_AUDIENCE"] == "gazette"
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert env[f"{prefix}_OIDC_ROLES"] == f"{mounts['roles']}/roles.yaml"
+        (volume,) = (volume for volume in spec["volumes"] if volume["name"] == "roles")
+        data = named("ConfigMap", volume["configMap"]["name"], documents)["data"]
+        path = tmp_path / "roles.yaml"
+        path.write_text(data["roles.yaml"])
+        (role,) = read_roles(path)
+        assert (role.name, role.capability) == ("a", 65536 | 8)
+    # Case: without rows, there are no such settings.
+    text = json.dumps(rendered(*provider, f"oidc.brokerRoles={brokers}"))
+    assert ("BROKER_OIDC_ISSUER" in text, "CONSUMER_OIDC_ISSUER" in text) == (True, False)
 
 
 def test_the_chart_applies_what_the_application_declares(tmp_path: Path) -> None:

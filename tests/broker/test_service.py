@@ -49,6 +49,7 @@ from tests.facts import call_refused, logged, raises
 from tests.support.replicas import replica_of
 
 JOURNAL = "a/journal"
+KEY = "A" * 43 + "="
 
 
 async def ready(url: str) -> tuple[int, str]:
@@ -600,6 +601,20 @@ async def test_a_port_in_use_is_one_line_and_exit_code_one(process: Any) -> None
             "--broker.server-cert-file: cannot serve TLS with /etc/passwd, /etc/passwd: ",
         ),
         (["--broker.auth-keys=%"], "--broker.auth-keys: key at index 0 is not valid base64"),
+        (["--broker.oidc-issuer=https://x.example"], "--broker.oidc-issuer: it needs auth-keys"),
+        (
+            [f"--broker.auth-keys={KEY}", "--broker.oidc-issuer=https://x.example"],
+            "--broker.oidc-issuer: it needs oidc-audience",
+        ),
+        (
+            [
+                f"--broker.auth-keys={KEY}",
+                "--broker.oidc-issuer=http://x.example",
+                "--broker.oidc-audience=a",
+                "--broker.oidc-roles=absent",
+            ],
+            "--broker.oidc-issuer: not a URL of https",
+        ),
         (["--broker.port=80800"], '--broker.port: invalid port "80800"'),
         (["--broker.auth-keys=AA=="], "at least one key must be provided"),
         (["--etcd.address=nonsense"], "--etcd.address: not an etcd endpoint"),

@@ -33,6 +33,10 @@ rollingUpdate:
 prometheus.io/scrape: "true"
 prometheus.io/port: "8081"
 checksum/zone: {{ .Values.zoneScript | sha256sum }}
+{{- if .Values.oidc.issuer }}
+# Processes read the file of roles at their start.
+checksum/oidc: {{ .Values.oidc | toYaml | sha256sum }}
+{{- end }}
 {{- end }}
 
 {{- define "spread" -}}
@@ -63,6 +67,34 @@ valueFrom:
   secretKeyRef:
     name: {{ . }}
     key: keys
+{{- end }}
+
+{{- /* Settings of the provider of tokens: a list of the context and the prefix of variables. */}}
+{{- define "oidc" }}
+{{- $prefix := last . }}
+{{- with (first .).Values.oidc }}
+- name: {{ $prefix }}_OIDC_ISSUER
+  value: {{ .issuer | quote }}
+- name: {{ $prefix }}_OIDC_AUDIENCE
+  value: {{ required "oidc.issuer needs oidc.audience" .audience | quote }}
+- name: {{ $prefix }}_OIDC_CLAIM
+  value: {{ .claim | quote }}
+- name: {{ $prefix }}_OIDC_ROLES
+  value: /roles/roles.yaml
+{{- end }}
+{{- end }}
+
+{{- /* The file of roles: a list of the context, the name of the Deployment and its rows. */}}
+{{- define "roles" }}
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {{ index . 1 }}-roles
+  labels:
+    {{- include "labels" (first .) | nindent 4 }}
+data:
+  roles.yaml: |
+    {{- dict "roles" (last .) | toYaml | nindent 4 }}
 {{- end }}
 
 {{- define "ports" -}}
