@@ -12,7 +12,7 @@ import pytest
 from gazette.broker.flags import BrokerFlags
 from gazette.broker.main import print_config, schema
 from gazette.cluster.process.groups import DebugFlags, EtcdFlags, LogFlags
-from gazette.cluster.process.member import ProcessFlags
+from gazette.cluster.process.member import MemberFlags, ProcessFlags
 from gazette.config.schema import Schema, duration, exit_with, setting
 from gazette.errors import Invalid
 from gazette.gazctl.commands import COMMANDS
@@ -277,6 +277,14 @@ def test_the_working_directory_does_not_say_where_a_secret_goes(tmp_path: Path, 
     file.rename(home / "prog.ini")
     environ = {"HOME": str(tmp_path / "home"), "BROKER_TOKEN": "t"}
     assert reach.load([], environ, directory=here).group(ReachFlags).token == "t"
+
+
+@pytest.mark.parametrize("name", ["issuer", "audience", "claim", "roles", "jwks-url"])
+def test_nor_whose_tokens_are_accepted(tmp_path: Path, name: str) -> None:
+    server = Schema("prog", {"broker": MemberFlags}, file_stem="prog")
+    (tmp_path / "prog.ini").write_text(f"[broker]\noidc-{name} = stranger\n")
+    with raises(Invalid, says=f"oidc-{name}"):
+        server.load([], {"BROKER_AUTH_KEYS": "k"}, directory=tmp_path)
 
 
 @pytest.mark.parametrize("number", ["1_0", "١", "²", "0x10", "9" * 5000])
