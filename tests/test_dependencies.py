@@ -132,7 +132,10 @@ def test_an_entry_point_loads_only(plain: Path, modules: str, permitted: set[str
         ("from gazette.spark import GazetteDataSource", "spark"),
         ("from gazette.spark import Backfill", "spark"),
         ("from gazette.spark import read", "spark"),
-        ("from gazette.oidc.key_set import require_cryptography; require_cryptography()", "oidc"),
+        (
+            "from gazette.client.oidc.key_set import require_cryptography; require_cryptography()",
+            "oidc",
+        ),
         ("from gazette import read_table; read_table('a/journal')", "tables"),
     ],
 )

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gazette.oidc.roles import read_roles
+from gazette.client.oidc.roles import read_roles
 from gazette.version import __version__
 from tests.deployment import (
     APPLICATION,

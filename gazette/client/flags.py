@@ -58,7 +58,7 @@ class ClientFlags:
         if self.auth_token:
             return StaticToken(self.auth_token)
         if self.auth_token_file:
-            from gazette.oidc.token_file import TokenFile
+            from gazette.client.oidc.token_file import TokenFile
 
             return TokenFile(Path(self.auth_token_file), clock)
         return KeyedAuth.parse(clock, self.auth_keys) if self.auth_keys else NoAuth()

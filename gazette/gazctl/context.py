@@ -121,7 +121,7 @@ class Context:
         is_given = flags.auth_token or flags.auth_token_file or flags.auth_keys
         if path is None or not is_chosen or is_given or not path.exists():
             return flags
-        from gazette.oidc.token_file import renew
+        from gazette.client.oidc.token_file import renew
 
         pool = BlockingPool("sign-in", 1)
         try:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+from gazette.client.oidc.documents import discover, endpoint_of, fetch, require_https
+from gazette.client.oidc.token_file import SignIn, refused
 from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound, Unavailable
 from gazette.gazctl.context import Context
 from gazette.gazctl.contexts import Contexts, sign_in_path
 from gazette.gazctl.flags import LoginFlags, SharedFlags
 from gazette.gazctl.run_contexts import addresses_of
-from gazette.oidc.documents import discover, endpoint_of, fetch, require_https
-from gazette.oidc.token_file import SignIn, refused
 from gazette.runtime.tasks import BlockingPool
 from gazette.runtime.timeouts import timeout
 

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from gazette.auth import KeyedAuth
+from gazette.client.oidc.verifier import OidcAuth, OidcSettings
 from gazette.cluster.etcd.client import Etcd
 from gazette.gazctl.perform import run_in_loop
-from gazette.oidc.verifier import OidcAuth, OidcSettings
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture

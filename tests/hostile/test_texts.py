@@ -13,11 +13,11 @@ import pytest
 
 from gazette.auth import Claims, KeyedAuth
 from gazette.broker.http.ranges import Unsatisfiable, parse_range, parse_tags
+from gazette.client.oidc.verifier import OidcAuth, OidcSettings
 from gazette.config.ini_file import ini_entries
 from gazette.config.yaml_file import yaml_entries
 from gazette.errors import GazetteError, NotAllowed, Unavailable, printable
 from gazette.net.http_guard import is_loopback
-from gazette.oidc.verifier import OidcAuth, OidcSettings
 from gazette.protocol.fragment import Fragment, FragmentStoreUrl
 from gazette.protocol.ids import validate_journal_name, validate_shard_id
 from gazette.protocol.journal_tree import JournalNode

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from gazette.auth import KeyedAuth
-from gazette.oidc.verifier import OidcAuth, OidcSettings
+from gazette.client.oidc.verifier import OidcAuth, OidcSettings
 from gazette.runtime.clock import Clock
 from gazette.testing.clock import ManualClock
 from tests.support.oidc_provider import Provider, SigningKey, fetched

@@ -14,9 +14,9 @@ from gazette.auth import Capability, Claims, StaticToken, bearer
 from gazette.client.append.appender import AppendParams
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange
+from gazette.client.oidc.verifier import OidcAuth
 from gazette.cluster.etcd.client import Etcd
 from gazette.errors import NotAllowed
-from gazette.oidc.verifier import OidcAuth
 from gazette.protocol.pb import broker_pb2, consumer_pb2
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub
 from gazette.protocol.pb.consumer_pb2_grpc import ShardStub

@@ -15,10 +15,10 @@ from typing import Any, Final
 import pytest
 
 from gazette.auth import Capability, Claims, KeyedAuth
+from gazette.client.oidc.documents import discover, fetch
+from gazette.client.oidc.provider import KEPT_S, REFRESH_S, RETRY_S
+from gazette.client.oidc.verifier import OidcAuth, OidcSettings
 from gazette.errors import Invalid, NotAllowed, Unavailable
-from gazette.oidc.documents import discover, fetch
-from gazette.oidc.provider import KEPT_S, REFRESH_S, RETRY_S
-from gazette.oidc.verifier import OidcAuth, OidcSettings
 from gazette.testing.clock import ManualClock
 from tests.facts import raises
 from tests.oidc.conftest import SECRET, auth_of

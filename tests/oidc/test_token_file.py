@@ -12,9 +12,9 @@ import pytest
 
 from gazette.auth import Capability, Claims, StaticToken
 from gazette.client.flags import BrokerClientFlags
+from gazette.client.oidc.token_file import LOOK_S, SignIn, TokenFile, renew
 from gazette.client.rpc.credentials import Credentials
 from gazette.errors import Invalid, NotAllowed, Unavailable
-from gazette.oidc.token_file import LOOK_S, SignIn, TokenFile, renew
 from gazette.testing.clock import ManualClock
 from tests.facts import raises
 from tests.support.oidc_provider import Provider, threads_ended

@@ -14,9 +14,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from gazette.auth import Capability, Claims
+from gazette.client.oidc.roles import read_roles
+from gazette.client.oidc.verifier import OidcAuth
 from gazette.errors import Invalid, NotAllowed
-from gazette.oidc.roles import read_roles
-from gazette.oidc.verifier import OidcAuth
 from gazette.protocol.label_set import EVERYTHING, LabelSelector
 from gazette.testing.clock import ManualClock
 from tests.facts import raises

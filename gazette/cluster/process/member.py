@@ -96,7 +96,7 @@ class MemberFlags:
         keys = KeyedAuth.parse(clock, self.auth_keys)
         if not self.oidc_issuer:
             return keys
-        from gazette.oidc.verifier import OidcAuth, OidcSettings
+        from gazette.client.oidc.verifier import OidcAuth, OidcSettings
 
         names = (self.oidc_issuer, self.oidc_audience, self.oidc_claim, self.oidc_jwks_url)
         return OidcAuth(keys, OidcSettings(*names, roles=self.oidc_roles))

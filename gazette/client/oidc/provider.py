@@ -6,9 +6,9 @@ import logging
 import threading
 from typing import Final
 
+from gazette.client.oidc.documents import discover, endpoint_of, fetch
+from gazette.client.oidc.key_set import KeySet, PublicKey
 from gazette.errors import GazetteError, NotAllowed, Unavailable
-from gazette.oidc.documents import discover, endpoint_of, fetch
-from gazette.oidc.key_set import KeySet, PublicKey
 from gazette.runtime.clock import Clock
 
 log = logging.getLogger(__name__)

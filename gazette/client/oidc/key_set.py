@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol
 
 from gazette.auth import Claims
+from gazette.client.oidc.documents import base64url
 from gazette.errors import Unavailable, not_installed
-from gazette.oidc.documents import base64url
 
 RSA_BITS: Final = (2048, 8192)
 """Least and greatest length of an RSA key. Longer ones take milliseconds for each signature."""

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from gazette.auth import LEEWAY_S, Claims, KeyedAuth
+from gazette.client.oidc.documents import base64url, require_https, strict_object
+from gazette.client.oidc.key_set import KeySet, require_cryptography
+from gazette.client.oidc.provider import OidcProvider
+from gazette.client.oidc.roles import names_in, read_roles, rights_of
 from gazette.errors import Invalid, NotAllowed
-from gazette.oidc.documents import base64url, require_https, strict_object
-from gazette.oidc.key_set import KeySet, require_cryptography
-from gazette.oidc.provider import OidcProvider
-from gazette.oidc.roles import names_in, read_roles, rights_of
 
 ALGORITHMS: Final = ("RS256", "ES256")
 TOKEN_CHARS_MAX: Final = 1 << 14

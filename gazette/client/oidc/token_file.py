@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from gazette.auth import Claims, Renewing
-from gazette.errors import GazetteError, Invalid, NotAllowed, Unavailable
-from gazette.oidc.documents import (
+from gazette.client.oidc.documents import (
     base64url,
     discover,
     endpoint_of,
@@ -28,6 +27,7 @@ from gazette.oidc.documents import (
     require_https,
     strict_object,
 )
+from gazette.errors import GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.runtime.clock import Clock
 
 AHEAD_S: Final = 60.0
