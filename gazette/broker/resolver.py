@@ -162,8 +162,7 @@ class _Found:
 
 
 class Resolver:
-    """Owns this broker's replicas: makes and starts them for new assignments, and shuts them down without
-    one.
+    """Owns this broker's replicas: makes, starts and shuts them down as assignments come and go.
 
     ``new_replica`` makes a replica of a journal that was created at the given revision. ``open_store`` is
     called with each store of a journal that this broker gets: then the store's health is known early. Both

@@ -42,7 +42,7 @@ def end_process(code: int) -> NoReturn:
         )
         logging.shutdown()
     else:
-        # The interpreter calls this function first when it ends. `threading` has no public name for it.
+        # The interpreter calls this function first when it ends. `atexit` has no public name for it.
         atexit._run_exitfuncs()
     _flush_files()
     os._exit(code)

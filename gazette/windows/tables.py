@@ -115,9 +115,8 @@ class Sweep:
     def until(self, store: SQLiteStore, watermark: int) -> int:
         """Return the time up to which to remove rows now: the watermark, or earlier if many rows are due."""
         until = watermark
-        for (
-            sql
-        ) in self._nth:  # Each finds the time of row number `SWEPT_MAX`, if so many rows are due.
+        # Each statement finds the time of row number `SWEPT_MAX`, if so many rows are due.
+        for sql in self._nth:
             rows: list[Any] = store.execute(sql, (until,)).fetchall()
             until = rows[0][0] if rows else until
         return until

@@ -32,7 +32,8 @@ class SuspendControl(IntEnum):
     NO_RESUME = 1
     """Leave the journal suspended, and refuse the append as `SUSPENDED`."""
     IF_FLUSHED = 2
-    """Suspend the journal if all its content has been in a blob store for a while."""
+    """Suspend the journal if all its content has been in a blob store for the flush interval (see
+    `is_dirty`)."""
     NOW = 3
     """Suspend the journal, and flush what is not in a blob store yet."""
     KEEP = 4

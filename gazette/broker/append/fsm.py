@@ -541,6 +541,7 @@ class AppendFSM:
             if answer.status is not Status.OK:
                 return self._on_acks_missing(unexpected_answer(answer))
         self.outcome = self._pending
+        # Also an append that was rolled back gets acknowledgements: its outcome stays a failure.
         is_failed = self.outcome is not None and self.outcome.ending is Ending.FAILED
         self.state = State.ERROR if is_failed else State.FINISHED
         return _DONE

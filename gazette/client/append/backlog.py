@@ -369,8 +369,8 @@ class JournalAppends:
         """Enqueue a copy of ``content`` as an append after all others of the journal.
 
         Return its future, which all appends of the same RPC share. If appends to the journal have failed for
-        good, the future has their error. Raise ``Closed`` if the service's event loop has ended. Then see
-        ``must_wait``.
+        good, the future has their error. Raise ``Closed`` if the service's event loop has ended. Afterwards,
+        look at ``must_wait``.
         """
         backlog, queue = self._backlog, self._queue
         # A fast path: content that joins the batch of the last call and completes no segment. Publishers come

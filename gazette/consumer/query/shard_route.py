@@ -128,7 +128,8 @@ def key_of(name: str, request: ShardRequest) -> str:
 
 
 def checked_path(path: object) -> str:
-    """Return the path of a decorator. Raise ``Invalid`` unless it is text, such as for a decorated method."""
+    """Return the path of a decorator. Raise ``Invalid`` unless it is text: for a decorated method, for
+    example."""
     if not isinstance(path, str) or (path and not path.startswith("/")):
         raise Invalid(
             f"{path!r} is not the path of a route",

@@ -44,7 +44,7 @@ _ROW: Final = "row"
 _LOST: Final = pa.field("lost", pa.bool_())
 _SHARD: Final = pa.field(SHARD, pa.int32())
 _AGAIN: Final = -2
-"""Number of the part in a row that says only: the run must be read again."""
+"""Number of the part in the row of a result that says: the run must be read again."""
 _REFUSED: Final = (
     "combine() has raised for rows that it had combined before, when rows that Spark had lost were "
     "made again"

@@ -199,7 +199,7 @@ class RocksDBRecording:
             return None
 
     def _tails(self) -> list[tuple[_Tracked, bytes]] | None:
-        """Return the new bytes of the WALs; None if other files have changed, too."""
+        """Return the new bytes of the WALs; None if WALs do not have all writes up to now."""
         latest = self._latest()
         for listed in (False, True):
             if listed:

@@ -432,9 +432,8 @@ class WriteOptions:
                 )
             commits = f"{checkpoint.rstrip('/')}/gazette-commits"
         commit_id = values.text("commitId")
-        if not streaming and bool(commits) != bool(
-            commit_id
-        ):  # One of the two options without the other.
+        # One of the two options without the other.
+        if not streaming and bool(commits) != bool(commit_id):
             values.fail("commitId", "goes together with commits")
         if commit_id and not re.fullmatch(r"[\w.-]+", commit_id):
             values.fail("commitId", "must be letters, digits, and any of _.-")
