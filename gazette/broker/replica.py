@@ -508,7 +508,8 @@ class Replica:
             log.warning(
                 "fragments of %(journal)s could not be listed: %(error)s",
                 {"journal": self.journal, "error": error},
-                # One cause for all journals of a store: while the store fails, each fails again and again.
+                # All journals of a store have this cause: while the store fails, each of their listings
+                # fails.
                 extra={"cause": f"listing {stores}: {type(error).__name__}"},
             )
         else:

@@ -64,6 +64,6 @@ ROOMS: Final[dict[str, int]] = {
     "spark/": 49,
     "stores/": 7790,
     "testing/": 2846,
-    "windows/": 1255,
+    "windows/": 1254,
 }
 """Most lines of each room: code, docstrings, comments and blank lines, without generated code."""

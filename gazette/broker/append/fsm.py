@@ -91,9 +91,7 @@ _WAITING_FOR: Final = {
 @dataclass(slots=True)
 class AppendFSM:
     """One append. Call ``start`` once, then ``step`` with the event of each effect, until ``outcome`` is set.
-
-    Invariants: see ``_check``.
-    """
+    Invariants: see ``_check``."""
 
     terms: AppendTerms
     state: State = State.RESOLVE

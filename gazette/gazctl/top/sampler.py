@@ -195,7 +195,7 @@ class Sampler:
         return heads
 
     async def _head(self, client: Client, name: JournalName, offset: int) -> tuple[int, int]:
-        """Return a journal's head, and the time of the stored fragment that ends there; 0 without one."""
+        """Return a journal's head, and the time of the stored fragment that ends there; 0 if none does."""
 
         async def reason() -> str:
             return client.waits.reason(name)
