@@ -59,8 +59,7 @@ class MessageQueue:
         self._parts: list[bytes | bytearray] = []
         """Copied parts of the incomplete message. Views would keep all bytes of a read alive."""
         self._need = 0
-        """Length of the incomplete message, with its prefix; 0 if there is none, or its prefix is
-        incomplete."""
+        """Length of the incomplete message, with its prefix; 0 unless a whole prefix has arrived."""
         self._missing = 0
         """Bytes of the incomplete message that have not arrived."""
         self._compressed = False  # Whether the incomplete message is compressed.
