@@ -158,8 +158,8 @@ async def _fragment_begins(context: Context, client: Client, journal: JournalNam
 async def _begin_of(
     client: Client, journal: MessageJournal, begins: list[Offset], end: Offset, size: int
 ) -> Offset:
-    """Return an offset about ``size`` bytes before the end at which a message begins; 0 for all bytes. If
-    messages are not lines, return the begin of a fragment."""
+    """Return an offset about ``size`` bytes before the end at which a message begins. Return 0 if fewer
+    bytes exist. If messages are not lines, return the begin of a fragment."""
     target = end - size
     if target <= (begins[0] if begins else 0):
         return 0

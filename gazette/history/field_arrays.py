@@ -99,7 +99,7 @@ class FieldsBuilder:
         self._encode_variant = encode_variant
 
     def arrays(self, found: FoundFields) -> ArrowColumns:
-        """Return the columns of the schema, and a mask of the messages with a value that does not fit."""
+        """Return the columns of the schema, and a mask of messages with a value that misfits (or None)."""
         unfit = [found.declined]
         columns = [
             self._array(column, field.type, unfit.append)
