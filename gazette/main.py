@@ -22,6 +22,7 @@ usage: gazette COMMAND [FLAGS]
   serve          run a broker
   dev            run etcd and brokers on this machine, for development
   demo           count words exactly once while processes are killed
+  ui             serve the console: pages that show a cluster
   print-config   print the effective configuration of `serve`
 
 in a checkout only:
@@ -40,6 +41,7 @@ _COMMANDS: Final = {
     "print-config": "gazette.broker.main:print_config",
     "dev": "gazette.run.dev.dev:run",
     "demo": "gazette.run.dev.demo:run",
+    "ui": "gazette.run.console.command:run",
     "soak": "tools.soak.run:run",
     "bench": "tools.bench.main:run",
     "chaos": "tools.chaos.run:run",

@@ -57,7 +57,8 @@ class Context:
         self.terminal = terminal
         self.clock = clock
         self.rng = rng
-        self._in_use = in_use
+        self.in_use = in_use
+        """Name of the context whose addresses are used; empty without one."""
         self.on_signal: Callable[[], bool] = lambda: False
         """Function that is called for SIGINT and SIGTERM. If it returns False, the command is cancelled."""
         self._broker: Client | None = None
@@ -142,9 +143,9 @@ class Context:
         """Return a text with the name of an address's context; empty if no context gave the address."""
         source = self.loaded.sources[f"{what}.address"]
         variable = source.removeprefix("env ")
-        if not self._in_use or variable == source or self.environ.get(variable):
+        if not self.in_use or variable == source or self.environ.get(variable):
             return ""
-        return f" This one is that of the context {self._in_use} (`gazctl context list`)."
+        return f" This one is that of the context {self.in_use} (`gazctl context list`)."
 
     @asynccontextmanager
     async def answering(

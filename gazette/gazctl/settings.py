@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from gazette.config.schema import Loaded, Schema, options_of
@@ -169,16 +169,23 @@ def _load(
     addresses of the only application that `gazette run` runs. Raise ``Invalid`` for a wrong setting, or for
     several such applications. Raise ``NotFound`` for an unknown context.
     """
-    loaded = schema.load(argv, environ)
     if not command.groups or command.words[0] == "context":
-        return loaded, ""
+        return schema.load(argv, environ), ""
+    return load_in_context(schema, argv, environ, command.groups)
+
+
+def load_in_context(
+    schema: Schema, argv: Sequence[str], environ: Mapping[str, str], groups: Collection[str]
+) -> tuple[Loaded, str]:
+    """Return the settings, and the name of the context that gave the addresses of ``groups``."""
+    loaded = schema.load(argv, environ)
     contexts = Contexts.load(environ)
     name = loaded.group(SharedFlags).context or contexts.current
     if name:
         addresses = addresses_of(environ, contexts, name)
     else:
-        groups = [group for group in ADDRESSES if group in command.groups]
-        only_run = the_run_context(environ, groups) if _has_no_address(loaded) else None
+        addressed = [group for group in ADDRESSES if group in groups]
+        only_run = the_run_context(environ, addressed) if _has_no_address(loaded) else None
         if only_run is None:
             return loaded, ""
         name, addresses = only_run[0], only_run[1].addresses

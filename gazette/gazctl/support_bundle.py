@@ -40,7 +40,7 @@ from gazette.runtime.tls import tls_context
 from gazette.version import __version__
 
 _PAGES: Final = ("debug/ready", "debug/metrics", "debug/stacks")
-_PAGE_BYTES_MAX: Final = 64 << 20
+PAGE_BYTES_MAX: Final = 64 << 20
 _FETCH_THREADS: Final = 8
 
 
@@ -188,7 +188,7 @@ async def _members(context: Context, bundle: Bundle, endpoints: list[str]) -> No
     port. The second guess is the gRPC port itself, which members of the original use.
     """
     flags = context.flags(SupportBundleFlags)
-    tls = _tls_context(context.loaded.group(BrokerFlags))
+    tls = tls_of(context.loaded.group(BrokerFlags))
     places: dict[str, list[str]] = {url.rstrip("/"): [url.rstrip("/")] for url in flags.http}
     for endpoint in dict.fromkeys(endpoints):
         if guesses := http_guesses(endpoint):
@@ -230,7 +230,7 @@ def _diagnostics(places: list[str], tls: ssl.SSLContext | None, timeout_s: float
     reasons: list[str] = []
     for url in places:
         try:
-            return {page: _fetch(f"{url}/{page}", tls, timeout_s) for page in _PAGES}
+            return {page: fetch(f"{url}/{page}", tls, timeout_s) for page in _PAGES}
         except (OSError, ValueError) as error:
             reasons.append(f"{url}: {error}")
         except Exception as error:  # noqa: BLE001 - http.client has a tree of its own, of no use here
@@ -238,18 +238,20 @@ def _diagnostics(places: list[str], tls: ssl.SSLContext | None, timeout_s: float
     raise Unavailable("; ".join(reasons))
 
 
-def _fetch(url: str, tls: ssl.SSLContext | None, timeout_s: float) -> str:
+def fetch(url: str, tls: ssl.SSLContext | None, timeout_s: float) -> str:
+    """Return a page, also that of a member that is not ready. Blocks. Raise ``OSError``."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_s, context=tls) as response:  # noqa: S310
-            data: bytes = response.read(_PAGE_BYTES_MAX)
+            data: bytes = response.read(PAGE_BYTES_MAX)
     except urllib.error.HTTPError as error:
         if error.code != 503:  # A member that is not ready answers 503, and its page says why.
             raise
-        data = error.read(_PAGE_BYTES_MAX)
+        data = error.read(PAGE_BYTES_MAX)
     return data.decode(errors="replace")
 
 
-def _tls_context(flags: ClientFlags) -> ssl.SSLContext | None:
+def tls_of(flags: ClientFlags) -> ssl.SSLContext | None:
+    """Return the TLS settings of a client for its requests by HTTP; None for those of the system."""
     if not any((flags.trusted_ca_file, flags.cert_file)):
         return None
     try:

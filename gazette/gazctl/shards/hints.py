@@ -52,8 +52,8 @@ async def run(context: Context) -> int:
     for shard in listed.shards:
         if not shard.spec.recovery_log:
             context.terminal.note(f"{shard.spec.id}: it has no recovery log, so no hints")
-    slots, errors = await _all_slots(context, consumer, listed.shards)
-    heads, head_errors = await _heads(context, await context.broker(), slots)
+    slots, errors = await all_slots(context, consumer, listed.shards)
+    heads, head_errors = await heads_of(context, await context.broker(), slots)
     for name, error in [*errors.items(), *head_errors.items()]:
         context.terminal.note(f"{name}: {error}")
     match flags.format:
@@ -68,7 +68,7 @@ async def run(context: Context) -> int:
     return 1 if errors or head_errors else 0
 
 
-async def _all_slots(
+async def all_slots(
     context: Context, consumer: ShardClient, shards: Sequence[ListedShard]
 ) -> tuple[list[SlotHints], dict[str, str]]:
     """Return the slots of all shards with a recovery log, and errors by shard."""
@@ -96,7 +96,7 @@ def _slots_of(shard: ListedShard, stored: ShardHints) -> Iterator[SlotHints]:
         yield SlotHints(shard.spec.id, name, hints, spans)
 
 
-async def _heads(
+async def heads_of(
     context: Context, client: Client, slots: Sequence[SlotHints]
 ) -> tuple[dict[JournalName, Offset], dict[JournalName, str]]:
     """Return the heads of logs that are read to their end, and errors by log."""
@@ -170,12 +170,13 @@ def _documents(
             document["error"] = errors[shard.spec.id]
         else:
             shard_slots = [slot for slot in slots if slot.shard == shard.spec.id]
-            document["slots"] = [_document(slot, heads) for slot in shard_slots]
+            document["slots"] = [slot_document(slot, heads) for slot in shard_slots]
         documents.append(document)
     return documents
 
 
-def _document(slot: SlotHints, heads: Mapping[JournalName, Offset]) -> dict[str, Any]:
+def slot_document(slot: SlotHints, heads: Mapping[JournalName, Offset]) -> dict[str, Any]:
+    """Return a slot for programs."""
     if slot.hints is None:
         return {"slot": slot.slot, "hints": None}
     encoded = slot.hints.to_json()

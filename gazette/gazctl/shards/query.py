@@ -148,7 +148,9 @@ async def _query(
     ended = asyncio.Event()  # The thread only looks whether it is set.
     try:
         async with timeout(context.timeout_s):
-            return await pool.run(_select, state, sql, max_rows, ended)
+            return await pool.run(
+                lambda: select(state.connection(), state.directory, sql, max_rows, ended)
+            )
     except TimeoutError as error:
         raise GazetteError(
             f"the query did not end within {context.timeout_s:g} s, and was interrupted",
@@ -158,7 +160,19 @@ async def _query(
         ended.set()
 
 
-def _select(state: ShardState, sql: str, max_rows: int, ended: asyncio.Event) -> Rows:
+def select(
+    connection: apsw.Connection,
+    directory: Path,
+    sql: str,
+    max_rows: int,
+    ended: asyncio.Event,
+    bytes_max: int = RESULT_BYTES_MAX,
+) -> Rows:
+    """Run one statement that reads. Blocks. Stop soon after ``ended`` is set.
+
+    Raise ``Invalid`` for SQL that is refused, ``GazetteError`` for a disk that fails. ``directory`` is for
+    its message.
+    """
     result = Rows()
     statements: list[str] = []
     total = 0
@@ -173,7 +187,6 @@ def _select(state: ShardState, sql: str, max_rows: int, ended: asyncio.Event) ->
         return True
 
     try:
-        connection = state.connection()
         connection.limit(apsw.SQLITE_LIMIT_LENGTH, VALUE_BYTES_MAX)
         connection.authorizer = _authorize
         connection.set_progress_handler(ended.is_set, _PROGRESS_STEPS)
@@ -184,9 +197,9 @@ def _select(state: ShardState, sql: str, max_rows: int, ended: asyncio.Event) ->
                 result.truncated = True
                 break
             total += sum(len(value) if isinstance(value, str | bytes) else 8 for value in row)
-            if total > RESULT_BYTES_MAX:
+            if total > bytes_max:
                 raise Invalid(
-                    f"the result has more than {bytes_text(RESULT_BYTES_MAX)}",
+                    f"the result has more than {bytes_text(bytes_max)}",
                     path="SQL",
                     hint="Select less: by LIMIT, or by parts of values, as in substr(payload, 1, 100).",
                 )
@@ -201,7 +214,7 @@ def _select(state: ShardState, sql: str, max_rows: int, ended: asyncio.Event) ->
     except ValueError as error:  # Python's, for text that SQLite cannot take.
         raise Invalid("the SQL is not UTF-8 text, or has a NUL", path="SQL") from error
     except _OF_THE_DISK as error:
-        raise of_the_disk("run the query", state.directory, error) from error
+        raise of_the_disk("run the query", directory, error) from error
     except apsw.Error as error:
         raise Invalid(f"SQLite refuses the query: {error}", path="SQL") from error
     if not result.columns:
@@ -224,7 +237,7 @@ def _render(context: Context, shard_id: ShardId, state: ShardState, result: Rows
             "offset": state.offset,
             "time": None if state.time is None else state.time.isoformat(),
             "columns": result.columns,
-            "rows": [[_json_value(value) for value in row] for row in result.rows],
+            "rows": [[json_value(value) for value in row] for row in result.rows],
             "truncated": result.truncated,
         }
         # Escapes of JSON keep the control characters of a state away from a terminal.
@@ -254,7 +267,8 @@ def _text(value: Any) -> str:
     return f"x'{value.hex()}'" if isinstance(value, bytes) else str(value)
 
 
-def _json_value(value: Any) -> Any:
+def json_value(value: Any) -> Any:
+    """Return a value of SQL as JSON has it."""
     if isinstance(value, bytes):
         return {"hex": value.hex()}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

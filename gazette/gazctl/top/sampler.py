@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,6 +21,7 @@ from gazette.gazctl.top.rows import TopRow
 from gazette.protocol.ids import JournalName, split_journal_meta
 from gazette.protocol.journal import SuspendLevel
 from gazette.protocol.label_set import LabelSelector
+from gazette.protocol.route import Header
 from gazette.protocol.shard import ReplicaCode
 
 CALLS_MAX: Final = 200
@@ -33,6 +34,21 @@ _LIST_SHARE: Final = 10
 _LIST_S: Final = 15.0
 _ANSWER_S: Final = 3.0
 Key = tuple[str, str]
+
+
+def _pause(taken_s: float, _items: int) -> float:
+    return max(_LIST_EVERY_S, taken_s * _LIST_SHARE)
+
+
+@dataclass(slots=True)
+class Listed:
+    """The last lists. ``headers`` says which server answered, by ``broker`` and ``consumer``."""
+
+    journals: dict[JournalName, ListedJournal] = field(default_factory=dict)
+    shards: dict[str, ListedShard] = field(default_factory=dict)
+    headers: dict[str, Header] = field(default_factory=dict)
+    at: float = 0.0
+    """Time of the lists, by the monotonic clock; 0 before the first ones."""
 
 
 @dataclass(slots=True)
@@ -53,8 +69,9 @@ class Sampler:
     rows: dict[Key, TopRow] = field(default_factory=dict)
     asked: int = 0
     """Number of items that the last refresh asked."""
-    _journals: dict[JournalName, ListedJournal] = field(default_factory=dict)
-    _shards: dict[str, ListedShard] = field(default_factory=dict)
+    listed: Listed = field(default_factory=Listed)
+    pause: Callable[[float, int], float] = _pause
+    """Returns seconds until the next lists, from those that the last ones took, and their items."""
     _list_at: float = 0.0
     _list_limit_s: float = _LIST_S
     _turn: int = 0
@@ -65,14 +82,13 @@ class Sampler:
         begun = self.context.clock.monotonic()
         if self.problems or begun >= self._list_at:
             await self._list()
-            ended = self.context.clock.monotonic()
-            taken_s = (ended - begun) * _LIST_SHARE
-            self._list_at = ended + max(_LIST_EVERY_S, taken_s)
+            self.listed.at = ended = self.context.clock.monotonic()
+            self._list_at = ended + self.pause(ended - begun, len(self.rows))
             if not self.problems:
-                self._list_limit_s = max(_ANSWER_S, taken_s)
+                self._list_limit_s = max(_ANSWER_S, (ended - begun) * _LIST_SHARE)
         chosen = self._choose(shown)
         self.asked = len(chosen)
-        shards = [self._shards[item.name] for item in chosen if item.family == "shard"]
+        shards = [self.listed.shards[item.name] for item in chosen if item.family == "shard"]
         names = {item.name for item in chosen if item.family == "journal"}
         names |= {journal for shard in shards for journal in _sources(shard)}
         heads = await self._look_at(sorted(names))
@@ -90,17 +106,17 @@ class Sampler:
                 if self.twice:
                     raise
                 self.problems[what] = f"{error.message}; it is asked again"
-        keys = [("journal", name) for name in self._journals] + [
-            ("shard", id) for id in self._shards
+        keys = [("journal", name) for name in self.listed.journals] + [
+            ("shard", id) for id in self.listed.shards
         ]
         for key in set(self.rows) - set(keys):
             del self.rows[key]
         for key in keys:
             item = self.rows.setdefault(key, TopRow(key[0], key[1]))  # type: ignore[arg-type]
             if key[0] == "journal":
-                item.status = _journal_status(self._journals[key[1]])
+                item.status = _journal_status(self.listed.journals[key[1]])
             else:
-                item.status = status_text(self._shards[key[1]])
+                item.status = status_text(self.listed.shards[key[1]])
             if problem := self._unasked(item):
                 item.fail(problem)
 
@@ -108,7 +124,8 @@ class Sampler:
         client = await self.context.broker()
         async with self._reached(client, "broker"):
             listed = await client.list_journals(self.selector)
-        self._journals = {journal.spec.name: journal for journal in listed.journals}
+        self.listed.journals = {journal.spec.name: journal for journal in listed.journals}
+        self.listed.headers["broker"] = listed.header
 
     async def _list_shards(self) -> None:
         if not self.context.is_given("consumer.address"):
@@ -116,7 +133,8 @@ class Sampler:
         client = await self.context.consumer()
         async with self._reached(client, "consumer"):
             listed = await client.list_shards(self.selector)
-        self._shards = {shard.spec.id: shard for shard in listed.shards}
+        self.listed.shards = {shard.spec.id: shard for shard in listed.shards}
+        self.listed.headers["consumer"] = listed.header
 
     @asynccontextmanager
     async def _reached(self, client: Client | ShardClient, what: str) -> AsyncIterator[None]:
@@ -152,7 +170,7 @@ class Sampler:
         return len(keys)
 
     def _calls_of(self, row: TopRow) -> int:
-        return 1 if row.family == "journal" else 1 + len(_sources(self._shards[row.name]))
+        return 1 if row.family == "journal" else 1 + len(_sources(self.listed.shards[row.name]))
 
     def _unasked(self, item: TopRow) -> str:
         """Return why an item would not answer, and is not asked; empty for an item to ask."""
@@ -160,11 +178,11 @@ class Sampler:
         if service in self.problems:
             return f"the {service} does not answer"
         if item.family == "journal":
-            journal = self._journals[item.name]
+            journal = self.listed.journals[item.name]
             if journal.spec.suspend_level is SuspendLevel.FULL:
                 return "it is fully suspended"
             return "" if journal.route.members else "no broker has it"
-        shard = self._shards[item.name]
+        shard = self.listed.shards[item.name]
         primary = shard.route.primary
         if primary is not None and shard.status[primary].code is ReplicaCode.PRIMARY:
             return ""

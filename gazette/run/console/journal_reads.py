@@ -1,0 +1,199 @@
+"""Reads some messages of a journal: at an offset, at a time, the last ones, or those that follow."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gazette.client.client import Client
+from gazette.client.journals import ListedJournal
+from gazette.client.read.reader import WRITE_HEAD, OffsetJump, ReadParams
+from gazette.errors import Invalid, NotYet, Unavailable
+from gazette.labels import CONTENT_PROTO_FIXED, CONTENT_RECOVERY_LOG, CONTENT_TYPE, MESSAGE_UUID
+from gazette.protocol.ids import Offset
+from gazette.protocol.journal import SuspendLevel
+from gazette.run.console.frames import FrameCutter, mark_transactions, message_of
+from gazette.runtime.numbers import bytes_text
+from gazette.runtime.timeouts import timeout
+
+MESSAGES_MAX: Final = 100
+READ_BYTES_MAX: Final = 16 << 20
+"""Bytes that are read for one answer."""
+_PIECE_BYTES: Final = 1 << 17
+_FIRST_BYTES: Final = 1 << 16
+_GROWTH: Final = 8
+_READ_S: Final = 8.0
+_CLOSE_BYTES: Final = 1 << 16
+"""Bytes between two offsets at which a search for a time ends. The rest is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalReads:
+    """Reads of one journal. ``client`` is that of the caller."""
+
+    client: Client
+    journal: ListedJournal
+
+    @property
+    def content_type(self) -> str:
+        return self.journal.spec.labels.value_of(CONTENT_TYPE) or ""
+
+    @property
+    def _place(self) -> str:
+        return self.journal.spec.labels.value_of(MESSAGE_UUID) or "uuid"
+
+    async def bounds(self) -> tuple[Offset, Offset]:
+        """Return the offset of the first byte, and the head. Reads say both; appends are not needed."""
+        name = self.journal.spec.name
+        head = begin = 0
+        async with (
+            self._bounded(),
+            self.client.retry_reader(ReadParams(name, WRITE_HEAD, metadata_only=True)) as reader,
+        ):
+            with suppress(NotYet, OffsetJump):
+                await reader.read()
+            head = max(reader.offset, reader.write_head)
+        if not head:
+            return 0, 0
+        async with (
+            self._bounded(),
+            self.client.retry_reader(
+                ReadParams(name, metadata_only=True, end_offset=head)
+            ) as reader,
+        ):
+            try:
+                await reader.read()
+            except OffsetJump as jump:
+                begin = jump.offset
+            except NotYet:
+                begin = head
+        return min(begin, head), head
+
+    def _bounded(self) -> Any:
+        return timeout(_READ_S)
+
+    async def last(self, count: int) -> dict[str, Any]:
+        """Return the last messages."""
+        begin, head = await self.bounds()
+        size, document = _FIRST_BYTES, dict[str, Any]()
+        while True:
+            start = max(begin, head - size)
+            document = await self.window(start, MESSAGES_MAX * 1000, head, align=start > begin)
+            if len(document["messages"]) >= count or start == begin or size >= READ_BYTES_MAX:
+                break
+            size *= _GROWTH
+        messages = document["messages"]
+        document["messages"] = messages[-count:] if count else []
+        if start > begin and len(messages) < count:
+            document["notes"].append(f"only the last {bytes_text(size)} were read")
+        return {**document, "first": begin, "head": head}
+
+    async def at_offset(self, offset: Offset, count: int) -> dict[str, Any]:
+        """Return messages from an offset on: from the first one that begins there or later."""
+        begin, head = await self.bounds()
+        if offset > head:
+            raise Invalid(f"the journal ends at offset {head}", path="offset")
+        # A message begins at an offset if the byte before ends one: so begin to read with that byte.
+        document = await self.window(max(offset, begin), count, head, align=offset > begin)
+        return {**document, "first": begin, "head": head}
+
+    async def at_time(self, time_ms: int, count: int) -> dict[str, Any]:
+        """Return messages from a time on, by the clocks of their publishers: they rise with the offsets."""
+        begin, head = await self.bounds()
+        low, high, knows_time = begin, head, False
+        while high - low > _CLOSE_BYTES:
+            middle = (low + high) // 2
+            document = await self.window(middle, 1, head, align=True)
+            times = [message.get("time_ms") for message in document["messages"]]
+            knows_time = knows_time or any(time is not None for time in times)
+            if times and times[0] is not None and times[0] < time_ms:
+                low = middle
+            else:
+                high = middle
+        document = await self.window(low, count, head, align=low > begin, since_ms=time_ms)
+        if not document["messages"]:
+            known = "no message is later" if knows_time else "no message with a time was read"
+            document["notes"].append(known)
+        return {**document, "first": begin, "head": head}
+
+    async def window(
+        self, offset: Offset, count: int, end: Offset, *, align: bool = False, since_ms: int = 0
+    ) -> dict[str, Any]:
+        """Return at most ``count`` messages of ``[offset, end)``, and where the next one begins.
+
+        With ``align``, begin behind the message that the byte before ``offset`` is of. Leave out messages
+        that are older than ``since_ms``. If a read takes long, a note says what was not read.
+        """
+        self.require_messages()
+        is_fixed = self.content_type == CONTENT_PROTO_FIXED
+        begin = offset - 1 if align and not is_fixed else offset
+        cutter = FrameCutter(self.content_type, begin)
+        drop = align and not is_fixed
+        messages: list[dict[str, Any]] = []
+        notes: list[str] = []
+        bytes_read = 0
+        try:
+            pieces = self._pieces(begin, end, cutter, notes)
+            async with self._bounded(), aclosing(pieces):
+                async for piece in pieces:
+                    bytes_read += len(piece)
+                    for frame in cutter.feed(piece):
+                        message = message_of(frame, self.content_type, self._place)
+                        if not drop and message.get("time_ms", since_ms) >= since_ms:
+                            messages.append(message)
+                        drop = False  # It was the rest of the message before.
+                        if len(messages) == count:
+                            break
+                    if len(messages) == count:
+                        break
+                    if bytes_read >= READ_BYTES_MAX:
+                        notes.append(f"only {bytes_text(bytes_read)} were read")
+                        break
+        except TimeoutError:
+            reason = self.client.waits.reason(self.journal.spec.name)
+            notes.append(f"reading took more than {_READ_S:g} s{f': {reason}' if reason else ''}")
+            if not messages:
+                raise Unavailable(
+                    f"no byte of {self.journal.spec.name} came within {_READ_S:g} s"
+                    + (f": {reason}" if reason else ""),
+                    hint="See the brokers of this journal, and its fragment store.",
+                ) from None
+        mark_transactions(messages)
+        following = messages[-1]["end"] if messages else cutter.begin
+        return {"messages": messages, "next": following, "notes": notes}
+
+    def require_messages(self) -> None:
+        """Raise ``Invalid`` for a journal that has no messages to show, with what shows it."""
+        spec = self.journal.spec
+        if self.content_type == CONTENT_RECOVERY_LOG:
+            raise Invalid(
+                f"{spec.name} is a recovery log: it holds operations on files, and no messages",
+                hint="The page of its shard shows the state.",
+            )
+        if spec.suspend_level is SuspendLevel.FULL:
+            raise Invalid(
+                f"{spec.name} is fully suspended: it has no bytes to read",
+                hint="The next append resumes it.",
+            )
+
+    async def _pieces(
+        self, begin: Offset, end: Offset, cutter: FrameCutter, notes: list[str]
+    ) -> AsyncGenerator[bytes, None]:
+        if begin >= end:
+            return
+        params = ReadParams(self.journal.spec.name, begin, end_offset=end)
+        async with self.client.retry_reader(params) as reader:
+            while True:
+                try:
+                    piece = await reader.read(_PIECE_BYTES)
+                except OffsetJump as jump:
+                    notes.append(f"bytes {jump.expected} to {jump.offset} were pruned, or are lost")
+                    cutter.jump(jump.offset)
+                    continue
+                except NotYet:
+                    return
+                if not piece:
+                    return
+                yield piece

@@ -1,0 +1,67 @@
+"""Metrics of brokers and members, read from the text format of Prometheus. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+Labels: TypeAlias = tuple[tuple[str, str], ...]
+"""Names and values of labels, by name."""
+Samples: TypeAlias = Mapping[str, Mapping[Labels, float]]
+"""Numbers, by the name of a metric and by its labels."""
+
+_SAMPLE: Final = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)")
+_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+FAMILIES: Final = frozenset(
+    {
+        "gazette_build_info",
+        "gazette_shard_transactions_total",
+        "gazette_shard_read_messages_total",
+        "gazette_shard_read_bytes_total",
+        "gazette_shard_phase_seconds_total",
+        "gazette_shard_poison_messages_total",
+        "gazette_shard_restarts_total",
+        "process_cpu_seconds_total",
+        "process_resident_memory_bytes",
+    }
+)
+"""The metrics that the console shows."""
+
+
+def samples_in(text: str) -> Samples:
+    """Return the samples of `FAMILIES`. Ignore lines of another form."""
+    samples: dict[str, dict[Labels, float]] = {}
+    for line in text.splitlines():
+        if line.partition("{")[0].partition(" ")[0] not in FAMILIES:
+            continue
+        match = _SAMPLE.match(line)
+        try:
+            number = float(match[3]) if match is not None else None
+        except ValueError:
+            continue
+        if match is not None and number is not None:
+            labels = tuple(sorted(_LABEL.findall(match[2] or "")))
+            samples.setdefault(match[1], {})[labels] = number
+    return samples
+
+
+def by_shard(samples: Samples) -> Mapping[str, Samples]:
+    """Return samples by id of a shard, by name, and by other labels.
+
+    The label of a shard is its key in etcd, which ends with its id.
+    """
+    shards: dict[str, dict[str, dict[Labels, float]]] = {}
+    for name, by_labels in samples.items():
+        if not name.startswith("gazette_shard_"):
+            continue
+        for labels, number in by_labels.items():
+            shard = dict(labels).get("shard", "").rpartition("/items/")[2]
+            others = tuple(label for label in labels if label[0] != "shard")
+            shards.setdefault(shard, {}).setdefault(name, {})[others] = number
+    return shards
+
+
+def rate_of(before: float, after: float, seconds: float) -> float:
+    """Return the rise of a counter in a second. A counter that became smaller began again at zero."""
+    return (after - before if after >= before else after) / max(seconds, 0.001)

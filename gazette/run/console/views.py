@@ -1,0 +1,288 @@
+"""What the pages show, as documents for JSON, from what a `ClusterWatch` has seen. No IO."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from gazette.client.journals import ListedJournal
+from gazette.client.shards import ListedShard
+from gazette.consumer.contract.poison import DEAD_LETTERS_LABEL, POISON_LABEL
+from gazette.errors import Invalid
+from gazette.gazctl.shards.list import status_text
+from gazette.gazctl.top.rows import TopRow
+from gazette.labels import CONTENT_TYPE
+from gazette.protocol.ids import ProcessId, split_journal_meta
+from gazette.protocol.journal import SuspendLevel
+from gazette.protocol.route import Route
+from gazette.run.console.cluster import ClusterWatch, Scrape, SeenMember
+from gazette.run.console.metric_lines import rate_of
+from gazette.run.console.verdicts import Verdict, grouped, journal_verdicts, shard_verdicts
+
+PAGE_ROWS: Final = 50
+VERDICTS_MAX: Final = 50
+
+Described: TypeAlias = Mapping[tuple[ProcessId, str], Mapping[str, Any]]
+"""Descriptions of shards by members, by id of the member and of the shard."""
+
+
+def cluster_document(watch: ClusterWatch, now: float) -> dict[str, Any]:
+    """Return the overview: what is wrong, and members."""
+    listed = watch.sampler.listed
+    verdicts = grouped(all_verdicts(watch))
+    return {
+        "verdicts": verdicts[:VERDICTS_MAX],
+        "verdicts_total": len(verdicts),
+        "journals": len(listed.journals),
+        "shards": len(listed.shards),
+        "age_s": now - listed.at if listed.at else None,
+        "members": [member_document(member) for member in watch.members.values()],
+        "application": application_name(listed.shards.values()),
+    }
+
+
+def all_verdicts(watch: ClusterWatch) -> Iterator[Verdict]:
+    """Yield what is wrong with the cluster, with members, journals and shards."""
+    for what, reason in watch.sampler.problems.items():
+        address = watch.addresses().get(what, "")
+        advice = f"Check that it runs, and that {address} is its address. What is shown is old."
+        yield Verdict(0, what, address, f"the {what} does not answer: {reason}", advice)
+    if watch.refusal is not None:
+        yield Verdict(0, "token", "", str(watch.refusal), watch.refusal.hint)
+    if "consumer" not in watch.addresses():
+        advice = "Start the console with --consumer.address, or with a context that has it."
+        yield Verdict(
+            2, "consumer", "", "no consumer address is given: shards are not shown", advice
+        )
+    for member in watch.members.values():
+        name = str(member.listed.id)
+        if member.error:
+            advice = "It may have died: its lease then expires, and others take its work."
+            yield Verdict(1, member.listed.kind, name, f"it is not asked: {member.error}", advice)
+        elif member.not_ready:
+            advice = "See its log. A member that stops or starts says so here."
+            reason = f"it does not serve: {member.not_ready}"
+            yield Verdict(1, member.listed.kind, name, reason, advice)
+    problems, listed = watch.problems(), watch.sampler.listed
+    yield from journal_verdicts(listed.journals.values(), problems)
+    described = described_by_id(watch)
+    yield from shard_verdicts(
+        listed.shards.values(),
+        problems,
+        {
+            id: described[member, id]
+            for member, id in described
+            if described[member, id].get("slot") == 0
+        },
+    )
+
+
+def described_by_id(watch: ClusterWatch) -> Described:
+    return {
+        (member.listed.id, shard["id"]): shard
+        for member in watch.members.values()
+        for shard in member.shards
+    }
+
+
+def member_document(member: SeenMember) -> dict[str, Any]:
+    listed, scrape, former = member.listed, member.scrape, member.former
+    samples = {} if scrape is None else scrape.samples
+    return {
+        "kind": listed.kind,
+        "zone": listed.id.zone,
+        "id": listed.id.suffix,
+        "endpoint": listed.endpoint,
+        "primary": listed.primary,
+        "replicas": listed.replicas,
+        "version": dict(next(iter(samples.get("gazette_build_info", {(): 0.0})))).get(
+            "version", ""
+        ),
+        "cpu": _rate(former, scrape, "process_cpu_seconds_total"),
+        "memory": samples.get("process_resident_memory_bytes", {}).get(()),
+        "state": member.error or member.not_ready or ("ready" if scrape else "not asked yet"),
+        "serves": not (member.error or member.not_ready),
+    }
+
+
+def _rate(former: Scrape | None, scrape: Scrape | None, name: str) -> float | None:
+    if former is None or scrape is None:
+        return None
+    before, after = former.samples.get(name, {}).get(()), scrape.samples.get(name, {}).get(())
+    if before is None or after is None:
+        return None
+    return rate_of(before, after, scrape.at - former.at)
+
+
+def application_name(shards: Iterable[ListedShard]) -> str:
+    """Return the name of the application whose members are asked, by the prefixes of its recovery logs."""
+    names = Counter(shard.spec.recovery_log_prefix.rpartition("/")[2] for shard in shards)
+    return next((name for name, _ in names.most_common() if name), "")
+
+
+# -- Pages of rows
+
+
+def page_of(rows: Sequence[Any], page: str) -> tuple[Sequence[Any], dict[str, int]]:
+    """Return the rows of a page, and what the page says about all. Raise ``Invalid`` for no number."""
+    if not page.isdecimal() or len(page) > 9:
+        raise Invalid(f"invalid page ({page[:20]!r}; expected a number)", path="page")
+    pages = max(1, -(-len(rows) // PAGE_ROWS))
+    number = min(int(page), pages - 1)
+    shown = rows[number * PAGE_ROWS : (number + 1) * PAGE_ROWS]
+    return shown, {"page": number, "pages": pages, "total": len(rows)}
+
+
+def matching(watch: ClusterWatch, search: str, sort: str) -> list[ListedJournal]:
+    """Return the journals that have all words in their names or labels, in the order of a column."""
+    words = search.lower().split()
+    problems, rows = watch.problems(), watch.sampler.rows
+
+    def matches(journal: ListedJournal) -> bool:
+        labels = " ".join(f"{label.name}={label.value}" for label in journal.spec.labels.labels)
+        text = f"{journal.spec.name} {labels}".lower()
+        return all(word in text for word in words)
+
+    journals = [
+        journal
+        for journal in watch.sampler.listed.journals.values()
+        if not words or matches(journal)
+    ]
+    if sort == "problem":
+        bad = {
+            verdict.name: verdict.severity
+            for verdict in journal_verdicts(watch.sampler.listed.journals.values(), problems)
+        }
+        return sorted(journals, key=lambda journal: bad.get(journal.spec.name, 9))
+    if sort in ("rate", "head"):
+
+        def amount(journal: ListedJournal) -> float:
+            row = rows.get(("journal", journal.spec.name))
+            value = None if row is None else row.rate if sort == "rate" else row.position
+            return 1.0 if value is None else -float(value)
+
+        return sorted(journals, key=amount)
+    return journals
+
+
+def journal_row(journal: ListedJournal, row: TopRow | None, problem: str) -> dict[str, Any]:
+    spec, route = journal.spec, journal.route
+    return {
+        "name": spec.name,
+        "primary": str(route.primary_id or ""),
+        "replicas": [str(member) for member in route.members],
+        "replication": spec.replication,
+        "suspended": "" if spec.suspend_level is SuspendLevel.NONE else spec.suspend_level.name,
+        "content_type": spec.labels.value_of(CONTENT_TYPE) or "",
+        "head": None if row is None else row.position,
+        "rate": None if row is None else row.rate,
+        "problem": problem or ("" if row is None else row.error),
+    }
+
+
+# -- Applications and shards
+
+
+def shard_row(watch: ClusterWatch, shard: ListedShard, described: Described) -> dict[str, Any]:
+    """Return what is known of a shard, from its status, its members' descriptions and their metrics."""
+    spec = shard.spec
+    row = watch.sampler.rows.get(("shard", spec.id))
+    primary_id = shard.route.primary_id
+    primary = {} if primary_id is None else described.get((primary_id, spec.id), {})
+    return {
+        "id": spec.id,
+        "status": status_text(shard),
+        "error": "" if row is None else row.error,
+        "waits_for": _text(primary.get("waits_for")),
+        "play_back": _text(primary.get("play_back")),
+        "lag_bytes": None if row is None else row.lag,
+        "horizon_bytes": primary.get("recovery_horizon_bytes"),
+        "backlog_bytes": primary.get("append_backlog_bytes"),
+        "replicas": _replicas_of(shard, described),
+        "sources": sources_of(shard),
+        "read_through": _offsets(primary.get("read_through")),
+        "publish_at": _offsets(primary.get("publish_at")),
+        "recovery_log": spec.recovery_log,
+        "poison": spec.labels.value_of(POISON_LABEL) or "fail",
+        "dead_letters": spec.labels.value_of(DEAD_LETTERS_LABEL) or "",
+        **_counters(watch.primary_of(shard), spec.id),
+    }
+
+
+def sources_of(shard: ListedShard) -> list[str]:
+    """Return the journals that a shard reads."""
+    return [split_journal_meta(source.journal)[0] for source in shard.spec.sources]
+
+
+def _replicas_of(shard: ListedShard, described: Described) -> list[dict[str, Any]]:
+    replicas = []
+    for index, (member_id, status) in enumerate(
+        zip(shard.route.members, shard.status, strict=False)
+    ):
+        seen = described.get((member_id, shard.spec.id), {})
+        replicas.append(
+            {
+                "member": str(member_id),
+                "primary": index == shard.route.primary,
+                "status": status.code.name,
+                "errors": list(status.errors)[:3],
+                "lag_bytes": seen.get("standby_lag_bytes"),
+                "lag_s": seen.get("standby_lag_seconds"),
+            }
+        )
+    return replicas
+
+
+def _counters(member: SeenMember | None, shard_id: str) -> dict[str, Any]:
+    """Return rates, phases and counts of a shard, from the metrics of its primary."""
+    scrape = None if member is None else member.scrape
+    former = None if member is None else member.former
+    now = {} if scrape is None else scrape.shards.get(shard_id, {})
+    before = {} if former is None else former.shards.get(shard_id, {})
+    seconds = scrape.at - former.at if scrape is not None and former is not None else 0.0
+
+    def total(name: str) -> float:
+        return sum(now.get(f"gazette_shard_{name}_total", {}).values())
+
+    def rate(name: str) -> float | None:
+        name = f"gazette_shard_{name}_total"
+        if not seconds or name not in now:
+            return None
+        return rate_of(sum(before.get(name, {}).values()), sum(now[name].values()), seconds)
+
+    phases_before = before.get("gazette_shard_phase_seconds_total", {})
+    return {
+        "messages_per_s": rate("read_messages"),
+        "bytes_per_s": rate("read_bytes"),
+        "transactions_per_s": rate("transactions"),
+        "phases": {
+            dict(labels)["phase"]: rate_of(phases_before.get(labels, 0.0), number, seconds)
+            for labels, number in sorted(now.get("gazette_shard_phase_seconds_total", {}).items())
+            if seconds and "phase" in dict(labels)
+        },
+        "restarts": total("restarts"),
+        "skipped": total("poison_messages"),
+    }
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _offsets(value: Any) -> dict[str, int]:
+    """Return offsets by journal, of a description that another version may have written."""
+    if not isinstance(value, dict):
+        return {}
+    return {name: offset for name, offset in value.items() if isinstance(offset, int)}
+
+
+def route_document(route: Route) -> list[dict[str, Any]]:
+    return [
+        {
+            "member": str(member),
+            "endpoint": route.endpoints[index] if route.endpoints else "",
+            "primary": index == route.primary,
+        }
+        for index, member in enumerate(route.members)
+    ]
