@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from gazette.run.banner import banner
 from gazette.run.changed_files import ChangedFiles
 from gazette.run.consumption import ConsumptionReport, space_text
 from gazette.run.dev.cluster import ClusterSettings, LocalCluster
+from gazette.run.dev.console_process import console_beside
 from gazette.run.dev.processes import ChildProcess
 from gazette.run.member import DESCRIBE, Description
 from gazette.run.members import MemberProcess, RunMembers
@@ -142,17 +143,25 @@ class RunSession:
                     scope.daemon(local.keep_etcd(self._say_etcd), name="etcd")
                     scope.daemon(local.keep_brokers(self._say_broker), name="brokers")
                 try:
-                    with self._announced(cluster):
+                    async with self._announced(cluster):
                         while True:
                             description = await self._generation(description, cluster, client)
                 finally:
                     scope.cancel()
         raise AssertionError("unreachable: generations follow each other until cancelled")
 
-    def _announced(self, cluster: ClusterAddresses) -> AbstractContextManager[None]:
+    @asynccontextmanager
+    async def _announced(self, cluster: ClusterAddresses) -> AsyncIterator[None]:
         members = ",".join(member.grpc_url for member in self._processes())
         say = partial(self._say, at=False)
-        return announced(self._environ, self._target, cluster.brokers, members, say)
+        environ = self._environ if cluster.local is None else cluster.local.environ
+        where = (self._directory, environ, self._clock, say)
+        with announced(self._environ, self._target, cluster.brokers, members, say):
+            if not self._flags.ui:
+                yield
+                return
+            async with console_beside(*where, brokers=cluster.brokers, consumers=members):
+                yield
 
     async def _generation(
         self, described: Description, cluster: ClusterAddresses, client: Client

@@ -43,6 +43,7 @@ class RunFlags:
     )
     report: float = duration("10s", "interval of lines about what is consumed", flag_only=True)
     log_level: str = flag("warn", "least severity to log", choices=LOG_LEVELS)
+    ui: bool = flag(True, "serve the console, and print its address")
 
     def member_count(self) -> int:
         """Return the number of processes. Raise ``Invalid`` if it is out of range, or too small for the

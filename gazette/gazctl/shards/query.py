@@ -90,7 +90,7 @@ async def run(context: Context) -> int:
             try:
                 state = await _state(context, shard_id, moment, Path(name) / "state", pool)
                 try:
-                    _require_sql(state, shard_id)
+                    require_sql(state, shard_id)
                     result = await _query(context, pool, state, sql, flags.max_rows)
                 finally:
                     await pool.run(state.close)
@@ -128,7 +128,8 @@ async def _state(
     return await pool.run(ShardState, directory, log=played.log, offset=played.write_head)
 
 
-def _require_sql(state: ShardState, shard_id: ShardId) -> None:
+def require_sql(state: ShardState, shard_id: ShardId) -> None:
+    """Raise ``Invalid`` for a state without SQL, ``NotFound`` for none."""
     if state.kind is StateKind.SQLITE:
         return
     if state.kind is StateKind.FILES and not any(state.directory.iterdir()):

@@ -71,8 +71,6 @@ class SeenMember:
     problems: dict[str, str] = field(default_factory=dict)
     """Problems of its journals or shards, by name."""
     scrape: Scrape | None = None
-    former: Scrape | None = None
-    """The scrape before that one."""
     shards: list[dict[str, Any]] = field(default_factory=list)
     """Its shards, as its page ``/debug/shards`` describes them."""
     next_at: float = 0.0
@@ -200,7 +198,7 @@ class ClusterWatch:
             member.error, size = "", len(metrics) + len(shards)
             member.not_ready = "" if ready.strip() == "ready" else printable(ready.strip()[:500])
             samples = samples_in(metrics)
-            member.former, member.scrape = member.scrape, Scrape(begun, samples, by_shard(samples))
+            member.scrape = Scrape(begun, samples, by_shard(samples))
             member.shards = _shards_in(shards)
         member.next_at = begun + max(_MEMBER_EVERY_S, size * _BYTE_S)
 

@@ -24,8 +24,9 @@ from gazette.gazctl.settings import FILE_STEM, GROUPS, file_sections, load_in_co
 from gazette.net.http_guard import GuardRules, HttpGuard, is_loopback
 from gazette.net.http_server import HttpServer, bind_tcp
 from gazette.run.console.console import Console
-from gazette.run.console.gate import KEY_ENV, ConsoleGate
+from gazette.run.console.gate import ConsoleGate
 from gazette.run.console.server import application
+from gazette.run.dev.console_process import KEY_ENV
 from gazette.runtime import log_setup
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.ports import bracketed

@@ -149,24 +149,17 @@ def message_of(frame: CutMessage, content_type: str, place: str) -> dict[str, An
 
 def _uuid_in(text: str, content_type: str, place: str) -> bytes:
     """Return the UUID of a line; empty without one. A line that was cut is searched for it."""
-    if content_type == CONTENT_CSV:
-        found_text = text.partition(",")[0].strip('"')
-    elif content_type == CONTENT_JSON_LINES:
-        match = re.search(rf'"{re.escape(place.rpartition(".")[2])}{_UUID_TEXT}', text)
-        found_text = match[1] if match is not None else ""
-    else:
-        return b""
+    value: Any = text.partition(",")[0].strip('"') if content_type == CONTENT_CSV else ""
+    if content_type == CONTENT_JSON_LINES:
+        try:
+            value = json.loads(text)
+            for name in place.split("."):
+                value = value[name]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            match = re.search(rf'"{re.escape(place.rpartition(".")[2])}{_UUID_TEXT}', text)
+            value = "" if match is None else match[1]
     try:
-        value: Any = json.loads(text) if content_type == CONTENT_JSON_LINES else None
-        for name in place.split(".") if isinstance(value, dict) else ():
-            value = value.get(name) if isinstance(value, dict) else None
-        return parse_text(value if isinstance(value, str) else found_text)
-    except (ValueError, RecursionError):
-        pass
-    except Invalid:
-        return b""
-    try:
-        return parse_text(found_text)
+        return parse_text(value) if isinstance(value, str) else b""
     except Invalid:
         return b""
 
@@ -218,19 +211,3 @@ def _bytes_text(value: bytes) -> str:
     except UnicodeDecodeError:
         return f"x'{value.hex()}'"
     return json.dumps(text, ensure_ascii=False) if text.isprintable() else f"x'{value.hex()}'"
-
-
-def mark_transactions(messages: list[dict[str, Any]]) -> None:
-    """Note in each pending message by which of the read acknowledgements it has ended, and how."""
-    pending: dict[str, list[dict[str, Any]]] = {}
-    for message in messages:
-        producer, role = message.get("producer", ""), message.get("role")
-        if role == "pending":
-            pending.setdefault(producer, []).append(message)
-        elif role in ("acknowledgement", "alone"):
-            for earlier in pending.pop(producer, []):
-                is_late = role == "acknowledgement" and int(earlier["clock"]) > int(
-                    message["clock"]
-                )
-                earlier["role"] = "rolled back" if is_late else "committed"
-                earlier["ended_at"] = message["begin"]

@@ -15,8 +15,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-KEY_ENV: Final = "GAZETTE_UI_KEY"
-"""Variable with the key of the address: a program that starts the console knows the address then."""
 READY_PATH: Final = "/debug/ready"
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "

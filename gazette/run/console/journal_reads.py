@@ -14,7 +14,7 @@ from gazette.errors import Invalid, NotYet, Unavailable
 from gazette.labels import CONTENT_PROTO_FIXED, CONTENT_RECOVERY_LOG, CONTENT_TYPE, MESSAGE_UUID
 from gazette.protocol.ids import Offset
 from gazette.protocol.journal import SuspendLevel
-from gazette.run.console.frames import FrameCutter, mark_transactions, message_of
+from gazette.run.console.frames import FrameCutter, message_of
 from gazette.runtime.numbers import bytes_text
 from gazette.runtime.timeouts import timeout
 
@@ -41,38 +41,25 @@ class JournalReads:
         return self.journal.spec.labels.value_of(CONTENT_TYPE) or ""
 
     @property
-    def _place(self) -> str:
+    def place(self) -> str:
         return self.journal.spec.labels.value_of(MESSAGE_UUID) or "uuid"
 
     async def bounds(self) -> tuple[Offset, Offset]:
-        """Return the offset of the first byte, and the head. Reads say both; appends are not needed."""
+        """Return the offset of the first byte, and the head. Raise ``Unavailable`` after some seconds."""
         name = self.journal.spec.name
-        head = begin = 0
-        async with (
-            self._bounded(),
-            self.client.retry_reader(ReadParams(name, WRITE_HEAD, metadata_only=True)) as reader,
-        ):
-            with suppress(NotYet, OffsetJump):
-                await reader.read()
-            head = max(reader.offset, reader.write_head)
-        if not head:
-            return 0, 0
-        async with (
-            self._bounded(),
-            self.client.retry_reader(
-                ReadParams(name, metadata_only=True, end_offset=head)
-            ) as reader,
-        ):
-            try:
-                await reader.read()
-            except OffsetJump as jump:
-                begin = jump.offset
-            except NotYet:
-                begin = head
-        return min(begin, head), head
+        try:
+            async with timeout(_READ_S):
+                return await bounds_of(self.client, name)
+        except TimeoutError:
+            raise self._late() from None
 
-    def _bounded(self) -> Any:
-        return timeout(_READ_S)
+    def _late(self) -> Unavailable:
+        name = self.journal.spec.name
+        reason = self.client.waits.reason(name)
+        return Unavailable(
+            f"no byte of {name} came within {_READ_S:g} s" + (f": {reason}" if reason else ""),
+            hint="See the brokers of this journal, and its fragment store.",
+        )
 
     async def last(self, count: int) -> dict[str, Any]:
         """Return the last messages."""
@@ -136,11 +123,11 @@ class JournalReads:
         bytes_read = 0
         try:
             pieces = self._pieces(begin, end, cutter, notes)
-            async with self._bounded(), aclosing(pieces):
+            async with timeout(_READ_S), aclosing(pieces):
                 async for piece in pieces:
                     bytes_read += len(piece)
                     for frame in cutter.feed(piece):
-                        message = message_of(frame, self.content_type, self._place)
+                        message = message_of(frame, self.content_type, self.place)
                         if not drop and message.get("time_ms", since_ms) >= since_ms:
                             messages.append(message)
                         drop = False  # It was the rest of the message before.
@@ -155,12 +142,7 @@ class JournalReads:
             reason = self.client.waits.reason(self.journal.spec.name)
             notes.append(f"reading took more than {_READ_S:g} s{f': {reason}' if reason else ''}")
             if not messages:
-                raise Unavailable(
-                    f"no byte of {self.journal.spec.name} came within {_READ_S:g} s"
-                    + (f": {reason}" if reason else ""),
-                    hint="See the brokers of this journal, and its fragment store.",
-                ) from None
-        mark_transactions(messages)
+                raise self._late() from None
         following = messages[-1]["end"] if messages else cutter.begin
         return {"messages": messages, "next": following, "notes": notes}
 
@@ -197,3 +179,44 @@ class JournalReads:
                 if not piece:
                     return
                 yield piece
+
+
+async def bounds_of(client: Client, journal: str) -> tuple[Offset, Offset]:
+    """Return the offset of a journal's first byte, and its head. Reads say both: no append is needed."""
+    async with client.retry_reader(ReadParams(journal, WRITE_HEAD, metadata_only=True)) as reader:
+        with suppress(NotYet, OffsetJump):
+            await reader.read()
+        head = max(reader.offset, reader.write_head)
+    if not head:
+        return 0, 0
+    begin = 0
+    params = ReadParams(journal, metadata_only=True, end_offset=head)
+    async with client.retry_reader(params) as reader:
+        try:
+            await reader.read()
+        except OffsetJump as jump:
+            begin = jump.offset
+        except NotYet:
+            begin = head
+    return min(begin, head), head
+
+
+async def read_bytes(client: Client, journal: str, begin: Offset, end: Offset) -> bytes:
+    """Return bytes of a journal, up to the first that is lost. Raise ``Unavailable`` after some seconds."""
+    data = bytearray()
+    try:
+        async with (
+            timeout(_READ_S),
+            client.retry_reader(ReadParams(journal, begin, end_offset=end)) as reader,
+        ):
+            while begin < end:
+                try:
+                    piece = await reader.read(_PIECE_BYTES)
+                except (NotYet, OffsetJump):
+                    break
+                if not piece:
+                    break
+                data += piece
+    except TimeoutError as error:
+        raise Unavailable(f"no bytes of {journal} came within {_READ_S:g} s") from error
+    return bytes(data)

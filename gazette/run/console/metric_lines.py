@@ -60,8 +60,3 @@ def by_shard(samples: Samples) -> Mapping[str, Samples]:
             others = tuple(label for label in labels if label[0] != "shard")
             shards.setdefault(shard, {}).setdefault(name, {})[others] = number
     return shards
-
-
-def rate_of(before: float, after: float, seconds: float) -> float:
-    """Return the rise of a counter in a second. A counter that became smaller began again at zero."""
-    return (after - before if after >= before else after) / max(seconds, 0.001)

@@ -8,16 +8,14 @@ from typing import Any, Final, TypeAlias
 
 from gazette.client.journals import ListedJournal
 from gazette.client.shards import ListedShard
-from gazette.consumer.contract.poison import DEAD_LETTERS_LABEL, POISON_LABEL
+from gazette.consumer.contract.poison import DeadLetter
 from gazette.errors import Invalid
 from gazette.gazctl.shards.list import status_text
 from gazette.gazctl.top.rows import TopRow
-from gazette.labels import CONTENT_TYPE
+from gazette.labels import CONTENT_TYPE, MESSAGE_TYPE
 from gazette.protocol.ids import ProcessId, split_journal_meta
 from gazette.protocol.journal import SuspendLevel
-from gazette.protocol.route import Route
-from gazette.run.console.cluster import ClusterWatch, Scrape, SeenMember
-from gazette.run.console.metric_lines import rate_of
+from gazette.run.console.cluster import ClusterWatch, SeenMember
 from gazette.run.console.verdicts import Verdict, grouped, journal_verdicts, shard_verdicts
 
 PAGE_ROWS: Final = 50
@@ -30,7 +28,7 @@ Described: TypeAlias = Mapping[tuple[ProcessId, str], Mapping[str, Any]]
 def cluster_document(watch: ClusterWatch, now: float) -> dict[str, Any]:
     """Return the overview: what is wrong, and members."""
     listed = watch.sampler.listed
-    verdicts = grouped(all_verdicts(watch))
+    verdicts = grouped_verdicts(watch)
     return {
         "verdicts": verdicts[:VERDICTS_MAX],
         "verdicts_total": len(verdicts),
@@ -40,6 +38,15 @@ def cluster_document(watch: ClusterWatch, now: float) -> dict[str, Any]:
         "members": [member_document(member) for member in watch.members.values()],
         "application": application_name(listed.shards.values()),
     }
+
+
+def grouped_verdicts(watch: ClusterWatch, family: str = "", name: str = "") -> list[dict[str, Any]]:
+    """Return what is wrong, or what is wrong with one family or one thing."""
+    return grouped(
+        verdict
+        for verdict in all_verdicts(watch)
+        if family in ("", verdict.family) and name in ("", verdict.name)
+    )
 
 
 def all_verdicts(watch: ClusterWatch) -> Iterator[Verdict]:
@@ -87,7 +94,7 @@ def described_by_id(watch: ClusterWatch) -> Described:
 
 
 def member_document(member: SeenMember) -> dict[str, Any]:
-    listed, scrape, former = member.listed, member.scrape, member.former
+    listed, scrape = member.listed, member.scrape
     samples = {} if scrape is None else scrape.samples
     return {
         "kind": listed.kind,
@@ -96,23 +103,13 @@ def member_document(member: SeenMember) -> dict[str, Any]:
         "endpoint": listed.endpoint,
         "primary": listed.primary,
         "replicas": listed.replicas,
-        "version": dict(next(iter(samples.get("gazette_build_info", {(): 0.0})))).get(
-            "version", ""
-        ),
-        "cpu": _rate(former, scrape, "process_cpu_seconds_total"),
+        "version": dict(next(iter(samples.get("gazette_build_info", [()])))).get("version", ""),
+        "sampled_at": None if scrape is None else scrape.at,
+        "cpu_s": samples.get("process_cpu_seconds_total", {}).get(()),
         "memory": samples.get("process_resident_memory_bytes", {}).get(()),
         "state": member.error or member.not_ready or ("ready" if scrape else "not asked yet"),
         "serves": not (member.error or member.not_ready),
     }
-
-
-def _rate(former: Scrape | None, scrape: Scrape | None, name: str) -> float | None:
-    if former is None or scrape is None:
-        return None
-    before, after = former.samples.get(name, {}).get(()), scrape.samples.get(name, {}).get(())
-    if before is None or after is None:
-        return None
-    return rate_of(before, after, scrape.at - former.at)
 
 
 def application_name(shards: Iterable[ListedShard]) -> str:
@@ -137,7 +134,7 @@ def page_of(rows: Sequence[Any], page: str) -> tuple[Sequence[Any], dict[str, in
 def matching(watch: ClusterWatch, search: str, sort: str) -> list[ListedJournal]:
     """Return the journals that have all words in their names or labels, in the order of a column."""
     words = search.lower().split()
-    problems, rows = watch.problems(), watch.sampler.rows
+    rows = watch.sampler.rows
 
     def matches(journal: ListedJournal) -> bool:
         labels = " ".join(f"{label.name}={label.value}" for label in journal.spec.labels.labels)
@@ -149,12 +146,6 @@ def matching(watch: ClusterWatch, search: str, sort: str) -> list[ListedJournal]
         for journal in watch.sampler.listed.journals.values()
         if not words or matches(journal)
     ]
-    if sort == "problem":
-        bad = {
-            verdict.name: verdict.severity
-            for verdict in journal_verdicts(watch.sampler.listed.journals.values(), problems)
-        }
-        return sorted(journals, key=lambda journal: bad.get(journal.spec.name, 9))
     if sort in ("rate", "head"):
 
         def amount(journal: ListedJournal) -> float:
@@ -204,8 +195,6 @@ def shard_row(watch: ClusterWatch, shard: ListedShard, described: Described) -> 
         "read_through": _offsets(primary.get("read_through")),
         "publish_at": _offsets(primary.get("publish_at")),
         "recovery_log": spec.recovery_log,
-        "poison": spec.labels.value_of(POISON_LABEL) or "fail",
-        "dead_letters": spec.labels.value_of(DEAD_LETTERS_LABEL) or "",
         **_counters(watch.primary_of(shard), spec.id),
     }
 
@@ -213,6 +202,32 @@ def shard_row(watch: ClusterWatch, shard: ListedShard, described: Described) -> 
 def sources_of(shard: ListedShard) -> list[str]:
     """Return the journals that a shard reads."""
     return [split_journal_meta(source.journal)[0] for source in shard.spec.sources]
+
+
+def outputs_of(shard: ListedShard, described: Described) -> list[str]:
+    """Return the journals that a shard has published to, as its primary says."""
+    primary_id = shard.route.primary_id
+    primary = {} if primary_id is None else described.get((primary_id, shard.spec.id), {})
+    return sorted(_offsets(primary.get("publish_at")))
+
+
+def edges_of(watch: ClusterWatch, described: Described) -> list[dict[str, Any]]:
+    """Return the journals that each shard reads and writes, for the graph."""
+    letters = {
+        journal.spec.name
+        for journal in watch.sampler.listed.journals.values()
+        if journal.spec.labels.value_of(MESSAGE_TYPE) == DeadLetter.__name__
+    }
+    return [
+        {
+            "id": shard.spec.id,
+            "sources": sources_of(shard),
+            "outputs": (outputs := outputs_of(shard, described)),
+            "dead_letters": [name for name in outputs if name in letters],
+            "bad": status_text(shard) not in ("PRIMARY", "DISABLED"),
+        }
+        for shard in watch.sampler.listed.shards.values()
+    ]
 
 
 def _replicas_of(shard: ListedShard, described: Described) -> list[dict[str, Any]]:
@@ -235,34 +250,19 @@ def _replicas_of(shard: ListedShard, described: Described) -> list[dict[str, Any
 
 
 def _counters(member: SeenMember | None, shard_id: str) -> dict[str, Any]:
-    """Return rates, phases and counts of a shard, from the metrics of its primary."""
+    """Return the counters of a shard, from the metrics of its primary. The page makes rates of them."""
     scrape = None if member is None else member.scrape
-    former = None if member is None else member.former
-    now = {} if scrape is None else scrape.shards.get(shard_id, {})
-    before = {} if former is None else former.shards.get(shard_id, {})
-    seconds = scrape.at - former.at if scrape is not None and former is not None else 0.0
+    counts = {} if scrape is None else scrape.shards.get(shard_id, {})
 
     def total(name: str) -> float:
-        return sum(now.get(f"gazette_shard_{name}_total", {}).values())
+        return sum(counts.get(f"gazette_shard_{name}_total", {}).values())
 
-    def rate(name: str) -> float | None:
-        name = f"gazette_shard_{name}_total"
-        if not seconds or name not in now:
-            return None
-        return rate_of(sum(before.get(name, {}).values()), sum(now[name].values()), seconds)
-
-    phases_before = before.get("gazette_shard_phase_seconds_total", {})
+    names = ("read_messages", "read_bytes", "transactions", "restarts", "poison_messages")
+    phases = counts.get("gazette_shard_phase_seconds_total", {})
     return {
-        "messages_per_s": rate("read_messages"),
-        "bytes_per_s": rate("read_bytes"),
-        "transactions_per_s": rate("transactions"),
-        "phases": {
-            dict(labels)["phase"]: rate_of(phases_before.get(labels, 0.0), number, seconds)
-            for labels, number in sorted(now.get("gazette_shard_phase_seconds_total", {}).items())
-            if seconds and "phase" in dict(labels)
-        },
-        "restarts": total("restarts"),
-        "skipped": total("poison_messages"),
+        "sampled_at": None if scrape is None else scrape.at,
+        **{name: total(name) for name in names},
+        "phases": {dict(labels).get("phase", ""): number for labels, number in phases.items()},
     }
 
 
@@ -275,14 +275,3 @@ def _offsets(value: Any) -> dict[str, int]:
     if not isinstance(value, dict):
         return {}
     return {name: offset for name, offset in value.items() if isinstance(offset, int)}
-
-
-def route_document(route: Route) -> list[dict[str, Any]]:
-    return [
-        {
-            "member": str(member),
-            "endpoint": route.endpoints[index] if route.endpoints else "",
-            "primary": index == route.primary,
-        }
-        for index, member in enumerate(route.members)
-    ]

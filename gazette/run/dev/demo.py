@@ -11,6 +11,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from rich.table import Table
 from gazette.config.schema import Schema, exit_with, setting
 from gazette.errors import GazetteError, Invalid
 from gazette.run.dev.cluster import ClusterSettings, LocalCluster
+from gazette.run.dev.console_process import console_beside
 from gazette.run.dev.corpus import corpus_files, count_independently
 from gazette.run.dev.demo_backfill import BackfillAct, Runner, choose_runner
 from gazette.run.dev.demo_load import Publishing, Queries, all_counts
@@ -339,6 +341,7 @@ class _Demo:
         assert words is not None
         member: Member = next(member for member in words.members if member.process.running)
         broker = next(broker for broker in self.cluster.brokers if broker.process.running)
+        cluster, say = self.cluster, partial(self.console.print, soft_wrap=True)
         self.say("\nEverything is left running. Try:\n")
         for line in (
             f"curl '{member.http_url}/query?prefix=gaz'",
@@ -349,4 +352,6 @@ class _Demo:
         ):
             self.console.print(f"  {line}", soft_wrap=True)
         self.say(f"\nState and logs are in {self.cluster.directory}. Ctrl-C stops everything.")
-        await asyncio.Event().wait()
+        where = (cluster.directory, cluster.environ, self.clock, say)
+        async with console_beside(*where, brokers=broker.grpc_url, consumers=member.grpc_url):
+            await asyncio.Event().wait()

@@ -6,12 +6,15 @@ import asyncio
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gazette.config.schema import Schema, duration, exit_with, setting
 from gazette.errors import GazetteError, Invalid
 from gazette.run.dev.cluster import ClusterSettings, LocalCluster
+from gazette.run.dev.console_process import console_beside
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.file_limit import raise_file_limit
 from gazette.runtime.tasks import TaskScope
@@ -34,6 +37,7 @@ class DevFlags:
     lease: float = duration("20s", "time after which etcd gives up a broker that does not answer")
     ready_file: Path | None = setting(None, "file to write, as JSON, when the cluster is usable")
     log_level: str = setting("warn", "least severity that brokers log")
+    ui: bool = setting(True, "serve the console, and print its address")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -43,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
         flags = schema.load(argv, {}).group(DevFlags)
         settings = _settings(flags)
         raise_file_limit()
-        return asyncio.run(_serve(settings, flags.ready_file, SystemClock()))
+        return asyncio.run(_serve(settings, flags, SystemClock()))
     except Invalid as error:
         return exit_with(error, sys.stderr)
     except GazetteError as error:
@@ -66,7 +70,8 @@ def _settings(flags: DevFlags) -> ClusterSettings:
     )
 
 
-async def _serve(settings: ClusterSettings, ready_file: Path | None, clock: Clock) -> int:
+async def _serve(settings: ClusterSettings, flags: DevFlags, clock: Clock) -> int:
+    ready_file = flags.ready_file
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -85,9 +90,14 @@ async def _serve(settings: ClusterSettings, ready_file: Path | None, clock: Cloc
         start.result()
         if ready_file is not None:
             cluster.write_ready_file(ready_file)
+        brokers = ",".join(broker.grpc_url for broker in cluster.brokers)
+        where = (cluster.directory, cluster.environ, clock, partial(print, flush=True))
+        console: AbstractAsyncContextManager[None]
+        console = console_beside(*where, brokers=brokers) if flags.ui else nullcontext()
         _say(cluster)
         try:
-            return await _watch(cluster, scope, stop)
+            async with console:
+                return await _watch(cluster, scope, stop)
         finally:
             if ready_file is not None:
                 ready_file.unlink(missing_ok=True)

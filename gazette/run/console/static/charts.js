@@ -1,6 +1,7 @@
 // Drawings: a rate over time, fragments over time, and the graph of an application.
 
 import { bytes, h, rate, s, time } from "./dom.js";
+import { layout, NODE_HEIGHT, NODE_WIDTH } from "./layout.js";
 
 const WIDTH = 900;
 
@@ -59,29 +60,27 @@ export function fragmentChart(data, pick) {
   ];
 }
 
-export function graph(data, state) {
-  const middle = data.node_height / 2;
-  const node = (at) => data.nodes[at];
+export function graph(shards) {
+  const { nodes, edges, width, height } = layout(shards), middle = NODE_HEIGHT / 2;
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Graph of the application" },
-    s("svg", { viewBox: `0 0 ${data.width} ${data.height}`, width: data.width, height: data.height, role: "group", "aria-label": "Sources, shards and outputs" },
+    s("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": "Sources, shards and outputs" },
       s("defs", null, s("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
         s("path", { d: "M0,0 L8,4 L0,8 z", class: "edge-end" }))),
-      data.edges.map((edge) => {
-        const a = node(edge.from), b = node(edge.to), x1 = a.x + data.node_width, x2 = b.x - 2;
-        const y1 = a.y + middle, y2 = b.y + middle, bend = Math.max(40, Math.abs(x2 - x1) / 2);
-        return s("path", { class: edge.says === "skips to" ? "edge dead" : "edge", "marker-end": "url(#arrow)",
-          d: `M${x1},${y1} C${x1 + bend},${y1} ${x2 - bend},${y2} ${x2},${y2}` }, s("title", null, `${a.label} ${edge.says} ${b.label}`));
+      edges.map(({ from, to, says }) => {
+        const x1 = from.x + NODE_WIDTH, x2 = to.x - 2, y1 = from.y + middle, y2 = to.y + middle;
+        const bend = Math.max(30, Math.abs(x2 - x1) / 2);
+        return s("path", { class: says.startsWith("skips") ? "edge dead" : "edge", "marker-end": "url(#arrow)",
+          d: `M${x1},${y1} C${x1 + bend},${y1} ${x2 - bend},${y2} ${x2},${y2}` }, s("title", null, `${from.label} ${says} ${to.label}`));
       }),
-      data.nodes.map((one) => {
-        const is_shard = one.kind === "shard";
-        const page = one.count > 1 ? (is_shard ? "#/application" : "#/journals") : `#/${is_shard ? "shard" : "journal"}/${encodeURIComponent(one.names[0])}`;
-        const label = one.count > 1 ? `${one.label} (${one.count})` : one.label;
-        const bad = one.names.some((name) => state.bad.includes(name));
-        const kind = `node ${is_shard ? "shard" : one.kind === "dead letters" ? "dead" : "journal"}${bad ? " bad" : ""}`;
-        return s("g", { class: kind }, s("a", { href: page, "aria-label": `${one.kind} ${label}${bad ? ", not as it should be" : ""}` },
-          s("rect", { x: one.x, y: one.y, width: data.node_width, height: data.node_height, rx: is_shard ? 16 : 3 }),
-          s("text", { x: one.x + data.node_width / 2, y: one.y + middle + 4, "text-anchor": "middle" },
-            label.length > 30 ? `…${label.slice(-29)}` : label),
+      nodes.map((one) => {
+        const is_shard = one.kind === "shard", many = one.names.length > 1;
+        const page = many ? (is_shard ? "#/application" : "#/journals") : `#/${is_shard ? "shard" : "journal"}/${encodeURIComponent(one.names[0])}`;
+        const label = many ? `${one.label} (${one.names.length})` : one.label;
+        const kind = `node ${is_shard ? "shard" : one.kind === "dead letters" ? "dead" : "journal"}${one.bad ? " bad" : ""}`;
+        return s("g", { class: kind }, s("a", { href: page, "aria-label": `${one.kind} ${label}${one.bad ? ", not as it should be" : ""}` },
+          s("rect", { x: one.x, y: one.y, width: NODE_WIDTH, height: NODE_HEIGHT, rx: is_shard ? 16 : 3 }),
+          s("text", { x: one.x + NODE_WIDTH / 2, y: one.y + middle + 4, "text-anchor": "middle" },
+            label.length > 31 ? `…${label.slice(-30)}` : label),
           s("title", null, label)));
       })));
 }

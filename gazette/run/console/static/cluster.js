@@ -1,4 +1,5 @@
 import { ask } from "./api.js";
+import { rates } from "./rates.js";
 import { bytes, cards, count, h, part, seconds, table, unknown, verdicts } from "./dom.js";
 
 export function cluster() {
@@ -12,7 +13,7 @@ export function cluster() {
     { head: "State", cell: (row) => row.state, cellClass: (row) => (row.serves ? "good" : "bad") },
     { head: "Primary of", cell: (row) => count(row.primary), kind: "number" },
     { head: "Replicas", cell: (row) => count(row.replicas), kind: "number" },
-    { head: "Processor", cell: (row) => (row.cpu === null ? unknown : `${(row.cpu * 100).toFixed(1)} %`), kind: "number" },
+    { head: "Processor", cell: (row) => (row.cpu === undefined ? unknown : `${(row.cpu * 100).toFixed(1)} %`), kind: "number" },
     { head: "Memory", cell: (row) => bytes(row.memory), kind: "number" },
     { head: "Version", cell: (row) => row.version || unknown },
     { head: "Endpoint", cell: (row) => row.endpoint || unknown, kind: "name" },
@@ -29,7 +30,8 @@ export function cluster() {
       ["Shards", h("a", { href: "#/application" }, count(data.shards))],
       ["Listed", data.age_s === null ? unknown : `${seconds(data.age_s)} ago`],
     ].map(([name, value]) => [name, value]));
-    members.update(data.members);
+    members.update(data.members.map((one) => ({ ...one,
+      cpu: rates(one.endpoint, one.sampled_at, { cpu: one.cpu_s ?? 0 })?.cpu })));
     const text = data.verdicts_total ? `${data.verdicts_total} things are not as they should be` : "everything is as it should be";
     if (text !== said) status.textContent = said = text;
   }

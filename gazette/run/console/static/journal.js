@@ -21,9 +21,9 @@ export function journal(name) {
   const facts = part("div", null, (data) => [
     table("Replicas", [
       { head: "Member", cell: (row) => row.member, kind: "name" },
-      { head: "Role", cell: (row) => (row.primary ? "primary" : "replica") },
+      { head: "Role", cell: (row) => (row.member === data.primary ? "primary" : "replica") },
       { head: "Endpoint", cell: (row) => row.endpoint || unknown, kind: "name" },
-    ], data.route),
+    ], data.replicas.map((member, at) => ({ member, endpoint: data.endpoints[at] }))),
     h("p", null, "Stores: ", data.stores.join(", ") || "none"),
     data.shards.length > 0 && h("p", null, "Shards: ", data.shards.flatMap((one, at) =>
       [at ? ", " : "", shardLink(one.id), one.reads ? " reads it" : " has it as recovery log"])),
@@ -51,7 +51,7 @@ export function journal(name) {
     const data = await ask("journal", { name });
     wrong.update(data.verdicts);
     sums.update(data);
-    facts.update({ route: data.route, stores: data.stores, shards: data.shards, labels: data.labels });
+    facts.update({ primary: data.primary, replicas: data.replicas, endpoints: data.endpoints, stores: data.stores, shards: data.shards, labels: data.labels });
     const now = Date.now();
     if (data.rate !== null) points.push([now, data.rate]);
     if (points.length > POINTS_MAX) points.shift();

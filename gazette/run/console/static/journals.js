@@ -22,7 +22,7 @@ export function journals() {
       { head: "Replicas", cell: replicas, cellClass: (row) => (row.suspended || row.replicas.length >= row.replication ? "" : "bad"), kind: "number" },
       { head: "Primary", cell: (row) => row.primary || unknown },
       { head: "Content", cell: (row) => row.content_type || unknown },
-      { head: "Problem", cell: (row) => row.problem || "", cellClass: () => "bad", sort: "problem" },
+      { head: "Problem", cell: (row) => row.problem || "", cellClass: () => "bad" },
     ], data.rows, { sort: state.sort, onsort: (sort) => ask_for({ sort, page: 0 }) }));
   const where = h("span", { role: "status" });
   const before = h("button", { type: "button", onclick: () => ask_for({ page: state.page - 1 }) }, "Previous page");

@@ -1,10 +1,13 @@
 // Chooses the view of the address, and asks for it again while the page is seen.
 
 import { ask } from "./api.js";
-import { notice, put } from "./dom.js";
+import { h, notice, put } from "./dom.js";
 import { cluster } from "./cluster.js";
 import { journals } from "./journals.js";
 import { journal } from "./journal.js";
+import { application } from "./application.js";
+import { shard } from "./shard.js";
+import { trace } from "./trace.js";
 import { session } from "./session.js";
 
 const EVERY_MS = 3000;
@@ -16,6 +19,10 @@ const VIEWS = [
   [/^\/?$/, () => cluster()],
   [/^\/journals$/, () => journals()],
   [/^\/journal\/([^/]+)$/, (name) => journal(name)],
+  [/^\/application$/, () => application()],
+  [/^\/shard\/([^/]+)$/, (id) => shard(id)],
+  [/^\/shard\/([^/]+)\/([^/]+)$/, (id, at) => shard(id, at)],
+  [/^\/trace\/([^/]+)\/(\d+)$/, (name, offset) => trace(name, offset)],
 ];
 
 let present = { refresh: async () => {} };
@@ -34,7 +41,7 @@ function route() {
     }
     return make(...words);
   }
-  return { title: "No such page", element: notice("There is no such page.", "Choose one above."), refresh: async () => {} };
+  return { title: "No such page", element: h("div", null, h("h1", null, "No such page"), notice("There is no such page.", "Choose one above.")), refresh: async () => {} };
 }
 
 function show() {

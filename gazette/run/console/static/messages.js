@@ -26,7 +26,7 @@ export function messageTable(name) {
 
   function draw(notes, data) {
     put(says, `Bytes ${count(data.first)} to ${count(data.head)}. ${notes.join(". ")}`);
-    put(body, shown.length ? rows(following ? [...shown].reverse() : shown, name) : h("p", null, "There is no message here."),
+    put(body, shown.length ? rows(following ? marked(shown).reverse() : marked(shown), name) : h("p", null, "There is no message here."),
       next !== null && next < data.head && !following && h("button", { type: "button", onclick: more }, "More messages"));
   }
 
@@ -61,6 +61,23 @@ export function messageTable(name) {
     read,
     follow: () => (!following ? null : next === null ? read({}) : more()),
   };
+}
+
+// Notes in each pending message by which of the read acknowledgements it has ended, and how.
+export function marked(messages) {
+  const pending = new Map();
+  const result = messages.map((one) => ({ ...one }));
+  for (const one of result) {
+    if (one.role === "pending") pending.set(one.producer, [...(pending.get(one.producer) ?? []), one]);
+    else if (one.producer) {
+      for (const earlier of pending.get(one.producer) ?? []) {
+        const late = one.role === "acknowledgement" && BigInt(earlier.clock) > BigInt(one.clock);
+        Object.assign(earlier, { role: late ? "rolled back" : "committed", ended_at: one.begin });
+      }
+      pending.delete(one.producer);
+    }
+  }
+  return result;
 }
 
 export function rows(messages, journal) {
