@@ -12,6 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PICTURES = sorted((ROOT / "docs" / "pictures").iterdir())
+SCREENS = sorted((ROOT / "docs" / "screens").iterdir())
+"""Pages of the console as a browser drew them."""
+SCREEN_BYTES_MAX = 60_000
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
 SHOWN = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\)")
 COLOURED = re.compile(r"(\S+) \{[^}]*(?:fill|stroke): (?:#|none)")
@@ -100,7 +103,8 @@ def test_each_picture_is_on_a_page_with_its_content_in_words() -> None:
         for page in PAGES
         for words, target in SHOWN.findall(page.read_text())
     }
-    assert set(shown) == set(PICTURES)
+    assert set(shown) == {*PICTURES, *SCREENS}
+    assert all(path.stat().st_size < SCREEN_BYTES_MAX for path in SCREENS)
     assert min(shown.values()) >= WORDS_MIN, shown
 
 

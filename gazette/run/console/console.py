@@ -8,7 +8,7 @@ from typing import Any, Final, NoReturn
 
 from gazette.client.journals import FragmentsParams, ListedJournal
 from gazette.client.shards import ListedShard
-from gazette.errors import GazetteError, Invalid, NotFound
+from gazette.errors import GazetteError, Invalid, NotFound, Unavailable
 from gazette.gazctl.context import Context, each
 from gazette.gazctl.journals.fragments import fragments_of
 from gazette.gazctl.shards.hints import all_slots, heads_of
@@ -103,16 +103,12 @@ class Console:
         journals = views.matching(watch, arguments.get("search", ""), arguments.get("sort", "name"))
         shown, page = views.page_of(journals, arguments.get("page", "0"))
         await watch.opened([("journal", journal.spec.name) for journal in shown])
-        problems = watch.problems()
-        rows = [
-            views.journal_row(
-                journal,
-                watch.sampler.rows.get(("journal", journal.spec.name)),
-                problems.get(("journal", journal.spec.name), ""),
-            )
-            for journal in shown
-        ]
-        return {"rows": rows, **page}
+        return {"rows": [self._row(journal) for journal in shown], **page}
+
+    def _row(self, journal: ListedJournal) -> dict[str, Any]:
+        key = ("journal", journal.spec.name)
+        problem = self._watch.problems().get(key, "")
+        return views.journal_row(journal, self._watch.sampler.rows.get(key), problem)
 
     # -- One journal
 
@@ -122,19 +118,24 @@ class Console:
         name = required(arguments, "name")
         journal = self._watch.sampler.listed.journals.get(name)
         if journal is None:
+            self._require_listed("broker")
             raise NotFound(
                 f"there is no journal {name[:200]}",
                 hint="It may be newer than the last list, or your token does not cover it.",
             )
         return journal
 
+    def _require_listed(self, what: str) -> None:
+        """Raise ``Unavailable`` if the last list failed: what it lacks may exist."""
+        if problem := self._watch.sampler.problems.get(what):
+            raise Unavailable(f"the {what} does not answer: {problem}", hint="It is asked again.")
+
     async def _journal(self, arguments: Arguments) -> dict[str, Any]:
         journal, watch = await self._listed(arguments), self._watch
         spec, key = journal.spec, ("journal", journal.spec.name)
         await watch.opened([key])
-        problem = watch.problems().get(key, "")
         return {
-            **views.journal_row(journal, watch.sampler.rows.get(key), problem),
+            **self._row(journal),
             "endpoints": list(journal.route.endpoints),
             "labels": {label.name: label.value for label in spec.labels.labels},
             "stores": list(spec.fragment.stores),
@@ -215,6 +216,7 @@ class Console:
     def _shard_of(self, shard_id: str) -> ListedShard:
         shard = self._watch.sampler.listed.shards.get(shard_id)
         if shard is None:
+            self._require_listed("consumer")
             raise NotFound(
                 f"there is no shard {shard_id[:200]}",
                 hint="It may be newer than the last list, or no --consumer.address was given.",

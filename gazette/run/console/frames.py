@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -32,7 +33,6 @@ SHOWN_BYTES: Final = 4096
 _MAGIC: Final = b"\x66\x33\x93\x36"
 _HEADER: Final = struct.Struct("<4sI")
 _LENGTH_MAX: Final = 256 << 20
-_FIELDS_MAX: Final = 100
 _UUID_TEXT: Final = r'"\s*:\s*"([0-9a-fA-F-]{36})"'
 
 
@@ -119,13 +119,13 @@ class FrameCutter:
 
 
 def message_of(frame: CutMessage, content_type: str, place: str) -> dict[str, Any]:
-    """Return a frame for a page. ``place`` is that of the UUID in JSON: names joined by dots."""
+    """Return a frame for a page, which shows the fields of protobuf by their numbers.
+
+    ``place`` is that of the UUID in JSON: names joined by dots.
+    """
+    text, fields = "", ""
     if content_type == CONTENT_PROTO_FIXED:
-        fields = list(_wire_fields(frame.head))
-        text = "\n".join(f"{number}: {shown}" for number, shown, _ in fields)
-        raw = next(
-            (value for _, _, value in fields if len(value) == UUID_BYTES and is_ours(value)), b""
-        )
+        fields, raw = b64encode(frame.head).decode(), _uuid_in_fields(frame.head)
     else:
         text = frame.head.decode("utf-8", "backslashreplace")
         raw = _uuid_in(text, content_type, place)
@@ -133,6 +133,7 @@ def message_of(frame: CutMessage, content_type: str, place: str) -> dict[str, An
         "begin": frame.begin,
         "end": frame.end,
         "text": text,
+        "fields": fields,
         "more_bytes": frame.length - len(frame.head),
     }
     if raw and is_ours(raw):
@@ -164,50 +165,11 @@ def _uuid_in(text: str, content_type: str, place: str) -> bytes:
         return b""
 
 
-def _wire_fields(data: bytes) -> Iterator[tuple[int, str, bytes]]:
-    """Yield number, text and bytes of the fields of a protobuf message, whose type is not known."""
+def _uuid_in_fields(data: bytes) -> bytes:
+    """Return the UUID of a protobuf message: its first field of 16 bytes that has the form of ours."""
     at = 0
-    for _ in range(_FIELDS_MAX):
-        tag, at = _varint(data, at)
-        if tag is None:
-            return
-        wire, value = tag & 7, b""
-        if wire == 0:
-            number, at = _varint(data, at)
-            text = str(number)
-        elif wire in (1, 5):
-            size = 8 if wire == 1 else 4
-            value, at = data[at : at + size], at + size
-            text = f"0x{value[::-1].hex()}"
-        elif wire == 2:
-            length, at = _varint(data, at)
-            if length is None:
-                return
-            value, at = data[at : at + length], at + length
-            text = _bytes_text(value)
-        else:
-            return
-        yield tag >> 3, text, value
-
-
-def _varint(data: bytes, at: int) -> tuple[int | None, int]:
-    number = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            return None, at
-        byte = data[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, at
-    return None, at
-
-
-def _bytes_text(value: bytes) -> str:
-    if len(value) == UUID_BYTES and is_ours(value):
-        return uuid_text(value)
-    try:
-        text = value.decode()
-    except UnicodeDecodeError:
-        return f"x'{value.hex()}'"
-    return json.dumps(text, ensure_ascii=False) if text.isprintable() else f"x'{value.hex()}'"
+    while (at := data.find(bytes([UUID_BYTES]), at + 1)) > 0:
+        value = data[at + 1 : at + 1 + UUID_BYTES]
+        if data[at - 1] & 7 == 2 and len(value) == UUID_BYTES and is_ours(value):
+            return value
+    return b""

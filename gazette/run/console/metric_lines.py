@@ -13,27 +13,17 @@ Samples: TypeAlias = Mapping[str, Mapping[Labels, float]]
 
 _SAMPLE: Final = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-FAMILIES: Final = frozenset(
-    {
-        "gazette_build_info",
-        "gazette_shard_transactions_total",
-        "gazette_shard_read_messages_total",
-        "gazette_shard_read_bytes_total",
-        "gazette_shard_phase_seconds_total",
-        "gazette_shard_poison_messages_total",
-        "gazette_shard_restarts_total",
-        "process_cpu_seconds_total",
-        "process_resident_memory_bytes",
-    }
+_SHOWN: Final = re.compile(
+    r"gazette_build_info|gazette_shard_\w+_total|process_(cpu_seconds_total|resident_memory_bytes)"
 )
 """The metrics that the console shows."""
 
 
 def samples_in(text: str) -> Samples:
-    """Return the samples of `FAMILIES`. Ignore lines of another form."""
+    """Return the samples that are shown. Ignore lines of another form."""
     samples: dict[str, dict[Labels, float]] = {}
     for line in text.splitlines():
-        if line.partition("{")[0].partition(" ")[0] not in FAMILIES:
+        if not _SHOWN.match(line):
             continue
         match = _SAMPLE.match(line)
         try:

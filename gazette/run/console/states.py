@@ -9,7 +9,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import Awaitable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -244,13 +244,10 @@ def _fill(connection: apsw.Connection, schema: str, state: ShardState) -> None:
 
 def _document(table: TableDifference) -> dict[str, Any]:
     return {
-        "name": table.name,
-        "columns": list(table.columns),
-        "key": list(table.key),
+        **asdict(table),
         "added": list(map(_cells, table.added)),
         "removed": list(map(_cells, table.removed)),
         "changed": [[_cells(before), _cells(after)] for before, after in table.changed],
-        "truncated": table.truncated,
     }
 
 

@@ -17,6 +17,7 @@ NOTE: Final = 2
 _NAMED: Final = 20
 """Greatest number of names of one verdict."""
 _MEMBERS: Final = "gazctl members"
+_ROOM: Final = "Start a broker, or look at the log of one: all that run may be full."
 _LEASE: Final = (
     "This ends once the lease of a process that died has expired. If not, see what runs."
 )
@@ -40,42 +41,32 @@ def journal_verdicts(
     """Yield what is wrong with journals. ``problems`` are those that brokers report."""
     for journal in journals:
         spec, route = journal.spec, journal.route
-        problem = problems.get(("journal", spec.name))
-        if problem:
-            yield Verdict(
-                WARNING,
-                "journal",
-                spec.name,
-                problem,
-                *_journal_advice(spec.name, problem, journal),
-            )
+        severity, reason, advice, command = CRITICAL, "", _LEASE, _MEMBERS
+        if problem := problems.get(("journal", spec.name)):
+            more = _journal_advice(spec.name, problem, journal)
+            yield Verdict(WARNING, "journal", spec.name, problem, *more)
         if spec.suspend_level is not SuspendLevel.NONE:
             continue
-        advice = "Start a broker, or look at the log of one: all that run may be full."
         if not route.members:
-            reason = "no broker has it: appends and reads wait"
-            yield Verdict(CRITICAL, "journal", spec.name, reason, advice, _MEMBERS)
+            reason, advice = "no broker has it: appends and reads wait", _ROOM
         elif route.primary is None:
             reason = "it has no primary: appends wait"
-            yield Verdict(CRITICAL, "journal", spec.name, reason, _LEASE, _MEMBERS)
         elif len(route.members) < spec.replication:
             reason = f"it has {len(route.members)} of {spec.replication} replicas"
-            yield Verdict(WARNING, "journal", spec.name, reason, advice, _MEMBERS)
+            severity, advice = WARNING, _ROOM
+        if reason:
+            yield Verdict(severity, "journal", spec.name, reason, advice, command)
 
 
 def _journal_advice(name: str, problem: str, journal: ListedJournal) -> tuple[str, str]:
     """Return what to do about the problem that a broker has with a journal, and the command for it."""
     stores = journal.spec.fragment.stores
     if "whose they are" in problem:
-        return (
-            "Say whether these fragments are of the journal. See docs/stores.md.",
-            f"gazctl journals decide-fragments -l name={name} --dry-run",
-        )
+        advice = "Say whether these fragments are of the journal. See docs/stores.md."
+        return advice, f"gazctl journals decide-fragments -l name={name} --dry-run"
     if "reset-head" in problem:
-        return (
-            "Find out which bytes are lost before you move the head. See docs/operating.md.",
-            f"gazctl journals reset-head -l name={name} --dry-run",
-        )
+        advice = "Find out which bytes are lost before you move the head. See docs/operating.md."
+        return advice, f"gazctl journals reset-head -l name={name} --dry-run"
     if stores:
         return "Look at its store.", f"gazctl journals store-health {stores[0]}"
     return "See the log of its brokers.", f"gazctl journals list -l name={name}"

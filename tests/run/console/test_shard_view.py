@@ -71,7 +71,9 @@ async def test_the_application_is_a_graph_with_rates_and_dead_letters(
 ) -> None:
     await consumed(broker, shop, "one", "poison", "two")
     document = await until(
-        page, "application", lambda seen: seen["rows"][0]["poison_messages"] == 1.0
+        page,
+        "application",
+        lambda seen: seen["rows"][0]["poison_messages"] == 1.0 and seen["edges"][0]["outputs"],
     )
     assert document["name"] == "test"
     assert document["edges"] == [

@@ -46,7 +46,7 @@ export function application() {
     wrong.update(data.verdicts);
     const rows = data.rows.map(withRates);
     const sum = (name) => rows.reduce((total, row) => total + (row[name] ?? 0), 0);
-    const sum_rates = (name) => rows.reduce((total, row) => total + (row.rates[name] ?? 0), 0);
+    const sum_rates = (name) => (rows.some((row) => name in row.rates) ? rows.reduce((total, row) => total + (row.rates[name] ?? 0), 0) : null);
     sums.update([["Shards", count(data.total)], ["Messages", rate(sum_rates("read_messages"))], ["Bytes", rate(sum_rates("read_bytes"), "B")],
       ["Behind", bytes(sum("lag_bytes"))], ["Restarts", count(sum("restarts"))], ["Skipped messages", count(sum("poison_messages"))]]);
     drawing.update(data.edges);

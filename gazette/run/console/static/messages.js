@@ -1,12 +1,13 @@
 // Messages of a journal: the last ones, at an offset or a time, and those that follow.
 
 import { ask } from "./api.js";
+import { fieldsText } from "./protobuf.js";
 import { bytes, count, h, notice, put, time, unknown } from "./dom.js";
 
 const SHOWN_MAX = 200;
 
 export function messageTable(name) {
-  let shown = [], next = null, following = true, busy = false;
+  let shown = [], next = null, head = 0, following = true, busy = false;
   const place = h("input", { type: "text", id: "place", autocomplete: "off", placeholder: "offset, or 2026-01-31T12:00:00Z" });
   const body = h("div");
   const says = h("p", { class: "soft", role: "status" });
@@ -33,11 +34,18 @@ export function messageTable(name) {
   async function read(where) {
     following = live.checked = !("offset" in where || "time_ms" in where);
     await show(() => ask("messages", { name, ...where }), []);
-    body.scrollIntoView({ block: "nearest" });
+    if (!following) body.scrollIntoView({ block: "nearest" });
   }
 
   async function more() {
-    await show(() => ask("messages", { name, next }), shown);
+    await show(() => ask("messages", { name, next, count: 100 }), shown);
+  }
+
+  // Shows what was appended. If that is more than a page, only the last messages of it.
+  async function follow() {
+    if (!following) return;
+    if (next !== null) await more();
+    if (following && (next === null || next < head)) await read({});
   }
 
   async function show(asking, before) {
@@ -47,6 +55,7 @@ export function messageTable(name) {
       const data = await asking();
       shown = [...before, ...data.messages].slice(-SHOWN_MAX);
       next = data.next;
+      head = data.head;
       draw(data.notes, data);
     } catch (error) {
       put(body, notice(error.message, error.hint));
@@ -59,7 +68,7 @@ export function messageTable(name) {
   return {
     element: h("section", { "aria-labelledby": "messages" }, h("h2", { id: "messages" }, "Messages"), form, says, body),
     read,
-    follow: () => (!following ? null : next === null ? read({}) : more()),
+    follow,
   };
 }
 
@@ -81,7 +90,7 @@ export function marked(messages) {
 }
 
 export function rows(messages, journal) {
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of messages" },
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Messages of ${journal}${messages.length === 1 ? `, at ${messages[0].begin}` : ""}` },
     h("table", { class: "stack" },
       h("thead", null, h("tr", null, ["Offset", "Time", "Role", "Message"].map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", null, messages.map((one) => h("tr", null,
@@ -89,6 +98,6 @@ export function rows(messages, journal) {
           one.producer ? h("a", { href: `#/trace/${encodeURIComponent(journal)}/${one.begin}`, title: "From which transaction is it?" }, one.begin) : one.begin),
         h("td", { "data-head": "Time", class: "mono" }, one.time_ms ? time(one.time_ms) : unknown),
         h("td", { "data-head": "Role" }, one.role ? `${one.role}${one.ended_at === undefined ? "" : ` at ${one.ended_at}`}` : "no UUID"),
-        h("td", { "data-head": "Message", class: "name" }, h("pre", null, one.text),
+        h("td", { "data-head": "Message", class: "name" }, h("pre", null, one.fields ? fieldsText(one.fields) : one.text),
           one.more_bytes > 0 && h("p", { class: "soft" }, `${bytes(one.more_bytes)} more (${count(one.more_bytes)} bytes)`)))))));
 }

@@ -175,6 +175,7 @@ function stateView(id, begin_at) {
     try {
       const data = await recovered("difference", { id, before, after }, changes);
       put(changes, differenceTables(data.tables));
+      changes.scrollIntoView({ block: "nearest" });
     } catch (error) {
       put(changes, notice(error.message, error.hint));
     }
