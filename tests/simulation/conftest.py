@@ -14,8 +14,8 @@ from gazette.cluster.etcd.connection import Member
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.testing.clock import ManualClock
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
+from gazette.testing.simulation.etcd.service import FakeEtcd
 from tests.support.instant_clock import eventually
-from tools.simulation.etcd import FakeEtcd
 
 
 @dataclass

@@ -11,10 +11,10 @@ import pytest
 from gazette.consumer.shard.loop_shard_io import Progress
 from gazette.consumer.transaction.transactor import PriorTransaction
 from gazette.stores.sqlite.databases import RedoDatabases
+from gazette.testing.simulation.loop import VirtualLoop
 from tests.simulation.test_simulation import REPOSITORY
 from tools.simulation.consumer_plants import PLANTS
 from tools.simulation.consumer_queries import EMPTY, Folds, Notes, fingerprint
-from tools.simulation.loop import VirtualLoop
 
 PROGRAM = """
 import sys

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from gazette.cluster.etcd.pb import kv_pb2, rpc_pb2, rpc_pb2_grpc
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
-from tools.simulation.etcd import EtcdError, Store, WatchStream
+from gazette.testing.simulation.etcd.errors import EtcdRefusal
+from gazette.testing.simulation.etcd.store import EtcdStore
+from gazette.testing.simulation.etcd.watches import WatchStream
 
 Pb = rpc_pb2
 KEYS = (b"a", b"b", b"ba", b"c", b"d")
@@ -173,7 +175,7 @@ class FakeSide:
     """The state machine of the fake, from the real one's revision on."""
 
     def __init__(self, revision: int) -> None:
-        self.store = Store(lease_ttl_min_s=1, revision=revision, compacted=revision)
+        self.store = EtcdStore(lease_ttl_min_s=1, revision=revision, compacted=revision)
         store = self.store
         self._methods: dict[type[Any], Callable[[Any], Any]] = {
             Pb.RangeRequest: store.range,
@@ -190,7 +192,7 @@ class FakeSide:
     def call(self, request: Any) -> Any:
         try:
             return comparable(self._methods[type(request)](request))
-        except EtcdError as error:
+        except EtcdRefusal as error:
             return error.code, error.details
 
     def watch(self, request: Pb.WatchCreateRequest) -> WatchStream:

@@ -8,7 +8,9 @@ import pytest
 
 from gazette.cluster.etcd.pb import rpc_pb2
 from gazette.testing.clock import ManualClock
-from tools.simulation.etcd import EtcdError, FakeEtcd, WatchStream
+from gazette.testing.simulation.etcd.errors import EtcdRefusal
+from gazette.testing.simulation.etcd.service import FakeEtcd
+from gazette.testing.simulation.etcd.watches import WatchStream
 
 Pb = rpc_pb2
 KEY = b"w"
@@ -164,7 +166,7 @@ def test_what_it_does_not_do_is_refused_by_name(etcd: FakeEtcd) -> None:
         (filters, "filters"),
         (Pb.WatchCreateRequest(key=KEY, start_revision=-1), "negative revision"),
     ):
-        with pytest.raises(EtcdError, match=f"UNIMPLEMENTED.*{name}"):
+        with pytest.raises(EtcdRefusal, match=f"UNIMPLEMENTED.*{name}"):
             stream.receive(Pb.WatchRequest(create_request=request))
-    with pytest.raises(EtcdError, match="INVALID_ARGUMENT"):
+    with pytest.raises(EtcdRefusal, match="INVALID_ARGUMENT"):
         etcd.store.range(Pb.RangeRequest(key=KEY, sort_target=cast("Any", 9)))

@@ -13,8 +13,8 @@ import pytest
 from gazette.client.journals import list_journals
 from gazette.client.read.reader import Reader, ReadParams
 from gazette.cluster.etcd.pb import rpc_pb2
+from gazette.testing.simulation.loop import SimNode
 from tools.simulation.checker import check
-from tools.simulation.loop import Node
 from tools.simulation.run import in_children, quiet
 from tools.simulation.scenario import Scenario
 
@@ -53,7 +53,7 @@ async def leader_is_stopped(scenario: Scenario) -> tuple[bool, bool]:
 async def reader_takes_late(scenario: Scenario) -> tuple[int, float]:
     await scenario.append_often(2.0, scenario.plan.hosts)
     (journal, *_), loop = scenario.plan.journals, scenario.world.loop
-    node, read, late_s = Node(loop, "late"), 0, 0.0
+    node, read, late_s = SimNode(loop, "late"), 0, 0.0
 
     async def take() -> None:
         nonlocal read, late_s

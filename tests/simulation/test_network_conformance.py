@@ -17,8 +17,8 @@ from gazette.http2.grpc_client import Http2Channel
 from gazette.net.grpc.grpc_server import GrpcServer
 from gazette.net.http_server import bind_tcp
 from gazette.runtime.clock import SystemClock
-from tools.simulation.loop import Node, VirtualLoop
-from tools.simulation.network import Network, SimChannel, SimServer
+from gazette.testing.simulation.loop import SimNode, VirtualLoop
+from gazette.testing.simulation.network import Network, SimChannel, SimServer
 
 CODE = grpc.StatusCode
 
@@ -112,7 +112,7 @@ def over_simulation(case: Case, *, serve: bool, take: Any = None) -> None:
     loop = VirtualLoop(errors.append)
     network = Network(loop, random.Random(1))
     network.on_error = errors.append
-    at, client = Node(loop, "server"), Node(loop, "client")
+    at, client = SimNode(loop, "server"), SimNode(loop, "client")
 
     async def run() -> None:
         service = Service()

@@ -10,9 +10,9 @@ import pytest
 
 from gazette.errors import Closed
 from gazette.runtime.tasks import OpFuture
-from tools.simulation.loop import Node, VirtualLoop
-from tools.simulation.storage import SimPool, Threads, TurnThread
-from tools.simulation.workers import SimWorker, Workers
+from gazette.testing.simulation.loop import SimNode, VirtualLoop
+from gazette.testing.simulation.storage import SimPool, Threads, TurnThread
+from gazette.testing.simulation.workers import SimWorker, Workers
 
 
 class Machine:
@@ -21,7 +21,7 @@ class Machine:
     def __init__(self) -> None:
         self.errors: list[str] = []
         self.loop = VirtualLoop(self.errors.append)
-        self.node = Node(self.loop, "node")
+        self.node = SimNode(self.loop, "node")
         self.workers = Workers()
         self.new = self.workers.of(Threads(self.node, random.Random(1)))
         self.said: list[tuple[str, float]] = []

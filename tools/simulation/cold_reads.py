@@ -21,9 +21,10 @@ from gazette.client.read.retry_reader import RetryReader
 from gazette.errors import Closed, Corrupt, GazetteError, NotAllowed, NotFound, NotYet, Unavailable
 from gazette.protocol.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.protocol.fragment import Codec, Fragment
-from tools.simulation.loop import Node, NodeClock
-from tools.simulation.storage import Bucket
-from tools.simulation.world import World, is_defect
+from gazette.testing.simulation.cluster import is_defect
+from gazette.testing.simulation.loop import NodeClock, SimNode
+from gazette.testing.simulation.storage import Bucket
+from tools.simulation.world import World
 
 if TYPE_CHECKING:
     from tools.simulation.scenario import Scenario
@@ -53,7 +54,7 @@ def decode_in_steps(rng: random.Random | None) -> None:
 class StoreThreads:
     """A `gazette.runtime.tasks.BlockingPool` of one client, whose calls take virtual time."""
 
-    def __init__(self, node: Node, rng: random.Random) -> None:
+    def __init__(self, node: SimNode, rng: random.Random) -> None:
         self._node = node
         self._rng = rng
         self._at_once = rng.choice((0.0, 0.4, 0.8))
@@ -118,7 +119,7 @@ class StoreFile(io.BytesIO):
 class SimFragments(FragmentAccess):
     """The stored fragments that a node opens by their simulated URLs, without a broker."""
 
-    def __init__(self, node: Node, rng: random.Random, bucket: Callable[[str], Bucket]) -> None:
+    def __init__(self, node: SimNode, rng: random.Random, bucket: Callable[[str], Bucket]) -> None:
         super().__init__()
         self.threads = StoreThreads(node, rng)
         pool: Any = self.threads
@@ -168,7 +169,7 @@ class ColdReader:
         self._name = name
         self._journal = journal
         self._rng = rng
-        self.node = Node(self._world.loop, name)
+        self.node = SimNode(self._world.loop, name)
         self._clock = NodeClock(self._world.loop)
         self._fragments = SimFragments(self.node, rng, self._world.bucket)
         hosts = rng.sample(scenario.plan.hosts, len(scenario.plan.hosts))

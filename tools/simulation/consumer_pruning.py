@@ -22,8 +22,8 @@ from gazette.message.envelope_reader import CommittedReader
 from gazette.protocol.checkpoint import SourceCheckpoint
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.shard import ShardSpec
-from tools.simulation.loop import NodeClock
-from tools.simulation.storage import Bucket
+from gazette.testing.simulation.loop import NodeClock
+from gazette.testing.simulation.storage import Bucket
 
 _CALL_S: Final = 30.0
 _REMOVAL_S: Final = 0.5

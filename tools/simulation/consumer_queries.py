@@ -22,7 +22,7 @@ from gazette.consumer.service import ConsumerService
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.pb.consumer_pb2_grpc import ShardStub
 from gazette.runtime.tasks import TaskScope
-from tools.simulation.loop import Node, NodeClock, VirtualLoop
+from gazette.testing.simulation.loop import NodeClock, SimNode, VirtualLoop
 
 Fingerprint = tuple[int, int]
 """Of a set of numbers: how many, and the sum of their hashes."""
@@ -106,7 +106,7 @@ class MemberQueries:
     def __init__(
         self,
         name: str,
-        node: Node,
+        node: SimNode,
         timeout_s: float,
         violated: Callable[[str], None],
         is_leaving: Callable[[], bool],
@@ -365,7 +365,7 @@ class QueryClient:
 
     def __init__(
         self,
-        node: Node,
+        node: SimNode,
         transport: Any,
         members: list[str],
         sources: dict[str, list[str]],

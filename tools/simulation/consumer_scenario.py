@@ -30,17 +30,19 @@ from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ShardSource, ShardSpec
 from gazette.protocol.text import duration
 from gazette.runtime.tasks import TaskScope, await_future
+from gazette.testing.simulation.cluster import ETCD, ETCD_ADDRESS
+from gazette.testing.simulation.loop import NodeClock, SimNode
+from gazette.testing.simulation.members import Trap
+from gazette.testing.simulation.network import SimTransport
+from gazette.testing.simulation.storage import Threads
 from tools.simulation.cold_reads import COLD_SHARE, decode_in_steps
 from tools.simulation.consumer_app import KEYS, Input, Output
 from tools.simulation.consumer_pruning import Archive, Pruner
 from tools.simulation.consumer_queries import Asked, QueryClient
-from tools.simulation.consumer_world import CONSUMERS, ConsumerWorld, MemberProcess, Trap
+from tools.simulation.consumer_world import CONSUMERS, ConsumerWorld, MemberProcess
 from tools.simulation.history import Fault
-from tools.simulation.loop import Node, NodeClock
-from tools.simulation.network import SimTransport
 from tools.simulation.other_version import OtherVersion
-from tools.simulation.storage import Threads
-from tools.simulation.world import ETCD, ETCD_ADDRESS, BrokerProcess
+from tools.simulation.world import BrokerProcess
 
 M = TypeVar("M")
 
@@ -129,7 +131,7 @@ class ConsumerScenario:
         world.has_cold_readers = cold.random() < COLD_SHARE
         world.loop.sees_done = world.has_cold_readers and cold.random() < 0.5
         decode_in_steps(cold if world.has_cold_readers else None)
-        self.node = Node(world.loop, "op")
+        self.node = SimNode(world.loop, "op")
         self.clock = NodeClock(world.loop)
         self.done = False
         self.healed = False
@@ -303,7 +305,7 @@ class ConsumerScenario:
                 await self.clock.sleep(1.0)
 
     def _spawn_writer(self, journal: str) -> None:
-        node = Node(self.world.loop, f"writer of {journal}")
+        node = SimNode(self.world.loop, f"writer of {journal}")
         writer = Writer(self, node, journal, random.Random(self.rng.getrandbits(64)))
         self._writers.append(node.spawn(writer.run(), f"write {journal}"))
 
@@ -311,13 +313,13 @@ class ConsumerScenario:
         rng = self.more_rng
         tasks = []
         for number in range(rng.choice((1, 2))):
-            node = Node(self.world.loop, f"asker {number}")
+            node = SimNode(self.world.loop, f"asker {number}")
             client = self._query_client(node)
             self._askers.append(client)
             tasks.append(node.spawn(client.run(), "queries"))
         return tasks
 
-    def _query_client(self, node: Node) -> QueryClient:
+    def _query_client(self, node: SimNode) -> QueryClient:
         world = self.world
         return QueryClient(
             node,
@@ -331,7 +333,7 @@ class ConsumerScenario:
     # Pruning.
 
     def _start_pruning(self, client: Client) -> asyncio.Task[None]:
-        node = Node(self.world.loop, "pruner")
+        node = SimNode(self.world.loop, "pruner")
         pruner = Pruner(
             client,
             self._shard_client(node),
@@ -345,7 +347,7 @@ class ConsumerScenario:
         )
         return node.spawn(pruner.run(), "prune")
 
-    def _shard_client(self, node: Node) -> ShardClient:
+    def _shard_client(self, node: SimNode) -> ShardClient:
         transport = SimTransport(self.world.network, node)
         channels = Channels("", clock=self.clock, transport=transport)
         address = ",".join(f"http://{host}:8080" for host in self.plan.members)
@@ -815,7 +817,7 @@ class Writer:
     """Publishes to one journal: single messages, transactions, and such that are never finished."""
 
     def __init__(
-        self, scenario: ConsumerScenario, node: Node, journal: str, rng: random.Random
+        self, scenario: ConsumerScenario, node: SimNode, journal: str, rng: random.Random
     ) -> None:
         self._scenario = scenario
         self._rng = rng

@@ -15,8 +15,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from tools.simulation import loop
+from gazette.testing.simulation import loop
 
+_FORMER_LOOP: Final = "tools.simulation.loop"
+"""Name of the loop's module in versions before `gazette test`."""
 _OWN: Final = ("gazette", "tools", "prometheus_client")
 """Packages of which each version has its own modules. The last one keeps metrics by their names."""
 
@@ -31,7 +33,8 @@ class OtherVersion:
     def __init__(self, checkout: Path) -> None:
         self._checkout = str(checkout.resolve())
         # Time, nodes and contexts of tasks are those of the one simulation.
-        self._modules: dict[str, ModuleType] = {loop.__name__: loop}
+        vars(loop).setdefault("Node", loop.SimNode)  # Its name in those versions.
+        self._modules: dict[str, ModuleType] = dict.fromkeys((loop.__name__, _FORMER_LOOP), loop)
         self._is_in_place = False
         self._import = builtins.__import__
         builtins.__import__ = self._imported

@@ -30,14 +30,15 @@ from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.status import Status
 from gazette.protocol.text import duration
 from gazette.runtime.tasks import TaskScope, await_future
+from gazette.testing.simulation.cluster import ETCD
+from gazette.testing.simulation.etcd.watches import WatchStream
+from gazette.testing.simulation.loop import NodeClock, SimNode
+from gazette.testing.simulation.storage import Threads
 from tools.simulation.checker import assigned_ended, is_lost, replicas_ended
 from tools.simulation.cold_reads import COLD_SHARE, ColdReader, SimFragments, decode_in_steps
-from tools.simulation.etcd.watches import WatchStream
 from tools.simulation.history import Append, Confirmed, Fault, Jump, Piece
-from tools.simulation.loop import Node, NodeClock
 from tools.simulation.other_version import OtherVersion
-from tools.simulation.storage import Threads
-from tools.simulation.world import ETCD, BrokerProcess, World
+from tools.simulation.world import BrokerProcess, World
 
 LEASE_S: Final = 20.0
 _HEAL_S: Final = 420.0
@@ -104,7 +105,7 @@ class Scenario:
     ) -> None:
         self.world = world = World(seed, trace=trace, other=other)
         self.rng = random.Random(world.rng.getrandbits(64))
-        self.node = Node(world.loop, "op")
+        self.node = SimNode(world.loop, "op")
         self.clock = NodeClock(world.loop)
         self.story: Callable[[], Any] | None = None
         """What is all that goes wrong in this run; None: faults of all kinds."""
@@ -235,7 +236,7 @@ class Scenario:
         self.done = True
         world.loop.stop()
 
-    def new_client(self, node: Node) -> Client:
+    def new_client(self, node: SimNode) -> Client:
         hosts = list(self.plan.hosts)
         self.rng.shuffle(hosts)
         return self.world.client(node, *hosts)
@@ -339,7 +340,7 @@ class Scenario:
     def leader(self) -> str:
         """Return a host whose broker takes itself for the primary of some journal."""
         running = (one for one in self.world.brokers.values() if not one.ended)
-        primaries = [one.host for one in running if 0 in one.slots]
+        primaries: list[str] = [one.host for one in running if 0 in one.slots]
         return self.rng.choice(primaries or self.plan.hosts)
 
     async def _crash(self) -> None:
@@ -521,7 +522,7 @@ class Scenario:
         hosts = self.world.assigned(journal)
         heir = rng.choice(hosts[1:] or self.plan.hosts)
         others = [host for host in self.plan.hosts if host != heir]
-        node = Node(self.world.loop, f"late-{self._numbers}")
+        node = SimNode(self.world.loop, f"late-{self._numbers}")
         client = self.world.client(node, heir, *rng.sample(others, len(others)))
         session = Session(self, node, journal, client)
         self.note_fault(f"partition of {node.name} and {heir}", 60.0)
@@ -920,19 +921,19 @@ class Scenario:
 
     # Appends.
 
-    def pool(self, node: Node) -> Any:
+    def pool(self, node: SimNode) -> Any:
         """Create threads for a client."""
         threads = Threads(node, random.Random(self.rng.getrandbits(64)))
         return threads.pool("spill", 2)
 
     def _spawn_writer(self, name: str, journal: str) -> None:
-        node = Node(self.world.loop, name)
+        node = SimNode(self.world.loop, name)
         rng = random.Random(self.rng.getrandbits(64))
         writer = Writer(self, node, journal, rng, self.new_client(node))
         self._writers.append(node.spawn(writer.run(), f"write {journal}"))
 
     def _spawn_reader(self, name: str, journal: str) -> None:
-        node = Node(self.world.loop, name)
+        node = SimNode(self.world.loop, name)
         rng = random.Random(self.rng.getrandbits(64))
         node.spawn(self._tail(node, journal, rng), f"read {journal}")
 
@@ -1056,7 +1057,7 @@ class Scenario:
 
     # Reads.
 
-    async def _tail(self, node: Node, journal: str, rng: random.Random) -> None:
+    async def _tail(self, node: SimNode, journal: str, rng: random.Random) -> None:
         client = self.new_client(node)
         clock = NodeClock(self.world.loop)
         offset, created = 0, 0
@@ -1247,7 +1248,7 @@ def _revision(reader: Reader | RetryReader) -> int:
 class Session:
     """Appends of one service to one journal, which have an order."""
 
-    def __init__(self, scenario: Scenario, node: Node, journal: str, client: Client) -> None:
+    def __init__(self, scenario: Scenario, node: SimNode, journal: str, client: Client) -> None:
         self._scenario = scenario
         self._world = scenario.world
         self._node = node
@@ -1303,7 +1304,7 @@ class Writer:
     """A client that appends to one journal, in several ways."""
 
     def __init__(
-        self, scenario: Scenario, node: Node, journal: str, rng: random.Random, client: Client
+        self, scenario: Scenario, node: SimNode, journal: str, rng: random.Random, client: Client
     ) -> None:
         self._scenario = scenario
         self._world = scenario.world

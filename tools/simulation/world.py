@@ -1,208 +1,40 @@
-"""The nodes of a simulation: an etcd, brokers that can end and come again, clients; and their history."""
+"""The broker's world: a cluster whose history is noted for the judge, with processes of another version."""
 
 from __future__ import annotations
 
-import asyncio
 import io
 import math
-import random
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable, Collection
-from typing import Any, Final
+from typing import Any
 
-from gazette.blobs.blob_store import BlobStore
 from gazette.broker.key_space import decode_journal
-from gazette.broker.service import BrokerService
-from gazette.broker.settings import BrokerSettings
-from gazette.client.client import Client
-from gazette.client.read.fragment_reader import FragmentAccess
-from gazette.client.rpc.channel import Channels
-from gazette.cluster.etcd.client import EtcdSettings
 from gazette.cluster.etcd.pb import rpc_pb2
-from gazette.cluster.process.membership import MemberEnvironment, Membership
-from gazette.errors import Bug, GazetteError
 from gazette.fragment.closing import ClosingName
 from gazette.fragment.set_aside import SetAside
-from gazette.net.server import Server
 from gazette.protocol.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.protocol.fragment import Fragment, FragmentStoreUrl
-from gazette.runtime.clock import Clock
-from gazette.runtime.tasks import TaskScope
-from tools.simulation.etcd.service import FakeEtcd
-from tools.simulation.etcd.watches import WatchStream
+from gazette.testing.simulation import cluster
+from gazette.testing.simulation.cluster import ETCD, ROOT, Cluster
+from gazette.testing.simulation.etcd.watches import WatchStream
 from tools.simulation.history import Assigned, History, Life, Stored
-from tools.simulation.loop import Node, NodeClock, VirtualLoop
-from tools.simulation.network import Network, SimServer, SimTransport
 from tools.simulation.other_version import OtherVersion
-from tools.simulation.storage import Bucket, SimDisk, SimStore, Threads
 
-ROOT: Final = "/gazette/cluster"
-ETCD: Final = "etcd"
-ETCD_ADDRESS: Final = "etcd:2379"
-ZONE: Final = "zone"
-_LEAVING: Final = ("releasing its lease", "cancelling", "stopped")
-_ETCD_TICK_S: Final = 1.0
-_TRACE_MAX: Final = 200_000
+_LEAVING = ("releasing its lease", "cancelling", "stopped")
 
 
-def client_of(
-    network: Network, node: Node, *hosts: str, fragments: FragmentAccess | None = None
-) -> Client:
-    """Create a client of a node that has these brokers as its address."""
-    clock = NodeClock(network.loop)
-    channels = Channels("", clock=clock, transport=SimTransport(network, node))
-    address = ",".join(f"http://{host}:8080" for host in hosts)
-    return Client(address, channels=channels, clock=clock, fragments=fragments)
+class BrokerProcess(cluster.SimBroker):
+    """One broker process, whose deeds are noted."""
 
+    origin = __file__
+    """Tells versions apart in traces."""
+    cluster: World
 
-def names_of(error: BaseException) -> set[str]:
-    """Return the names of an error's classes, which may be of another version."""
-    return {one.__name__ for one in type(error).__mro__}
-
-
-def is_defect(error: BaseException) -> bool:
-    """Return True for an error with which no process may end."""
-    names = names_of(error)
-    return GazetteError.__name__ not in names or Bug.__name__ in names
-
-
-class BrokerServer(Server):
-    """A broker's servers on the virtual network; it has no HTTP."""
-
-    def __init__(self, network: Network, node: Node, clock: Clock) -> None:
-        address = f"{node.name}:8080"
-        grpc_server: Any = SimServer(network, node, address, clock)
-        self.grpc = grpc_server
-        self.endpoint = f"http://{address}"
-        self.http_endpoint = f"http://{node.name}:8081"
-
-    def start_http(self, scope: TaskScope, app: Any) -> None:
-        pass
-
-    async def start_grpc(self) -> None:
-        await self.grpc.start()
-
-    async def stop(self, grace_s: float | None = None) -> None:
-        await self.grpc.stop(15.0 if grace_s is None else grace_s)
-
-
-class _Closing:
-    """Stands for the event that ends pauses between attempts at a store; those pauses take virtual time."""
-
-    def __init__(self, threads: Threads) -> None:
-        self._threads = threads
-        self._set = False
-
-    def set(self) -> None:
-        self._set = True
-
-    def wait(self, seconds: float) -> bool:
-        if not self._set:
-            self._threads.wait(seconds)
-        return self._set
-
-
-class _Service(BrokerService):
-    """The shipped broker; its threads are those of the simulation."""
-
-    process: BrokerProcess
-
-    @property
-    def threads(self) -> Threads:
-        return self.process.threads
-
-    def fail(self, error: BaseException) -> None:
-        if self.failure is None:
-            self.process.world.on_failure(self.process, error)
-        super().fail(error)
-
-    async def _finish(self) -> None:
-        try:
-            await super()._finish()
-        except GazetteError:
-            self.process.lose()
-            raise
-
-    async def _persist(self) -> None:
-        try:
-            await super()._persist()
-        except GazetteError:
-            self.process.lose()
-            raise
-
-    async def _set_up(self, membership: Membership) -> None:
-        await super()._set_up(membership)
-        closing: Any = _Closing(self.threads)
-        self.context.blob_stores._closing = closing
-
-
-class BrokerProcess:
-    """One broker process, from its start to its end. ``host`` outlives it; ``id`` names the member."""
-
-    def __init__(self, world: World, host: str, id: str, number: int) -> None:
-        self.world = world
-        self.host = host
-        self.id = id
-        self.name = f"{id}/{number}"
-        """Of this very process."""
-        self.began_at = world.loop.now
+    def __init__(self, cluster: World, host: str, id: str, number: int) -> None:
+        super().__init__(cluster, host, id, number)
+        self.began_at = cluster.loop.now
         self.ended_at: float | None = None
-        self.node = Node(world.loop, host)
-        self.clock = NodeClock(world.loop, self.node)
-        self.clock.offset_s = world.clock_offsets.get(host, 0.0)
-        self.threads = Threads(self.node, random.Random(world.rng.getrandbits(64)))
-        self.disk = SimDisk(self.threads)
-        self.threads.troubled = self._is_troubled
-        self.service: _Service | None = None
-        self.ended = False
-        self.stopping = False
-        self.error: BaseException | None = None
-        self.node.spawn(self._main(), f"main {self.name}")
-
-    async def _main(self) -> None:
-        """Run the broker as ``gazette serve`` does."""
-        world = self.world
-        rng = random.Random(world.rng.getrandbits(64))
-        environment = MemberEnvironment(
-            self.clock,
-            rng,
-            BrokerServer(world.network, self.node, self.clock),
-            EtcdSettings(endpoints=(f"http://{ETCD_ADDRESS}",)),
-            transport=SimTransport(world.network, self.node),
-            pools=self.threads.pool,
-        )
-        service = self.service = _Service(
-            environment,
-            BrokerSettings(zone=ZONE, id=self.id, root=ROOT, **world.settings),
-            constructors=dict.fromkeys(("s3", "file"), self._store),
-            disk=self.disk,
-        )
-        service.process = self
-        scope = TaskScope("broker", on_failure=service.fail)
-        starting = scope.spawn(service.start(), name="start")
-        self._starting = starting
-        try:
-            try:
-                await asyncio.wait({starting})
-                if not starting.cancelled():
-                    await service.wait()
-            finally:
-                self.stopping = True
-                await service.stop()
-                await scope.stop()
-        except Exception as error:  # noqa: BLE001 - it is what the process ends with
-            self.error = error
-        world.on_exit(self)
-
-    def _is_troubled(self) -> bool:
-        return self.disk.write_s > 0 or not all(
-            bucket.trouble_free for bucket in self.world.buckets.values()
-        )
-
-    def _store(self, url: FragmentStoreUrl) -> BlobStore:
-        return SimStore(self.world.bucket(url.host), self.threads, self.world.loop, self.name)
 
     @property
     def lease_id(self) -> int | None:
@@ -227,62 +59,37 @@ class BrokerProcess:
         """Note that the broker has not uploaded all that it had, and says
         so, or has lost its lease before.
         """
-        self.world.history.lost_brokers.setdefault(self.name, self.world.loop.now)
+        self.cluster.history.lost_brokers.setdefault(self.name, self.cluster.loop.now)
 
     def terminate(self, *, hurried: bool) -> None:
-        """Stop the broker as SIGTERM does; twice if ``hurried``."""
         if hurried:
-            self.world.history.hurried.setdefault(self.name, self.world.loop.now)
-
-        def signal() -> None:
-            if self.service is None:
-                return
-            for _ in range(1 + hurried):
-                self.service.stop_soon()
-            self._starting.cancel()
-
-        if self.node.alive and not self.ended:
-            self.world.loop.call_soon(signal, context=self.node.context)
+            self.cluster.history.hurried.setdefault(self.name, self.cluster.loop.now)
+        super().terminate(hurried=hurried)
 
 
-class World:
+class World(Cluster):
     """Everything that one seed simulates."""
 
     def __init__(
         self, seed: int, *, trace: bool = False, other: OtherVersion | None = None
     ) -> None:
-        self.rng = random.Random(seed)
         self.other = other
         """Another version, of which about half of the processes are."""
         self.history = History()
-        self.loop = VirtualLoop(self.violated)
-        self.network = Network(self.loop, random.Random(self.rng.getrandbits(64)))
-        self.network.on_error = self.violated
-        self.trace: list[tuple[float, str, str]] | None = [] if trace else None
-        if trace:
-            self.network.on_call = self._trace_call
-        self.buckets: dict[str, Bucket] = {}
-        self.brokers: dict[str, BrokerProcess] = {}
-        """The present process of each host."""
-        self.processes: list[BrokerProcess] = []
         self.announced: dict[str, BrokerProcess] = {}
+        """Processes whose member key is in etcd, by name."""
         self._leases: dict[str, int] = {}
         """The lease of each member's key, by the member's id."""
-        """Processes whose member key is in etcd, by name."""
-        self.clock_offsets: dict[str, float] = {}
         self._settings: dict[str, Any] = {}
-        self.excused_until: dict[str, float] = {}
-        """Hosts whose broker may lose its lease, until then."""
         self.on_exited: Callable[[BrokerProcess], None] = lambda process: None
         self.sessions = 0
         """Number of sessions of appends."""
         self.identities = 0
         """How many member ids were made up."""
-        self._processes = 0
         self._starts = Counter[str]()
         """Number of processes that were started, by the module that has their class."""
-        self.etcd_node = Node(self.loop, ETCD)
-        self.etcd = self._start_etcd()
+        super().__init__(seed, trace=trace)
+        self.history.violations = self.violations
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -293,7 +100,7 @@ class World:
     def settings(self, chosen: dict[str, Any]) -> None:
         ours, *others = (
             one.BrokerSettings.__dataclass_fields__
-            for one in self.versions("tools.simulation.world")
+            for one in self.versions("gazette.broker.settings")
         )
         self._settings = {
             name: value
@@ -301,48 +108,14 @@ class World:
             if name not in ours or all(name in other for other in others)
         }
 
-    # Events.
-
-    def say(self, node: str, what: str, *facts: object) -> None:
-        """Note an event: it is part of the digest, and of the trace."""
-        self.loop.note(node, what)
-        if self.trace is not None and len(self.trace) < _TRACE_MAX:
-            self.trace.append((self.loop.now, node, " ".join((what, *map(str, facts)))))
-
-    def violated(self, what: str) -> None:
-        self.say("!", what)
-        self.history.violations.append(f"at {self.loop.now:.3f} s: {what}")
-
-    def failed(self, error: BaseException) -> None:
-        """Take note of an error of the simulation itself: that seed has shown nothing."""
-        self.violated("the simulation failed: " + "".join(traceback.format_exception(error)))
-
-    def _trace_call(self, caller: str, server: str, method: str, what: str) -> None:
-        if self.trace is not None and len(self.trace) < _TRACE_MAX and "etcdserverpb" not in method:
-            self.trace.append((self.loop.now, caller, f"-> {server} {method}: {what}"))
-
     # etcd.
 
-    def _start_etcd(self) -> FakeEtcd:
-        etcd = FakeEtcd(NodeClock(self.loop))
-        server = SimServer(self.network, self.etcd_node, ETCD_ADDRESS)
-        etcd.register(server)
-        self.etcd_node.spawn(server.start(), "etcd server")
-        self.loop.call_soon(self._tick, etcd, context=self.etcd_node.context)
-        etcd.store.observers.append(self._on_etcd)
-        return etcd
-
-    def _tick(self, etcd: FakeEtcd) -> None:
-        """Let etcd know the time, again and again."""
-        etcd.advance()
-        self.loop.call_later(_ETCD_TICK_S, self._tick, etcd, context=self.etcd_node.context)
-
     def _on_etcd(self, revision: int, events: Any) -> None:
+        super()._on_etcd(revision, events)
         prefix, members = f"{ROOT}/items/".encode(), f"{ROOT}/members/".encode()
         assignments, assigned = f"{ROOT}/assign/".encode(), dict[str, None]()
         for event in events:
             key: bytes = event.kv.key
-            self.say(ETCD, f"{revision} {'delete' if event.type else 'put'} {key.decode()}")
             if key.startswith(members):
                 id = key.decode().rpartition("#")[2]
                 if event.type:
@@ -422,22 +195,14 @@ class World:
 
     # Stores.
 
-    def bucket(self, name: str) -> Bucket:
-        bucket = self.buckets.get(name)
-        if bucket is None:
-            bucket = self.buckets[name] = Bucket(name)
-            bucket.on_put = lambda path, content, by: self._on_put(name, path, content, by)
-            bucket.on_remove = lambda path: self._on_remove(name, path)
-        return bucket
-
     def _on_remove(self, bucket: str, path: str) -> None:
-        self.say("store", f"remove {bucket}/{path}")
+        super()._on_remove(bucket, path)
         for one in self.history.stored:
             if one.bucket == bucket and one.path == path and one.removed is None:
                 one.removed = self.loop.now
 
     def _on_put(self, bucket: str, path: str, content: bytes, by: str) -> None:
-        self.say("store", f"put {bucket}/{path}")
+        super()._on_put(bucket, path, content, by)
         journal, _, name = path.rpartition("/")
         if path.startswith(".test/") or SetAside.parse(journal, name) is not None:
             return
@@ -457,16 +222,8 @@ class World:
 
     # Brokers.
 
-    def start_broker(self, host: str, id: str | None = None) -> BrokerProcess:
-        self._processes += 1
-        before = self.brokers.get(host)
-        chosen = id or (before.id if before is not None else host)
-        version = self.version(__name__)
-        process: BrokerProcess = version.BrokerProcess(self, host, chosen, self._processes)
-        self.brokers[host] = process
-        self.processes.append(process)
-        self.say(host, f"starts as {process.name}", version.__file__)
-        return process
+    def _new_broker(self, host: str, id: str, number: int) -> Any:
+        return self.version(__name__).BrokerProcess(self, host, id, number)
 
     def versions(self, module: str) -> list[Any]:
         """Return a module as each version has it; ours is the first."""
@@ -479,41 +236,17 @@ class World:
         return found[self._starts[module] % len(found)]
 
     def crash(self, host: str, *, silent: bool = False) -> None:
-        """Kill a broker's process, or with ``silent`` its machine."""
         process = self.brokers[host]
         if process.ended:
             return
-        self.say(host, f"is killed{' with its machine' if silent else ''}")
-        process.ended, process.ended_at = True, self.loop.now
-        process.node.kill()
+        super().crash(host, silent=silent)
+        process.ended_at = self.loop.now
         process.lose()
         self.history.killed.setdefault(process.name, self.loop.now)
-        self.network.crashed(process.node, silent=silent)
-
-    def on_failure(self, process: BrokerProcess, error: BaseException) -> None:
-        """Note that a broker finds itself broken, and is about to end."""
-        self.say(process.host, f"fails: {type(error).__name__}", error)
-        if self.excused_until.get(process.host, 0.0) < self.loop.now:
-            self.violated(f"{process.name} has failed without a reason: {error!r}")
 
     def on_exit(self, process: BrokerProcess) -> None:
-        """Judge the exit of a broker's process that was not stopped from
-        outside, and close its connections.
-        """
-        error = process.error
-        self.say(process.host, f"exits: {type(error).__name__ if error else 'as asked'}", error)
-        process.ended, process.ended_at = True, self.loop.now
-        leaked = [
-            task.get_name()
-            for task in process.node.pending_tasks()
-            if not task.get_name().startswith("main ")
-        ]
-        if leaked:
-            self.violated(f"{process.name} has exited with tasks: {sorted(leaked)}")
-        if error is not None and is_defect(error):
-            self.violated(f"{process.name} has ended with {error!r}")
-        process.node.kill()
-        self.network.crashed(process.node, silent=False)
+        process.ended_at = self.loop.now
+        super().on_exit(process)
         self.on_exited(process)
 
     def holder(self, id: str, since: float, revision: int) -> tuple[str, ...]:
@@ -541,15 +274,3 @@ class World:
     def began(self, names: Collection[str]) -> float:
         """Return when the first of these processes began; 0 for none."""
         return min((one.began_at for one in self.processes if one.name in names), default=0.0)
-
-    # Clients.
-
-    def client(self, node: Node, *hosts: str, fragments: FragmentAccess | None = None) -> Client:
-        return client_of(self.network, node, *hosts, fragments=fragments)
-
-    def close(self) -> None:
-        """Forget the nodes: what is suspended is closed, unheard."""
-        self.loop.abandon()
-        for process in self.processes:
-            process.threads.unwind()
-        self.loop.close()

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from gazette.cluster.etcd.pb import rpc_pb2
-from tools.simulation.etcd import errors
-from tools.simulation.etcd.store import REQUEST_BYTES_MAX, Event, Store
+from gazette.testing.simulation.etcd import errors
+from gazette.testing.simulation.etcd.store import REQUEST_BYTES_MAX, EtcdStore, Event
 
 FRAGMENT_BYTES: Final = REQUEST_BYTES_MAX + 512 * 1024
 _BUFFERED_MAX: Final = 128
@@ -25,7 +25,7 @@ _FROM_KEY: Final = b"\0"
 _BROADCAST: Final = -1
 
 
-class Due(NamedTuple):
+class DueResponse(NamedTuple):
     """A response, and the time from which it may be sent (seconds of the monotonic clock)."""
 
     at: float
@@ -61,7 +61,7 @@ class WatchStream:
     ``release``. Neither delays the answers to requests.
     """
 
-    store: Store
+    store: EtcdStore
     peer: str
     now: Callable[[], float]
     wake: Callable[[], None]
@@ -72,7 +72,7 @@ class WatchStream:
     _next_id: int = 0
     _watches: dict[int, _Watch] = field(default_factory=dict)
     _answers: deque[rpc_pb2.WatchResponse] = field(default_factory=deque)
-    _buffered: deque[Due] = field(default_factory=deque)
+    _buffered: deque[DueResponse] = field(default_factory=deque)
 
     @property
     def held(self) -> bool:
@@ -93,7 +93,7 @@ class WatchStream:
         self.wake()
 
     def receive(self, request: rpc_pb2.WatchRequest) -> None:
-        """Take a request. Raise ``EtcdError`` by name for what the fake does not implement."""
+        """Take a request. Raise ``EtcdRefusal`` by name for what the fake does not implement."""
         match request.WhichOneof("request_union"):
             case "create_request":
                 self._create(request.create_request)
@@ -128,10 +128,10 @@ class WatchStream:
                 self._buffer(rpc_pb2.WatchResponse(header=self._header(), watch_id=watch.id))
                 self.wake()
 
-    def next(self) -> Due | None:
+    def next(self) -> DueResponse | None:
         """Return what to send next and when, or None while there is nothing."""
         if self._answers:
-            return Due(0.0, self._answers[0])
+            return DueResponse(0.0, self._answers[0])
         if self._held:
             return None
         if not self._buffered:
@@ -240,12 +240,12 @@ class WatchStream:
                 if not created and (before := self.store.before(event)) is not None:
                     event.prev_kv.CopyFrom(before)
         watch.reported_at = self.now()
-        for one in _fragments(response) if watch.fragment else (response,):
-            self._buffer(one)
+        for part in _fragments(response) if watch.fragment else (response,):
+            self._buffer(part)
 
     def _buffer(self, response: rpc_pb2.WatchResponse) -> None:
         # In order of writing: what is not delayed waits behind what is.
-        self._buffered.append(Due(self.now() + self.delay_s, response))
+        self._buffered.append(DueResponse(self.now() + self.delay_s, response))
 
     def _header(self) -> rpc_pb2.ResponseHeader:
         return self.store.header()

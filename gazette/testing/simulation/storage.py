@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Final, ParamSpec, TypeVar
 from gazette.blobs.blob_store import BlobInfo, validate_path, validate_prefix
 from gazette.errors import NotAllowed, NotFound, Unavailable
 from gazette.fragment.local_file import disk_error
-from tools.simulation.loop import Node, VirtualLoop
+from gazette.testing.simulation.loop import SimNode, VirtualLoop
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -113,7 +113,7 @@ class TurnThread:
 class Threads:
     """What blocks in one node: the calls of its pools, or the node itself."""
 
-    def __init__(self, node: Node, rng: random.Random) -> None:
+    def __init__(self, node: SimNode, rng: random.Random) -> None:
         self.node = node
         self.rng = rng
         self.troubled: Callable[[], bool] = lambda: False
@@ -237,7 +237,7 @@ class SimPool:
         self._begin()
 
 
-class SimDisk:
+class SpoolDisk:
     """The disk of one node's spool files. They end with the node."""
 
     def __init__(self, threads: Threads) -> None:
@@ -272,7 +272,7 @@ class SimFile:
 
     __slots__ = ("_content", "_disk")
 
-    def __init__(self, disk: SimDisk) -> None:
+    def __init__(self, disk: SpoolDisk) -> None:
         self._disk = disk
         self._content = bytearray()
 
@@ -344,11 +344,11 @@ class Bucket:
         """End what is wrong. What was put elsewhere is copied to where it belongs, as an operator does."""
         self.trouble = StoreTrouble()
         elsewhere, self.elsewhere = self.elsewhere, {}
-        for path, found in elsewhere.items():
+        for path, stored in elsewhere.items():
             if path not in self.objects:
-                self.objects[path] = found
+                self.objects[path] = stored
                 if self.on_put is not None:
-                    self.on_put(path, found[0], "")
+                    self.on_put(path, stored[0], "")
 
     @property
     def mounted(self) -> dict[str, tuple[bytes, int]]:
@@ -406,12 +406,12 @@ class SimStore:
     def list(self, prefix: str) -> Iterator[BlobInfo]:
         validate_prefix(prefix)
         self._work()
-        found = [
+        infos = [
             BlobInfo(path[len(prefix) :], mod_time, len(content))
             for path, (content, mod_time) in self._bucket.mounted.items()
             if path.startswith(prefix)
         ]
-        return iter(found)
+        return iter(infos)
 
     def remove(self, path: str) -> None:
         validate_path(path)

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-_NODE: Final[contextvars.ContextVar[Node | None]] = contextvars.ContextVar("node", default=None)
+_NODE: Final[contextvars.ContextVar[SimNode | None]] = contextvars.ContextVar("node", default=None)
 _STEPS_PER_INSTANT_MAX: Final = 200_000
 """Callbacks without time going on: more of them are a loop that never waits."""
 _TASKS_KEPT: Final = 512
@@ -50,7 +50,7 @@ class Handle(list[Any]):
         return when
 
 
-class Node:
+class SimNode:
     """A simulated process: what runs in ``context`` is part of it."""
 
     __slots__ = (
@@ -291,7 +291,7 @@ class VirtualLoop(_Loop):  # type: ignore[misc]
         self._on_error(f"{context.get('message')}: {error!r}")
 
 
-def current_node() -> Node | None:
+def current_node() -> SimNode | None:
     """Return the node whose code runs now; None outside of all nodes."""
     return _NODE.get()
 
@@ -306,7 +306,7 @@ class NodeClock:
 
     EPOCH_S: Final = 1_700_000_000.0
 
-    def __init__(self, loop: VirtualLoop, node: Node | None = None) -> None:
+    def __init__(self, loop: VirtualLoop, node: SimNode | None = None) -> None:
         self._loop = loop
         self._node = node
         self.offset_s = 0.0
@@ -319,4 +319,4 @@ class NodeClock:
         return now if self._node is None else max(now, self._node.ahead_at)
 
     async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)  # noqa: TID251 - a clock is where this belongs
+        await asyncio.sleep(seconds)

@@ -12,10 +12,10 @@ import grpc
 from gazette.cluster.etcd.pb import rpc_pb2, rpc_pb2_grpc
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import TaskScope
-from tools.simulation.etcd import errors
-from tools.simulation.etcd.errors import EtcdError
-from tools.simulation.etcd.store import Store
-from tools.simulation.etcd.watches import WatchStream
+from gazette.testing.simulation.etcd import errors
+from gazette.testing.simulation.etcd.errors import EtcdRefusal
+from gazette.testing.simulation.etcd.store import EtcdStore
+from gazette.testing.simulation.etcd.watches import WatchStream
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _NO_PAGE_BYTES: Final = 24_576
 R = TypeVar("R")
 
 
-class Call(Protocol):
+class EtcdCall(Protocol):
     """The methods of ``grpc.aio.ServicerContext`` that the fake calls."""
 
     async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn: ...
@@ -51,7 +51,7 @@ class FakeEtcd:
         cluster_id: int = 0x14A7_61E5,
         member_id: int = 0x8E9E_05C5,
     ) -> None:
-        self.store = Store(lease_ttl_min_s=lease_ttl_min_s)
+        self.store = EtcdStore(lease_ttl_min_s=lease_ttl_min_s)
         self.streams: list[WatchStream] = []
         self.watch_delay_s = 0.0
         self._clock = clock
@@ -110,11 +110,11 @@ class FakeEtcd:
         header.member_id = self._member_id
         header.raft_term = self._raft_term
 
-    async def answer(self, context: Call, method: Callable[[], R]) -> R:
+    async def answer(self, context: EtcdCall, method: Callable[[], R]) -> R:
         """Run a method of the store, or end the call as etcd ends it."""
         try:
             response: Any = method()
-        except EtcdError as error:
+        except EtcdRefusal as error:
             await context.abort(error.code, error.details)
         self.identify(response.header)
         answered: R = response
@@ -137,22 +137,24 @@ class _KV(_stubs.KVServicer):  # type: ignore[misc]
     def __init__(self, etcd: FakeEtcd) -> None:
         self._etcd = etcd
 
-    async def Range(self, request: rpc_pb2.RangeRequest, context: Call) -> rpc_pb2.RangeResponse:
+    async def Range(
+        self, request: rpc_pb2.RangeRequest, context: EtcdCall
+    ) -> rpc_pb2.RangeResponse:
         return await self._etcd.answer(context, lambda: self._etcd.store.range(request))
 
-    async def Put(self, request: rpc_pb2.PutRequest, context: Call) -> rpc_pb2.PutResponse:
+    async def Put(self, request: rpc_pb2.PutRequest, context: EtcdCall) -> rpc_pb2.PutResponse:
         return await self._etcd.answer(context, lambda: self._etcd.store.put(request))
 
     async def DeleteRange(
-        self, request: rpc_pb2.DeleteRangeRequest, context: Call
+        self, request: rpc_pb2.DeleteRangeRequest, context: EtcdCall
     ) -> rpc_pb2.DeleteRangeResponse:
         return await self._etcd.answer(context, lambda: self._etcd.store.delete_range(request))
 
-    async def Txn(self, request: rpc_pb2.TxnRequest, context: Call) -> rpc_pb2.TxnResponse:
+    async def Txn(self, request: rpc_pb2.TxnRequest, context: EtcdCall) -> rpc_pb2.TxnResponse:
         return await self._etcd.answer(context, lambda: self._etcd.store.txn(request))
 
     async def Compact(
-        self, request: rpc_pb2.CompactionRequest, context: Call
+        self, request: rpc_pb2.CompactionRequest, context: EtcdCall
     ) -> rpc_pb2.CompactionResponse:
         return await self._etcd.answer(context, lambda: self._etcd.store.compact(request))
 
@@ -162,18 +164,18 @@ class _Lease(_stubs.LeaseServicer):  # type: ignore[misc]
         self._etcd = etcd
 
     async def LeaseGrant(
-        self, request: rpc_pb2.LeaseGrantRequest, context: Call
+        self, request: rpc_pb2.LeaseGrantRequest, context: EtcdCall
     ) -> rpc_pb2.LeaseGrantResponse:
         etcd = self._etcd
         return await etcd.answer(context, lambda: etcd.store.grant(request, etcd.monotonic()))
 
     async def LeaseRevoke(
-        self, request: rpc_pb2.LeaseRevokeRequest, context: Call
+        self, request: rpc_pb2.LeaseRevokeRequest, context: EtcdCall
     ) -> rpc_pb2.LeaseRevokeResponse:
         return await self._etcd.answer(context, lambda: self._etcd.store.revoke(request))
 
     async def LeaseKeepAlive(
-        self, requests: AsyncIterator[rpc_pb2.LeaseKeepAliveRequest], context: Call
+        self, requests: AsyncIterator[rpc_pb2.LeaseKeepAliveRequest], context: EtcdCall
     ) -> AsyncIterator[rpc_pb2.LeaseKeepAliveResponse]:
         async for request in requests:
             response = self._etcd.store.keep_alive(request, self._etcd.monotonic())
@@ -181,7 +183,7 @@ class _Lease(_stubs.LeaseServicer):  # type: ignore[misc]
             yield response
 
     async def LeaseTimeToLive(
-        self, request: rpc_pb2.LeaseTimeToLiveRequest, context: Call
+        self, request: rpc_pb2.LeaseTimeToLiveRequest, context: EtcdCall
     ) -> rpc_pb2.LeaseTimeToLiveResponse:
         etcd = self._etcd
         return await etcd.answer(
@@ -193,7 +195,7 @@ class _Watch(_stubs.WatchServicer):  # type: ignore[misc]
     def __init__(self, etcd: FakeEtcd) -> None:
         self._etcd = etcd
 
-    async def Watch(self, requests: AsyncIterator[rpc_pb2.WatchRequest], context: Call) -> None:
+    async def Watch(self, requests: AsyncIterator[rpc_pb2.WatchRequest], context: EtcdCall) -> None:
         wake = asyncio.Event()
         stream = self._etcd.open_stream(context.peer(), wake.set)
         timer: asyncio.Task[None] | None = None
@@ -224,7 +226,7 @@ class _Watch(_stubs.WatchServicer):  # type: ignore[misc]
                 async for request in requests:
                     stream.receive(request)
                 # As in etcd, a client that has no more requests goes on receiving.
-        except EtcdError as error:
+        except EtcdRefusal as error:
             await context.abort(error.code, error.details)
         except grpc.aio.InternalError as error:
             log.debug("the client of a watch is gone: %(error)s", {"error": error})
@@ -236,20 +238,22 @@ class _Maintenance(_stubs.MaintenanceServicer):  # type: ignore[misc]
     def __init__(self, etcd: FakeEtcd) -> None:
         self._etcd = etcd
 
-    async def Status(self, request: rpc_pb2.StatusRequest, context: Call) -> rpc_pb2.StatusResponse:
+    async def Status(
+        self, request: rpc_pb2.StatusRequest, context: EtcdCall
+    ) -> rpc_pb2.StatusResponse:
         return await self._etcd.answer(context, self._etcd.status)
 
 
 class _Auth(_stubs.AuthServicer):  # type: ignore[misc]
     async def Authenticate(
-        self, request: rpc_pb2.AuthenticateRequest, context: Call
+        self, request: rpc_pb2.AuthenticateRequest, context: EtcdCall
     ) -> rpc_pb2.AuthenticateResponse:
         error = errors.auth_not_enabled()
         await context.abort(error.code, error.details)
 
 
-def _unimplemented(name: str) -> Callable[[Any, Any, Call], Awaitable[None]]:
-    async def method(self: _Auth, request: Any, context: Call) -> None:
+def _unimplemented(name: str) -> Callable[[Any, Any, EtcdCall], Awaitable[None]]:
+    async def method(self: _Auth, request: Any, context: EtcdCall) -> None:
         error = errors.unimplemented(f"Auth.{name}")
         await context.abort(error.code, error.details)
 

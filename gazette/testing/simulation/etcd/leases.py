@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tools.simulation.etcd import errors
+from gazette.testing.simulation.etcd import errors
 
 TTL_MAX_S = 9_000_000_000
 _FIRST_ID = 0x694D_0000_0000_0001
 
 
 @dataclass(slots=True)
-class Lease:
+class EtcdLease:
     """One lease. ``keys`` are attached to it, in order of attachment."""
 
     id: int
@@ -26,24 +26,24 @@ class Leases:
 
     def __init__(self, ttl_min_s: int) -> None:
         self._ttl_min_s = ttl_min_s
-        self._leases: dict[int, Lease] = {}
+        self._leases: dict[int, EtcdLease] = {}
         self._next_id = _FIRST_ID
 
     def __contains__(self, lease_id: int) -> bool:
         return lease_id in self._leases
 
-    def grant(self, lease_id: int, ttl_s: int, now: float) -> Lease:
-        """Add a lease; ``lease_id`` 0 picks an id. Raise ``EtcdError``."""
+    def grant(self, lease_id: int, ttl_s: int, now: float) -> EtcdLease:
+        """Add a lease; ``lease_id`` 0 picks an id. Raise ``EtcdRefusal``."""
         if ttl_s > TTL_MAX_S:
             raise errors.lease_ttl_too_large()
         if lease_id in self._leases:
             raise errors.lease_exists()
         ttl_s = max(ttl_s, self._ttl_min_s)
-        lease = Lease(lease_id or self._new_id(), ttl_s, now + ttl_s)
+        lease = EtcdLease(lease_id or self._new_id(), ttl_s, now + ttl_s)
         self._leases[lease.id] = lease
         return lease
 
-    def living(self, lease_id: int, now: float) -> Lease | None:
+    def living(self, lease_id: int, now: float) -> EtcdLease | None:
         """Return the lease, or None if it is unknown or has expired."""
         lease = self._leases.get(lease_id)
         return lease if lease is not None and now < lease.expires_at else None
@@ -67,7 +67,7 @@ class Leases:
         return [lease.id for lease in sorted(due, key=lambda lease: lease.expires_at)]
 
     def remove(self, lease_id: int) -> Iterable[bytes]:
-        """Forget the lease and return the keys attached to it. Raise ``EtcdError``."""
+        """Forget the lease and return the keys attached to it. Raise ``EtcdRefusal``."""
         lease = self._leases.pop(lease_id, None)
         if lease is None:
             raise errors.lease_not_found()

@@ -8,15 +8,14 @@ socket.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import grpc
 
 from gazette.net.grpc.whole_call import GATHER_S, WHOLE_BYTES_MAX, TakeWhole
-from tools.simulation.loop import Handle
+from gazette.testing.simulation.loop import Handle
 
-if TYPE_CHECKING:
-    from tools.simulation.network import Metadata, SimContext, SimServer
+Metadata = tuple[tuple[str, str], ...]
 
 _Code: Final = grpc.StatusCode
 _BUSY_S: Final = (0.0, 0.002, 0.01)
@@ -26,7 +25,7 @@ _BUSY_S: Final = (0.0, 0.002, 0.01)
 class SimWholeCall:
     """The view of a whole call that a function takes."""
 
-    def __init__(self, calls: WholeCalls, context: SimContext) -> None:
+    def __init__(self, calls: WholeCalls, context: Any) -> None:
         self.context = context
         self.received = 0
         self.on_gone: Callable[[], None] | None = None
@@ -46,12 +45,13 @@ class SimWholeCall:
 
     def messages(self) -> list[bytes] | None:
         """Return the encoded requests. They stay for a task to read, if it must."""
-        found = self._requests.waiting()
-        self.received = len(found)
-        return found
+        requests: list[bytes] = self._requests.waiting()
+        self.received = len(requests)
+        return requests
 
     def invocation_metadata(self) -> Metadata:
-        return self.context.invocation_metadata()
+        metadata: Metadata = self.context.invocation_metadata()
+        return metadata
 
     def answer(self, response: bytes) -> None:
         if self.is_open:
@@ -89,7 +89,7 @@ class SimWholeCall:
 class WholeCalls:
     """The whole calls of one server, until they are answered."""
 
-    def __init__(self, server: SimServer, on_end: Callable[[], None]) -> None:
+    def __init__(self, server: Any, on_end: Callable[[], None]) -> None:
         self._server = server
         self._on_end = on_end
         self._takers: dict[str, TakeWhole] = {}
@@ -100,7 +100,7 @@ class WholeCalls:
         """Offer calls of a method to ``take``."""
         self._takers[path] = take
 
-    def begin(self, context: SimContext) -> bool:
+    def begin(self, context: Any) -> bool:
         """Wait until a call is whole. Return False if no function takes calls of its method."""
         if context.call.path not in self._takers:
             return False

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from gazette.cluster.etcd.pb import kv_pb2, rpc_pb2
-from tools.simulation.etcd import errors
-from tools.simulation.etcd.leases import Leases
+from gazette.testing.simulation.etcd import errors
+from gazette.testing.simulation.etcd.leases import Leases
 
 TXN_OPS_MAX: Final = 128
 REQUEST_BYTES_MAX: Final = 1536 * 1024
@@ -26,10 +26,10 @@ _Version: TypeAlias = "tuple[int, KeyValue | None]"
 """A revision, and what the key was as of then: None if it was deleted."""
 
 
-class Store:
+class EtcdStore:
     """The keys, revisions and leases of one etcd.
 
-    Every method either answers or raises ``EtcdError`` and has changed nothing. ``observers`` are
+    Every method either answers or raises ``EtcdRefusal`` and has changed nothing. ``observers`` are
     called after each write with its revision and events.
 
     Invariants: one write is one revision; ``compacted`` is below or at ``revision``; keys of
@@ -184,8 +184,8 @@ class Store:
         end = (
             len(self._keys) if range_end == _FROM_KEY else bisect.bisect_left(self._keys, range_end)
         )
-        found = (_at(self._histories[one], revision) for one in self._keys[begin:end])
-        return [kv for kv in found if kv is not None]
+        kvs = (_at(self._histories[key], revision) for key in self._keys[begin:end])
+        return [kv for kv in kvs if kv is not None]
 
     def _range(self, request: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
         now = self._read_revision
@@ -464,7 +464,7 @@ _Deletes: TypeAlias = "list[tuple[bytes, bytes]]"
 def _check_duplicates(operations: Sequence[rpc_pb2.RequestOp]) -> tuple[set[bytes], _Deletes]:
     """Return the keys that a branch puts and the ranges that it deletes, also in nested ones.
 
-    Raise ``EtcdError`` if it puts a key twice or puts what it deletes. As in etcd: a child that
+    Raise ``EtcdRefusal`` if it puts a key twice or puts what it deletes. As in etcd: a child that
     deletes what a former child puts is allowed, and so is a delete without an end.
     """
     puts: set[bytes] = set()

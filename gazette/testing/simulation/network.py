@@ -26,8 +26,8 @@ from gazette.net.grpc.handling import HandleRequest, Handling
 from gazette.net.grpc.whole_call import TakeWhole
 from gazette.protocol.pb import broker_pb2
 from gazette.runtime.clock import Clock
-from tools.simulation.loop import Handle, Node, VirtualLoop
-from tools.simulation.whole_calls import SimWholeCall, WholeCalls
+from gazette.testing.simulation.loop import Handle, SimNode, VirtualLoop
+from gazette.testing.simulation.whole_calls import Metadata, SimWholeCall, WholeCalls
 
 MESSAGE_BYTES_MAX: Final = 4 << 20
 """What servers take, as brokers and etcd do by default."""
@@ -43,8 +43,6 @@ _SYN_S: Final = 1.0
 _CLIENT_SILENCE_S: Final = (10.0, 25.0)
 _SERVER_SILENCE_S: Final = (10.0, 20.0)
 """After how long one end notices that the other is gone without a word: by its pings."""
-
-Metadata = tuple[tuple[str, str], ...]
 
 
 @types.coroutine
@@ -87,11 +85,13 @@ class Network:
         self._servers: dict[str, SimServer] = {}
         self._slow: dict[tuple[str, str], float] = {}
         self._blocked: dict[tuple[str, str], tuple[int, float]] = {}
-        self._held: dict[tuple[str, str], list[tuple[Node, Callable[..., None], tuple[Any, ...]]]]
+        self._held: dict[
+            tuple[str, str], list[tuple[SimNode, Callable[..., None], tuple[Any, ...]]]
+        ]
         self._held = {}
         self._not_before: dict[tuple[str, str], float] = {}
         """When the last of the messages that a free link has caught up with arrives."""
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[SimConnection, None] = {}
         self.taken: dict[str, float] = {}
         """By node: since when the message of a read that it took last was on its way, at least."""
         self._read: dict[tuple[str, int], tuple[int, float]] = {}
@@ -142,20 +142,20 @@ class Network:
     def is_blocked(self, source: str, target: str) -> bool:
         return (source, target) in self._blocked
 
-    def held(self, node: Node) -> None:
+    def held(self, node: SimNode) -> None:
         """Note that a node was held: its peers may come to notice."""
         for connection in list(self._connections):
             if connection.client is node or connection.server.node is node:
                 connection.suspect()
 
-    def break_connections(self, node: Node, chance: float) -> None:
+    def break_connections(self, node: SimNode, chance: float) -> None:
         """Cut some connections of a node, as a middlebox that forgets them."""
         for connection in list(self._connections):
             if node in (connection.client, connection.server.node) and self.rng.random() < chance:
-                connection.client_lost("Connection reset by peer")
+                connection.client_lost("SimConnection reset by peer")
                 connection.server_lost()
 
-    def crashed(self, node: Node, *, silent: bool) -> None:
+    def crashed(self, node: SimNode, *, silent: bool) -> None:
         """Note that a node is dead. Unless ``silent`` (its machine is gone), its
         kernel closes its connections.
         """
@@ -186,7 +186,7 @@ class Network:
     def send(
         self,
         source: str,
-        target: Node,
+        target: SimNode,
         at: float | None,
         callback: Callable[..., None],
         *args: Any,
@@ -217,15 +217,15 @@ class Network:
         self._read[node, response.offset] = content, since
         self.taken[node] = since
 
-    def silent_since(self, one: Node, other: Node) -> float | None:
-        """Return the time since which ``one`` hears nothing of ``other``; None if it does."""
+    def silent_since(self, node: SimNode, peer: SimNode) -> float | None:
+        """Return the time since which ``node`` hears nothing of ``peer``; None if it does."""
         since = [
             self._blocked[link][1]
-            for link in ((one.name, other.name), (other.name, one.name))
+            for link in ((node.name, peer.name), (peer.name, node.name))
             if link in self._blocked
         ]
-        if other.held_since is not None:
-            since.append(other.held_since)
+        if peer.held_since is not None:
+            since.append(peer.held_since)
         return min(since) if since else None
 
 
@@ -248,7 +248,7 @@ class _Pipe:
         "target",
     )
 
-    def __init__(self, network: Network, target: Node) -> None:
+    def __init__(self, network: Network, target: SimNode) -> None:
         self._network = network
         self.target = target
         self._at = 0.0
@@ -267,7 +267,7 @@ class _Pipe:
         self._readers = _Waiters(network.loop)
         self._writers = _Waiters(network.loop)
 
-    def send(self, source: Node, callback: Callable[..., None], *args: Any) -> None:
+    def send(self, source: SimNode, callback: Callable[..., None], *args: Any) -> None:
         """Deliver something behind all that was sent before; at times with what was sent just now."""
         network = self._network
         if not source.alive:
@@ -279,7 +279,7 @@ class _Pipe:
         else:
             self._at = network.send(source.name, self.target, self._at, callback, *args)
 
-    def put(self, source: Node, message: bytes) -> None:
+    def put(self, source: SimNode, message: bytes) -> None:
         self._unread += len(message) + _OVERHEAD
         self.send(source, self._arrive, message)
 
@@ -350,7 +350,7 @@ class _Pipe:
         return message
 
 
-class Connection:
+class SimConnection:
     """A connection of one channel to one server, whose two ends may come to know different things."""
 
     def __init__(self, network: Network, channel: SimChannel, server: SimServer) -> None:
@@ -433,7 +433,7 @@ class _Connecting:
             network.loop.call_later(
                 2 * network.latency(node.name, "nowhere"),
                 self._failed,
-                "Connection refused",
+                "SimConnection refused",
                 context=node.context,
             )
         else:
@@ -454,7 +454,7 @@ class _Connecting:
         """Accept the connection, at the server."""
         network, node = self._channel.network, self._channel.node
         if not server.listening:
-            network.send(server.node.name, node, None, self._failed, "Connection refused")
+            network.send(server.node.name, node, None, self._failed, "SimConnection refused")
         elif not network.is_blocked(server.node.name, node.name):
             network.send(server.node.name, node, None, self._connected, server)
 
@@ -464,7 +464,7 @@ class _Connecting:
         self.over = True
         self._timer.cancel()
         if not server.listening:
-            self._channel.not_connected("Connection reset by peer")
+            self._channel.not_connected("SimConnection reset by peer")
         else:
             self._channel.connected(server)
 
@@ -478,7 +478,9 @@ class _Connecting:
 class SimChannel:
     """A channel of one node to one address, with gRPC's back-off between attempts to connect."""
 
-    def __init__(self, network: Network, node: Node, address: str, options: dict[str, Any]) -> None:
+    def __init__(
+        self, network: Network, node: SimNode, address: str, options: dict[str, Any]
+    ) -> None:
         self.network = network
         self.node = node
         self.address = address
@@ -486,7 +488,7 @@ class SimChannel:
         self._backoff_min_s = options.get("grpc.initial_reconnect_backoff_ms", 1_000) / 1000
         self._backoff_max_s = options.get("grpc.max_reconnect_backoff_ms", 120_000) / 1000
         self._backoff_s = self._backoff_min_s
-        self._connection: Connection | None = None
+        self._connection: SimConnection | None = None
         self._connecting: _Connecting | None = None
         self._retry: Handle | None = None
         self._reason = ""
@@ -542,7 +544,7 @@ class SimChannel:
         self._backoff_s = self._backoff_min_s
         if self._closed:
             return
-        self._connection = Connection(self.network, self, server)
+        self._connection = SimConnection(self.network, self, server)
         self._changed.wake()
         waiting, self._waiting = self._waiting, {}
         for call in waiting:
@@ -564,7 +566,7 @@ class SimChannel:
                     _Code.UNAVAILABLE, f"failed to connect to all addresses; last error: {reason}"
                 )
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: SimConnection) -> None:
         if self._connection is connection:
             self._connection = None
             self._changed.wake()
@@ -612,7 +614,7 @@ class SimChannel:
             metadata: Sequence[tuple[str, str]] | None = None,
             wait_for_ready: bool | None = None,
         ) -> SimCall:
-            made = SimCall(
+            started = SimCall(
                 self,
                 path,
                 (streams_up, streams_down),
@@ -623,8 +625,8 @@ class SimChannel:
             )
             requests = request if streams_up else (request,)
             assert requests is None or isinstance(requests, tuple), "streams are not iterated"
-            made.begin(timeout, requests)
-            return made
+            started.begin(timeout, requests)
+            return started
 
         return call
 
@@ -653,7 +655,7 @@ class SimCall:
         self._node = channel.node
         self._serialize = serialize
         self._deserialize = deserialize
-        self._connection: Connection | None = None
+        self._connection: SimConnection | None = None
         self._status: tuple[grpc.StatusCode, str] | None = None
         self._trailing: Metadata = ()
         self._cancelled = False
@@ -673,7 +675,7 @@ class SimCall:
 
     def begin(self, timeout: float | None, requests: tuple[Any, ...] | None) -> None:
         if requests is not None:
-            self._requests = [self._encoded(one) for one in requests]
+            self._requests = [self._encoded(request) for request in requests]
             self._half_closed = True
         if timeout is not None:
             self._deadline = self._network.loop.call_later(
@@ -681,7 +683,7 @@ class SimCall:
             )
         self._channel.start(self)
 
-    def attach(self, connection: Connection) -> None:
+    def attach(self, connection: SimConnection) -> None:
         """Send what begins the call: the channel is connected."""
         if self._status is not None:
             return
@@ -694,8 +696,8 @@ class SimCall:
         if self._network.silent_since(self._node, server.node) is not None:
             connection.suspect()
         if self._requests is not None:
-            for one in self._requests:
-                self._put(one)
+            for request in self._requests:
+                self._put(request)
             self._end_writing()
         if self._network.on_call is not None:
             self._network.on_call(self._node.name, server.node.name, self.path, "begins")
@@ -940,7 +942,7 @@ class SimCall:
 class SimContext:
     """The server's end of a call: what handlers get as their context."""
 
-    def __init__(self, call: SimCall, connection: Connection) -> None:
+    def __init__(self, call: SimCall, connection: SimConnection) -> None:
         self.call = call
         self.connection = connection
         self._network = connection.network
@@ -1115,7 +1117,7 @@ class SimServer:
     def __init__(
         self,
         network: Network,
-        node: Node,
+        node: SimNode,
         address: str,
         clock: Clock | None = None,
     ) -> None:
@@ -1203,8 +1205,8 @@ class SimServer:
 
     def _handler(self, path: str, metadata: Metadata) -> Any:
         details: Any = _Details(path, metadata)
-        for one in self._handlers:
-            handler = one.service(details)
+        for generic in self._handlers:
+            handler = generic.service(details)
             if handler is not None:
                 clock = self._clock
                 return handler if clock is None else MeasuredMethod(path, handler, clock).handler
@@ -1269,7 +1271,7 @@ class _Details:
 class SimTransport:
     """`gazette.http2.transport.Transport` of one node."""
 
-    def __init__(self, network: Network, node: Node) -> None:
+    def __init__(self, network: Network, node: SimNode) -> None:
         self._network = network
         self._node = node
 

@@ -25,10 +25,3 @@ crashes), progress on demand waits for events (3.5.8), and a watch from the comp
 sees deletions at it (3.5.19). Not implemented, and refused by name: filters of watches, watches from
 negative revisions, users and roles.
 """
-
-from tools.simulation.etcd.errors import EtcdError
-from tools.simulation.etcd.service import FakeEtcd
-from tools.simulation.etcd.store import Store
-from tools.simulation.etcd.watches import WatchStream
-
-__all__ = ["EtcdError", "FakeEtcd", "Store", "WatchStream"]

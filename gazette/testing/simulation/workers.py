@@ -14,8 +14,8 @@ from typing import Any, Final, TypeVar
 
 from gazette.errors import Bug, Closed
 from gazette.runtime.tasks import OpFuture, as_plain_error, await_future
-from tools.simulation.loop import Handle
-from tools.simulation.storage import Threads, TurnThread, Unwound
+from gazette.testing.simulation.loop import Handle
+from gazette.testing.simulation.storage import Threads, TurnThread, Unwound
 
 T = TypeVar("T")
 
