@@ -19,6 +19,7 @@ usage: gazette COMMAND [FLAGS]
 
   new            write a project to begin from
   run            run an application, with all that it needs on this machine
+  test           simulate an application with kills, zombies and other faults
   serve          run a broker
   dev            run etcd and brokers on this machine, for development
   demo           count words exactly once while processes are killed
@@ -37,6 +38,7 @@ in a checkout only:
 _COMMANDS: Final = {
     "new": "gazette.run.new_project:run",
     "run": "gazette.run.command:run",
+    "test": "gazette.run.simulate:run",
     "serve": "gazette.broker.main:serve",
     "print-config": "gazette.broker.main:print_config",
     "dev": "gazette.run.dev.dev:run",

@@ -24,6 +24,7 @@ IMPORTERS_OF_USERS = {
     "gazette.history.backfill.definition": "the module of a backfill",
     "gazette.gazctl.declared_output": "the module of --declared",
     "gazette.history.columns": "the module of a message class",
+    "gazette.run.simulated": "the module of --load or --invariant",
     "gazette.run.target": "the module of an application",
 }
 """Modules that import by name what a user names, which is no module of this package."""

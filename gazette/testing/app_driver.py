@@ -73,7 +73,7 @@ BLOCKED_S: Final = 0.5
 """Seconds after which a busy thread counts as waiting for the commit, while a commit is held."""
 
 
-class _DrivenShard(WithTimers):
+class DrivenShard(WithTimers):
     """The shard that callbacks receive."""
 
     def __init__(self, application: Application[Any], spec: ShardSpec) -> None:
@@ -118,7 +118,7 @@ class _Recovered:
 class _Life:
     """One promotion of the shard, until its crash or failure."""
 
-    shard: _DrivenShard
+    shard: DrivenShard
     store: Any
     appends: MemoryAppends
     inbox: SteppedInbox
@@ -426,7 +426,7 @@ class AppDriver(Generic[StoreT]):
 
     def _open(self, appends: MemoryAppends, thread: ShardThread, loop: LoopThread | None) -> _Life:
         """Play the log back, open the store on the shard's thread, and begin to run transactions there."""
-        shard, inbox = _DrivenShard(self.application, self.spec), SteppedInbox()
+        shard, inbox = DrivenShard(self.application, self.spec), SteppedInbox()
         if (array_pass := self.application.array_pass(shard)) is not None:
             array_pass.prepare()
         recorder: Recorder | None = None
@@ -488,7 +488,7 @@ class AppDriver(Generic[StoreT]):
         spec = self._journal_spec(journal)
         message_type = self.application.message_type_of(spec)
         framing = self._framing(journal, message_type)
-        shard = _DrivenShard(self.application, self.spec)
+        shard = DrivenShard(self.application, self.spec)
         if (array_pass := self.application.array_pass(shard)) is not None:
             return array_pass.new_decoder(journal, framing, offset)
         return EnvelopeDecoder(

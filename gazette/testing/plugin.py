@@ -4,6 +4,7 @@ Importing it imports no other module of the package: each fixture imports what i
 that are coroutines need ``pytest-asyncio``.
 
 - ``gazette_driver(application, sources=[…], …)``: an `AppDriver`, closed after the test.
+- ``gazette_simulation(Application, seeds=…, …)``: simulates an application: see `gazette.testing.simulate`.
 - ``gazette_etcd``: a real etcd for the session, as its URL.
 - ``gazette_broker``: a running `BrokerFixture` on an empty etcd.
 - ``await gazette_consumer(application, …)``: a running `ConsumerFixture` on that broker.
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from gazette.testing.app_driver import AppDriver
     from gazette.testing.broker import BrokerFixture
     from gazette.testing.consumer import ConsumerFixture
+    from gazette.testing.simulations import SimulationResult
 
 StartDriver = Callable[..., "AppDriver[Any]"]
 StartConsumer = Callable[..., Awaitable["ConsumerFixture"]]
@@ -47,6 +49,14 @@ def gazette_driver(tmp_path: Path) -> Iterator[StartDriver]:
             return stack.enter_context(AppDriver(application, directory, sources, **options))
 
         yield start
+
+
+@pytest.fixture
+def gazette_simulation() -> Callable[..., SimulationResult]:
+    """Return `gazette.testing.simulate`, which needs no service and no other fixture."""
+    from gazette.testing.simulations import simulate
+
+    return simulate
 
 
 @pytest.fixture(scope="session")

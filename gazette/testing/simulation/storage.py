@@ -26,6 +26,8 @@ from gazette.testing.simulation.loop import SimNode, VirtualLoop
 P = ParamSpec("P")
 T = TypeVar("T")
 
+SIMULATED: Final = "simulated"
+"""Name of the threads that run calls."""
 _CALL_S: Final = 0.003
 _LOCK_S: Final = 0.01
 """Seconds between two looks at a lock that another call holds."""
@@ -53,7 +55,7 @@ class TurnThread:
         self.waits_s: float | None = None
         """How long the call wants to wait; None once it has ended."""
         self.unwinding = False
-        threading.Thread(target=self._work, name="simulated", daemon=True).start()
+        threading.Thread(target=self._work, name=SIMULATED, daemon=True).start()
 
     @classmethod
     def run(cls, call: Callable[[], None]) -> TurnThread:

@@ -1,0 +1,257 @@
+"""The judge of one seed: it compares what a run came to with the fold of what its shards consumed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from gazette.consumer.contract.poison import DeadLetter
+from gazette.labels import CONTENT_TYPE, MESSAGE_TYPE
+from gazette.message.framing.frames import MalformedMessage
+from gazette.message.framing.framing import framing_of
+from gazette.protocol.journal import JournalSpec
+from gazette.testing.simulation.app_run import AppRun, Ended, Finding
+from gazette.testing.simulation.elsewhere import Elsewhere, as_text
+from gazette.testing.simulation.fold import Fold, FoldResult, Input, add_outputs, committed_spans
+from gazette.testing.simulation.setup import Setup
+from gazette.testing.simulation.shard_history import RecordedTransaction
+from gazette.testing.simulation.states import Deviation, Rows, deviation_of
+from gazette.testing.simulation.user_code import UserSurroundings
+
+_SHIFT_S: Final = 86_461.5
+"""How much later a fold takes place than the run: results must not depend on it."""
+
+
+class Judge:
+    """The judge of one run. ``elsewhere`` folds in another process; None: it is not asked."""
+
+    def __init__(
+        self, run: AppRun, user: UserSurroundings, elsewhere: Elsewhere | None = None
+    ) -> None:
+        self._elsewhere = elsewhere
+        self._run = run
+        self._user = user
+        self._setup: Setup = run.setup
+        self._ended: Ended = run.ended
+        self._specs: dict[str, JournalSpec] = {spec.name: spec for spec in self._setup.journals}
+        self._inputs: dict[str, Input] = {}
+        self._others: dict[str, list[Input]] = {}
+        """By shard, what else it may have consumed."""
+        self._folds = 0
+        self._directory = Path(tempfile.mkdtemp(prefix="fold-", dir=run.cluster.scratch))
+
+    def findings(self) -> list[Finding]:
+        """Return what is wrong about the run; what it has deviation itself comes first."""
+        ended = self._ended
+        if ended.findings or not ended.promotions:
+            return ended.findings
+        findings = self._consumed() or self._restarted() or self._folded()
+        return ended.findings or findings
+
+    def _consumed(self) -> list[Finding]:
+        """Require that each committed message of each source was consumed once."""
+        findings = []
+        for spec in self._run.specs:
+            promotion = self._ended.promotions[spec.id]
+            chains = self._run.history.effective(promotion)
+            if not chains:
+                what = f"{spec.id} restored a checkpoint that no promotion had committed"
+                findings.append(Finding(what))
+                continue
+            chain, *others = chains
+            self._inputs[spec.id] = self._input(spec, chain)
+            self._others[spec.id] = [self._input(spec, other) for other in others]
+            consumed = Counter(
+                (step.journal, span)
+                for transaction in chain
+                for step in transaction.steps
+                for span in step.spans
+            )
+            for source in spec.sources:
+                consumed.subtract(
+                    (source.journal, span) for span in self._committed(source.journal)
+                )
+            wrong = {key: count for key, count in consumed.items() if count}
+            if wrong and not self._setup.skips_poison:
+                text = ", ".join(
+                    f"{journal} {begin}–{end} {'too often' if count > 0 else 'never'}"
+                    for (journal, (begin, end)), count in sorted(wrong.items())
+                )
+                findings.append(Finding(f"{spec.id} consumed messages wrongly: {text}"))
+        return findings
+
+    def _input(self, spec: Any, chain: list[RecordedTransaction]) -> Input:
+        steps = [transaction.steps for transaction in chain]
+        return Input(spec, self._setup.journals, self._ended.content, steps)
+
+    def _committed(self, journal: str) -> list[tuple[int, int]]:
+        application, spec = self._setup.new_application(), self._specs[journal]
+        framing = framing_of(
+            spec.labels.value_of(CONTENT_TYPE) or "",
+            application.message_type_of(spec),
+            place=application.uuid_place_of(spec),
+        )
+        try:
+            return list(committed_spans(journal, framing, self._ended.content[journal]))
+        except MalformedMessage:
+            return []
+
+    def _restarted(self) -> list[Finding]:
+        """Require that a restart of all members has changed nothing."""
+        for shard_id, before in self._ended.states_before.items():
+            after = self._ended.states[shard_id]
+            if self._ended.promotions[shard_id].transactions:
+                continue  # Timers have fired since.
+            if before is not None and after is not None:
+                deviation = deviation_of(after, before)
+                if deviation is not None:
+                    return [
+                        Finding(
+                            f"a restart changes the state of {shard_id}",
+                            details=f"{deviation.place}\n  after   {deviation.actual or '(nothing)'}\n"
+                            f"  before  {deviation.expected or '(nothing)'}",
+                            hint="restart",
+                        )
+                    ]
+        return []
+
+    # Folds.
+
+    def _folded(self) -> list[Finding]:
+        """Require the states and outputs of a fold without faults."""
+        first = self._compare(recorded=self._setup.recorded, shift_s=_SHIFT_S)
+        for shard_id, others in self._others.items():
+            usual = self._inputs[shard_id]
+            while first is not None and others:
+                self._inputs[shard_id] = others.pop(0)
+                if self._compare(recorded=self._setup.recorded, shift_s=_SHIFT_S) is None:
+                    first = None
+            if first is not None:
+                self._inputs[shard_id] = usual
+        if first is not None:
+            what, deviation = first
+            details = "" if deviation is None else str(deviation)
+            return [Finding(what, details=details, hint=self._cause(deviation))]
+        return self._folded_elsewhere()
+
+    def _folded_elsewhere(self) -> list[Finding]:
+        """Require the same of a process in which sets of texts have another order."""
+        if self._elsewhere is None:
+            return []
+        results = {}
+        for shard_id, folded in self._inputs.items():
+            result = self._elsewhere.fold(folded, self._setup, self._run.story.seed)
+            if isinstance(result, str):
+                return [Finding(f"in another process, {shard_id} fails: {result}", hint="set")]
+            results[shard_id] = result
+        states = {shard_id: as_text(state) for shard_id, state in self._ended.states.items()}
+        wrong = self._deviation(results, states)
+        if wrong is None:
+            return []
+        what, deviation = wrong
+        return [Finding(what, details=str(deviation), hint="set")]
+
+    def _cause(self, deviation: Deviation | None) -> str:
+        """Return the cause of a difference, by other folds of the same input."""
+        again = [self._results(recorded=True, shift_s=0.0) for _ in range(2)]
+        if again[0] != again[1]:
+            return "varies"
+        if isinstance(again[0], str):
+            return ""
+        if self._matches(again[0]):
+            moved = self._compare(recorded=True, shift_s=_SHIFT_S)
+            return "time" if moved is not None else "batches"
+        extra = (
+            deviation is not None
+            and deviation.place.startswith("messages of")
+            and not deviation.expected
+        )
+        return "extra output" if extra else "memory"
+
+    def _results(self, *, recorded: bool, shift_s: float) -> dict[str, FoldResult] | str:
+        """Fold each shard. Return the error of the application if it raises one."""
+        results = {}
+        for shard_id, folded in self._inputs.items():
+            self._folds += 1
+            fold = Fold(
+                self._setup.new_application(),
+                folded,
+                self._directory / str(self._folds),
+                recorded=recorded,
+                seed=self._run.story.seed,
+            )
+            user = self._user
+            user.bind(fold.now, lambda seconds: None, self._note)
+            user.shift_s, user.is_folding = shift_s, True
+            try:
+                with user.attached():
+                    results[shard_id] = fold.run(self._setup.ignore)
+            except Exception as error:  # noqa: BLE001 - of the application
+                return f"without any fault, {shard_id} fails: {type(error).__name__}: {error}"
+            finally:
+                user.is_folding = False
+        return results
+
+    def _note(self, what: str, place: str, hint: str) -> None:
+        self._ended.findings.append(Finding(what, place, hint=hint))
+
+    def _compare(self, *, recorded: bool, shift_s: float) -> tuple[str, Deviation | None] | None:
+        results = self._results(recorded=recorded, shift_s=shift_s)
+        if isinstance(results, str):
+            return results, None
+        return self._deviation(results, self._ended.states)
+
+    def _matches(self, results: dict[str, FoldResult]) -> bool:
+        return self._deviation(results, self._ended.states) is None
+
+    def _deviation(
+        self, results: Mapping[str, FoldResult], states: Mapping[str, Rows | None]
+    ) -> tuple[str, Deviation] | None:
+        for shard_id, result in results.items():
+            actual = states[shard_id]
+            if actual is not None and result.state is not None:
+                deviation = deviation_of(actual, result.state)
+                if deviation is not None:
+                    what = f"the state of {shard_id} is not that of a run without faults"
+                    return what, deviation
+        expected: dict[str, Counter[str]] = {}
+        for result in results.values():
+            for name, counts in result.outputs.items():
+                expected.setdefault(name, Counter()).update(counts)
+        deviation = self._output_deviation(expected)
+        return (
+            None
+            if deviation is None
+            else ("outputs are not those of a run without faults", deviation)
+        )
+
+    def _output_deviation(self, expected: Mapping[str, Counter[str]]) -> Deviation | None:
+        sources = {spec.name.rpartition("/")[0] or spec.name for spec in self._setup.sources}
+        actual: dict[str, Counter[str]] = {}
+        for journal, form in self._ended.forms.items():
+            if form.message_type is not DeadLetter and journal in self._ended.content:
+                add_outputs(actual, journal, form, self._ended.content[journal])
+        letters = {
+            spec.name
+            for spec in self._setup.journals
+            if spec.labels.value_of(MESSAGE_TYPE) == DeadLetter.__name__
+        }
+        for name in sorted(actual.keys() | expected.keys()):
+            if name in sources or name in letters:
+                continue
+            ours, theirs = actual.get(name, Counter()), expected.get(name, Counter())
+            for text in sorted(ours.keys() | theirs.keys()):
+                if ours[text] != theirs[text]:
+                    return Deviation(
+                        f"messages of {name}", _times(text, ours[text]), _times(text, theirs[text])
+                    )
+        return None
+
+
+def _times(text: str, count: int) -> str:
+    if not count:
+        return ""
+    return text if count == 1 else f"{count} times {text}"

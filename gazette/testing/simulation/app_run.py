@@ -1,0 +1,491 @@
+"""One seed of an application: brokers, members of the application, publishers, and the story's faults.
+
+At the end everything is healed. Then the state of each shard is compared with the fold of what it consumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from gazette.client.append.appender import AppendParams
+from gazette.client.client import Client
+from gazette.client.journals import JournalChange, apply_journals
+from gazette.client.read.reader import ReadParams
+from gazette.client.read.retry_reader import RetryReader
+from gazette.client.rpc.channel import Channels
+from gazette.client.shards import ShardClient
+from gazette.cluster.etcd.client import Compare, Etcd, EtcdSettings, Op
+from gazette.config.schema import Schema
+from gazette.consumer.application import Application
+from gazette.consumer.shard.shard import Shard
+from gazette.errors import Aborted, Closed, Fenced, GazetteError, NotYet, Unavailable
+from gazette.protocol.shard import ShardSpec
+from gazette.protocol.text import duration
+from gazette.runtime.tasks import TaskScope
+from gazette.runtime.user_code import place_of_error
+from gazette.testing.simulation.cluster import ETCD, ETCD_ADDRESS
+from gazette.testing.simulation.fold import OutputForm, noted_forms
+from gazette.testing.simulation.loop import NodeClock, SimNode, current_node
+from gazette.testing.simulation.members import MemberCluster, SimMember, Trap
+from gazette.testing.simulation.network import SimTransport
+from gazette.testing.simulation.setup import Setup
+from gazette.testing.simulation.shard_history import Promotion, ShardHistory
+from gazette.testing.simulation.states import Rows, state_of
+from gazette.testing.simulation.story import FaultForm, PlannedFault, Story
+from gazette.testing.simulation.story_publisher import StoryPublisher
+from gazette.testing.simulation.user_code import UserSurroundings
+
+LEASE_S: Final = 6.0
+BROKER: Final = "broker"
+_CALL_S: Final = 30.0
+_QUIET_S: Final = 300.0
+"""After the last fault: how long until every shard has read all of its input."""
+_SETTLED_S: Final = 3.0
+_HARMLESS: Final = (Closed, Fenced, Unavailable, Aborted, NotYet)
+"""Errors by which the runtime ends a shard, when it is to be served elsewhere or later."""
+
+
+@dataclass(slots=True)
+class Finding:
+    """Something that is not as it should be."""
+
+    what: str
+    place: str = ""
+    """The user's own frame, such as ``app.py:17 in consume_message``."""
+    details: str = ""
+    hint: str = ""
+
+
+@dataclass(slots=True)
+class Ended:
+    """What a run leaves for its judge."""
+
+    findings: list[Finding] = field(default_factory=list)
+    promotions: dict[str, Promotion] = field(default_factory=dict)
+    """By shard, its last owner."""
+    states: dict[str, Rows | None] = field(default_factory=dict)
+    states_before: dict[str, Rows | None] = field(default_factory=dict)
+    """The states before all members were restarted."""
+    content: dict[str, bytes] = field(default_factory=dict)
+    """Of all journals but recovery logs."""
+    forms: dict[str, OutputForm] = field(default_factory=dict)
+    coverage: set[str] = field(default_factory=set)
+
+
+class AppMember(SimMember):
+    """A member with the user's application."""
+
+    cluster: AppCluster
+
+    def application(self, rng: random.Random) -> Application[Any]:
+        del rng
+        return self.cluster.setup.new_application()
+
+    def config(self, application: Application[Any]) -> Mapping[str, Any]:
+        return Schema("simulation", application.config_groups).load([], {}).groups
+
+
+class AppCluster(MemberCluster):
+    """One broker, and members of the user's application."""
+
+    def __init__(self, setup: Setup, seed: int, *, trace: bool = False) -> None:
+        self.setup = setup
+        super().__init__(seed, trace=trace)
+        self.on_member_exited: Callable[[Any], None] = lambda process: None
+
+    def _new_member(self, host: str, id: str, number: int) -> AppMember:
+        return AppMember(self, host, id, number)
+
+    def on_member_exit(self, process: Any) -> None:
+        super().on_member_exit(process)
+        self.on_member_exited(process)
+
+
+class Query:
+    """What an invariant asks: the committed states of all shards."""
+
+    def __init__(self, stores: Mapping[str, Any]) -> None:
+        self.stores = stores
+        """The store of each shard, by its id."""
+
+    def __call__(self, sql: str, bindings: Any = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of all shards, whose stores are databases."""
+        return [row for store in self.stores.values() for row in store.query(sql, bindings)]
+
+
+class AppRun:
+    """One run of a story. ``run`` returns when it is over."""
+
+    def __init__(
+        self, setup: Setup, story: Story, user: UserSurroundings, *, trace: bool = False
+    ) -> None:
+        self.setup = setup
+        self.story = story
+        self.user = user
+        self.cluster = cluster = AppCluster(setup, story.seed, trace=trace)
+        self.ended = Ended()
+        self.history = ShardHistory(self.wall_clock, self._on_failure)
+        self.specs = self._shard_specs()
+        self._node = SimNode(cluster.loop, "op")
+        self._clock = NodeClock(cluster.loop)
+        self._rng = random.Random(f"run {story.seed}")
+        self._done = False
+        self._until = 0.0
+        """When the last fault is over."""
+        cluster.network.delay_s = story.delay_s
+        cluster.settings = {"lease_ttl_s": 60.0, "watch_delay_s": 0.0}
+        cluster.consumer_options = {
+            "lease_ttl_s": LEASE_S,
+            "watch_delay_s": 0.0,
+            "max_restarts": 1000,
+            "graceful_stop_s": 2.0,
+            "query_timeout_s": 20.0,
+        }
+        cluster.broker_hosts = [BROKER]
+        cluster.on_member_exited = self._on_member_exited
+        user.bind(self.wall_clock, self._pause, self._found)
+
+    def _shard_specs(self) -> list[ShardSpec]:
+        story, chosen = self.story, []
+        for spec in self.setup.shards:
+            if spec.id in story.shards:
+                txn_ns = int(story.txn_s * duration.SECOND)
+                chosen.append(
+                    replace(spec, hot_standbys=story.standbys, max_txn_duration_ns=txn_ns)
+                )
+        return chosen
+
+    # Seams for the code of the user.
+
+    def wall_clock(self) -> float:
+        """Return the wall clock of the process whose code runs."""
+        node = current_node()
+        process = None if node is None else self.cluster.members.get(node.name)
+        return self._clock.now() if process is None else float(process.clock.now())
+
+    def _pause(self, seconds: float) -> None:
+        node = current_node()
+        process = None if node is None else self.cluster.members.get(node.name)
+        if process is not None:
+            process.pause(seconds)
+
+    def _found(self, what: str, place: str, hint: str) -> None:
+        if not any(finding.what == what for finding in self.ended.findings):
+            self.ended.findings.append(Finding(what, place, hint=hint))
+
+    def _on_failure(self, shard: Any, error: BaseException) -> None:
+        """Judge by what a shard has failed: by the application, or by a defect."""
+        if isinstance(error, _HARMLESS) or isinstance(error.__cause__, _HARMLESS):
+            return
+        if self.cluster.loop.now == float("inf") or shard.ended.is_set():
+            return
+        place = getattr(error, "facts", {}).get("line", "") or place_of_error(error)
+        self._found(f"{shard.id} fails: {error}", str(place), "")
+
+    # Running.
+
+    def run(self) -> Ended:
+        """Run the story, and return what the judge needs."""
+        cluster = self.cluster
+        main = self._node.spawn(self._main(), "story")
+        main.add_done_callback(lambda _: cluster.loop.stop())
+        with ExitStack() as stack:
+            stack.enter_context(self.history.attached())
+            self.ended.forms = stack.enter_context(noted_forms())
+            stack.enter_context(self.user.attached())
+            ended = cluster.run(until=36_000.0)
+        if not main.done():
+            cluster.violated("nothing is left to wait for" if not ended else "the run does not end")
+        elif not main.cancelled() and (error := main.exception()) is not None:
+            cluster.failed(error)
+        self.ended.findings += [Finding(what) for what in cluster.violations]
+        return self.ended
+
+    async def _main(self) -> None:
+        cluster, story = self.cluster, self.story
+        cluster.start_broker(BROKER)
+        client = cluster.client(self._node, BROKER)
+        await self._create(client)
+        for host in story.members:
+            cluster.start_member(host)
+        async with TaskScope("story") as scope:
+            for producer in range(2):
+                sends = [send for send in story.sends_to_make() if send.producer == producer]
+                node = SimNode(cluster.loop, f"publisher-{producer}")
+                publisher = StoryPublisher(node, cluster, BROKER, sends, self._rng.getrandbits(64))
+                scope.spawn(publisher.run(), name="publish")
+            for fault in story.faults_to_make():
+                scope.spawn(self._strike_later(fault), name="fault")
+        await self._heal()
+        if await self._quiet(client):
+            stores = self._stores()
+            self._check_invariant(stores)
+            ended = self.ended
+            ended.states_before = {id: self._state(store) for id, store in stores.items()}
+            for host in story.members:
+                cluster.crash_member(host)
+                cluster.start_member(host)
+            if await self._quiet(client):
+                await self._finish(client)
+        self._done = True
+        cluster.loop.stop()
+
+    async def _finish(self, client: Client) -> None:
+        stores, ended = self._stores(), self.ended
+        self._check_invariant(stores)
+        for shard_id, store in stores.items():
+            promotion = self.history.last(shard_id)
+            assert promotion is not None
+            ended.promotions[shard_id] = promotion
+            ended.states[shard_id] = self._state(store)
+        names = {spec.name for spec in self.setup.sources} | {*self.setup.outputs, *ended.forms}
+        for name in sorted(names):
+            head = await self._head(client, name)
+            ended.content[name] = await self._read(client, name, head)
+
+    def _state(self, store: Any) -> Rows | None:
+        return state_of(store, self.setup.ignore)
+
+    def _check_invariant(self, stores: Mapping[str, Any]) -> None:
+        invariant = self.setup.invariant
+        if invariant is None:
+            return
+        try:
+            result = invariant(Query(stores))
+        except Exception as error:  # noqa: BLE001 - it is the user's finding
+            name = type(error).__name__
+            self._found(f"the invariant raises {name}: {error}", place_of_error(error), "")
+            return
+        if result is False:
+            self._found("the invariant does not hold", "", "")
+
+    # The cluster.
+
+    async def _create(self, client: Client) -> None:
+        changes = [JournalChange(upsert=spec) for spec in self.setup.journals]
+        while True:
+            try:
+                async with asyncio.timeout(_CALL_S):
+                    await apply_journals(client, changes)
+                break
+            except (GazetteError, TimeoutError):
+                await self._clock.sleep(0.2)
+        transport = SimTransport(self.cluster.network, self._node)
+        settings = EtcdSettings(endpoints=(f"http://{ETCD_ADDRESS}",))
+        async with await Etcd.connect(settings, self._clock, transport=transport) as etcd:
+            for spec in self.specs:
+                key = f"{self.cluster.root}/items/{spec.id}"
+                put = Op.put(key, spec.to_pb().SerializeToString())
+                await etcd.txn((Compare.version(key, "=", 0),), (put,))
+
+    async def _head(self, client: Client, journal: str) -> int:
+        async with asyncio.timeout(_QUIET_S):
+            while True:
+                try:
+                    result = await client.append(AppendParams(journal), b"")
+                    return int(result.commit.end)
+                except GazetteError:
+                    await self._clock.sleep(0.5)
+
+    async def _read(self, client: Client, journal: str, end: int) -> bytes:
+        if not end:
+            return b""
+        reader = RetryReader(
+            client, ReadParams(journal, 0, block=True, end_offset=end), clock=self._clock
+        )
+        content = b""
+        while len(content) < end:
+            content += await reader.read(1 << 20)
+        reader.close()
+        return content
+
+    def _owner(self, shard_id: str) -> Shard | None:
+        """Return the shard at its primary, if it serves."""
+        for process in self.cluster.members.values():
+            shard = process.shards.get(shard_id)
+            if shard is None or shard.failure is not None or shard.ended.is_set():
+                continue
+            if shard.is_primary and shard.store_ready.is_set():
+                return shard  # type: ignore[no-any-return]
+        return None
+
+    def _stores(self) -> dict[str, Any]:
+        stores = {}
+        for spec in self.specs:
+            shard = self._owner(spec.id)
+            assert shard is not None
+            stores[spec.id] = shard.store
+        return stores
+
+    async def _heal(self) -> None:
+        """Wait until faults are over, and every process runs."""
+        cluster = self.cluster
+        cluster.traps.clear()
+        while self._until > cluster.loop.now or any(
+            process.ended or process.stopping for process in cluster.members.values()
+        ):
+            await self._clock.sleep(1.0)
+            cluster.traps.clear()
+        cluster.stalls = (0.0, 0.0)
+        self.user.fail_after = 0
+        cluster.late.clear()
+
+    async def _quiet(self, client: Client) -> bool:
+        """Wait until every shard has consumed all of its input. Return False if one does not."""
+        heads = {}
+        for spec in self.specs:
+            for source in spec.sources:
+                heads[source.journal] = await self._head(client, source.journal)
+        deadline = self.cluster.loop.now + _QUIET_S
+        seen: list[int] = []
+        while self.cluster.loop.now < deadline:
+            await self._clock.sleep(_SETTLED_S)
+            counts = [self._settled(spec, heads) for spec in self.specs]
+            if None not in counts and counts == seen:
+                return True
+            seen = [count for count in counts if count is not None]
+            if self.ended.findings:
+                return False
+        for spec in self.specs:
+            if self._settled(spec, heads) is None:
+                self.ended.findings.append(
+                    Finding(f"{spec.id} does not consume all of its input: {self._states(spec.id)}")
+                )
+        return False
+
+    def _settled(self, spec: ShardSpec, heads: Mapping[str, int]) -> int | None:
+        """Return the number of transactions of a shard that has nothing left to do; None if it has."""
+        shard, promotion = self._owner(spec.id), self.history.last(spec.id)
+        if shard is None or promotion is None:
+            return None
+        wanted = {source.journal: heads[source.journal] for source in spec.sources}
+        if not shard.progress.has({name: head for name, head in wanted.items() if head}):
+            return None
+        transactions = promotion.transactions
+        if transactions and (transactions[-1].commit is None or not transactions[-1].commit.done()):
+            return None
+        return len(transactions)
+
+    def _states(self, shard_id: str) -> str:
+        states = []
+        for process in self.cluster.members.values():
+            shard = process.shards.get(shard_id)
+            if shard is not None:
+                role = "primary" if shard.is_primary else "standby"
+                through = shard.progress.read_through
+                states.append(
+                    f"{role} at {process.name}, read {through}, failure {shard.failure!r}"
+                )
+        return "; ".join(states) or "no member has it"
+
+    # Faults.
+
+    async def _strike_later(self, fault: PlannedFault) -> None:
+        await self._clock.sleep(fault.at)
+        self.cluster.say("fault", str(fault))
+        self._until = max(self._until, self.cluster.loop.now + fault.seconds)
+        await self._strike(fault)
+
+    async def _strike(self, fault: PlannedFault) -> None:
+        cluster, host, seconds = self.cluster, fault.host, fault.seconds
+        self.ended.coverage.add(f"{fault.form} × {self._running(host)}")
+        match fault.form:
+            case FaultForm.KILL:
+                self._kill(host, seconds)
+            case FaultForm.KILL_AT:
+                for name in self.story.members:
+                    spring = self._spring(fault)
+                    cluster.traps.append(Trap(name, fault.point, fault.number, spring))
+            case FaultForm.HOLD:
+                process = cluster.members[host]
+                if not process.ended:
+                    self._excuse(host, seconds)
+                    process.node.hold(seconds)
+                    cluster.network.held(process.node)
+            case FaultForm.PARTITION:
+                self._excuse(host, seconds)
+                for link in ((host, ETCD), (ETCD, host)):
+                    cluster.network.block(*link)
+                await self._clock.sleep(seconds)
+                for link in ((host, ETCD), (ETCD, host)):
+                    cluster.network.unblock(*link)
+            case FaultForm.HAND_OFF:
+                await self._unassign(self._rng.choice(self.story.shards))
+            case FaultForm.RESTART:
+                cluster.members[host].terminate(hurried=False)
+                self._until = max(self._until, cluster.loop.now + 5.0)
+            case FaultForm.LATE:
+                for spec in self.setup.journals:
+                    cluster.late[spec.name] = (cluster.loop.now + 10.0, seconds)
+            case FaultForm.SLOW:
+                self._stall((0.1, seconds / 4))
+                await self._clock.sleep(seconds)
+                self._stall((0.0, 0.0))
+            case FaultForm.CLOCK:
+                cluster.members[host].clock.offset_s += seconds
+            case FaultForm.FAIL:
+                self.user.fail_after = fault.number
+
+    def _stall(self, stalls: tuple[float, float]) -> None:
+        self.cluster.stalls = stalls
+        for process in self.cluster.members.values():
+            for worker in process.workers:
+                worker.stall_chance, worker.stall_s = stalls
+
+    def _spring(self, fault: PlannedFault) -> Callable[[Any], None]:
+        def kill(process: Any) -> None:
+            self.ended.coverage.add(f"{fault.form} {fault.point} × {self._running(process.host)}")
+            self.cluster.traps.clear()
+            self._kill(process.host, fault.seconds)
+
+        return kill
+
+    def _running(self, host: str) -> str:
+        """Return the callback that runs at a host."""
+        for shard in self.cluster.members[host].shards.values():
+            promotion = self.history.last(shard.id)
+            if shard.is_primary and promotion is not None:
+                running = promotion.callbacks.running_callback
+                return running.callback if running.call is not None else "no callback"
+        return "no shard"
+
+    def _excuse(self, host: str, seconds: float) -> None:
+        until = self.cluster.loop.now + seconds + LEASE_S + 10.0
+        excused = self.cluster.excused_until
+        excused[host] = max(excused.get(host, 0.0), until)
+
+    def _kill(self, host: str, restart_s: float) -> None:
+        if not self.cluster.members[host].ended and not self._done:
+            self.cluster.crash_member(host)
+            self._restart_later(host, restart_s)
+
+    def _restart_later(self, host: str, seconds: float) -> None:
+        cluster = self.cluster
+
+        def restart() -> None:
+            if cluster.members[host].ended and not self._done:
+                cluster.start_member(host, f"{host}-{len(cluster.all_members)}")
+
+        cluster.loop.at(cluster.loop.now + seconds, restart)
+
+    def _on_member_exited(self, process: Any) -> None:
+        if not self._done:
+            self._restart_later(process.host, 0.5)
+
+    async def _unassign(self, shard_id: str) -> None:
+        """Have the allocator choose another member for a shard, or the same one again."""
+        channels = Channels(
+            "", clock=self._clock, transport=SimTransport(self.cluster.network, self._node)
+        )
+        address = ",".join(f"http://{host}:8080" for host in self.story.members)
+        client = ShardClient(address, channels=channels, clock=self._clock)
+        try:
+            async with asyncio.timeout(_CALL_S):
+                await client.unassign([shard_id])
+        except (GazetteError, TimeoutError) as error:
+            self.cluster.say("op", f"cannot: {type(error).__name__}", error)

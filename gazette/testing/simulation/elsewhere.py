@@ -1,0 +1,145 @@
+"""Folds in another process, in which sets of texts have another order: results must not depend on it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+import msgspec
+
+from gazette.consumer.timers.timer import Timer
+from gazette.protocol.pb import consumer_pb2
+from gazette.protocol.shard import ShardSpec
+from gazette.testing.simulation.fold import Fold, FoldResult, Input
+from gazette.testing.simulation.setup import Setup
+from gazette.testing.simulation.shard_history import Consumed
+from gazette.testing.simulation.user_code import UserSurroundings
+
+HASH_SEED: Final = "4711"
+"""Of the other process; that of the simulation is 0."""
+
+
+class _Consumed(msgspec.Struct):
+    now: float
+    journal: str
+    spans: list[tuple[int, int]]
+    timer: Timer | None
+
+
+class _Request(msgspec.Struct):
+    shard: bytes
+    content: dict[str, bytes]
+    transactions: list[list[_Consumed]]
+    recorded: bool
+    ignore: list[str]
+    seed: int
+
+
+class _Answer(msgspec.Struct):
+    error: str = ""
+    state: dict[str, dict[str, str]] | None = None
+    outputs: dict[str, dict[str, int]] = {}
+
+
+class Elsewhere:
+    """The other process. It starts with the first fold, and ends with ``close``."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Remember the command of the process, which calls `serve` with its standard streams."""
+        self._command = list(command)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process, before others are forked that use it."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONHASHSEED": HASH_SEED},
+            )
+
+    def fold(self, folded: Input, setup: Setup, seed: int) -> FoldResult | str:
+        """Fold there. Return the error if the application raises one."""
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        request = _Request(
+            folded.shard.to_pb().SerializeToString(),
+            {source.journal: folded.content[source.journal] for source in folded.shard.sources},
+            [
+                [_Consumed(s.now, s.journal, list(s.spans), s.timer) for s in steps]
+                for steps in folded.transactions
+            ],
+            setup.recorded,
+            list(setup.ignore),
+            seed,
+        )
+        process.stdin.write(msgspec.json.encode(request) + b"\n")
+        process.stdin.flush()
+        answer = msgspec.json.decode(process.stdout.readline(), type=_Answer)
+        if answer.error:
+            return answer.error
+        outputs = {name: Counter(counts) for name, counts in answer.outputs.items()}
+        state = None if answer.state is None else {n: dict(r) for n, r in answer.state.items()}
+        return FoldResult(state, outputs)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for stream in (self._process.stdin, self._process.stdout):
+                if stream is not None:
+                    stream.close()
+            self._process = None
+
+
+def as_text(rows: Any) -> Any:
+    """Return rows with their values as text, as they come from the other process."""
+    if rows is None:
+        return None
+    return {
+        table: {key: each if isinstance(each, str) else repr(each) for key, each in of.items()}
+        for table, of in rows.items()
+    }
+
+
+def serve(setup: Setup, requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer requests until their end."""
+    logging.disable(logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="gazette-folds-") as name:
+        for number, line in enumerate(requests):
+            request = msgspec.json.decode(line, type=_Request)
+            answer = _answer(setup, request, Path(name) / str(number))
+            answers.write(msgspec.json.encode(answer) + b"\n")
+            answers.flush()
+
+
+def _answer(setup: Setup, request: _Request, directory: Path) -> _Answer:
+    shard = ShardSpec.from_pb(consumer_pb2.ShardSpec.FromString(request.shard))
+    transactions = [
+        [Consumed(s.now, s.journal, tuple(s.spans), s.timer) for s in steps]
+        for steps in request.transactions
+    ]
+    folded = Input(shard, setup.journals, request.content, transactions)
+    fold = Fold(
+        setup.new_application(), folded, directory, recorded=request.recorded, seed=request.seed
+    )
+    user = UserSurroundings(request.seed)
+    user.bind(fold.now, lambda seconds: None, lambda what, place, hint: None)
+    user.is_folding = True
+    try:
+        with user.attached():
+            result = fold.run(request.ignore)
+    except Exception as error:  # noqa: BLE001 - of the application
+        return _Answer(f"{type(error).__name__}: {error}")
+    outputs = {name: dict(counts) for name, counts in result.outputs.items()}
+    return _Answer("", as_text(result.state), outputs)

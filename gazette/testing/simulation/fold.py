@@ -1,0 +1,321 @@
+"""The fold of what a shard consumed, without any fault: one owner, no crash, other ends of transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from gazette.client.append.appender import AppendParams
+from gazette.config.schema import Schema
+from gazette.consumer.application import Application, checked_store
+from gazette.consumer.application_name import name_of
+from gazette.consumer.contract.callbacks import initialized
+from gazette.consumer.timers.timer import TimerTable, unix_us
+from gazette.consumer.transaction.dispatch import Deferred, Dispatcher, TimersDue
+from gazette.consumer.transaction.poison_handler import PoisonSkipper, checked_policy
+from gazette.consumer.transaction.shard_callbacks import ShardCallbacks
+from gazette.consumer.transaction.shard_timers import (
+    ShardTimers,
+    open_timers,
+    times_of,
+)
+from gazette.errors import Bug
+from gazette.labels import CONTENT_TYPE
+from gazette.message.envelope import Envelope, EnvelopeDecoder
+from gazette.message.framing.framing import framing_of
+from gazette.message.publisher import Publisher
+from gazette.message.sequencer.sequencer import Sequencer
+from gazette.message.uuid import Clock as MessageClock
+from gazette.message.uuid import new_producer_id
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.protocol.journal import JournalSpec
+from gazette.protocol.shard import ShardSpec
+from gazette.testing.app_driver import DrivenShard
+from gazette.testing.clock import ManualClock
+from gazette.testing.driven_service import DrivenService
+from gazette.testing.memory_journals import JournalLog, MemoryAppends, MemoryJournals
+from gazette.testing.recovery import LOG, take_over
+from gazette.testing.simulation.shard_history import Consumed, wrapped
+from gazette.testing.simulation.states import Rows, state_of
+from gazette.testing.stepped_inbox import SteppedInbox
+
+_COMMIT_S: Final = 30.0
+_CUT_CHANCE: Final = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """All that a fold needs. ``content`` has the bytes of each source."""
+
+    shard: ShardSpec
+    journals: Sequence[JournalSpec]
+    content: Mapping[str, bytes]
+    transactions: Sequence[Sequence[Consumed]]
+
+
+@dataclass(frozen=True, slots=True)
+class FoldResult:
+    """What came of a fold: rows of the state, and published messages by directory of their journals."""
+
+    state: Rows | None
+    outputs: dict[str, Counter[str]]
+
+
+class LostTimer(Exception):
+    """A timer fired that the state did not hold: it fired twice, or was cancelled."""
+
+
+class Fold:
+    """One run of an application over an `Input`. ``recorded``: transactions end where they did."""
+
+    def __init__(
+        self,
+        application: Application[Any],
+        folded: Input,
+        directory: Path,
+        *,
+        recorded: bool,
+        seed: int = 1,
+    ) -> None:
+        self._application = application
+        self._input = folded
+        self._directory = directory
+        self._recorded = recorded
+        self._rng = random.Random(seed)
+        self._clock = ManualClock(0.0)
+        self._journals = MemoryJournals()
+        self._appends = MemoryAppends(self._journals)
+
+    def now(self) -> float:
+        """Return the time of the step that runs."""
+        return self._clock.now()
+
+    def run(self, ignore: Iterable[str] = ()) -> FoldResult:
+        """Fold, and return the state and the outputs. An error of the application reaches the caller."""
+        groups = [list(group) for group in self._groups()]
+        if groups and groups[0]:
+            self._clock.jump(groups[0][0].now - self._clock.now())
+        self._open()
+        try:
+            with noted_forms() as forms:
+                for steps in groups:
+                    while steps:
+                        steps = self._transaction(steps)
+            state = state_of(self._callbacks.store, tuple(ignore))
+        finally:
+            self._callbacks.store.destroy()
+        outputs: dict[str, Counter[str]] = {}
+        for journal, form in forms.items():
+            add_outputs(outputs, journal, form, self._journals.content(journal))
+        return FoldResult(state, outputs)
+
+    def _groups(self) -> Iterator[list[Consumed]]:
+        """Yield the steps of each transaction: of the recorded ones, or of random ones."""
+        if self._recorded:
+            yield from (list(steps) for steps in self._input.transactions)
+            return
+        group: list[Consumed] = []
+        for step in (step for steps in self._input.transactions for step in steps):
+            for span in step.spans or (None,):
+                group.append(step if span is None else replace(step, spans=(span,)))
+                if self._rng.random() < _CUT_CHANCE:
+                    yield group
+                    group = []
+        if group:
+            yield group
+
+    def _open(self) -> None:
+        application, spec = self._application, self._input.shard
+        if type(application).initialize is not Application.initialize:
+            config = Schema("simulation", application.config_groups).load([], {}).groups
+            service: Any = DrivenService(
+                application, self._clock, self._input.journals, self._appends, config
+            )
+            asyncio.run(initialized(application, service))
+        shard = DrivenShard(application, spec)
+        recorder = None
+        if spec.recovery_log:
+            recorder = take_over(JournalLog(self._appends), self._directory, self._rng)
+        store = checked_store(application.new_store(shard, recorder))
+        store.restore_checkpoint(shard)
+        policy = checked_policy(application.poison_policy(shard), store)
+        self._timers: ShardTimers | None = open_timers(application, shard, store, self._clock)
+        shard.timers = self._timers
+        self._shard = shard
+        producer = new_producer_id(self._rng)
+        publisher = Publisher(
+            self._appends, producer=producer, clock=MessageClock(), wall_clock=None
+        )
+        self._callbacks = ShardCallbacks(application, shard, store, publisher)
+        decoders = {
+            source.journal: self._decoder(source.journal, source.min_offset)
+            for source in spec.sources
+        }
+        places = {
+            name: decoder.clock_place
+            for name, decoder in decoders.items()
+            if decoder.clock_place is not None
+        }
+        poison = None
+        if policy is not None:
+            poison = PoisonSkipper(
+                policy, shard.id, publisher, self._clock, self._read, lambda journal, reason: None
+            )
+        inbox: Any = SteppedInbox()
+        self._dispatcher = Dispatcher(self._callbacks, inbox, poison, self._timers, places)
+
+    def _read(self, journal: str, begin: int, end: int) -> bytes:
+        return self._input.content[journal][begin:end]
+
+    def _decoder(self, journal: str, offset: int) -> EnvelopeDecoder[Any]:
+        spec = next(spec for spec in self._input.journals if spec.name == journal)
+        application = self._application
+        framing = framing_of(
+            spec.labels.value_of(CONTENT_TYPE) or "",
+            application.message_type_of(spec),
+            place=application.uuid_place_of(spec),
+        )
+        return EnvelopeDecoder(journal, framing, offset, times_of(application, spec, self._clock))
+
+    def _transaction(self, steps: list[Consumed]) -> list[Consumed]:
+        """Run one transaction. Return the steps that the application deferred to the next one."""
+        callbacks, timers = self._callbacks, self._timers
+        self._set_clock(steps[0].now)
+        if timers is not None:
+            timers.begin()
+        callbacks.begin_transaction()
+        callbacks.publisher.clock.update(int(self._clock.now() * 1e9))
+        left: list[Consumed] = []
+        for index, step in enumerate(steps):
+            self._set_clock(step.now)
+            done = self._perform(step)
+            if done < len(step.spans):
+                left = [replace(step, spans=step.spans[done:]), *steps[index + 1 :]]
+                if index == 0 and done == 0:
+                    raise Bug("the application deferred the first message of a transaction")
+                break
+        callbacks.finalize_transaction()
+        if timers is not None:
+            timers.finish()
+        intents = callbacks.publisher.build_ack_intents()
+        checkpoint = Checkpoint(ack_intents=intents, application=name_of(self._application))
+        commit = callbacks.start_commit(checkpoint, self._appends.pending_except(LOG))
+        callbacks.finished_transaction(commit)
+        commit.result(_COMMIT_S)
+        for journal, intent in intents.items():
+            with self._appends.start_append(AppendParams(journal)) as txn:
+                txn.write(intent)
+                txn.release()
+        return left
+
+    def _set_clock(self, now: float) -> None:
+        """Set the time of a step. It may be earlier than the one before, of another member."""
+        seconds = now - self._clock.now()
+        if seconds >= 0:
+            self._clock.advance(seconds)
+        else:
+            self._clock.jump(seconds)
+            if self._timers is not None:
+                self._timers._now_us = 0
+
+    def _perform(self, step: Consumed) -> int:
+        """Deliver messages, or fire a timer. Return the number of messages that were consumed."""
+        timers = self._timers
+        if timers is not None:
+            timers.is_due(ready=True)  # It notes which sources are idle by now.
+        if step.timer is not None:
+            self._fire(step)
+            return 0
+        batch: list[Envelope[Any]] = []
+        for begin, end in step.spans:
+            decoder = self._decoder(step.journal, begin)
+            decoder.feed(self._read(step.journal, begin, end))
+            batch += decoder.decode()
+        done = 0
+        while done < len(batch):
+            if timers is not None:
+                timers.begin_pass()
+            try:
+                self._dispatcher.deliver(batch[done:])
+            except Deferred as deferral:
+                return done + deferral.done
+            except TimersDue as due:
+                done += due.done
+            else:
+                break
+        return len(batch)
+
+    def _fire(self, step: Consumed) -> None:
+        timer, timers = step.timer, self._timers
+        assert timer is not None
+        assert timers is not None
+        table: TimerTable = self._callbacks.store.timer_table(self._shard)
+        at_us = unix_us(timer.at)
+        rows = table.take(timer.domain, (at_us, ""), at_us, 1 << 20)
+        for row in rows:
+            if row.key != timer.key:
+                table.put(timer.domain, row)
+        if timer.payload not in [row.payload for row in rows if row.key == timer.key]:
+            raise LostTimer(f"{timer.key} of {timer.at.isoformat()} is not in the state")
+        self._dispatcher.fire(timer)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputForm:
+    """How a journal's messages were published."""
+
+    message_type: Any
+    content_type: str
+    uuid: str
+
+
+@contextlib.contextmanager
+def noted_forms() -> Iterator[dict[str, OutputForm]]:
+    """Note how messages are published within the block, by journal."""
+    forms: dict[str, OutputForm] = {}
+
+    def new_route(call: Callable[..., Any], self: Any, of_type: Any, partition: Any) -> Any:
+        forms[partition.journal] = OutputForm(of_type.type, partition.content_type, partition.uuid)
+        return call(self, of_type, partition)
+
+    with wrapped(Publisher, "_new_route", new_route):
+        yield forms
+
+
+def add_outputs(
+    outputs: dict[str, Counter[str]], journal: str, form: OutputForm, content: bytes
+) -> None:
+    """Count the committed messages of a journal, below its directory and without their UUIDs."""
+    framing = framing_of(form.content_type, form.message_type, place=form.uuid)
+    counted = outputs.setdefault(journal.rpartition("/")[0] or journal, Counter())
+    place = framing.codec.place
+    for envelope in committed(journal, framing, content):
+        message = envelope.message
+        if place is not None:
+            message = place.put(message, type(place.get(message))())
+        counted[" ".join(repr(message).split())] += 1
+
+
+def committed(journal: str, framing: Any, content: bytes) -> Iterator[Envelope[Any]]:
+    """Yield the committed messages of a journal's bytes, in order, without acknowledgements."""
+    decoder: EnvelopeDecoder[Any] = EnvelopeDecoder(journal, framing, 0)
+    decoder.feed(content)
+    sequencer: Sequencer[Any] = Sequencer({}, 1 << 16)
+    while batch := decoder.decode():
+        index = 0
+        while index < len(batch):
+            index = sequencer.queue_batch(batch, index)
+            while dequeued := sequencer.dequeue(1 << 16):
+                yield from (envelope for envelope in dequeued if not envelope.is_ack)
+
+
+def committed_spans(journal: str, framing: Any, content: bytes) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of each committed message of a journal."""
+    for envelope in committed(journal, framing, content):
+        yield envelope.begin, envelope.end

@@ -1,0 +1,269 @@
+"""Hints for the common mistakes of applications: what a finding shows, and the line of the user's code."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gazette.runtime.user_code import is_user_file, shown_path
+
+HINTS: Final = {
+    "self": "State in `self` is lost when another member takes the shard over. Keep it in the store.",
+    "global": "A global name is of one process. Another owner of the shard has another value. Keep it in the"
+    " store.",
+    "random": "Random numbers differ each time a message is consumed. Derive them from the message, or from"
+    " its UUID.",
+    "time": "The clock of the system is another one at each attempt. Use `shard.now`, `envelope.time` or a"
+    " field of the message.",
+    "network": "A callback may run again for the same message, and its calls to other systems are not undone."
+    " Publish a message, and let another program call.",
+    "publish": "Only `publisher.publish_uncommitted` is a part of the transaction. Another publisher"
+    " publishes again when messages are consumed again.",
+    "set": "The order of a set, and `hash()`, differ from process to process. Sort, or use a dict.",
+    "retry": "Effects before a failed attempt, or before `DeferToNextTransaction`, stay. Let the error end"
+    " the transaction, or raise before any effect.",
+    "swallow": "An error of the store or the publisher was caught, and the transaction went on without that"
+    " effect. Catch the errors of your own code only.",
+    "float": "Sums of floats depend on where transactions end. Add the values one by one, or use integers or"
+    " `Decimal`.",
+    "batches": "The result depends on where transactions end, which differs from run to run. If it may,"
+    " give --transactions recorded.",
+    "thread": "A thread of its own goes on after the callback has returned, and after the shard has moved. Do"
+    " the work in the callback.",
+    "restart": "The state that a new owner recovers is another one. Keep all state in the store.",
+    "memory": "The result depends on what was not in the store: attributes, globals, files, or errors that"
+    " were caught.",
+}
+"""The hint of each mistake."""
+
+_ORDER: Final = {
+    "time": ("time",),
+    "varies": ("random", "global", "time"),
+    "set": ("set",),
+    "batches": ("float", "retry", "self", "global"),
+    "extra output": ("publish", "self", "global"),
+    "restart": ("self", "global"),
+    "memory": ("self", "global", "publish", "retry", "swallow"),
+    "failed call": ("swallow", "retry", "publish"),
+}
+"""The mistakes that a cause may come from, the likeliest first."""
+_CALLBACKS: Final = frozenset(
+    {
+        "consume_message",
+        "consume_messages",
+        "on_timer",
+        "begin_transaction",
+        "finalize_transaction",
+        "finished_transaction",
+    }
+)
+_MUTATORS: Final = frozenset(
+    {
+        "append",
+        "add",
+        "update",
+        "pop",
+        "extend",
+        "insert",
+        "remove",
+        "clear",
+        "setdefault",
+        "discard",
+    }
+)
+_RANDOM: Final = frozenset(
+    {"random", "secrets", "uuid1", "uuid4", "urandom", "Random", "SystemRandom"}
+)
+_TIMES: Final = frozenset(
+    {"time", "time_ns", "monotonic", "now", "utcnow", "today", "perf_counter"}
+)
+_PUBLISHES: Final = frozenset({"standalone_publisher", "publish_committed", "publish_from_loop"})
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A line of the user's code that may be a mistake."""
+
+    mistake: str
+    place: str
+
+
+def advice(cause: str, application: type, faults: Sequence[str] = ()) -> tuple[str, str]:
+    """Return the hint of a cause, and the line of the user's code; the line may be empty."""
+    if cause in ("memory", "extra output") and faults and set(faults) == {"fail a call"}:
+        cause = "failed call"
+    suspects = list(_suspects(application))
+    for mistake in _ORDER.get(cause, (cause,)):
+        for suspect in suspects:
+            if suspect.mistake == mistake:
+                return HINTS[mistake], suspect.place
+    fallback = {"varies": "random", "extra output": "publish", "failed call": "swallow"}
+    return HINTS.get(fallback.get(cause, cause), ""), ""
+
+
+def _suspects(application: type) -> Iterator[Suspect]:
+    """Yield suspects in the user's modules, in callbacks first."""
+    files: dict[str, ast.Module] = {}
+    for base in application.__mro__:
+        module = sys.modules.get(base.__module__)
+        file = None if module is None else getattr(module, "__file__", None)
+        if isinstance(file, str) and is_user_file(file) and file not in files:
+            files[file] = ast.parse(Path(file).read_text())
+    for file, tree in files.items():
+        module_names = _mutable_names(tree)
+        functions = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        ]
+        functions.sort(key=lambda function: function.name not in _CALLBACKS)
+        for function in functions:
+            is_setup = function.name in ("__init__", "initialize")
+            for mistake, line in _mistakes(function, module_names, is_setup=is_setup):
+                yield Suspect(mistake, f"{shown_path(file)}:{line} in {function.name}")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "float":
+                yield Suspect("float", f"{shown_path(file)}:{node.lineno}")
+
+
+def _mutable_names(tree: ast.Module) -> set[str]:
+    """Return the names that a module gives to values at its top level."""
+    names = set()
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
+
+
+def _mistakes(
+    function: ast.FunctionDef | ast.AsyncFunctionDef, module_names: set[str], *, is_setup: bool
+) -> Iterator[tuple[str, int]]:
+    sets = {
+        target.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and _is_set(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(function):
+        match node:
+            case ast.Global():
+                yield "global", node.lineno
+            case ast.Assign(targets=targets) if not is_setup:
+                yield from _assigned(targets, module_names, node.lineno)
+            case ast.AugAssign(target=target) if not is_setup:
+                yield from _assigned([target], module_names, node.lineno)
+            case ast.Call():
+                yield from _called(node, sets, module_names, is_setup=is_setup)
+            case ast.For(iter=iterated) | ast.comprehension(iter=iterated):
+                if _is_set(iterated) or (isinstance(iterated, ast.Name) and iterated.id in sets):
+                    yield "set", getattr(node, "lineno", iterated.lineno)
+            case ast.Raise(exc=ast.Call(func=ast.Name(id="DeferToNextTransaction"))):
+                yield "retry", node.lineno
+            case ast.Raise(exc=ast.Name(id="DeferToNextTransaction")):
+                yield "retry", node.lineno
+            case ast.Try() if function.name in _CALLBACKS or not is_setup:
+                yield from _caught(node, function)
+
+
+def _assigned(
+    targets: Sequence[ast.expr], module_names: set[str], line: int
+) -> Iterator[tuple[str, int]]:
+    for target in targets:
+        owner: ast.AST = target
+        while isinstance(owner, (ast.Subscript, ast.Attribute)):
+            if isinstance(owner, ast.Attribute) and _is_self(owner.value):
+                yield "self", line
+                break
+            owner = owner.value
+        if owner is not target and isinstance(owner, ast.Name) and owner.id in module_names:
+            yield "global", line
+
+
+def _called(
+    node: ast.Call, sets: set[str], module_names: set[str], *, is_setup: bool
+) -> Iterator[tuple[str, int]]:
+    function = node.func
+    if isinstance(function, ast.Name):
+        if function.id in _RANDOM:
+            yield "random", node.lineno
+        if function.id in ("time", "monotonic"):
+            yield "time", node.lineno
+        if function.id == "hash" or (
+            function.id in ("list", "tuple", "enumerate", "iter")
+            and node.args
+            and (_is_set(node.args[0]) or _is_name_of(node.args[0], sets))
+        ):
+            yield "set", node.lineno
+        if function.id == "next" and node.args and _is_name_of(node.args[0], module_names):
+            yield "global", node.lineno
+        return
+    if not isinstance(function, ast.Attribute):
+        return
+    owner, name = function.value, function.attr
+    text = ast.unparse(owner)
+    if text in ("random", "secrets", "numpy.random", "np.random") or name in _RANDOM - {"random"}:
+        yield "random", node.lineno
+    if name in _TIMES and text in (
+        "time",
+        "datetime",
+        "date",
+        "datetime.datetime",
+        "datetime.date",
+    ):
+        yield "time", node.lineno
+    if name in _PUBLISHES:
+        yield "publish", node.lineno
+    if name == "join" and node.args and (_is_set(node.args[0]) or _is_name_of(node.args[0], sets)):
+        yield "set", node.lineno
+    if name in _MUTATORS and not is_setup:
+        if isinstance(owner, ast.Attribute) and _is_self(owner.value):
+            yield "self", node.lineno
+        elif _is_name_of(owner, module_names):
+            yield "global", node.lineno
+
+
+def _caught(node: ast.Try, function: ast.AST) -> Iterator[tuple[str, int]]:
+    loops = [loop for loop in ast.walk(function) if isinstance(loop, (ast.For, ast.While))]
+    for handler in node.handlers:
+        names = [] if handler.type is None else ast.unparse(handler.type).strip("()").split(", ")
+        is_wide = handler.type is None or {"BaseException", "Exception"} & set(names)
+        raises = any(isinstance(inner, ast.Raise) for inner in ast.walk(handler))
+        if any(node in ast.walk(loop) for loop in loops):
+            yield "retry", handler.lineno
+        elif is_wide and not raises:
+            yield "swallow", handler.lineno
+
+
+def _is_self(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def _is_name_of(node: ast.AST, names: set[str]) -> bool:
+    return isinstance(node, ast.Name) and node.id in names
+
+
+def _is_set(node: ast.AST) -> bool:
+    if isinstance(node, (ast.Set, ast.SetComp)):
+        return True
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("set", "frozenset")
+    )
+
+
+def source_line(place: str) -> str:
+    """Return the line of a place such as ``app.py:17 in parse``; empty without a line."""
+    file, _, rest = place.partition(":")
+    number = rest.split(" ")[0]
+    if not number.isdigit() or not Path(file).is_file():
+        return ""
+    lines = Path(file).read_text().splitlines()
+    return lines[int(number) - 1].strip() if int(number) <= len(lines) else ""

@@ -1,0 +1,197 @@
+"""The application to simulate: how it is made, its journals and shards, and the messages that it gets."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from gazette.consumer.application import Application, MessageProducer
+from gazette.consumer.contract.callbacks import require_callbacks
+from gazette.consumer.declare.declaration import declaration_of
+from gazette.consumer.declare.source import Source, sources_of
+from gazette.consumer.declare.specs import (
+    SpecSettings,
+    dead_letter_specs,
+    journal_specs,
+    log_specs,
+    shard_specs,
+)
+from gazette.errors import Invalid, NotAllowed
+from gazette.labels import CONTENT_TYPE
+from gazette.message.mapping import fixed_mapping
+from gazette.protocol.fragment import Codec
+from gazette.protocol.journal import FragmentSpec, JournalSpec
+from gazette.protocol.journal_tree import JournalNode
+from gazette.protocol.shard import ShardSpec
+from gazette.protocol.shard_list import ShardList
+from gazette.protocol.text import duration
+from gazette.testing.app_driver import DrivenShard
+from gazette.testing.simulation.load import MessageLoad
+
+SHARDS_MAX: Final = 2
+"""Most shards of one seed: each seed draws them from all shards."""
+_SETTINGS: Final = SpecSettings(stores=("s3://simulated/",), replication=1, hot_standbys=0)
+_FRAGMENT: Final = FragmentSpec(
+    length=1 << 22,
+    codec=Codec.NONE,
+    stores=_SETTINGS.stores,
+    refresh_interval_ns=5 * duration.MINUTE,
+)
+
+UserLoad = Callable[[random.Random], Iterable[Any]]
+"""Yields messages, or pairs of a source (or the name of a source or journal) and a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnMessage:
+    """A message, and the function that maps it to its journal."""
+
+    mapping: Callable[[Any], Any]
+    message: Any
+
+
+@dataclass(slots=True)
+class Setup:
+    """All that is the same for each seed."""
+
+    new_application: Callable[[], Application[Any]]
+    journals: list[JournalSpec]
+    shards: list[ShardSpec]
+    load: UserLoad | None = None
+    invariant: Callable[[Any], object] | None = None
+    ignore: tuple[str, ...] = ()
+    recorded: bool = False
+    """True if results may depend on where transactions end."""
+    _application: Application[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Raise ``Invalid`` or ``NotAllowed`` for an application that cannot be simulated."""
+        self._application = application = self.new_application()
+        require_callbacks(application)
+        if isinstance(application, MessageProducer):
+            raise NotAllowed(
+                "an application that brings its own messages is not simulated",
+                hint="Test it with gazette_driver.",
+            )
+        if hasattr(application, "consume_table"):
+            raise NotAllowed(
+                "a TableApplication is not simulated", hint="Test it with gazette_driver."
+            )
+        if self.load is None:
+            self._loads()  # Refuse types of which no messages can be drawn before the first seed.
+
+    @classmethod
+    def of(
+        cls,
+        new_application: Callable[[], Application[Any]],
+        journals: Path | None = None,
+        shards: Path | None = None,
+        **more: Any,
+    ) -> Setup:
+        """Return a setup with the journals and shards that the application declares, or those of YAML."""
+        if journals is None or shards is None:
+            declaration = declaration_of(new_application())
+            specs = [
+                *journal_specs(declaration, _SETTINGS),
+                *log_specs(declaration, _SETTINGS),
+                *dead_letter_specs(declaration, _SETTINGS),
+            ]
+            shard_list = shard_specs(declaration, _SETTINGS)
+        else:
+            tree = JournalNode.parse(journals.read_text()).push_down()
+            specs = [node.spec for node in tree.journals()]
+            entries = ShardList.parse(shards.read_text()).push_down().shards
+            shard_list = [entry.spec for entry in entries]
+        specs = [replace(spec, replication=1, fragment=_FRAGMENT) for spec in specs]
+        return cls(new_application, specs, shard_list, **more)
+
+    @property
+    def sources(self) -> list[JournalSpec]:
+        """The journals that shards read, in order."""
+        names = {source.journal for spec in self.shards for source in spec.sources}
+        return [spec for spec in self.journals if spec.name in names]
+
+    @property
+    def outputs(self) -> list[str]:
+        """The journals that are neither sources nor recovery logs."""
+        inner = {spec.name for spec in self.sources} | {spec.recovery_log for spec in self.shards}
+        return [spec.name for spec in self.journals if spec.name not in inner]
+
+    @property
+    def skips_poison(self) -> bool:
+        """True if a policy of the application skips bytes that are no messages."""
+        application = self.new_application()
+        return any(
+            application.poison_policy(DrivenShard(application, spec)) is not None
+            for spec in self.shards
+        )
+
+    def draw(self, rng: random.Random, times: Sequence[float], epoch: float) -> list[DrawnMessage]:
+        """Return a message for each of the times, or fewer if the user's load ends before."""
+        if self.load is not None:
+            drawn = iter(self.load(rng))
+            return [self._sent(each) for each in islice(drawn, len(times))]
+        loads = self._loads()
+        sent = []
+        for at in times:
+            mapping, load = rng.choice(loads)
+            sent.append(DrawnMessage(mapping, load.draw(rng, epoch + at)))
+        return sent
+
+    def _loads(self) -> list[tuple[Callable[[Any], Any], MessageLoad]]:
+        declared: list[Source[Any]] = sources_of(self._application)
+        if declared:
+            return [
+                (
+                    source,
+                    MessageLoad(
+                        message_type,
+                        source.content_type,
+                        source.uuid,
+                        source.message_time,
+                    ),
+                )
+                for source in declared
+                for message_type in source.message_types
+            ]
+        application = self._application
+        return [
+            (
+                self._fixed(spec),
+                MessageLoad(
+                    application.message_type_of(spec),
+                    spec.labels.value_of(CONTENT_TYPE) or "",
+                    application.uuid_place_of(spec),
+                    application.message_time_of(spec),
+                ),
+            )
+            for spec in self.sources
+        ]
+
+    def _fixed(self, spec: JournalSpec) -> Callable[[Any], Any]:
+        place = self._application.uuid_place_of(spec)
+        return fixed_mapping(spec.name, spec.labels.value_of(CONTENT_TYPE) or "", uuid=place)
+
+    def _sent(self, drawn: Any) -> DrawnMessage:
+        """Return what a user's load has yielded. Raise ``Invalid`` if it names no source."""
+        declared: list[Source[Any]] = sources_of(self._application)
+        target, message = drawn if isinstance(drawn, tuple) else (None, drawn)
+        if isinstance(target, Source):
+            return DrawnMessage(target, message)
+        for source in declared:
+            if target == source.name or (
+                target is None and isinstance(message, source.message_types)
+            ):
+                return DrawnMessage(source, message)
+        for spec in self.sources:
+            if target == spec.name or (target is None and not declared):
+                return DrawnMessage(self._fixed(spec), message)
+        raise Invalid(
+            f"load yields {drawn!r:.80}, which names no source",
+            path="load",
+            hint="Yield messages of the sources' types, or pairs of a source's name and a message.",
+        )

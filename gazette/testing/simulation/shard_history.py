@@ -1,0 +1,224 @@
+"""The history of an application's shards in one simulation: what each promotion restored, consumed and fired.
+
+The history decides which transactions took effect. A promotion restores the checkpoint of one of them: all
+others behind that transaction had no effect, whatever their owner believed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final
+
+from gazette.consumer.shard.shard import Shard
+from gazette.consumer.timers.timer import Timer
+from gazette.consumer.transaction.dispatch import Deferred, Dispatcher, TimersDue
+from gazette.consumer.transaction.shard_callbacks import ShardCallbacks
+from gazette.consumer.transaction.shard_timers import defines_timers
+from gazette.consumer.transaction.transactor import Transactor
+from gazette.errors import Bug
+from gazette.message.uuid import ACK_TXN
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.runtime.tasks import OpFuture
+
+_CHAINS_MAX: Final = 6
+"""Most possibilities for what led to a state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """Messages of one source that were consumed, or a timer that fired."""
+
+    now: float
+    """The wall clock of the member, as shards see it: it does not go back within a promotion."""
+    journal: str = ""
+    spans: tuple[tuple[int, int], ...] = ()
+    """Begin and end of each message in its journal."""
+    timer: Timer | None = None
+
+
+@dataclass(slots=True)
+class RecordedTransaction:
+    """One transaction of a promotion, whether or not it took effect."""
+
+    steps: list[Consumed] = field(default_factory=list)
+    checkpoint: Checkpoint | None = None
+    """None until its commit began."""
+    commit: OpFuture[Any] | None = None
+
+    @property
+    def has_committed(self) -> bool:
+        """True if the commit is known to have succeeded."""
+        commit = self.commit
+        return commit is not None and commit.done() and commit.exception() is None
+
+
+@dataclass(slots=True)
+class Promotion:
+    """One owner of a shard, from the restored checkpoint on."""
+
+    shard_id: str
+    restored: Checkpoint
+    callbacks: ShardCallbacks
+    transactions: list[RecordedTransaction] = field(default_factory=list)
+
+    @property
+    def running(self) -> RecordedTransaction:
+        """The transaction whose commit has not begun."""
+        if not self.transactions or self.transactions[-1].checkpoint is not None:
+            self.transactions.append(RecordedTransaction())
+        return self.transactions[-1]
+
+
+class ShardHistory:
+    """All promotions of one simulation."""
+
+    def __init__(self, clock: Callable[[], float], on_failure: Callable[[Any, Any], None]) -> None:
+        self._clock = clock
+        self._on_failure = on_failure
+        self.promotions: list[Promotion] = []
+        self._by_callbacks: dict[int, Promotion] = {}
+
+    def last(self, shard_id: str) -> Promotion | None:
+        """Return the latest promotion of a shard."""
+        of_shard = [each for each in self.promotions if each.shard_id == shard_id]
+        return of_shard[-1] if of_shard else None
+
+    def effective(self, promotion: Promotion) -> list[list[RecordedTransaction]]:
+        """Return the transactions that led to the state of a promotion, in order. Likelier ones come first.
+
+        There are several possibilities if transactions changed no offset, as those of timers: a restored
+        checkpoint is then that of each. None: the promotion restored what no earlier one had committed.
+        """
+        own = [each for each in promotion.transactions if each.checkpoint is not None]
+        return [[*before, *own] for before in islice(self._leading_to(promotion), _CHAINS_MAX)]
+
+    def _leading_to(self, promotion: Promotion) -> Iterator[list[RecordedTransaction]]:
+        restored = promotion.restored
+        if not restored.sources and not restored.ack_intents:
+            yield []
+        index = self.promotions.index(promotion)
+        for earlier in reversed(self.promotions[:index]):
+            if earlier.shard_id != promotion.shard_id:
+                continue
+            transactions = earlier.transactions
+            ends = [
+                end
+                for end, each in enumerate(transactions, 1)
+                if each.checkpoint is not None and _are_same(each.checkpoint, restored)
+            ]
+            # The last one that is known to have committed; then those that may have.
+            ends.sort(key=lambda end: (not transactions[end - 1].has_committed, -end))
+            if _are_same(earlier.restored, restored):
+                ends.append(0)
+            for end in ends:
+                for before in self._leading_to(earlier):
+                    yield [*before, *transactions[:end]]
+
+    # Recording.
+
+    def _of(self, callbacks: ShardCallbacks) -> Promotion:
+        promotion = self._by_callbacks.get(id(callbacks))
+        if promotion is None or promotion.callbacks is not callbacks:
+            raise Bug("a shard's callbacks are called before its checkpoint is restored")
+        return promotion
+
+    def _now(self, callbacks: ShardCallbacks) -> float:
+        """Return the time that callbacks see now."""
+        if defines_timers(callbacks.application):
+            return callbacks.shard.now.timestamp()
+        return self._clock()
+
+    def _restored(self, callbacks: ShardCallbacks, checkpoint: Checkpoint) -> None:
+        promotion = Promotion(callbacks.shard.id, checkpoint, callbacks)
+        self.promotions.append(promotion)
+        self._by_callbacks[id(callbacks)] = promotion
+
+    def _consumed(self, callbacks: ShardCallbacks, now: float, batch: Sequence[Any]) -> None:
+        takes_acks = callbacks.application.deliver_acks
+        spans = tuple(
+            (envelope.begin, envelope.end)
+            for envelope in batch
+            if takes_acks or envelope.flags != ACK_TXN
+        )
+        if spans:
+            self._of(callbacks).running.steps.append(Consumed(now, batch[0].journal, spans))
+
+    @contextlib.contextmanager
+    def attached(self) -> Iterator[None]:
+        """Record what shards of this process do within the block."""
+        history = self
+        dispatchers: dict[int, ShardCallbacks] = {}
+
+        def new(call: Any, self: Any, callbacks: Any, *args: Any) -> None:
+            dispatchers[id(self)] = callbacks
+            call(self, callbacks, *args)
+
+        def deliver(call: Any, self: Any, batch: Any) -> None:
+            callbacks, done = dispatchers[id(self)], 0
+            now = history._now(callbacks)
+            try:
+                call(self, batch)
+                done = len(batch)
+            except (Deferred, TimersDue) as partial:
+                done = partial.done
+                raise
+            finally:
+                history._consumed(callbacks, now, batch[:done])
+
+        def fire(call: Any, self: Any, timer: Timer) -> None:
+            callbacks = dispatchers[id(self)]
+            now = history._now(callbacks)
+            call(self, timer)
+            history._of(callbacks).running.steps.append(Consumed(now, timer=timer))
+
+        def run(call: Any, self: Any, checkpoint: Checkpoint) -> Any:
+            history._restored(self._callbacks, checkpoint)
+            return call(self, checkpoint)
+
+        def start_commit(call: Any, self: Any, checkpoint: Any, waits: Any) -> Any:
+            transaction = history._of(self).running
+            transaction.checkpoint = checkpoint
+            transaction.commit = call(self, checkpoint, waits)
+            return transaction.commit
+
+        def fail(call: Any, self: Any, error: Any) -> None:
+            if self.failure is None:
+                history._on_failure(self, error)
+            call(self, error)
+
+        with contextlib.ExitStack() as stack:
+            for owner, name, around in (
+                (Dispatcher, "__init__", new),
+                (Dispatcher, "deliver", deliver),
+                (Dispatcher, "fire", fire),
+                (Transactor, "run", run),
+                (ShardCallbacks, "start_commit", start_commit),
+                (Shard, "_fail", fail),
+            ):
+                stack.enter_context(wrapped(owner, name, around))
+            yield
+
+
+def _are_same(checkpoint: Checkpoint, other: Checkpoint) -> bool:
+    """Compare what a transaction decides; other parts are not restored as they were written."""
+    return (checkpoint.sources, checkpoint.ack_intents) == (other.sources, other.ack_intents)
+
+
+@contextlib.contextmanager
+def wrapped(owner: type, name: str, around: Callable[..., Any]) -> Iterator[None]:
+    """Let calls of a method go through ``around`` within the block, which gets the method first."""
+    original = vars(owner)[name]
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    setattr(owner, name, call)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)

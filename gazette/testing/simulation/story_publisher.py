@@ -1,0 +1,88 @@
+"""Publishes the messages of a story: alone, in transactions, twice, or in such that never commit."""
+
+from __future__ import annotations
+
+import random
+
+from gazette.client.append.appender import AppendParams
+from gazette.client.append.service import AppendService
+from gazette.client.read.reader import ReadParams
+from gazette.client.read.retry_reader import RetryReader
+from gazette.message.publisher import Publisher
+from gazette.runtime.tasks import await_future
+from gazette.testing.simulation.cluster import Cluster
+from gazette.testing.simulation.loop import NodeClock, SimNode
+from gazette.testing.simulation.storage import Threads
+from gazette.testing.simulation.story import Send, SendForm
+
+
+class StoryPublisher:
+    """Publishes the messages of one producer, at their times."""
+
+    def __init__(
+        self, node: SimNode, cluster: Cluster, broker: str, sends: list[Send], seed: int
+    ) -> None:
+        self._node = node
+        self._cluster = cluster
+        self._broker = broker
+        self._sends = sends
+        self._rng = random.Random(seed)
+        self._clock = NodeClock(cluster.loop, node)
+        self._open: list[Send] = []
+
+    async def run(self) -> None:
+        await self._node.spawn(self._run(), "publisher")
+
+    async def _run(self) -> None:
+        cluster = self._cluster
+        self._client = cluster.client(self._node, self._broker)
+        threads = Threads(self._node, random.Random(self._rng.getrandbits(64)))
+        self._appends = AppendService(self._client, pool=threads.pool("spill", 1))
+        self._publisher = self._unfinished = self._new_publisher()
+        self._unfinished = self._new_publisher()
+        for send in self._sends:
+            await self._clock.sleep(max(0.0, send.at - cluster.loop.now))
+            if send.form is not SendForm.TOGETHER:
+                await self._commit()
+            await self._send(send)
+        await self._commit()
+        await self._appends.flush()
+
+    def _new_publisher(self) -> Publisher:
+        return Publisher.standalone(self._appends, self._clock, self._rng)
+
+    async def _send(self, send: Send) -> None:
+        message, mapping = send.sent.message, send.sent.mapping
+        match send.form:
+            case SendForm.TOGETHER:
+                self._publisher.publish_uncommitted(mapping, message)
+                self._open.append(send)
+                if len(self._open) > 3:
+                    await self._commit()
+            case SendForm.UNFINISHED:
+                self._unfinished.publish_uncommitted(mapping, message)
+                self._unfinished.flush()
+                self._unfinished = self._new_publisher()
+            case SendForm.MALFORMED:
+                journal = mapping(message).journal
+                await self._append(journal, b"no message\n")
+            case _:
+                result = await await_future(self._publisher.publish_committed(mapping, message))
+                if send.form is SendForm.TWICE:
+                    begin, end = result.commit.begin, result.commit.end
+                    journal = mapping(message).journal
+                    params = ReadParams(journal, begin, block=True, end_offset=end)
+                    reader = RetryReader(self._client, params, clock=self._clock)
+                    content = await reader.read(end - begin)
+                    reader.close()
+                    await self._append(journal, content)
+
+    async def _append(self, journal: str, content: bytes) -> None:
+        await await_future(self._appends.append(AppendParams(journal), content))
+
+    async def _commit(self) -> None:
+        """Commit what was sent together."""
+        if self._open:
+            self._open = []
+            for journal, intent in self._publisher.build_ack_intents().items():
+                await self._append(journal, intent)

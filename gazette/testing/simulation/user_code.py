@@ -1,0 +1,211 @@
+"""The surroundings of the user's code in a simulation: its time, its random numbers, and what it must not do.
+
+Names in the user's own modules that mean the system's clock mean the simulated one within a run. So a run is
+the same in each process, and a fold at another time shows what depends on the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, Final
+
+from gazette.errors import Unavailable
+from gazette.message.publisher import Publisher
+from gazette.runtime.user_code import is_user_file, place_in
+from gazette.stores.sqlite.store import SQLiteStore
+from gazette.testing.simulation.shard_history import wrapped
+from gazette.testing.simulation.storage import SIMULATED, TurnThread
+
+_NETWORK: Final = frozenset(
+    {"socket.connect", "socket.getaddrinfo", "subprocess.Popen", "os.system"}
+)
+_is_user_file = cache(is_user_file)
+
+
+class UserSurroundings:
+    """The surroundings in this process, for one seed."""
+
+    present: UserSurroundings | None = None
+    """The one that is attached: hooks of the interpreter cannot be removed."""
+    _is_hooked = False
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(f"random numbers of the user {seed}")
+        self._seed = seed
+        self._now: Callable[[], float] = time.time
+        self._pause: Callable[[float], object] = lambda seconds: None
+        self._on_finding: Callable[[str, str, str], object] = lambda what, place, hint: None
+        self.shift_s = 0.0
+        """Deviation between the time that the user's code sees and that of the simulation."""
+        self.fail_after = 0
+        """The number of the call that fails next; 0: none."""
+        self.is_folding = False
+
+    def bind(
+        self,
+        now: Callable[[], float],
+        pause: Callable[[float], object],
+        on_finding: Callable[[str, str, str], object],
+    ) -> None:
+        """Set the clock, what sleeps, and what is called with each forbidden act, its place and a hint."""
+        self._now, self._pause, self._on_finding = now, pause, on_finding
+
+    def now(self) -> float:
+        return self._now() + self.shift_s
+
+    @contextlib.contextmanager
+    def attached(self) -> Iterator[None]:
+        """Give the user's code these surroundings within the block."""
+        before = UserSurroundings.present, random.getstate(), os.urandom
+        UserSurroundings.present = self
+        if not UserSurroundings._is_hooked:
+            UserSurroundings._is_hooked = True
+            sys.addaudithook(_on_audit)
+        random.seed(self._rng.getrandbits(64))
+        urandom: Any = self._rng.randbytes
+        os.urandom = random._urandom = urandom  # type: ignore[attr-defined]
+        with contextlib.ExitStack() as stack:
+            for owner, name in _failing_calls():
+                stack.enter_context(wrapped(owner, name, self._call))
+            stack.enter_context(wrapped(threading.Thread, "start", self._start_thread))
+            stack.enter_context(_replaced_names(_substitutes(self)))
+            try:
+                yield
+            finally:
+                UserSurroundings.present = before[0]
+                random.setstate(before[1])
+                os.urandom = random._urandom = before[2]  # type: ignore[attr-defined]
+
+    def _call(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Let a call of a store or publisher fail, if it is due and the user's code makes it."""
+        if self.fail_after and TurnThread.current() is not None:
+            caller = sys._getframe(2).f_code.co_filename
+            if _is_user_file(caller):
+                self.fail_after -= 1
+                if not self.fail_after:
+                    raise Unavailable("the simulation lets this call fail")
+        return call(*args, **kwargs)
+
+    def _start_thread(self, start: Callable[..., None], thread: threading.Thread) -> None:
+        """Refuse a thread that a callback starts. Those of the simulation have no such caller."""
+        if thread.name != SIMULATED and (place := self._place_of_callback()):
+            self._on_finding("a callback starts a thread", place, "thread")
+            raise RuntimeError("a simulation has no threads of the application")
+        start(thread)
+
+    def refuse_network(self) -> None:
+        """Refuse what a callback must not do: to call other systems."""
+        if place := self._place_of_callback():
+            self._on_finding("a callback uses the network or another process", place, "network")
+            raise ConnectionRefusedError("a simulation has no network")
+
+    def _place_of_callback(self) -> str:
+        """Return the user's line that runs now in a callback; empty outside of callbacks."""
+        if not self.is_folding and TurnThread.current() is None:
+            return ""
+        return place_in(traceback.extract_stack())
+
+
+def _on_audit(event: str, _args: Any) -> None:
+    if event in _NETWORK and (present := UserSurroundings.present) is not None:
+        present.refuse_network()
+
+
+def _failing_calls() -> list[tuple[type, str]]:
+    calls: list[tuple[type, str]] = [
+        (Publisher, "publish_uncommitted"),
+        (SQLiteStore, "execute"),
+        (SQLiteStore, "executemany"),
+    ]
+    rocksdb = sys.modules.get("gazette.stores.rocksdb.store")
+    if rocksdb is not None:
+        calls += [(rocksdb.RocksDBStore, "put"), (rocksdb.RocksDBStore, "get")]
+    return calls
+
+
+def _substitutes(user: UserSurroundings) -> dict[int, Any]:
+    """Return what stands for the system's clocks, by the identities of the originals."""
+    real = datetime.datetime
+
+    class SimulatedDatetime(datetime.datetime, metaclass=_AnyInstance):
+        real_class = real
+
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return real.fromtimestamp(user.now(), tz)
+
+        @classmethod
+        def utcnow(cls) -> Any:
+            return real.fromtimestamp(user.now(), datetime.UTC).replace(tzinfo=None)
+
+        @classmethod
+        def today(cls) -> Any:
+            return real.fromtimestamp(user.now())
+
+    class SimulatedDate(datetime.date, metaclass=_AnyInstance):
+        real_class = datetime.date
+
+        @classmethod
+        def today(cls) -> Any:
+            return real.fromtimestamp(user.now()).date()
+
+    functions: dict[str, Any] = {
+        "time": user.now,
+        "time_ns": lambda: int(user.now() * 1e9),
+        "monotonic": user.now,
+        "perf_counter": user.now,
+        "sleep": lambda seconds: user._pause(seconds),
+    }
+    classes = {"datetime": SimulatedDatetime, "date": SimulatedDate}
+    substitutes: dict[int, Any] = {
+        id(time): _copy_of(time, functions),
+        id(datetime): _copy_of(datetime, classes),
+    }
+    substitutes |= {id(getattr(time, name)): new for name, new in functions.items()}
+    return substitutes | {id(getattr(datetime, name)): new for name, new in classes.items()}
+
+
+class _AnyInstance(type):
+    """Has instances of the real class for its own."""
+
+    real_class: type
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, cls.real_class)
+
+
+def _copy_of(module: types.ModuleType, changes: dict[str, Any]) -> types.ModuleType:
+    copy = types.ModuleType(module.__name__)
+    vars(copy).update(vars(module))
+    vars(copy).update(changes)
+    return copy
+
+
+@contextlib.contextmanager
+def _replaced_names(substitutes: dict[int, Any]) -> Iterator[None]:
+    """Let names in the user's modules mean the substitutes within the block."""
+    replaced: list[tuple[dict[str, Any], str, Any]] = []
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or not _is_user_file(file):
+            continue
+        names = vars(module)
+        for name, value in list(names.items()):
+            if id(value) in substitutes:
+                replaced.append((names, name, value))
+                names[name] = substitutes[id(value)]
+    try:
+        yield
+    finally:
+        for names, name, value in replaced:
+            names[name] = value

@@ -1,0 +1,33 @@
+"""Tries again, after a part of the first attempt has taken effect."""
+
+from __future__ import annotations
+
+from gazette import Application, Envelope, Message, Publisher, Recorder, Shard, Source
+from gazette.stores.sqlite import SQLiteStore
+
+TOTALS = "CREATE TABLE IF NOT EXISTS totals (name TEXT PRIMARY KEY, n INTEGER)"
+ADD = "INSERT INTO totals VALUES (?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n"
+
+
+class Order(Message):
+    customer: str
+    cents: int
+
+
+class Totals(Application[SQLiteStore]):
+    orders = Source("orders", Order, key="customer")
+
+    def new_store(self, shard: Shard, recorder: Recorder | None) -> SQLiteStore:
+        return SQLiteStore(recorder, TOTALS)
+
+    def consume_message(
+        self, shard: Shard, store: SQLiteStore, envelope: Envelope[Order], publisher: Publisher
+    ) -> None:
+        order = envelope.message
+        for _ in range(3):
+            try:
+                store.execute(ADD, (order.customer, order.cents))
+                store.execute(ADD, ("all", order.cents))
+            except Exception:  # noqa: BLE001 - the mistake
+                continue
+            break

@@ -1,0 +1,30 @@
+"""Totals by the day at which the order is consumed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from gazette import Application, Envelope, Message, Publisher, Recorder, Shard, Source
+from gazette.stores.sqlite import SQLiteStore
+
+TOTALS = "CREATE TABLE IF NOT EXISTS totals (name TEXT PRIMARY KEY, n INTEGER)"
+ADD = "INSERT INTO totals VALUES (?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n"
+
+
+class Order(Message):
+    customer: str
+    cents: int
+
+
+class Totals(Application[SQLiteStore]):
+    orders = Source("orders", Order, key="customer")
+
+    def new_store(self, shard: Shard, recorder: Recorder | None) -> SQLiteStore:
+        return SQLiteStore(recorder, TOTALS)
+
+    def consume_message(
+        self, shard: Shard, store: SQLiteStore, envelope: Envelope[Order], publisher: Publisher
+    ) -> None:
+        order = envelope.message
+        name = f"{order.customer} on {datetime.now(UTC):%Y-%m-%d}"
+        store.execute(ADD, (name, order.cents))
