@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -154,13 +154,11 @@ class RunSession:
     async def _announced(self, cluster: ClusterAddresses) -> AsyncIterator[None]:
         members = ",".join(member.grpc_url for member in self._processes())
         say = partial(self._say, at=False)
-        environ = self._environ if cluster.local is None else cluster.local.environ
-        where = (self._directory, environ, self._clock, say)
+        environ = cluster.local.environ if cluster.local else self._environ
+        place = (self._directory, environ, self._clock, say)
+        console = console_beside(*place, brokers=cluster.brokers, consumers=members)
         with announced(self._environ, self._target, cluster.brokers, members, say):
-            if not self._flags.ui:
-                yield
-                return
-            async with console_beside(*where, brokers=cluster.brokers, consumers=members):
+            async with console if self._flags.ui else nullcontext():
                 yield
 
     async def _generation(

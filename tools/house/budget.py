@@ -35,35 +35,35 @@ PRIVATE_USES: Final = 201
 """Uses of private names in tests: see `tools.house.privates`. Tests go through what users have."""
 PATCHES: Final = 84
 """Calls of ``monkeypatch`` in tests that replace a part of what is tested, or of what it uses."""
-WHEEL_LINES: Final = 97_100
+WHEEL_LINES: Final = 100_200
 """Most lines of the distribution ``pygazette``, without those of ``pygazette-client``."""
 VAGUE: Final = frozenset({"found", "held", "kind", "made", "one", "ones"})
 """Names that do not say what a variable or parameter holds."""
 VAGUE_NAMES: Final = 219
 """Greatest number of variables and parameters with such a name."""
 ROOMS: Final[dict[str, int]] = {
-    "(root)": 953,
+    "(root)": 957,
     "backfill/": 42,
     "blobs/": 3128,
     "broker/": 11077,
     "client/": 6132,
     "cluster/": 6142,
     "config/": 754,
-    "consumer/": 12663,
+    "consumer/": 12664,
     "fragment/": 3577,
-    "gazctl/": 9783,
-    "history/": 17406,
-    "http2/": 3126,
+    "gazctl/": 9827,
+    "history/": 17405,
+    "http2/": 3124,
     "message/": 8865,
     "net/": 4183,
     "protocol/": 6585,
     "recoverylog/": 5371,
-    "run/": 3795,
+    "run/": 6670,
     "runconsumer/": 607,
     "runtime/": 2852,
     "spark/": 49,
     "stores/": 7790,
-    "testing/": 2846,
+    "testing/": 10239,
     "windows/": 1254,
 }
 """Most lines of each room: code, docstrings, comments and blank lines, without generated code."""
