@@ -94,7 +94,8 @@ async def _until_signal(loaded: Loaded, in_use: str) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    key = os.environ.get(KEY_ENV) or secrets.token_urlsafe(24)
+    given_key = os.environ.get(KEY_ENV)
+    key = given_key or secrets.token_urlsafe(24)
     context = Context(
         loaded, os.environ, Terminal.system(), SystemClock(), random.SystemRandom(), in_use
     )
@@ -102,7 +103,8 @@ async def _until_signal(loaded: Loaded, in_use: str) -> int:
         prefix="gazette-ui-", dir=flags.scratch_dir, ignore_cleanup_errors=True
     ) as scratch:
         async with serving(context, flags, key, Path(scratch)) as url:
-            print(f"console  {url}?key={key}", flush=True)
+            # A key that was given is known: others may read where this is printed.
+            print(f"console  {url}?key={f'${KEY_ENV}' if given_key else key}", flush=True)
             if not is_loopback(flags.host):
                 print(
                     f"It listens on {flags.host}: holders of the key act with your token.",

@@ -94,9 +94,9 @@ async def _serve(settings: ClusterSettings, flags: DevFlags, clock: Clock) -> in
         where = (cluster.directory, cluster.environ, clock, partial(print, flush=True))
         console: AbstractAsyncContextManager[None]
         console = console_beside(*where, brokers=brokers) if flags.ui else nullcontext()
-        _say(cluster)
         try:
             async with console:
+                _say(cluster)
                 return await _watch(cluster, scope, stop)
         finally:
             if ready_file is not None:

@@ -53,10 +53,11 @@ async def test_a_signal_ends_the_console_and_the_key_may_be_given(
     log = tmp_path / "ui.log"
     process = ChildProcess("ui", python_module("gazette.main", "ui", *flags), log, environ, CLOCK)
     await process.start()
-    while "?key=mine" not in (text := log.read_text()):
+    while "?key=$" not in (text := log.read_text()):
         assert process.running, text
         await CLOCK.sleep(0.05)
-    assert (await entered(text.split()[1])).status_code == 200
+    assert "mine" not in text
+    assert (await entered(text.split()[1].replace(f"${KEY_ENV}", "mine"))).status_code == 200
     process.signal(signal.SIGTERM)
     assert await process.wait() == 0
 
