@@ -116,7 +116,7 @@ class Context:
         given beside --context: others may be those of strangers. Raise the error of a renewal that fails, or
         ``NotAllowed`` if the token has ended.
         """
-        path = sign_in_path(self.environ, self._in_use) if self._in_use else None
+        path = sign_in_path(self.environ, self.in_use) if self.in_use else None
         is_by_hand = self.loaded.sources[f"{what}.address"] == "flag" and self.is_given("context")
         is_chosen = is_by_hand or bool(self._origin(what))
         is_given = flags.auth_token or flags.auth_token_file or flags.auth_keys
@@ -131,7 +131,7 @@ class Context:
             pool.close()
         if self.clock.now() >= sign_in.expires_at:
             raise NotAllowed(
-                f"the sign-in of context {self._in_use} has ended", hint="Run `gazctl login` again."
+                f"the sign-in of context {self.in_use} has ended", hint="Run `gazctl login` again."
             )
         return replace(flags, auth_token_file=str(path))
 
