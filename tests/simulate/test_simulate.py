@@ -41,10 +41,12 @@ FOUND_WITHIN = 20
 QUICK = ("state_in_self",)
 
 
-def gazette_test(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedProcess[str]:
+def gazette_test(
+    *arguments: str, hash_seed: str = "random", directory: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "gazette.main", "test", *arguments],
-        cwd=ROOT,
+        cwd=directory,
         env={
             **os.environ,
             "PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}",
@@ -132,3 +134,26 @@ def test_a_class_without_a_name_is_refused() -> None:
 
     with pytest.raises(Invalid, match="no name of a module"):
         simulate(Local)
+
+
+@pytest.mark.timeout(600)
+def test_the_page_shows_what_its_application_does(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "simulation.md").read_text()
+    application, loads = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "app.py").write_text(application)
+    (tmp_path / "loads.py").write_text(loads)
+    found = gazette_test("app.py", directory=tmp_path)
+    shown = re.search(r"`gazette test app.py` finds it:\n\n(.*?)\n\nThe story", page, re.DOTALL)
+    assert shown is not None
+    assert found.stdout.startswith(re.sub("^    ", "", shown.group(1), flags=re.MULTILINE))
+    upsert = "INSERT INTO totals VALUES (?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n"
+    right = re.sub(
+        r"        self\.totals\[.*",
+        f'        store.execute("{upsert}", (order.customer, order.cents))',
+        application,
+        flags=re.DOTALL,
+    )
+    (tmp_path / "app.py").write_text(right)
+    flags = ("--seeds", "2", "--load", "loads:orders", "--invariant", "loads:no_customer_is_rich")
+    done = gazette_test("app.py", *flags, directory=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -24,6 +24,9 @@ from gazette.testing.simulation.user_code import UserSurroundings
 _SHIFT_S: Final = 86_461.5
 """How much later a fold takes place than the run: results must not depend on it."""
 
+_ELSEWHERE_OF: Final = 3
+"""One in so many seeds is folded in another process, too."""
+
 
 class Judge:
     """The judge of one run. ``elsewhere`` folds in another process; None: it is not asked."""
@@ -139,11 +142,12 @@ class Judge:
 
     def _folded_elsewhere(self) -> list[Finding]:
         """Require the same of a process in which sets of texts have another order."""
-        if self._elsewhere is None:
+        seed = self._run.story.seed
+        if self._elsewhere is None or seed % _ELSEWHERE_OF != 2:
             return []
         results = {}
         for shard_id, folded in self._inputs.items():
-            result = self._elsewhere.fold(folded, self._setup, self._run.story.seed)
+            result = self._elsewhere.fold(folded, self._setup, seed)
             if isinstance(result, str):
                 return [Finding(f"in another process, {shard_id} fails: {result}", hint="set")]
             results[shard_id] = result

@@ -223,17 +223,22 @@ class AppRun:
                 scope.spawn(self._strike_later(fault), name="fault")
         await self._heal()
         if await self._quiet(client):
-            stores = self._stores()
-            self._check_invariant(stores)
-            ended = self.ended
-            ended.states_before = {id: self._state(store) for id, store in stores.items()}
-            for host in story.members:
-                cluster.crash_member(host)
-                cluster.start_member(host)
-            if await self._quiet(client):
+            if story.restarts:
+                await self._restart(client)
+            if not self.ended.findings:
                 await self._finish(client)
         self._done = True
         cluster.loop.stop()
+
+    async def _restart(self, client: Client) -> None:
+        """Kill all members, and wait until others serve their shards."""
+        stores = self._stores()
+        self._check_invariant(stores)
+        self.ended.states_before = {id: self._state(store) for id, store in stores.items()}
+        for host in self.story.members:
+            self.cluster.crash_member(host)
+            self.cluster.start_member(host)
+        await self._quiet(client)
 
     async def _finish(self, client: Client) -> None:
         stores, ended = self._stores(), self.ended

@@ -91,6 +91,8 @@ class Fold:
         self._clock = ManualClock(0.0)
         self._journals = MemoryJournals()
         self._appends = MemoryAppends(self._journals)
+        self._source_forms: dict[str, tuple[Any, Any]] = {}
+        """By source, its framing and the reader of its times."""
 
     def now(self) -> float:
         """Return the time of the step that runs."""
@@ -174,14 +176,19 @@ class Fold:
         return self._input.content[journal][begin:end]
 
     def _decoder(self, journal: str, offset: int) -> EnvelopeDecoder[Any]:
-        spec = next(spec for spec in self._input.journals if spec.name == journal)
-        application = self._application
-        framing = framing_of(
-            spec.labels.value_of(CONTENT_TYPE) or "",
-            application.message_type_of(spec),
-            place=application.uuid_place_of(spec),
-        )
-        return EnvelopeDecoder(journal, framing, offset, times_of(application, spec, self._clock))
+        form = self._source_forms.get(journal)
+        if form is None:
+            spec = next(spec for spec in self._input.journals if spec.name == journal)
+            application = self._application
+            framing = framing_of(
+                spec.labels.value_of(CONTENT_TYPE) or "",
+                application.message_type_of(spec),
+                place=application.uuid_place_of(spec),
+            )
+            form = framing, times_of(application, spec, self._clock)
+            self._source_forms[journal] = form
+        framing, times = form
+        return EnvelopeDecoder(journal, framing, offset, times)
 
     def _transaction(self, steps: list[Consumed]) -> list[Consumed]:
         """Run one transaction. Return the steps that the application deferred to the next one."""

@@ -48,7 +48,7 @@ _ORDER: Final = {
     "extra output": ("publish", "self", "global"),
     "restart": ("self", "global"),
     "memory": ("self", "global", "publish", "retry", "swallow"),
-    "failed call": ("swallow", "retry", "publish"),
+    "failed call": ("swallow", "retry", "self", "global", "publish"),
 }
 """The mistakes that a cause may come from, the likeliest first."""
 _CALLBACKS: Final = frozenset(

@@ -123,6 +123,8 @@ class Story:
     shards: list[str]
     delay_s: float
     txn_s: float
+    restarts: bool
+    """True if all members are killed at the end, and their states compared."""
     sends: list[Send] = field(default_factory=list)
     faults: list[PlannedFault] = field(default_factory=list)
     kept_sends: Collection[int] | None = None
@@ -139,9 +141,10 @@ class Story:
             seed,
             members,
             rng.choice((0, 0, 1)) if len(members) > 1 else 0,
-            sorted(rng.sample(ids, min(SHARDS_MAX, len(ids)))),
+            sorted(rng.sample(ids, min(rng.choice((1, 1, SHARDS_MAX)), len(ids)))),
             rng.choice((0.0005, 0.002)),
             rng.choice((0.05, 0.3, 1.0)),
+            rng.random() < 0.4,
         )
         span_s = rng.choice((8.0, 15.0, 25.0))
         times = spread(rng.choice(_MESSAGES), span_s, rng)
