@@ -89,8 +89,7 @@ class Fold:
         self._recorded = recorded
         self._rng = random.Random(seed)
         self._clock = ManualClock(0.0)
-        self._journals = MemoryJournals()
-        self._appends = MemoryAppends(self._journals)
+        self._appends = MemoryAppends(MemoryJournals())
         self._source_forms: dict[str, tuple[Any, Any]] = {}
         """By source, its framing and the reader of its times."""
 
@@ -114,7 +113,7 @@ class Fold:
             self._callbacks.store.destroy()
         outputs: dict[str, Counter[str]] = {}
         for journal, form in forms.items():
-            add_outputs(outputs, journal, form, self._journals.content(journal))
+            add_outputs(outputs, journal, form, self._appends.journals.content(journal))
         return FoldResult(state, outputs)
 
     def _groups(self) -> Iterator[list[Consumed]]:
@@ -149,7 +148,6 @@ class Fold:
         policy = checked_policy(application.poison_policy(shard), store)
         self._timers: ShardTimers | None = open_timers(application, shard, store, self._clock)
         shard.timers = self._timers
-        self._shard = shard
         producer = new_producer_id(self._rng)
         publisher = Publisher(
             self._appends, producer=producer, clock=MessageClock(), wall_clock=None
@@ -262,7 +260,7 @@ class Fold:
         timer, timers = step.timer, self._timers
         assert timer is not None
         assert timers is not None
-        table: TimerTable = self._callbacks.store.timer_table(self._shard)
+        table: TimerTable = self._callbacks.store.timer_table(self._callbacks.shard)
         at_us = unix_us(timer.at)
         rows = table.take(timer.domain, (at_us, ""), at_us, 1 << 20)
         for row in rows:

@@ -183,18 +183,14 @@ def shortest(setup: Setup, outcome: SeedResult, elsewhere: Elsewhere | None) -> 
 
 
 def run_seeds(
-    setup: Setup,
-    seeds: Iterable[int],
-    elsewhere: Elsewhere | None,
-    *,
-    slice_of: int = SLICE,
+    setup: Setup, seeds: Iterable[int], elsewhere: Elsewhere | None
 ) -> Generator[SeedResult, None, None]:
     """Yield the outcome of each seed, in order. Closed early, it ends what runs."""
     waiting = iter(seeds)
     first = True
     while True:
         # One seed alone comes first: its outcome is there soon.
-        some = list(islice(waiting, 1 if first else slice_of))
+        some = list(islice(waiting, 1 if first else SLICE))
         first = False
         if not some:
             return
@@ -228,7 +224,8 @@ def in_child(call: Callable[[], Iterable[SeedResult]]) -> Iterator[SeedResult]:
             )
     finally:
         if not ended:
-            _end(child)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 
 
@@ -251,8 +248,3 @@ def _serve(call: Callable[[], Iterable[SeedResult]], writing: int) -> Any:
         traceback.print_exception(error)
     finally:
         os._exit(code)
-
-
-def _end(child: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(child, signal.SIGKILL)
