@@ -207,5 +207,5 @@ def _fault(rng: random.Random, story: Story, span_s: float) -> PlannedFault:
         rng.choice(story.members),
         seconds,
         rng.choice(POINTS),
-        rng.choice((1, 1, 2, 3, 5)),
+        min(rng.choice((1, 1, 2, 3, 5)), 2 if form is FaultForm.FAIL else 5),
     )
