@@ -58,12 +58,12 @@ ROOMS: Final[dict[str, int]] = {
     "net/": 4183,
     "protocol/": 6585,
     "recoverylog/": 5371,
-    "run/": 6670,
+    "run/": 6672,
     "runconsumer/": 607,
     "runtime/": 2852,
     "spark/": 49,
     "stores/": 7790,
-    "testing/": 10239,
+    "testing/": 10248,
     "windows/": 1254,
 }
 """Most lines of each room: code, docstrings, comments and blank lines, without generated code."""
