@@ -748,12 +748,12 @@ async def test_recovered_hints_that_are_refused_are_stored_again(
         await etcd.delete(key)
     real = hints_store_module.read_hints
 
-    async def refused(*arguments: Any) -> Any:
+    async def refused(*arguments: Any, **named: Any) -> Any:
         nonlocal refusals
         if refusals:
             refusals -= 1
             raise NotAllowed("etcd refused the request")
-        return await real(*arguments)
+        return await real(*arguments, **named)
 
     monkeypatch.setattr(hints_store_module, "read_hints", refused)
     second = await start(id="consumer-two")
