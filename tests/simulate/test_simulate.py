@@ -101,7 +101,7 @@ def test_parts_and_names_of_faults_choose_seeds() -> None:
     ]
     seeds = [[json.loads(line)["seed"] for line in half.stdout.splitlines()] for half in halves]
     assert seeds == [[2, 4], [1, 3]]
-    killed = gazette_test("examples/first_application.py", "--seeds", "8", "--json", "-k", "hold")
+    killed = gazette_test("examples/first_application.py", "--seeds", "24", "--json", "-k", "hold")
     faults = [json.loads(line)["faults"] for line in killed.stdout.splitlines()]
     assert faults
     assert all("hold beyond the lease" in of_seed for of_seed in faults)

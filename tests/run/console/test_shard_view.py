@@ -86,7 +86,10 @@ async def test_the_application_is_a_graph_with_rates_and_dead_letters(
         }
     ]
     shard = document["rows"][0]
-    assert (shard["status"], shard["read_messages"]) == ("PRIMARY", 3.0)
+    assert shard["status"] == "PRIMARY"
+    assert (
+        shard["read_messages"] >= 3.0
+    )  # The counter is of this process: other tests may have moved it.
     assert set(shard["phases"]) >= {"20-consuming", "50-committing"}
     assert shard["replicas"][0]["primary"] is True
     assert (await page("application", search="FAILED"))["rows"] == []
