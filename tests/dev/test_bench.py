@@ -198,6 +198,8 @@ def test_a_table_of_a_page_is_replaced_and_the_rest_of_it_stays(tmp_path: Path) 
     machine = {
         "date": "2026-11-24T05:00:00+00:00",
         "cores": 2,
+        "python": "3.14.6",
+        "python_build": "PGO and LTO",
         "load_at_start": [0.5, 1.0, 1.0],
         "load_at_end": [2.25, 1.0, 1.0],
     }
@@ -206,7 +208,7 @@ def test_a_table_of_a_page_is_replaced_and_the_rest_of_it_stays(tmp_path: Path) 
     text = Report((fast,), machine, "", 1.0).markdown("gazette bench small")
     lines = text.splitlines()
     assert lines[0] == (
-        "`gazette bench small`, on 2026-11-24 at 05:00:00 UTC, on 2 cores. "
+        "`gazette bench small`, on 2026-11-24 at 05:00:00 UTC, on 2 cores, by Python 3.14.6 (PGO and LTO). "
         "The load was 0.5 before, and 2.2 after."
     )
     assert lines[1:] == [

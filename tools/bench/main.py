@@ -155,7 +155,8 @@ async def _measure(
     machine = report.machine
     console.print(
         f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_at_start'][:1]} before and"
-        f" {machine['load_at_end'][:1]} after; {report.seconds:.0f} s in all"
+        f" {machine['load_at_end'][:1]} after; Python {machine['python']}"
+        f" ({machine['python_build']}); {report.seconds:.0f} s in all"
     )
     if flags.json is not None:
         write_json(flags.json, report.as_json())

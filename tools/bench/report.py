@@ -7,6 +7,7 @@ import os
 import platform
 import statistics
 import sys
+import sysconfig
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +22,8 @@ from gazette.version import __version__
 
 SCHEMA: Final = 1
 _LIBRARIES: Final = ("grpcio", "protobuf", "msgspec", "apsw", "zstandard", "numpy")
+
+_OPTIMISATIONS: Final = {"--enable-optimizations": "PGO", "--with-lto": "LTO"}
 
 Of = Literal["ratio", "value"]
 
@@ -170,8 +173,10 @@ class Report:
         loads = [machine[name][0] for name in ("load_at_start", "load_at_end") if machine.get(name)]
         load = f" The load was {' before, and '.join(f'{one:.1f}' for one in loads)} after."
         date = machine["date"].replace("T", " at ").replace("+00:00", " UTC")
+        python = f"Python {machine['python']} ({machine['python_build']})"
+        load = load if len(loads) == 2 else ""
         lines = [
-            f"`{command}`, on {date}, on {machine['cores']} cores.{load if len(loads) == 2 else ''}",
+            f"`{command}`, on {date}, on {machine['cores']} cores, by {python}.{load}",
             "",
             "| figure | measured | beside | ratio | target | met |",
             "|---|---|---|---|---|---|",
@@ -232,6 +237,7 @@ def machine_facts(clock: Clock) -> dict[str, Any]:
         "date": datetime.fromtimestamp(clock.now(), UTC).isoformat(timespec="seconds"),
         "gazette": __version__,
         "python": sys.version.split()[0],
+        "python_build": python_build(str(sysconfig.get_config_var("CONFIG_ARGS") or "")),
         "platform": platform.platform(),
         "cpu": _proc_field("/proc/cpuinfo", "model name") or platform.processor(),
         "cores": len(os.sched_getaffinity(0))
@@ -241,6 +247,12 @@ def machine_facts(clock: Clock) -> dict[str, Any]:
         "load_at_start": load_average(),
         "libraries": versions,
     }
+
+
+def python_build(arguments: str) -> str:
+    """Return how an interpreter was optimised, by the arguments with which it was configured."""
+    named = [name for flag, name in _OPTIMISATIONS.items() if f"'{flag}" in arguments]
+    return " and ".join(named) or "no PGO and LTO by its configuration"
 
 
 def load_average() -> list[float]:
