@@ -147,7 +147,7 @@ class Failed(Exception):
 
 @dataclass(slots=True)
 class Result:
-    """What was seen of one way, by round."""
+    """Rates and counts of one framework and mode, by round."""
 
     rates: list[float] = field(default_factory=list)
     counts: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What `compare.py` asks of Kafka, in an environment that has confluent-kafka.
+"""Calls of Kafka that `compare.py` needs, in an environment that has confluent-kafka.
 
 ::
 

@@ -180,7 +180,7 @@ class LineScanner:
             self._wanted = self._kernel.wanted([self._node(field) for field in fields], path)
         self._tree = _numbered(fields)
         self._arrays: Any = None
-        """What the kernel writes: arrays for buffers of at most ``_buffer_max`` bytes."""
+        """Arrays that the kernel writes into, for buffers of at most ``_buffer_max`` bytes."""
         self._buffer_max = 0
         self._declined_buffers = 0
         """Number of consecutive buffers with too many declined lines."""

@@ -77,7 +77,7 @@ class SeenMember:
 
 
 class ClusterWatch:
-    """What brokers and members answered last. Loop-bound."""
+    """The last answers of brokers and members. Loop-bound."""
 
     def __init__(self, context: Context) -> None:
         self.context = context

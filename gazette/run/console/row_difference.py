@@ -19,7 +19,7 @@ _OWN: Final = frozenset({"gazette_checkpoint", "document"})
 
 @dataclass(slots=True)
 class TableDifference:
-    """How a table differs. ``changed`` has pairs of rows of one key, before and after."""
+    """Differences of a table. ``changed`` has pairs of rows with the same key, before and after."""
 
     name: str
     columns: Sequence[str]

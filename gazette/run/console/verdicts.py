@@ -1,4 +1,4 @@
-"""What is not as it should be, most urgent first, each with the reason and what to do. No IO."""
+"""Problems of a cluster, most urgent first. Each has its reason and the command that mends it. No IO."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages show, as documents for JSON, from what a `ClusterWatch` has seen. No IO."""
+"""Documents of JSON that the pages show, made from the last answers in a `ClusterWatch`. No IO."""
 
 from __future__ import annotations
 

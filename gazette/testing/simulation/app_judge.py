@@ -22,7 +22,7 @@ from gazette.testing.simulation.states import Deviation, Rows, deviation_of
 from gazette.testing.simulation.user_code import UserSurroundings
 
 _SHIFT_S: Final = 86_461.5
-"""How much later a fold takes place than the run: results must not depend on it."""
+"""Delay from a run to its fold. Results must not depend on the time of day."""
 
 _ELSEWHERE_OF: Final = 3
 """One in so many seeds is folded in another process, too."""

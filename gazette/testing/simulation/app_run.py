@@ -63,7 +63,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Ended:
-    """What a run leaves for its judge."""
+    """The end of a run: states, content of journals, and findings. A judge compares it with a fold."""
 
     findings: list[Finding] = field(default_factory=list)
     promotions: dict[str, Promotion] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Ended:
     states_before: dict[str, Rows | None] = field(default_factory=dict)
     """The states before all members were restarted."""
     content: dict[str, bytes] = field(default_factory=dict)
-    """Of all journals but recovery logs."""
+    """Content of each journal that is no recovery log, by its name."""
     forms: dict[str, OutputForm] = field(default_factory=dict)
     coverage: set[str] = field(default_factory=set)
 
@@ -107,7 +107,7 @@ class AppCluster(MemberCluster):
 
 
 class Query:
-    """What an invariant asks: the committed states of all shards."""
+    """Function by which an invariant reads the committed states of all shards."""
 
     def __init__(self, stores: Mapping[str, Any]) -> None:
         self.stores = stores

@@ -133,7 +133,7 @@ class SimProcess:
         self.host = host
         self.id = id
         self.name = f"{id}/{number}"
-        """Of this very process."""
+        """Name of this process alone. A restarted one has the next number."""
         self.node = SimNode(cluster.loop, host)
         self.ended = False
         self.stopping = False
