@@ -51,12 +51,14 @@ class Word(Message):
     count: int = 1
     weight: float = 0.5
     note: str | None = None
+    remark: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Dated(Message):
     """A type that the scanner does not read."""
 
     word: str
+    remark: str | msgspec.UnsetType = msgspec.UNSET
     counts: list[int] = msgspec.field(default_factory=list)
     pair: tuple[int, str] = (1, "a")
     extra: dict[str, int] = msgspec.field(default_factory=dict)
@@ -103,6 +105,8 @@ ODD_FIELDS = (
     b'"word":"a","weight":0.1',
     b'"word":"a","weight":true',
     b'"word":"a","note":null',
+    b'"word":"a","remark":null',
+    b'"word":"a","remark":"set"',
     b'"word":"a","note":"null"',
     b'"word":"a","other":NaN',
     b'"word":"a","other":{"a":[1,{}]}',
@@ -213,6 +217,9 @@ def _rows(ready: Sequence[Any]) -> list[tuple[Any, ...] | None]:
     """Return offsets and values of messages; None for an acknowledgement."""
     if isinstance(ready, CommittedRows):
         assert [e.begin for e in ready] == ready.table["at"].to_pylist()
+        sizes = [e.end - e.begin for e in ready]
+        assert ready.size_of(len(ready)) == sum(sizes)
+        assert ready.size_of(len(ready) // 2) == sum(sizes[: len(ready) // 2])
         assert ready[0] == next(iter(ready)) or ready[0].message != ready[0].message  # NaN
         return [tuple(map(_plain, row.values())) for row in ready.table.to_pylist()]
     rows: list[tuple[Any, ...] | None] = []
@@ -228,6 +235,8 @@ def _rows(ready: Sequence[Any]) -> list[tuple[Any, ...] | None]:
 
 def _plain(value: Any) -> Any:
     """Return a value that compares by its text, also if it is NaN. Texts of JSON are read."""
+    if value is msgspec.UNSET:
+        value = None  # Arrow has one value for what is missing.
     if isinstance(value, str) and value[:1] in "[{":
         value = msgspec.json.decode(value)
     return repr(list(value) if isinstance(value, tuple) else value)

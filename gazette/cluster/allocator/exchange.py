@@ -259,9 +259,10 @@ class Exchange:
         # Costs of loads are in the matrix during the search only.
         without_loads = self._cost[sink, :sink].copy(), self._cost[:sink, sink].copy()
         self._cost[sink, :sink], self._cost[:sink, sink] = from_sink, to_sink
-        cycle = self._search()
-        self._cost[sink, :sink], self._cost[:sink, sink] = without_loads
-        return cycle
+        try:
+            return self._search()
+        finally:
+            self._cost[sink, :sink], self._cost[:sink, sink] = without_loads
 
     def _search(self) -> list[int]:
         """Return a cycle as `_negative_cycle` does: Bellman-Ford, from all nodes at once."""

@@ -23,6 +23,10 @@ class MessageRows(Sequence[Envelope[Any]]):
     def distinct(self, attribute: str) -> Sequence[Hashable] | None:
         """Return the different values of an attribute of the messages. None: the columns do not show them."""
 
+    @abstractmethod
+    def size_of(self, count: int) -> int:
+        """Return the bytes of the first ``count`` messages in their journal, which need not be neighbours."""
+
 
 class ArrayPass(Protocol):
     """Decoding and sequencing in arrays. The methods return a decoder and a sequencer with the results of

@@ -16,6 +16,7 @@ from gazette.client.append.appender import AppendParams
 from gazette.client.append.service import AppendService
 from gazette.consumer import metrics
 from gazette.consumer.application import MessageProducer
+from gazette.consumer.contract.array_pass import MessageRows
 from gazette.consumer.contract.callbacks import ApplicationFailed, require_none
 from gazette.consumer.contract.error_cause import wrap_error
 from gazette.consumer.contract.poison import PoisonPolicy
@@ -482,7 +483,9 @@ class Transactor:
         except TimersDue as due:
             done = due.done
         # All others come again, after the timers or in the next transaction: their bytes count then.
-        if done:
+        if isinstance(batch, MessageRows):
+            self._bytes += batch.size_of(done)
+        elif done:
             self._bytes += batch[done - 1].end - batch[0].begin
         transaction.note_consumed(done)
         self._sequencer.consumed(done)

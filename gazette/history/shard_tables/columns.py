@@ -106,12 +106,7 @@ class MessageColumns:
         if self._row is not None:
             rows = list(map(self._row, messages))
             return [strict_array([row[c.name] for row in rows], c.type) for c in self.columns]
-        return [
-            pa.array(
-                _values(column)(list(map(attrgetter(column.attribute), messages))), column.type
-            )
-            for column in self.columns
-        ]
+        return [_array(column, messages) for column in self.columns]
 
     def fitting(self, messages: Sequence[Any]) -> tuple[list[pa.Array], int, BaseException | None]:
         """Return the columns of all messages before the first misfit, their number, and its error."""
@@ -143,11 +138,19 @@ def _fields(codec: Any) -> list[Column]:
     if isinstance(codec, MsgspecCodec) and isinstance(
         info, inspect.StructType | inspect.DataclassType
     ):
-        return [_column(f.encode_name, f.name, f.type, f.default) for f in info.fields]
+        return [_column(f.encode_name, f.name, f.type, _default_of(f)) for f in info.fields]
     raise Invalid(
         f"messages of type {_name(message_type)} have no columns",
         hint="Declare a Message, another msgspec.Struct, a dataclass, a pydantic model or a protobuf class.",
     )
+
+
+def _default_of(field: inspect.Field) -> Any:
+    """Return the value of a field that is missing; ``UNSET`` and ``NODEFAULT`` are of msgspec."""
+    has_default = field.default is not msgspec.NODEFAULT
+    if has_default or field.required or field.default_factory is not msgspec.NODEFAULT:
+        return field.default
+    return msgspec.UNSET
 
 
 def _name(message_type: Any) -> str:
@@ -185,6 +188,17 @@ def _data_type(info: inspect.Type, depth: int) -> pa.DataType | None:
             return None
         return pa.struct(parts)
     return _TYPES.get(type(member))
+
+
+def _array(column: Column, messages: Sequence[Any]) -> pa.Array:
+    values = list(map(attrgetter(column.attribute), messages))
+    if column.default is msgspec.UNSET:
+        values = [None if value is msgspec.UNSET else value for value in values]
+    values = _values(column)(values)
+    if pa.types.is_integer(column.type) and float in set(map(type, values)):
+        # Arrow would cut off the fraction. A producer's messages need not have the types that they declare.
+        return pa.array(values, pa.float64()).cast(column.type)
+    return pa.array(values, column.type)
 
 
 def _values(column: Column) -> Values:

@@ -188,10 +188,11 @@ def _checked(array: pa.Array, column: Column, doubtful: Mask, buffer: bytes) -> 
         doubtful |= ~finite.to_numpy(zero_copy_only=False)
     if not array.null_count:
         return array
-    if column.is_optional and column.default is None:
+    is_missing_null = column.default in (None, msgspec.UNSET)
+    if is_missing_null and (column.is_optional or b"null" not in buffer):
         return array
     # If no message has a null, the field is missing where the value is.
-    if column.default is not msgspec.NODEFAULT and b"null" not in buffer:
+    if not is_missing_null and column.default is not msgspec.NODEFAULT and b"null" not in buffer:
         return array.fill_null(pa.scalar(column.default, array.type))
     doubtful |= array.is_null().to_numpy(zero_copy_only=False)
     return array

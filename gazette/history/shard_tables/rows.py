@@ -184,6 +184,13 @@ class CommittedRows(MessageRows):
                     envelopes[place] = envelope
         return iter(envelopes)
 
+    def size_of(self, count: int) -> int:
+        which, rows, size = self._which[:count], self._rows[:count], 0
+        for number, source in enumerate(self._sources):
+            picked = rows[which == number]
+            size += int((source.columns.ends[picked] - source.columns.begins[picked]).sum())
+        return size
+
     def begin_of(self, position: int) -> Offset:
         """Return the offset of the message at a position."""
         source = self._sources[self._which[position]]

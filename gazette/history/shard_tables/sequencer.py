@@ -325,7 +325,7 @@ class _ChunkDrain(Drain[Any]):
         """Counts of outcomes before the chunk was sequenced."""
 
     def take(self, limit: int) -> Any:
-        """Return all committed rows. Ignore ``limit``: the size of a chunk bounds them."""
+        """Return all committed rows. Ignore ``limit``: the chunk and the kept chunks bound them."""
         assert self._rows is not None
         self._outcomes = dict(self._sequencer.outcomes)
         chunk = self._sequencer.sequence(self._rows)

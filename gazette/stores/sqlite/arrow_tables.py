@@ -10,22 +10,27 @@ import apsw
 
 from gazette.errors import Invalid, InvalidValue, not_installed
 
-_IS_TABLE = "SELECT 1 FROM pragma_table_list WHERE name = ? COLLATE NOCASE"
+_IS_TAKEN = (
+    "SELECT 1 FROM pragma_table_list WHERE name = ?1 COLLATE NOCASE"
+    " UNION ALL SELECT 1 FROM pragma_module_list WHERE name = ?1 COLLATE NOCASE"
+)
 
 
 @contextmanager
 def shown(connection: apsw.Connection, tables: Mapping[str, Any]) -> Iterator[None]:
     """Let statements read tables by their names within the block. Run them without a cache of statements.
 
-    Raise `Invalid` for the name of a table of the database. Raise `InvalidValue` for values that SQLite does
-    not keep: NaN, fractions of decimals, lists and structs.
+    Raise `Invalid` for the name of a table or module of the database, and for columns whose names SQLite does
+    not tell apart. Raise `InvalidValue` for values that SQLite does not keep: NaN, integers beyond 64 bits,
+    fractions of microseconds and of decimals, lists and structs.
     """
     registered: list[str] = []
     try:
         for name, table in tables.items():
-            if connection.execute(_IS_TABLE, (name,), can_cache=False).fetchall():
+            is_taken = connection.execute(_IS_TAKEN, (name,), can_cache=False).fetchall()
+            if is_taken or name.casefold().startswith("sqlite_"):
                 raise Invalid(
-                    f"the database has a table {name!r} already",
+                    f"the database has a table or a module {name!r} already",
                     hint="Give the table of Arrow another name.",
                 )
             module: Any = _Table(name, table)
@@ -46,6 +51,11 @@ class _Table:
         except ImportError as error:
             raise not_installed("a table in SQL", "pyarrow", "tables") from error
         arrow = pa.table(table) if not isinstance(table, pa.RecordBatch) else table
+        if not 0 < len(arrow.schema) == len({field.casefold() for field in arrow.schema.names}):
+            raise Invalid(
+                f"the table {name!r} has no columns, or two whose names differ in case alone",
+                hint="SQLite does not tell such names apart. Rename the columns.",
+            )
         names = ", ".join('"{}"'.format(field.replace('"', '""')) for field in arrow.schema.names)
         self._schema = f"CREATE TABLE shown ({names})"
         self.count: int = arrow.num_rows
@@ -104,18 +114,21 @@ def _values(path: str, column: Any) -> Sequence[Any]:
     if pa.types.is_dictionary(kept):
         column = column.cast(kept.value_type)
         kept = kept.value_type
-    if pa.types.is_timestamp(kept):
-        column = column.cast(pa.timestamp("us", kept.tz)).cast(pa.int64())
-    elif pa.types.is_date(kept):
-        column = column.cast(pa.string())
-    elif pa.types.is_decimal(kept) and kept.scale == 0:
-        try:
+    try:
+        if pa.types.is_timestamp(kept):
+            column = column.cast(pa.timestamp("us", kept.tz)).cast(pa.int64())
+        elif pa.types.is_uint64(kept) or (pa.types.is_decimal(kept) and kept.scale == 0):
             column = column.cast(pa.int64())
-        except pa.ArrowInvalid as error:
-            raise InvalidValue(
-                "is beyond 64 bits, which SQLite does not keep", path=path
-            ) from error
-    elif pa.types.is_floating(kept):
+        elif pa.types.is_date(kept):
+            column = column.cast(pa.string())
+    except pa.ArrowInvalid as error:
+        raise InvalidValue(
+            f"has a value that SQLite does not keep: {error}",
+            path=path,
+            hint="Integers have 64 bits with a sign, and times whole microseconds. Cast the column.",
+        ) from error
+    kept = column.type
+    if pa.types.is_floating(kept):
         if pa.compute.any(pa.compute.is_nan(column)).as_py():
             raise InvalidValue("is nan, which SQLite does not keep", path=path)
     elif not any(is_kept(kept) for is_kept in _kept_types(pa)):
