@@ -191,7 +191,7 @@ def _data_type(info: inspect.Type, depth: int) -> pa.DataType | None:
 
 
 def _array(column: Column, messages: Sequence[Any]) -> pa.Array:
-    values = list(map(attrgetter(column.attribute), messages))
+    values: Sequence[Any] = list(map(attrgetter(column.attribute), messages))
     if column.default is msgspec.UNSET:
         values = [None if value is msgspec.UNSET else value for value in values]
     values = _values(column)(values)
