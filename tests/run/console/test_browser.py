@@ -39,7 +39,7 @@ async def test_every_view_shows_its_things_and_runs_no_script_of_them(
 ) -> None:
     await append(broker, b"<script>alert(1)</script>\x1b[2J\n", journal=LETTERS)
     await consumed(broker, shop, "one", HOSTILE, "poison", "one")
-    await until(page, "application", lambda seen: seen["rows"][0]["poison_messages"] == 1.0)
+    await until(page, "application", lambda seen: seen["rows"][0]["poison_messages"] >= 1.0)
     views = {
         "#/": ("Everything is as it should be", "broker-one", "consumer-one", "ready"),
         "#/journals": (SOURCE, OUTPUT, "application/x-ndjson", "Page 1 of 1"),

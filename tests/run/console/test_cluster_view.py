@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,17 @@ CLOCK = SystemClock()
 
 
 async def until(page: Page, route: str, holds: Any, **arguments: object) -> dict[str, Any]:
-    """Ask until an answer fulfils a condition: the console asks brokers at its own pace."""
-    while not holds(document := await page(route, **arguments)):
-        await CLOCK.sleep(0.1)
+    """Ask until an answer fulfils a condition: the console asks brokers at its own pace.
+
+    Fails with the last answer after a minute.
+    """
+    document: dict[str, Any] = {}
+    try:
+        async with asyncio.timeout(60.0):
+            while not holds(document := await page(route, **arguments)):
+                await CLOCK.sleep(0.1)
+    except TimeoutError:
+        pytest.fail(f"the last answer of {route} was {document}")
     return document
 
 
