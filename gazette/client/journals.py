@@ -159,6 +159,10 @@ class StoredFragment:
     """Names of fragments with the same begin and end as another one, but other bytes. These are not read."""
 
 
+_QUIET_ATTEMPTS: Final = 1
+"""After one retry a failing watch is logged as a warning: before, a broker may just have left."""
+
+
 async def list_journals(client: BrokerAccess, selector: LabelSelector = EVERYTHING) -> JournalList:
     """Return all journals that match, of those that the caller may list. Wait for a connection.
 
@@ -187,7 +191,8 @@ async def watch_journals(
     """Yield all matching journals, now and after each change of one of their specifications, without end.
 
     ``resume`` is the header of a list that is known already: the first list is then newer. Begin the watch
-    again after failures of brokers. Raise ``Invalid`` or ``NotAllowed`` if brokers refuse the watch.
+    again after failures of brokers, and log their reason from the third on. Raise ``Invalid`` or
+    ``NotAllowed`` if brokers refuse the watch.
     """
     attempt = -1
     while True:
@@ -204,7 +209,12 @@ async def watch_journals(
                 resume, attempt = snapshot.header, -1
                 yield snapshot
         except (Retryable, Broken) as error:
-            log.debug("watch of journals failed and is retried: %(error)s", {"error": error})
+            log.log(
+                logging.WARNING if attempt >= _QUIET_ATTEMPTS else logging.DEBUG,
+                "watch of journals failed and is retried: %(error)s",
+                {"error": error},
+                extra={"cause": f"watch {client.address}"},
+            )
         attempt += 1
         await client.clock.sleep(backoff_s(attempt))
 

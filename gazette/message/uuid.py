@@ -439,7 +439,11 @@ def _text_of(value: Any) -> str:
 
 class ObjectForm(UuidForm):
     def join(self, values: list[Any]) -> bytes:
-        return b"".join([value.bytes if value is not None else NIL_UUID for value in values])
+        try:
+            return b"".join([value.bytes if value is not None else NIL_UUID for value in values])
+        except (AttributeError, TypeError):
+            other = next(value for value in values if not isinstance(value, UUID | None))
+        raise Invalid(f"{str(other)[:64]!r} is not a UUID", path="uuid", hint=ANOTHER_PLACE)
 
     def of_bytes(self, uuid: bytes) -> UUID:
         return UUID(bytes=uuid)

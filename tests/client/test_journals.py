@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -172,6 +173,26 @@ async def test_a_watch_surfaces_what_retrying_does_not_cure(
     broker.answers["List"] = lambda _: [denied]
     with pytest.raises(NotAllowed):
         await anext(client.watch_journals())
+
+
+async def test_a_watch_that_keeps_failing_says_why(
+    client: Client, broker: StubBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker that repeats a known revision; the first two failures may be those of a broker that left."""
+    asked = 0
+
+    def answers(_: object) -> list[broker_pb2.ListResponse]:
+        nonlocal asked
+        asked += 1
+        revision = 5 if asked < 5 else 6
+        return [page(broker, "a/one", revision=revision), broker_pb2.ListResponse()]
+
+    broker.answers["List"] = answers
+    with caplog.at_level(logging.WARNING, "gazette.client.journals"):
+        snapshot = await anext(client.watch_journals(resume=header(broker)))
+    assert snapshot.header.etcd.revision == 6
+    assert len(caplog.records) == 2
+    assert "a revision that is known" in caplog.text
 
 
 async def test_a_journal_is_found_by_its_name(client: Client, broker: StubBroker) -> None:

@@ -8,7 +8,8 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -497,6 +498,52 @@ def test_messages_that_an_application_brings_become_tables(tmp_path: Path) -> No
     with AppDriver(Brought(), tmp_path, sources=["words"]) as driver:
         driver.run()
         assert driver.store.query("SELECT * FROM counts ORDER BY k") == [("w0", 3), ("w1", 2)]
+
+
+class Part(Message):
+    n: int = 0
+
+
+class Whole(Message):
+    word: str = ""
+    n: int = 0
+    at: datetime | None = None
+    day: date | None = None
+    numbers: tuple[int, ...] = ()
+    part: Part | None = None
+    parts: tuple[Part, ...] = ()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"word": b"a"},
+        {"n": 1.5},
+        {"n": Decimal("1.5")},
+        {"at": 7},
+        {"day": datetime(2026, 1, 2, 3, tzinfo=UTC)},
+        {"numbers": [1, 1.5]},
+        {"numbers": b"ab"},
+        {"part": Part(n=1.5)},  # type: ignore[arg-type]
+        {"parts": [Part(), Part(n=2.5)]},  # type: ignore[arg-type]
+    ],
+)
+def test_a_value_that_its_column_would_change_is_refused(wrong: Any, tmp_path: Path) -> None:
+    """Messages that an application brings need not have the types that their class declares."""
+
+    class Wrong(Brought):
+        def start_reading(self, shard: Any, store: Any, checkpoint: Any, feed: Any) -> None:
+            rows = [Whole(word="w0"), Whole(**wrong)]
+            feed.put(
+                [Envelope("queue", n, n + 1, row, b"\1" * 6, 0, 0) for n, row in enumerate(rows)]
+            )
+
+    application = Wrong(Whole)
+    with (
+        AppDriver(application, tmp_path, sources=["words"]) as driver,
+        pytest.raises(ApplicationFailed, match="a value of type"),
+    ):
+        driver.run()
 
 
 @pytest.mark.parametrize("message_type", [dict, CSVRecord, bytes])

@@ -33,6 +33,7 @@ from gazette.message.uuid import (
     CONTINUE_TXN,
     OUTSIDE_TXN,
     Clock,
+    ObjectForm,
     build_uuid,
     clock_at,
     parse_uuid,
@@ -378,6 +379,13 @@ def test_another_value_than_the_type_says_is_refused(value: Any) -> None:
     message.uuid = value
     refused(message)
     assert message.uuid == value
+
+
+@pytest.mark.parametrize("value", [7, RANDOM, b"0123456789abcdef", [1]])
+def test_another_value_than_a_uuid_is_refused_where_a_source_is_read(value: Any) -> None:
+    """Messages of a codec of the user, say, whose objects hold what its types do not say."""
+    with raises(Invalid, path="uuid", says="is not a UUID"):
+        ObjectForm().join([None, stdlib_uuid.UUID(RANDOM), value])
 
 
 def test_a_value_of_others_is_refused_behind_those_of_publishers() -> None:

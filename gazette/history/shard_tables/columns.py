@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date, datetime
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +29,15 @@ _TYPES: Final[dict[type[inspect.Type], pa.DataType]] = {
     inspect.BytesType: pa.binary(),
     inspect.DateTimeType: pa.timestamp("us", "UTC"),
     inspect.DateType: pa.date32(),
+}
+_CLASSES: Final[dict[pa.DataType, Any]] = {
+    pa.string(): str,
+    pa.int64(): int,
+    pa.float64(): float | int,
+    pa.bool_(): bool,
+    pa.binary(): bytes,
+    pa.timestamp("us", "UTC"): datetime,
+    pa.date32(): date,
 }
 _KEPT: Final = (bytes, datetime, date)
 """Classes whose values Arrow takes as they are."""
@@ -195,10 +205,26 @@ def _array(column: Column, messages: Sequence[Any]) -> pa.Array:
     if column.default is msgspec.UNSET:
         values = [None if value is msgspec.UNSET else value for value in values]
     values = _values(column)(values)
-    if pa.types.is_integer(column.type) and float in set(map(type, values)):
-        # Arrow would cut off the fraction. A producer's messages need not have the types that they declare.
-        return pa.array(values, pa.float64()).cast(column.type)
+    _require_types(values, column.type)
     return pa.array(values, column.type)
+
+
+def _require_types(values: Iterable[Any], data_type: pa.DataType) -> None:
+    """Raise ``TypeError`` for a value that Arrow would convert to the type, and thereby change.
+
+    Messages that an application brings need not have the types that their class declares.
+    """
+    present = [value for value in values if value is not None]
+    if pa.types.is_struct(data_type):
+        for part in data_type:
+            _require_types([value.get(part.name) for value in present], part.type)
+        return
+    for python in set(map(type, present)):
+        cut = pa.types.is_date(data_type) and issubclass(python, datetime)
+        if cut or not issubclass(python, _CLASSES.get(data_type, list | tuple)):
+            raise TypeError(f"a value of type {python.__name__} is no {data_type}")
+    if pa.types.is_list(data_type):
+        _require_types(chain.from_iterable(present), data_type.value_type)
 
 
 def _values(column: Column) -> Values:
