@@ -63,12 +63,16 @@ def delete(context: Context, _command: Command) -> int:
     name = _name_of(context)
     contexts = Contexts.load(context.environ)
     contexts.require(name, "gazctl context delete")
+    path = sign_in_path(context.environ, name)
+    if path is not None and path.exists():
+        from gazette.client.oidc.token_file import locked
+
+        with locked(path):
+            path.unlink(missing_ok=True)
     del contexts.named[name]
     if contexts.current == name:
         contexts.current = ""
     contexts.save()
-    if (path := sign_in_path(context.environ, name)) is not None:
-        path.unlink(missing_ok=True)
     return 0
 
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from gazette.client.oidc.documents import discover, endpoint_of, fetch, require_https
-from gazette.client.oidc.token_file import SignIn, refused
-from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound, Unavailable
+from gazette.client.oidc.token_file import SignIn, forget, locked, refused
+from gazette.errors import Invalid, NotAllowed, NotFound, Unavailable
 from gazette.gazctl.context import Context
 from gazette.gazctl.contexts import Contexts, sign_in_path
 from gazette.gazctl.flags import LoginFlags, SharedFlags
@@ -26,6 +26,8 @@ from gazette.runtime.timeouts import timeout
 
 _DEVICE_GRANT: Final = "urn:ietf:params:oauth:grant-type:device_code"
 _BROWSER_S: Final = 300.0
+_CONNECTION_S: Final = 3.0
+"""Seconds for a connection of a browser, which is on this machine."""
 _HEAD_BYTES_MAX: Final = 1 << 14
 _PAGE: Final = "<!doctype html><title>gazctl</title><p>{} You can close this page.</p>"
 
@@ -43,8 +45,8 @@ async def login(context: Context) -> int:
             if context.flags(LoginFlags).browser
             else _by_device(context, asked, document, blocking)
         )
-    sign_in = asked.with_answer(answer, context.clock.now())
-    sign_in.save(path)
+        sign_in = asked.with_answer(answer, context.clock.now())
+        await blocking(_keep, path, sign_in)
     context.terminal.note(f"signed in (context {name})")
     if not sign_in.refresh_token:
         context.terminal.note(
@@ -58,19 +60,16 @@ async def logout(context: Context) -> int:
     name, path = _place(context)
     if not path.exists():
         raise NotFound(f"context {name} has no sign-in", hint="`gazctl login` makes one.")
-    try:
-        sign_in = SignIn.read(path)
-        if sign_in.refresh_token:
-            async with _fetching() as blocking:
-                document = await blocking(discover, sign_in.issuer)
-                if "revocation_endpoint" in document:
-                    form = {"token": sign_in.refresh_token, "client_id": sign_in.client_id}
-                    await blocking(fetch, endpoint_of(document, "revocation_endpoint"), form)
-    except GazetteError as error:
-        context.terminal.note(f"the provider did not revoke the token: {error}")
-    path.unlink(missing_ok=True)
+    async with _fetching() as blocking:
+        if reason := await blocking(forget, path):
+            context.terminal.note(f"the provider did not revoke the token: {reason}")
     context.terminal.note(f"signed out (context {name})")
     return 0
+
+
+def _keep(path: Path, sign_in: SignIn) -> None:
+    with locked(path):
+        sign_in.save(path)
 
 
 def _place(context: Context) -> tuple[str, Path]:
@@ -130,12 +129,13 @@ async def _by_device(
     ends_at = context.clock.monotonic() + left_s
     form = {"grant_type": _DEVICE_GRANT, "device_code": device_code, "client_id": asked.client_id}
     token_url = endpoint_of(document, "token_endpoint")
-    while context.clock.monotonic() < ends_at:
-        await context.clock.sleep(interval_s)
+    while (left_s := ends_at - context.clock.monotonic()) > 0:
+        await context.clock.sleep(min(interval_s, left_s))
         try:
             status, answer = await blocking(fetch, token_url, form)
         except Unavailable as error:
             context.terminal.note(f"{error}; trying again")
+            interval_s *= 2  # RFC 8628, section 3.5.
             continue
         if status == 200:
             return dict(answer)
@@ -155,23 +155,25 @@ async def _by_browser(
     arrived: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            head = await reader.readuntil(b"\r\n")
-            target = urlsplit(head.decode("ascii").split(" ")[1])
-            values = dict(parse_qsl(target.query))
-            is_ours = hmac.compare_digest(values.get("state", "").encode(), state.encode())
-            if is_ours and not arrived.done():
-                arrived.set_result(values)
-            text = "gazctl goes on." if is_ours else "This is no answer to gazctl."
-            body = _PAGE.format(text).encode()
-            status = "200 OK" if is_ours else "400 Bad Request"
-            writer.write(
-                f"HTTP/1.1 {status}\r\nContent-Type: text/html\r\nConnection: close\r\n"
-                f"Content-Length: {len(body)}\r\n\r\n".encode()
-                + body
-            )
-            await writer.drain()
-        writer.close()
+        try:
+            async with timeout(_CONNECTION_S):
+                values = _query_of(await reader.readuntil(b"\r\n"))
+                is_ours = hmac.compare_digest(values.get("state", "").encode(), state.encode())
+                if is_ours and not arrived.done():
+                    arrived.set_result(values)
+                text = "gazctl goes on." if is_ours else "This is no answer to gazctl."
+                body = _PAGE.format(text).encode()
+                status = "200 OK" if is_ours else "400 Bad Request"
+                writer.write(
+                    f"HTTP/1.1 {status}\r\nContent-Type: text/html\r\nConnection: close\r\n"
+                    f"Content-Length: {len(body)}\r\n\r\n".encode()
+                    + body
+                )
+                await writer.drain()
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # The browser left, or says too much or nothing.
+        finally:
+            writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=_HEAD_BYTES_MAX)
     try:
@@ -198,6 +200,14 @@ async def _by_browser(
     if status != 200:
         raise refused(status, answer)
     return dict(answer)
+
+
+def _query_of(line: bytes) -> dict[str, str]:
+    """Return the query of a request's first line; empty for a line that is no request."""
+    try:
+        return dict(parse_qsl(urlsplit(line.decode("ascii").split(" ")[1]).query))
+    except (ValueError, IndexError):
+        return {}
 
 
 @asynccontextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
 import re
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -15,11 +17,13 @@ import httpx
 import pytest
 
 from gazette.auth import KeyedAuth
+from gazette.client.oidc.token_file import renew
 from gazette.client.oidc.verifier import OidcAuth, OidcSettings
 from gazette.cluster.etcd.client import Etcd
 from gazette.gazctl.perform import run_in_loop
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
+from gazette.runtime.timeouts import timeout
 from gazette.testing.broker import BrokerFixture
 from tests.gazctl.runner import Result, Runner, Streams
 from tests.support.instant_clock import eventually
@@ -90,13 +94,24 @@ async def log_in(gazctl: Runner, provider: Provider, *more: str) -> Result:
     return await gazctl("login", f"--issuer={provider.issuer}", "--client-id=gazctl", *more)
 
 
+async def answer_to(url: str, data: bytes) -> bytes:
+    """Return all bytes that come back until the connection is closed."""
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    writer.write(data)
+    async with timeout(30):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
 async def test_from_nothing_to_a_list(
     gazctl: Runner, guarded: BrokerFixture, provider: Provider, home: Path
 ) -> None:
     await with_context(gazctl, guarded.endpoint)
     refused = await gazctl("journals", "list")
     assert refused.code == 1
-    pending = iter([(400, {"error": "authorization_pending"}), (503, {})])
+    pending = iter([(400, {"error": "authorization_pending"}), (503, {}), (429, {})])
     provider.answers["/token"] = lambda form: next(pending, None) or tokens(provider, form)
     done = await log_in(gazctl, provider)
     assert done.code == 0, done
@@ -156,21 +171,60 @@ async def test_a_second_sign_in_is_as_the_first(
 
 async def test_sign_out(gazctl: Runner, provider: Provider, home: Path) -> None:
     await with_context(gazctl)
-    for revokes in (True, False):
+    for answer, says in (
+        ((200, b""), ""),
+        ((200, b"<html>" * 100_000), ""),
+        ((401, {"error": "invalid_client"}), "401 Unauthorized invalid_client"),
+        ((503, b""), "503"),
+    ):
         assert (await log_in(gazctl, provider)).code == 0
-        provider.answers["/revoke"] = (200, {}) if revokes else (500, {})
+        provider.answers["/revoke"] = answer
         count = provider.asked("/token")
         done = await gazctl.ok("logout")
         assert provider.requests[-1] == (
             "/revoke", {"token": f"again-{count}", "client_id": "gazctl"}
         )  # fmt: skip
-        assert ("500" in done.err) is not revokes
+        assert says in done.err
+        assert ("did not revoke" in done.err) is bool(says)
         assert not kept(home).exists()
     assert (await gazctl("logout")).code == 1
     # Case: a context that is deleted leaves no token.
     assert (await log_in(gazctl, provider)).code == 0
     await gazctl.ok("context", "delete", "here")
     assert not kept(home).exists()
+
+
+@pytest.mark.parametrize("words", [("logout",), ("context", "delete", "here"), ("login",)])
+async def test_a_renewal_meanwhile_does_not_bring_a_sign_in_back(
+    gazctl: Runner, provider: Provider, home: Path, words: tuple[str, ...]
+) -> None:
+    await with_context(gazctl)
+    assert (await log_in(gazctl, provider)).code == 0
+    sign_in = json.loads(kept(home).read_text())
+    kept(home).write_text(json.dumps({**sign_in, "renew_at": 0}))
+    entered, ended = threading.Event(), threading.Event()
+
+    def slowly(form: dict[str, str]) -> tuple[int, Any]:
+        status, answer = tokens(provider, form)
+        if form["grant_type"] == "refresh_token":
+            entered.set()
+            ended.wait(0.5)
+            return status, {**answer, "refresh_token": "renewed"}
+        return status, {**answer, "refresh_token": "again"}
+
+    provider.answers["/token"] = slowly
+    thread = threading.Thread(target=renew, args=(kept(home), CLOCK))
+    thread.start()
+    assert entered.wait(30)
+    await gazctl.ok(*words)
+    ended.set()
+    thread.join()
+    if words == ("login",):
+        assert json.loads(kept(home).read_text())["refresh_token"] == "again"
+    else:
+        assert not kept(home).exists()
+    if words == ("logout",):
+        assert provider.requests[-1] == ("/revoke", {"token": "renewed", "client_id": "gazctl"})
 
 
 async def test_by_a_browser(gazctl: Runner, provider: Provider, home: Path) -> None:
@@ -189,6 +243,10 @@ async def test_by_a_browser(gazctl: Runner, provider: Provider, home: Path) -> N
         assert urlsplit(back).hostname == "127.0.0.1"
         for query in ("", "?code=evil", "?code=evil&state=guess"):
             assert (await browser.get(f"{back}{query}")).status_code == 400
+        for line in (b"HELLO\r\n", b"GET http://[ HTTP/1.1\r\n", b"\xff\r\n"):
+            assert b" 400 " in await answer_to(back, line)
+        # Case: it says nothing.
+        assert await answer_to(back, b"") == b""
         assert not running.done()
         right = await browser.get(f"{back}?code=c&state={asked['state']}")
         assert right.status_code == 200
@@ -233,13 +291,17 @@ async def test_a_provider_that_does_not_give_a_token(
     assert not kept(home).exists()
 
 
-async def test_a_code_that_nobody_confirms(gazctl: Runner, provider: Provider) -> None:
+@pytest.mark.parametrize("interval_s", [0.01, 3600])
+async def test_a_code_that_nobody_confirms(
+    gazctl: Runner, provider: Provider, interval_s: float
+) -> None:
     await with_context(gazctl)
-    provider.answers["/device"] = (
-        200, {**CODE, "verification_uri": f"{provider.issuer}/code", "expires_in": 0.05}
-    )  # fmt: skip
+    page = {"verification_uri": f"{provider.issuer}/code"}
+    offer = {**CODE, **page, "expires_in": 0.05, "interval": interval_s}
+    provider.answers["/device"] = 200, offer
     provider.answers["/token"] = 400, {"error": "authorization_pending"}
-    done = await log_in(gazctl, provider)
+    async with timeout(60):
+        done = await log_in(gazctl, provider)
     assert done.code == 1
     assert "gazctl login" in done.err
 

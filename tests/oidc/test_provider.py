@@ -7,8 +7,8 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,13 +16,20 @@ import pytest
 
 from gazette.auth import Capability, Claims, KeyedAuth
 from gazette.client.oidc.documents import discover, fetch
-from gazette.client.oidc.provider import KEPT_S, REFRESH_S, RETRY_S
+from gazette.client.oidc.provider import KEPT_S, PATIENCE_S, REFRESH_S, RETRY_S
 from gazette.client.oidc.verifier import OidcAuth, OidcSettings
 from gazette.errors import Invalid, NotAllowed, Unavailable
 from gazette.testing.clock import ManualClock
 from tests.facts import raises
 from tests.oidc.conftest import SECRET, auth_of
-from tests.support.oidc_provider import DISCOVERY, JWKS, Provider, SigningKey, fetched
+from tests.support.oidc_provider import (
+    DISCOVERY,
+    JWKS,
+    Provider,
+    SigningKey,
+    fetched,
+    no_more_threads,
+)
 
 
 def verify(auth: OidcAuth, token: str) -> Claims:
@@ -100,6 +107,112 @@ def test_unknown_keys_have_keys_fetched_once_in_ten_seconds(
         verify(auth, stranger.token(provider.claims(iss="https://other.example")))
     fetched()
     assert provider.asked(JWKS) == 4
+
+
+def test_a_token_that_is_newer_than_the_last_fetch_may_have_a_newer_key(
+    auth: OidcAuth, provider: Provider, keys: list[SigningKey], clock: ManualClock
+) -> None:
+    """Nothing has verified what it says of itself: it decides no more than the error."""
+    clock.advance(RETRY_S)
+    with raises(Unavailable, says="stranger"):
+        verify(auth, SigningKey.ec("stranger").token(provider.claims()))
+    fetched()
+    provider.keys = [keys[2]]
+    clock.advance(1)
+    now = int(clock.now())
+    for _ in range(3):
+        with raises(Unavailable, says="third"):
+            verify(auth, provider.token(iat=now))
+    for times in ({"iat": now - 60}, {"iat": now + 60}, {"iat": "now"}, {"iat": None}):
+        with raises(NotAllowed, says="third"):
+            verify(auth, provider.token(**times))
+    assert provider.asked(JWKS) == 2
+    clock.advance(RETRY_S)
+    with raises(Unavailable, says="third"):
+        verify(auth, provider.token(iat=now))
+    fetched()
+    verify(auth, provider.token(iat=now))
+
+
+class BusyClock(ManualClock):
+    """Does something else at the first look at it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.once: list[Callable[[], None]] = []
+
+    def monotonic(self) -> float:
+        while self.once:
+            self.once.pop()()
+        return super().monotonic()
+
+
+def test_a_key_that_is_fetched_while_its_token_is_looked_at(
+    keys: list[SigningKey], roles: Path
+) -> None:
+    clock = BusyClock()
+    with Provider(clock, keys[:1]).serving() as provider:
+        auth = auth_of(provider, roles, clock)
+        provider.keys = [keys[2]]
+        provider.gate.clear()
+        clock.advance(RETRY_S)
+        with raises(Unavailable, says="third"):
+            verify(auth, provider.token())
+        clock.once = [fetched, provider.gate.set]
+        verify(auth, provider.token())
+
+
+def test_a_fetch_that_does_not_end_is_not_waited_for(
+    auth: OidcAuth, provider: Provider, keys: list[SigningKey], clock: ManualClock
+) -> None:
+    """A resolver may hang. What it brings at last does not replace what is newer."""
+    late, entered = threading.Event(), threading.Event()
+    rounds = iter([{"keys": [keys[0].jwk]}])
+
+    def answer(_form: dict[str, str]) -> tuple[int, Any]:
+        if (first := next(rounds, None)) is not None:
+            entered.set()
+            late.wait(30)
+            return 200, first
+        return 200, {"keys": [keys[2].jwk]}
+
+    provider.answers[JWKS] = answer
+    token = keys[2].token(provider.claims(exp=int(clock.now()) + 10_000))
+    clock.advance(RETRY_S)
+    for wait_s in (0, PATIENCE_S - 1):
+        clock.advance(wait_s)
+        with raises(Unavailable, says="third"):
+            verify(auth, token)
+    assert entered.wait(30)
+    assert provider.asked(JWKS) == 2
+    clock.advance(1)
+    stuck = threading.enumerate()
+    with contextlib.suppress(Unavailable):
+        verify(auth, token)
+    for thread in threading.enumerate():
+        if thread.name == "oidc-keys" and thread not in stuck:
+            thread.join(30)
+    verify(auth, token)
+    assert any(thread.name == "oidc-keys" for thread in stuck if thread.is_alive())
+    late.set()
+    fetched()
+    verify(auth, token)
+    assert provider.asked(JWKS) == 3
+
+
+def test_keys_are_fetched_later_if_there_is_no_thread_now(
+    provider: Provider, roles: Path, clock: ManualClock
+) -> None:
+    settings = OidcSettings(provider.issuer, "gazette", roles=roles)
+    with no_more_threads():
+        auth = OidcAuth(KeyedAuth(clock, (SECRET,)), settings)
+        with raises(Unavailable, says="thread"):
+            verify(auth, provider.token())
+    clock.advance(RETRY_S)
+    with raises(Unavailable, says="thread"):
+        verify(auth, provider.token())
+    fetched()
+    verify(auth, provider.token())
 
 
 def test_a_provider_that_is_away_at_the_start(
@@ -270,17 +383,21 @@ def test_an_issuer_has_https(
         OidcAuth(KeyedAuth(clock, (SECRET,)), OidcSettings(issuer, "gazette", roles=roles))
 
 
+LIMIT_S: Final = 1.0
+
+
 @contextmanager
-def listening(answer: bytes) -> Iterator[str]:
-    """Serve one connection: send these bytes one after the other, and then nothing."""
+def listening(answer: bytes, drip: bytes = b"") -> Iterator[str]:
+    """Serve one connection: send these bytes one after the other, and then ``drip`` now and then."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         ended = threading.Event()
 
         def serve() -> None:
             connection, _ = server.accept()
-            with connection:
+            with connection, contextlib.suppress(OSError):
                 connection.sendall(answer)
-                ended.wait(60)
+                while not ended.wait(0.02 if drip else 60):
+                    connection.sendall(drip)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -288,14 +405,74 @@ def listening(answer: bytes) -> Iterator[str]:
             yield f"http://127.0.0.1:{server.getsockname()[1]}"
         finally:
             ended.set()
+            socket.create_connection(server.getsockname()).close()  # In case that no client came.
             thread.join()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"])
-def test_a_provider_that_hangs_is_given_up(answer: bytes) -> None:
-    with listening(answer) as url, raises(Unavailable, says=url.removeprefix("http://")):
-        fetch(url)
+@pytest.mark.parametrize(
+    ("answer", "drip"),
+    [
+        (b"", b""),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", b""),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10000\r\n\r\n{", b" "),
+        (b"HTTP/1.1 200 OK\r\na: b", b"c"),
+        (b"HTTP/1.1 100 Continue\r\n", b"\r\nHTTP/1.1 100 Continue\r\n"),
+    ],
+)
+def test_a_provider_that_hangs_is_given_up(answer: bytes, drip: bytes) -> None:
+    with listening(answer, drip) as url:
+        with raises(Unavailable, says=url.removeprefix("http://")):
+            fetch(url, within_s=LIMIT_S)
+
+
+def test_a_provider_that_begins_nothing_is_given_up() -> None:
+    """It accepts no connection, or hangs before TLS."""
+    with listening(b"") as url, raises(Unavailable, says="timed out"):
+        fetch(url.replace("http", "https"), within_s=LIMIT_S)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, ExitStack() as others:
+        for _ in range(3):
+            other = others.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(server.getsockname())
+        with raises(Unavailable, says="timed out"):
+            fetch(f"http://127.0.0.1:{server.getsockname()[1]}", within_s=LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    ("answer", "drip"),
+    [
+        (b"HTTP/1.1 200 OK\r\n", b"a: b\r\n"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", b""),
+    ],
+)
+def test_a_proxy_that_hangs_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes, drip: bytes
+) -> None:
+    with listening(answer, drip) as url:
+        monkeypatch.setenv("https_proxy", url)
+        with raises(Unavailable, says="timed out"):
+            fetch("https://login.example/", within_s=LIMIT_S)
+
+
+def test_a_proxy_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening(b"HTTP/1.1 407 No\r\n\r\n") as url:
+        monkeypatch.setenv("https_proxy", url)
+        with raises(Unavailable, says="407 No"):
+            fetch("https://login.example/")
+
+
+def test_no_other_thread_cuts_a_connection() -> None:
+    """It would take TLS from under a read, and plain bytes of the network would count as keys."""
+    threads: list[threading.Thread] = []
+
+    def answer(_form: dict[str, str]) -> tuple[int, Any]:
+        threads.extend(threading.enumerate())
+        return 200, {}
+
+    with Provider(answers={JWKS: answer}).serving() as provider:
+        fetch(provider.issuer + JWKS)
+    assert threads
+    assert not any(isinstance(thread, threading.Timer) for thread in threads)
 
 
 @pytest.mark.parametrize(

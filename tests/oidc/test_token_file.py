@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +16,12 @@ import pytest
 
 from gazette.auth import Capability, Claims, StaticToken
 from gazette.client.flags import BrokerClientFlags
-from gazette.client.oidc.token_file import LOOK_S, SignIn, TokenFile, renew
+from gazette.client.oidc.token_file import LOOK_S, SignIn, TokenFile, locked, renew
 from gazette.client.rpc.credentials import Credentials
 from gazette.errors import Invalid, NotAllowed, Unavailable
 from gazette.testing.clock import ManualClock
 from tests.facts import raises
-from tests.support.oidc_provider import Provider, threads_ended
+from tests.support.oidc_provider import Provider, base64url, no_more_threads, threads_ended
 
 TOKEN = "/token"
 
@@ -140,25 +144,51 @@ def test_processes_do_not_use_a_refresh_token_twice(
     assert got == ["token-1"] * 5
 
 
-def test_a_token_says_itself_when_it_ends(
-    provider: Provider, path: Path, clock: ManualClock
+@pytest.mark.parametrize(
+    ("payload", "expires_in", "is_id_token", "lives_s"),
+    [
+        ({"iat": -500, "exp": -400}, 90, False, 90),
+        # Case: the provider does not say it. Its clock is behind ours.
+        ({"iat": -500, "exp": -400}, None, False, 100),
+        ({"iat": -500, "exp": -400}, True, False, 100),
+        ({"exp": 100}, None, False, 100),
+        # Case: what the provider says is of the access token.
+        ({"iat": 0, "exp": 100}, 90, True, 100),
+        ({}, 90, True, 90),
+    ],
+)
+def test_how_long_a_token_lives(
+    provider: Provider,
+    path: Path,
+    clock: ManualClock,
+    payload: dict[str, int],
+    expires_in: object,
+    is_id_token: bool,
+    lives_s: float,
 ) -> None:
-    token = provider.token(exp=int(clock.now()) + 100)
-    sign_in = SignIn.read(path).with_answer(
-        {"access_token": token, "expires_in": 9_999}, clock.now()
-    )
-    assert sign_in.expires_at == int(clock.now()) + 100
-    assert sign_in.renew_at == sign_in.expires_at - 50
+    times = {name: int(clock.now()) + seconds for name, seconds in payload.items()}
+    token = provider.token(**{"iat": None, "exp": None, **times})
+    answer = {"access_token": token, "id_token": token, "expires_in": expires_in}
+    before = replace(SignIn.read(path), id_token=is_id_token)
+    sign_in = before.with_answer(answer, clock.now())
+    assert sign_in.expires_at == clock.now() + lives_s
+    assert sign_in.renew_at == clock.now() + lives_s / 2 + max(0, lives_s / 2 - 60)
     assert sign_in.refresh_token == "again-1"
 
 
-@pytest.mark.parametrize("lifetime", [None, "600", 0, -1, True, 1e300, [], {}])
+@pytest.mark.parametrize("lifetime", [None, "600", 0, -1, True, 1e12, 10**400, 1e300, [], {}])
 def test_a_lifetime_that_means_nothing_is_short(
     path: Path, clock: ManualClock, lifetime: object
 ) -> None:
-    answer = {"access_token": "x.e30.y", "expires_in": lifetime}
-    sign_in = SignIn.read(path).with_answer(answer, clock.now())
-    assert clock.now() < sign_in.renew_at < sign_in.expires_at <= clock.now() + 300
+    exp = json.dumps(lifetime).replace("1e+300", "1e999")
+    payload = base64url(b'{"exp": ' + exp.encode() + b"}")
+    tokens = ("x.e30.y", f"x.{payload}.y")
+    for token in tokens:
+        answer = {"access_token": token, "expires_in": lifetime}
+        sign_in = SignIn.read(path).with_answer(answer, clock.now())
+        assert clock.now() < sign_in.renew_at < sign_in.expires_at <= clock.now() + 300
+        sign_in.save(path)
+        assert SignIn.read(path) == sign_in
 
 
 @pytest.mark.parametrize(
@@ -207,6 +237,9 @@ def test_a_plain_token_of_a_file(tmp_path: Path, clock: ManualClock) -> None:
         json.dumps({"token": 1}).encode(),
         json.dumps({"token": "a", "renew_at": "b"}).encode(),
         json.dumps({"token": "a", "more": 1}).encode(),
+        json.dumps({"token": "a", "id_token": "no"}).encode(),
+        json.dumps({"token": "a", "renew_at": True}).encode(),
+        b'{"token": "a", "expires_at": 1e999}',
         json.dumps({"token": "a", "refresh_token": "b", "issuer": "http://x.example"}).encode(),
         b'{"token": "a", "token": "b"}',
     ],
@@ -218,3 +251,172 @@ def test_files_that_cannot_be_used(tmp_path: Path, clock: ManualClock, text: byt
     path.write_bytes(text)
     with raises(Invalid, path=str(path)):
         TokenFile(path, clock)
+
+
+def test_a_sign_in_that_could_not_be_read_again_is_not_kept(
+    provider: Provider, path: Path, clock: ManualClock
+) -> None:
+    provider.answers[TOKEN] = gives(provider, refresh_token="x" * 262_000)
+    before = path.read_bytes()
+    clock.advance(600)
+    with raises(Invalid, says="262144"):
+        renew(path, clock)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("status", [408, 429])
+@pytest.mark.parametrize("body", [b"<html>", {"error": "slow_down"}])
+def test_a_provider_that_wants_to_be_asked_later_does_not_refuse(
+    provider: Provider, path: Path, clock: ManualClock, status: int, body: Any
+) -> None:
+    provider.answers[TOKEN] = status, body
+    clock.advance(600)
+    with raises(Unavailable, says=str(status)):
+        renew(path, clock)
+
+
+def test_a_token_that_has_ended_and_cannot_be_renewed(path: Path, clock: ManualClock) -> None:
+    SignIn("ended", expires_at=clock.now() + 10).save(path)
+    signer = TokenFile(path, clock)
+    assert sign(signer) == "ended"
+    clock.advance(10)
+    with raises(NotAllowed, says="ended", advises="gazctl login"):
+        sign(signer)
+
+
+def test_a_failure_before_a_new_sign_in_is_forgotten(
+    provider: Provider, path: Path, clock: ManualClock
+) -> None:
+    provider.answers[TOKEN] = 400, {"error": "invalid_grant"}
+    signer = TokenFile(path, clock)
+    clock.advance(600)
+    for error in (Unavailable, NotAllowed):
+        with raises(error):
+            sign(signer)
+        renewed()
+    sign_in = SignIn("", issuer=provider.issuer, client_id="gazctl")
+    answer = {"access_token": "second", "refresh_token": "again-2", "expires_in": 600}
+    sign_in.with_answer(answer, clock.now()).save(path)
+    clock.advance(LOOK_S)
+    assert sign(signer) == "second"
+    clock.advance(600)
+    provider.gate.clear()
+    with raises(Unavailable, says="renewed"):
+        sign(signer)
+
+
+def test_one_renewal_at_a_time_waits_for_another_process(
+    provider: Provider, path: Path, clock: ManualClock
+) -> None:
+    provider.answers[TOKEN] = gives(provider)
+    signer = TokenFile(path, clock)
+    clock.advance(550)
+    with locked(path):
+        for _ in range(5):
+            assert sign(signer) == "first"
+            clock.advance(6)
+        names = [thread.name for thread in threading.enumerate()]
+        assert names.count("token-renewal") == 1
+        with raises(Unavailable, says="another process"):
+            renew(path, clock, wait_s=0.0)
+    renewed()
+    assert sign(signer) == "token-1"
+
+
+def test_a_lock_is_no_link(
+    provider: Provider, path: Path, clock: ManualClock, tmp_path: Path
+) -> None:
+    """A token that is not due needs no lock: a home may be read-only."""
+    provider.answers[TOKEN] = gives(provider)
+    other = tmp_path / "other"
+    other.write_text("other")
+    path.with_suffix(".lock").symlink_to(other)
+    assert renew(path, clock).token == "first"
+    clock.advance(550)
+    with raises(Unavailable, says="kept"):
+        renew(path, clock)
+    assert other.read_text() == "other"
+    assert provider.asked(TOKEN) == 0
+
+
+def test_a_lock_ends_before_its_copies(path: Path) -> None:
+    """A child of a fork has one, and may live long."""
+    with locked(path):
+        files = Path("/proc/self/fd").iterdir()
+        [number] = [int(file.name) for file in files if file.resolve().suffix == ".lock"]
+        copy = os.dup(number)
+    with locked(path, wait_s=0.0):
+        os.close(copy)
+
+
+@contextmanager
+def files_limited(limit: int) -> Iterator[None]:
+    """Let this process write no file that is longer."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_refresh_token_is_not_used_without_a_place_for_the_next(
+    provider: Provider, path: Path, clock: ManualClock
+) -> None:
+    provider.answers[TOKEN] = gives(provider)
+    clock.advance(550)
+    with files_limited(1 << 14), raises(Unavailable, says="kept"):
+        renew(path, clock)
+    assert provider.asked(TOKEN) == 0
+    assert sorted(file.name for file in path.parent.iterdir()) == ["a.json", "a.lock"]
+    assert renew(path, clock).token == "token-1"
+
+
+def test_a_sign_in_that_cannot_be_saved_is_kept_in_memory(
+    provider: Provider, path: Path, clock: ManualClock
+) -> None:
+    gift, limits = gives(provider), ExitStack()
+
+    def answer(form: dict[str, str]) -> tuple[int, Any]:
+        status, value = gift(form)
+        if provider.asked(TOKEN) == 1:
+            value["access_token"] = "long" * 10_000
+            limits.enter_context(files_limited(1 << 14))
+        return status, value
+
+    provider.answers[TOKEN] = answer
+    signer = TokenFile(path, clock)
+    clock.advance(550)
+    with limits:
+        sign(signer)
+        renewed()
+        assert sign(signer) == "long" * 10_000
+        clock.advance(LOOK_S)
+        assert sign(signer) == "long" * 10_000
+        renewed()
+    assert SignIn.read(path).token == "first"
+    # Case: it can be saved later.
+    clock.advance(LOOK_S)
+    sign(signer)
+    renewed()
+    assert sign(signer) == SignIn.read(path).token == "long" * 10_000
+    assert provider.asked(TOKEN) == 1
+    clock.advance(550)
+    sign(signer)
+    renewed()
+    assert sign(signer) == SignIn.read(path).token == "token-2"
+
+
+def test_a_token_is_renewed_later_if_there_is_no_thread_now(
+    provider: Provider, path: Path, clock: ManualClock
+) -> None:
+    provider.answers[TOKEN] = gives(provider)
+    signer = TokenFile(path, clock)
+    clock.advance(600)
+    with no_more_threads(), raises(Unavailable, says="thread"):
+        sign(signer)
+    clock.advance(10)
+    with raises(Unavailable):
+        sign(signer)
+    renewed()
+    assert sign(signer) == "token-1"

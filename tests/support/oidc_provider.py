@@ -118,7 +118,7 @@ class Provider:
             "iss": self.issuer,
             "aud": "gazette",
             "sub": "someone",
-            "iat": now,
+            "iat": now - 10,
             "exp": now + 600,
             "groups": ["operators"],
             **more,
@@ -209,3 +209,13 @@ def threads_ended(*names: str) -> None:
 def fetched() -> None:
     """Wait until no keys are being fetched."""
     threads_ended("oidc-keys")
+
+
+@contextmanager
+def no_more_threads() -> Iterator[None]:
+    """Let this process begin no thread during the block: its stack would not fit into memory."""
+    before = threading.stack_size(1 << 46)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)

@@ -5,23 +5,24 @@ from __future__ import annotations
 import base64
 import binascii
 import http.client
+import io
 import json
 import re
 import socket
-import threading
 import urllib.request
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any, Final
-from urllib.parse import unquote, urlencode, urlsplit
+from typing import Any, Final, cast
+from urllib.parse import SplitResult, unquote, urlencode, urlsplit
 
 from gazette.errors import Invalid, Unavailable
+from gazette.runtime.clock import SystemClock
 from gazette.runtime.tls import tls_context
 from gazette.version import __version__
 
 FETCH_S: Final = 10.0
-"""Seconds for one answer of a provider, from the request to its last byte."""
+"""Seconds for one answer of a provider, from the connection to its last byte."""
 DOCUMENT_BYTES_MAX: Final = 1 << 18
+_LATER: Final = (408, 429)
 _DISCOVERY: Final = "/.well-known/openid-configuration"
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _BASE64URL: Final = re.compile(r"[A-Za-z0-9_-]*")
@@ -70,69 +71,151 @@ def endpoint_of(document: Mapping[str, Any], name: str) -> str:
         raise Unavailable(f"the {name} of the provider is {error.message}") from error
 
 
-def fetch(url: str, form: Mapping[str, str] | None = None) -> tuple[int, dict[str, Any]]:
+def fetch(
+    url: str, form: Mapping[str, str] | None = None, within_s: float = FETCH_S
+) -> tuple[int, dict[str, Any]]:
     """Return the status of an answer, 200 or 400 to 499 for a form, and its JSON object. Blocking.
 
-    With ``form``, send it by POST. Redirects are not followed. TLS is verified. The environment's proxy is
-    used. Raise ``Unavailable`` for any other answer, and without one within `FETCH_S`.
+    With ``form``, send it by POST. See `answer_of`. Raise ``Unavailable`` for any other answer, and for 408
+    and 429: the provider may take the form later.
     """
-    parts = urlsplit(url)
-    headers = {"Accept": "application/json", "User-Agent": f"pygazette/{__version__}"}
-    body = None
-    if form is not None:
-        headers["Content-Type"] = "application/x-www-form-urlencoded"
-        body = urlencode(form)
-    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    try:
-        connection = _connection(parts.scheme, parts.hostname or "", parts.port)
-        connection.connect()
-        # A limit for each read alone would let a peer send a byte now and then, without end.
-        timer = threading.Timer(FETCH_S, _cut, [connection.sock])
-        timer.daemon = True
-        timer.start()
-        try:
-            connection.request("GET" if form is None else "POST", target, body, headers)
-            with connection.getresponse() as response:
-                data = response.read(DOCUMENT_BYTES_MAX + 1)
-        finally:
-            timer.cancel()
-            connection.close()
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        reason = str(error) or type(error).__name__
-        raise Unavailable(f"{parts.netloc} does not answer: {reason}") from error
-    if response.status != 200 and (form is None or not 400 <= response.status < 500):
-        raise Unavailable(f"{url} answers {response.status} {response.reason}")
+    status, reason, data = answer_of(url, form, within_s)
+    is_refusal = form is not None and 400 <= status < 500 and status not in _LATER
+    if status != 200 and not is_refusal:
+        raise Unavailable(f"{url} answers {status} {reason}")
     if len(data) > DOCUMENT_BYTES_MAX:
         raise Unavailable(f"{url} answers more than {DOCUMENT_BYTES_MAX} bytes")
     try:
-        return response.status, strict_object(data)
+        return status, strict_object(data)
     except ValueError as error:
-        raise Unavailable(f"{url} answers {response.status} and no JSON object: {error}") from error
+        raise Unavailable(f"{url} answers {status} and no JSON object: {error}") from error
 
 
-def _connection(scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
-    if scheme == "http":  # Of this machine: no proxy.
-        return http.client.HTTPConnection(host, port, timeout=FETCH_S)
-    proxy = (
-        "" if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get("https", "")
-    )
-    if not proxy:
-        return http.client.HTTPSConnection(host, port, timeout=FETCH_S, context=tls_context())
-    parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")
-    connection = http.client.HTTPSConnection(
-        parts.hostname or "", parts.port or 3128, timeout=FETCH_S, context=tls_context()
-    )
-    headers = {}
-    if parts.username is not None:
-        user = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+def answer_of(
+    url: str, form: Mapping[str, str] | None = None, within_s: float = FETCH_S
+) -> tuple[int, str, bytes]:
+    """Return the status, the reason and the first bytes of an answer, whatever its status is. Blocking.
+
+    Redirects are not followed. TLS is verified. The environment's proxy is used. Raise ``Unavailable``
+    without an answer in ``within_s`` seconds: to connect, a proxy's answer, TLS, and the last byte. Only the
+    resolver of this machine has limits of its own for names.
+    """
+    parts, ends_at, body = urlsplit(url), SystemClock.monotonic() + within_s, b""
+    headers = {"Host": parts.netloc, "Accept": "application/json", "Accept-Encoding": "identity"}
+    headers |= {"User-Agent": f"pygazette/{__version__}", "Connection": "close"}
+    if form is not None:
+        body = urlencode(form).encode()
+        headers |= {"Content-Type": "application/x-www-form-urlencoded"}
+        headers |= {"Content-Length": str(len(body))}
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    request = f"{'GET' if form is None else 'POST'} {target}"
+    try:
+        with (
+            _opened(parts, ends_at) as sock,
+            _answered(sock, ends_at, request, headers, body) as response,
+        ):
+            return response.status, response.reason, response.read(DOCUMENT_BYTES_MAX + 1)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = str(error) or type(error).__name__
+        raise Unavailable(f"{parts.netloc} does not answer: {reason}") from error
+
+
+def _opened(parts: SplitResult, ends_at: float) -> socket.socket:
+    """Return a socket to the host of a URL: with TLS, and by the environment's proxy."""
+    host, port = parts.hostname or "", parts.port or 443
+    if parts.scheme == "http":  # Of this machine: no proxy.
+        return _connected(host, parts.port or 80, ends_at)
+    proxies = {} if urllib.request.proxy_bypass(host) else urllib.request.getproxies()
+    url = proxies.get("https", "")
+    proxy = urlsplit(url if "//" in url else f"//{url}")
+    place = (proxy.hostname or "", proxy.port or 3128) if url else (host, port)
+    sock = _connected(*place, ends_at)
+    try:
+        if url:
+            _tunnel(sock, proxy, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", ends_at)
+        sock.settimeout(_left_s(ends_at))  # That of the whole handshake.
+        return tls_context().wrap_socket(sock, server_hostname=host)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _connected(host: str, port: int, ends_at: float) -> socket.socket:
+    """Return a socket to one of the host's addresses. Each gets its part of the time that is left."""
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    failure = OSError("it has no address")
+    for index, (family, type_, protocol, _, address) in enumerate(addresses):
+        sock = socket.socket(family, type_, protocol)
+        try:
+            sock.settimeout(_left_s(ends_at) / (len(addresses) - index))
+            sock.connect(address)
+        except OSError as error:
+            sock.close()
+            failure = error
+        else:
+            return sock
+    raise failure
+
+
+def _tunnel(sock: socket.socket, proxy: SplitResult, target: str, ends_at: float) -> None:
+    """Have a proxy connect to a host. Raise ``OSError`` if it refuses."""
+    headers = {"Host": target}
+    if proxy.username is not None:
+        user = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
         headers["Proxy-Authorization"] = f"Basic {base64.b64encode(user).decode()}"
-    connection.set_tunnel(host, port, headers)
-    return connection
+    with _answered(sock, ends_at, f"CONNECT {target}", headers) as response:
+        if response.status != 200:
+            raise OSError(f"the proxy answers {response.status} {response.reason}")
 
 
-def _cut(sock: socket.socket) -> None:
-    with suppress(OSError):  # It was closed meanwhile.
-        sock.shutdown(socket.SHUT_RDWR)
+def _answered(
+    sock: socket.socket, ends_at: float, request: str, headers: Mapping[str, str], body: bytes = b""
+) -> http.client.HTTPResponse:
+    """Send a request, and return its answer when the head of that has arrived."""
+    lines = [f"{request} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    rest = "\r\n".join([*lines, "", ""]).encode("ascii") + body
+    while rest:
+        sock.settimeout(_left_s(ends_at))
+        rest = rest[sock.send(rest) :]
+    method = request.partition(" ")[0]
+    response = http.client.HTTPResponse(cast("Any", _Timed(sock, ends_at)), method=method)
+    try:
+        response.begin()
+    except BaseException:
+        response.close()
+        raise
+    return response
+
+
+class _Timed(io.RawIOBase):
+    """The bytes that a socket receives until a moment.
+
+    Each read waits for the time that is left: with a limit for each read alone, a peer could send a byte now
+    and then, without end. No other thread cuts the socket: a read would go on below TLS, in plain bytes.
+    """
+
+    def __init__(self, sock: socket.socket, ends_at: float) -> None:
+        self._sock = sock
+        self._ends_at = ends_at
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        """Return what `http.client` reads from."""
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._sock.settimeout(_left_s(self._ends_at))
+        return self._sock.recv_into(buffer)
+
+
+def _left_s(ends_at: float) -> float:
+    """Return the seconds that are left. Raise ``TimeoutError`` if it is over."""
+    left_s = ends_at - SystemClock.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("timed out")
+    return left_s
 
 
 def strict_object(data: bytes) -> dict[str, Any]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Final
+from typing import Any, Final
 
+from gazette.auth import LEEWAY_S
 from gazette.client.oidc.documents import discover, endpoint_of, fetch
 from gazette.client.oidc.key_set import KeySet, PublicKey
 from gazette.errors import GazetteError, NotAllowed, Unavailable
@@ -17,6 +18,8 @@ REFRESH_S: Final = 300.0
 """Age of keys, in seconds, from which they are fetched again."""
 RETRY_S: Final = 10.0
 """Least seconds from one fetch to the next, for whatever reason and however many callers."""
+PATIENCE_S: Final = 60.0
+"""Seconds from which a fetch is not waited for any more."""
 KEPT_S: Final = 86_400.0
 """Age to which keys are used while the provider is away, in seconds."""
 
@@ -32,8 +35,9 @@ class OidcProvider:
         self._lock = threading.Lock()
         self._keys: KeySet | None = None
         self._failure = ""
-        self._attempted_at = float("-inf")
+        self._attempted_at = self._attempted_wall = float("-inf")
         self._is_fetching = False
+        self._patience_s = PATIENCE_S
         self._refresh()
 
     def newest(self) -> KeySet:
@@ -54,44 +58,83 @@ class OidcProvider:
             )
         return keys
 
-    def key(self, keys: KeySet, algorithm: str, kid: str | None) -> PublicKey:
+    def key(self, algorithm: str, kid: str | None, issued_at: Any) -> PublicKey:
         """Return the key of a token. Have the keys fetched again if it is not there.
 
         Raise ``Unavailable`` while that goes on or fails, and ``NotAllowed`` when it has brought no such key.
+        A token may be of a newer key, if it says that it is newer than the last fetch: ``Unavailable`` too.
         """
-        key = keys.find(algorithm, kid)
-        if key is not None:
+        if (key := self._find(algorithm, kid)) is not None:
             return key
+        is_awaited = self._refresh() or self._is_fetching
+        if not is_awaited and (key := self._find(algorithm, kid)) is not None:
+            return key  # A fetch has just brought it.
         name = "one key without a name" if kid is None else f"key {kid}"
         missing = f"{self.issuer} has no {name} for {algorithm}"
-        if self._refresh() or self._is_fetching or self._failure:
+        if is_awaited or self._failure or self._is_newer(issued_at):
             raise Unavailable(
                 f"{missing} ({self._failure or 'its keys are fetched again'}): try again"
             )
         raise NotAllowed(f"verifying Authorization: {missing}")
 
+    def _find(self, algorithm: str, kid: str | None) -> PublicKey | None:
+        return None if self._keys is None else self._keys.find(algorithm, kid)
+
+    def _is_newer(self, issued_at: Any) -> bool:
+        """Return True for a time of a token between the last fetch and now. Nothing has verified it."""
+        if not isinstance(issued_at, int | float):
+            return False
+        return self._attempted_wall - LEEWAY_S < issued_at <= self._clock.now() + LEEWAY_S
+
     def _refresh(self) -> bool:
-        """Begin to fetch, and return True. Return False if one goes on, or began less than `RETRY_S` ago."""
+        """Begin to fetch, and return True. Return False if one goes on, or began less than `RETRY_S` ago.
+
+        A fetch that does not end, as of a resolver that hangs, is waited for no longer than `PATIENCE_S`, and
+        each further one for twice the time of the last.
+        """
         with self._lock:
             now = self._clock.monotonic()
-            if self._is_fetching or now - self._attempted_at < RETRY_S:
+            if now - self._attempted_at < (self._patience_s if self._is_fetching else RETRY_S):
                 return False
-            self._attempted_at, self._is_fetching = now, True
-        threading.Thread(target=self._fetch, name="oidc-keys", daemon=True).start()
+            if is_stuck := self._is_fetching:
+                self._failure = f"a fetch has not ended in {self._patience_s:.0f} s"
+                self._patience_s *= 2
+            else:
+                self._patience_s = PATIENCE_S
+            self._attempted_at, self._attempted_wall = now, self._clock.now()
+            self._is_fetching = True
+        if is_stuck:
+            self._warn()
+        try:
+            threading.Thread(target=self._fetch, args=(now,), name="oidc-keys", daemon=True).start()
+        except RuntimeError as error:
+            self._end(now, None, f"this process has no thread for it: {error}")
         return True
 
-    def _fetch(self) -> None:
-        begun_at, failure = self._attempted_at, "the fetch broke"
+    def _fetch(self, begun_at: float) -> None:
+        keys, failure = None, "the fetch broke"
         try:
             url = self._jwks_url or endpoint_of(discover(self.issuer), "jwks_uri")
-            self._keys = KeySet(fetch(url)[1], begun_at)
-            failure = ""
+            keys, failure = KeySet(fetch(url)[1], begun_at), ""
         except GazetteError as error:
             failure = error.message
-            if failure != self._failure:
-                log.warning(
-                    "cannot fetch keys of tokens from %(address)s: %(reason)s; known keys are used for a day",
-                    {"address": self.issuer, "reason": failure},
-                )
         finally:
+            self._end(begun_at, keys, failure)
+
+    def _end(self, begun_at: float, keys: KeySet | None, failure: str) -> None:
+        """Take what a fetch has brought, unless a later one has brought keys."""
+        with self._lock:
+            if keys is not None and (self._keys is None or begun_at > self._keys.fetched_at):
+                self._keys = keys
+            if begun_at != self._attempted_at:
+                return
+            is_news = failure not in ("", self._failure)
             self._failure, self._is_fetching = failure, False
+        if is_news:
+            self._warn()
+
+    def _warn(self) -> None:
+        log.warning(
+            "cannot fetch keys of tokens from %(address)s: %(reason)s; known keys are used for a day",
+            {"address": self.issuer, "reason": self._failure},
+        )

@@ -7,12 +7,15 @@ For example, Kubernetes writes its tokens into a file of a pod. Such a file has 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
+import logging
+import math
 import os
 import re
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,6 +23,7 @@ from typing import Any, Final, Self
 
 from gazette.auth import Claims, Renewing
 from gazette.client.oidc.documents import (
+    answer_of,
     base64url,
     discover,
     endpoint_of,
@@ -30,11 +34,19 @@ from gazette.client.oidc.documents import (
 from gazette.errors import GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.runtime.clock import Clock
 
+log = logging.getLogger(__name__)
+
 AHEAD_S: Final = 60.0
 """Seconds before its end at which a token is renewed, if it lives long enough."""
 LOOK_S: Final = 5.0
 """Seconds for which a file is not looked at again."""
+LOCK_S: Final = 30.0
+"""Seconds for which another process is waited for that changes the same file."""
+_LOCK_POLL_S: Final = 0.1
 _RETRY_S: Final = 5.0
+_PATIENCE_S: Final = 120.0
+"""Seconds from which a renewal is not waited for any more. After a fork, that of the parent never ends."""
+_SECONDS_MAX: Final = 1e9
 _FILE_BYTES_MAX: Final = 1 << 18
 _UNKNOWN_LIFETIME_S: Final = 300.0
 _NEVER: Final = float(1 << 53)
@@ -71,8 +83,10 @@ class SignIn:
         values = strict_object(data) if data.startswith(b"{") else {"token": data.decode("ascii")}
         texts = ("token", "refresh_token", "issuer", "client_id", "scope", "audience")
         times = ("expires_at", "renew_at")
-        if not all(isinstance(values.get(name, ""), str) for name in texts) or not all(
-            isinstance(values.get(name, 0.0), int | float) for name in times
+        if (
+            not all(isinstance(values.get(name, ""), str) for name in texts)
+            or not all(math.isfinite(_number(values.get(name, 0.0))) for name in times)
+            or not isinstance(values.get("id_token", False), bool)
         ):
             raise ValueError("a field has another type")
         sign_in = cls(**values)
@@ -83,16 +97,28 @@ class SignIn:
         return sign_in
 
     def save(self, path: Path) -> None:
-        """Replace the file by one that only its owner can read. Raise ``OSError`` if that fails."""
+        """Replace the file by one that only its owner can read.
+
+        Raise ``OSError`` if that fails, and ``Invalid`` if the file could not be read again.
+        """
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".sign-in-")  # Mode 0600.
+        with _reserved(path) as save:
+            save(self)
+
+    def encoded(self) -> bytes:
+        """Return the bytes of a file. Raise ``Invalid`` if they could not be read again."""
+        data = json.dumps(asdict(self)).encode()
         try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(asdict(self), file)
-            os.replace(temporary, path)
-        except OSError:
-            os.unlink(temporary)
-            raise
+            if len(data) > _FILE_BYTES_MAX:
+                raise ValueError(f"it has more than {_FILE_BYTES_MAX} bytes")
+            self._parsed(data)
+        except (ValueError, TypeError, Invalid) as error:
+            raise Invalid(f"the sign-in cannot be kept: {error}", path="token") from error
+        return data
+
+    def is_due(self, now: float) -> bool:
+        """Return True if it is to be renewed, and can be."""
+        return bool(self.refresh_token) and now >= min(self.renew_at, self.expires_at)
 
     def with_answer(self, answer: Mapping[str, Any], now: float) -> Self:
         """Return the sign-in with the tokens of a provider's answer. Raise ``Unavailable`` if it has none."""
@@ -102,7 +128,7 @@ class SignIn:
         is_text = isinstance(token, str) and isinstance(refresh_token, str)
         if not is_text or not _TOKEN.fullmatch(token):
             raise Unavailable(f"the provider's answer has no {name}")
-        lifetime_s = _lifetime_of(token, answer, now)
+        lifetime_s = _lifetime_of(token, self.id_token, answer, now)
         return replace(
             self,
             token=token,
@@ -112,52 +138,161 @@ class SignIn:
         )
 
 
-def _lifetime_of(token: str, answer: Mapping[str, Any], now: float) -> float:
-    """Return the seconds for which a token lives: as it says itself, or else as the provider says."""
-    with suppress(ValueError, LookupError, TypeError, OverflowError):
-        return max(1.0, float(strict_object(base64url(token.split(".")[1]))["exp"] - now))
-    lifetime_s: Any = answer.get("expires_in")
-    is_usable = isinstance(lifetime_s, int | float) and 0 < lifetime_s < 1e9
-    return float(lifetime_s) if is_usable else _UNKNOWN_LIFETIME_S
+def _lifetime_of(token: str, is_id_token: bool, answer: Mapping[str, Any], now: float) -> float:
+    """Return the seconds for which a token lives: as the provider says, or else as the token says itself.
+
+    Its own times are of the provider's clock, which may differ from ours. So they are taken together.
+    """
+    times: dict[str, Any] = {}
+    with suppress(ValueError, LookupError):
+        times = strict_object(base64url(token.split(".")[1]))
+    ends_at, said_s = _number(times.get("exp")), _number(answer.get("expires_in"))
+    lifetimes = [said_s, ends_at - _number(times.get("iat")), ends_at - now]
+    if is_id_token:  # What the provider says is of the access token.
+        lifetimes = [*lifetimes[1:], said_s]
+    usable = (max(1.0, seconds) for seconds in lifetimes if 0 < seconds < _SECONDS_MAX)
+    return next(usable, _UNKNOWN_LIFETIME_S)
 
 
-def renew(path: Path, clock: Clock) -> SignIn:
+def _number(value: Any) -> float:
+    """Return a number of JSON; NaN for other values, and for numbers that are no times."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) <= _NEVER else math.nan
+
+
+def renew(
+    path: Path,
+    clock: Clock,
+    unsaved: dict[SignIn, SignIn] | None = None,
+    wait_s: float = LOCK_S,
+) -> SignIn:
     """Return the sign-in of a file, renewed if that is due. Blocking; one process renews at a time.
 
-    Raise ``NotAllowed`` if the provider refuses, ``Unavailable`` if it does not answer, and ``Invalid`` for a
-    file that cannot be used.
+    Until a renewed sign-in is saved, ``unsaved`` has it by what the file has instead. Raise ``NotAllowed`` if
+    the provider refuses, ``Unavailable`` if it does not answer or the file cannot be changed, and ``Invalid``
+    for a file that cannot be used.
     """
-    with _locked(path):
+    unsaved = {} if unsaved is None else unsaved
+    sign_in = SignIn.read(path)
+    if not unsaved and not sign_in.is_due(clock.now()):
+        return sign_in
+    with locked(path, wait_s):
         # Another process may have renewed it meanwhile. Many providers take a refresh token once.
-        sign_in = SignIn.read(path)
-        if not sign_in.refresh_token or clock.now() < sign_in.renew_at:
-            return sign_in
-        form = {"grant_type": "refresh_token", "refresh_token": sign_in.refresh_token}
-        form |= {"client_id": sign_in.client_id}
-        status, answer = fetch(endpoint_of(discover(sign_in.issuer), "token_endpoint"), form)
-        if status != 200:
-            raise refused(status, answer)
-        sign_in = sign_in.with_answer(answer, clock.now())
-        sign_in.save(path)
+        before = SignIn.read(path)
+        sign_in = unsaved.get(before, before)
+        is_due = sign_in.is_due(clock.now())
+        if is_due or before in unsaved:
+            with _reserved(path) as save:
+                if is_due:
+                    unsaved[before] = sign_in = _renewed(sign_in, clock)
+                save(sign_in)
+        unsaved.clear()
     return sign_in
+
+
+def _renewed(sign_in: SignIn, clock: Clock) -> SignIn:
+    form = {"grant_type": "refresh_token", "refresh_token": sign_in.refresh_token}
+    form |= {"client_id": sign_in.client_id}
+    status, answer = fetch(endpoint_of(discover(sign_in.issuer), "token_endpoint"), form)
+    if status != 200:
+        raise refused(status, answer)
+    return sign_in.with_answer(answer, clock.now())
+
+
+def forget(path: Path) -> str:
+    """Have the refresh token of a file revoked (RFC 7009), and remove the file. Blocking.
+
+    Return why the provider has not revoked it; empty if it has, or if there is nothing to revoke. Raise
+    ``Unavailable`` if the file cannot be changed.
+    """
+    reason = ""
+    with locked(path):
+        try:
+            sign_in = SignIn.read(path)
+            if sign_in.refresh_token:
+                reason = _revoked(sign_in)
+        except GazetteError as error:
+            reason = str(error)
+        path.unlink(missing_ok=True)
+    return reason
+
+
+def _revoked(sign_in: SignIn) -> str:
+    document = discover(sign_in.issuer)
+    if "revocation_endpoint" not in document:
+        return ""
+    form = {"token": sign_in.refresh_token, "client_id": sign_in.client_id}
+    status, reason, data = answer_of(endpoint_of(document, "revocation_endpoint"), form)
+    if status == 200:  # Its body means nothing.
+        return ""
+    answer: dict[str, Any] = {}
+    with suppress(ValueError):
+        answer = strict_object(data)
+    return f"it answers {status} {reason} {_said(answer)}".rstrip()
 
 
 def refused(status: int, answer: Mapping[str, Any]) -> NotAllowed:
     """Return the error for a provider that refuses to give a token (RFC 6749, section 5.2)."""
-    reason = " ".join(
-        str(answer[name])[:300] for name in ("error", "error_description") if name in answer
-    )
     return NotAllowed(
-        f"the provider refuses to give a token: {reason or status}",
+        f"the provider refuses to give a token: {_said(answer) or status}",
         hint="Sign in again: `gazctl login`.",
     )
 
 
+def _said(answer: Mapping[str, Any]) -> str:
+    names = ("error", "error_description")
+    return " ".join(str(answer[name])[:300] for name in names if name in answer)
+
+
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def locked(path: Path, wait_s: float = LOCK_S) -> Iterator[None]:
+    """Let no other process change the file of a sign-in during the block. Blocking.
+
+    Raise ``Unavailable`` if another process has it for ``wait_s`` seconds, and for an ``OSError``.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(path.with_suffix(".lock"), flags, 0o600), "r+b", 0) as lock:
+            for attempt in itertools.count(1):
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if attempt * _LOCK_POLL_S > wait_s:
+                        raise Unavailable(
+                            f"another process renews or changes the sign-in of {path}"
+                        ) from None
+                threading.Event().wait(_LOCK_POLL_S)
+            try:
+                yield
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # A child of a fork may have it open, too.
+    except OSError as error:
+        raise Unavailable(f"the sign-in cannot be kept: {error}") from error
+
+
+@contextmanager
+def _reserved(path: Path) -> Iterator[Callable[[SignIn], None]]:
+    """Take the place for a new file, and yield a function that replaces the file by it."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".sign-in-")  # Mode 0600.
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(bytes(_FILE_BYTES_MAX))
+            file.flush()
+            os.fsync(handle)
+
+            def save(sign_in: SignIn) -> None:
+                data = sign_in.encoded()
+                file.seek(0)
+                file.write(data)
+                file.truncate()  # And flush.
+                os.fsync(handle)
+                os.replace(temporary, path)
+
+            yield save
+    finally:
+        Path(temporary).unlink(missing_ok=True)
 
 
 class TokenFile(Renewing):
@@ -169,8 +304,10 @@ class TokenFile(Renewing):
         self._clock = clock
         self._lock = threading.Lock()
         self._sign_in = SignIn.read(path)
+        self._unsaved: dict[SignIn, SignIn] = {}
         self._looked_at = clock.monotonic()
         self._renewed_at = float("-inf")
+        self._is_renewing = False
         self._failure: GazetteError | None = None
 
     def sign(self, claims: Claims, lifetime_s: float) -> str:
@@ -179,32 +316,55 @@ class TokenFile(Renewing):
         Raise ``NotAllowed`` for a token that has ended, and cannot be renewed. Raise ``Unavailable`` while
         that can still be tried.
         """
-        now = self._clock.monotonic()
-        if now - self._looked_at >= LOOK_S:
-            self._looked_at = now
-            with suppress(Invalid):  # It is being replaced. The last token may do.
-                self._sign_in = SignIn.read(self._path)
-        sign_in, wall = self._sign_in, self._clock.now()
-        if sign_in.refresh_token and wall >= sign_in.renew_at:
+        now, wall = self._clock.monotonic(), self._clock.now()
+        with self._lock:
+            if now - self._looked_at >= LOOK_S:
+                self._looked_at = now
+                self._look()
+            sign_in = self._sign_in
+        if self._unsaved or sign_in.is_due(wall):
             self._begin_renewal(now)
-            if wall >= sign_in.expires_at:
-                failure = self._failure or Unavailable("the token has ended, and is being renewed")
-                raise type(failure)(failure.message, hint=failure.hint)
-        return sign_in.token
+        if wall < sign_in.expires_at:
+            return sign_in.token
+        if not sign_in.refresh_token:
+            raise NotAllowed("the token has ended", hint="Sign in again: `gazctl login`.")
+        failure = self._failure or Unavailable("the token has ended, and is being renewed")
+        raise type(failure)(failure.message, hint=failure.hint)
+
+    def _look(self) -> None:
+        """Take what the file has now, or what it could not be replaced by. A failure is of one sign-in."""
+        with suppress(Invalid):  # It is being replaced. The last token may do.
+            sign_in = SignIn.read(self._path)
+            sign_in = self._unsaved.get(sign_in, sign_in)
+            if sign_in != self._sign_in:
+                self._sign_in, self._failure = sign_in, None
 
     def _begin_renewal(self, now: float) -> None:
         with self._lock:
-            if now - self._renewed_at < _RETRY_S:
+            if now - self._renewed_at < (_PATIENCE_S if self._is_renewing else _RETRY_S):
                 return
-            self._renewed_at = now
-        threading.Thread(target=self._renew, name="token-renewal", daemon=True).start()
+            self._renewed_at, self._is_renewing = now, True
+        try:
+            threading.Thread(target=self._renew, name="token-renewal", daemon=True).start()
+        except RuntimeError as error:
+            self._end(self._sign_in, Unavailable(f"this process has no thread for it: {error}"))
 
     def _renew(self) -> None:
+        before, failure = self._sign_in, None
         try:
-            self._sign_in = renew(self._path, self._clock)
-        except OSError as error:
-            self._failure = Unavailable(f"the token cannot be kept: {error}")
+            renew(self._path, self._clock, self._unsaved)
         except GazetteError as error:
-            self._failure = error
-        else:
-            self._failure = None
+            failure = error
+        self._end(before, failure)
+
+    def _end(self, before: SignIn, failure: GazetteError | None) -> None:
+        last = self._failure
+        if failure is not None and (last is None or failure.message != last.message):
+            log.warning(
+                "cannot renew or keep the token of %(path)s: %(reason)s",
+                {"path": str(self._path), "reason": failure.message},
+            )
+        with self._lock:
+            self._look()
+            self._failure = failure if self._sign_in == before else None
+            self._is_renewing = False

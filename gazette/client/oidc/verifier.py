@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gazette.auth import LEEWAY_S, Claims, KeyedAuth
 from gazette.client.oidc.documents import base64url, require_https, strict_object
-from gazette.client.oidc.key_set import KeySet, require_cryptography
+from gazette.client.oidc.key_set import require_cryptography
 from gazette.client.oidc.provider import OidcProvider
 from gazette.client.oidc.roles import names_in, read_roles, rights_of
 from gazette.errors import Invalid, NotAllowed
@@ -74,7 +74,7 @@ class OidcAuth:
         claims = keys.verified(token, require)
         if claims is None:
             try:
-                claims = self._check(token, header, keys, require)
+                claims = self._check(token, header, require)
             except ValueError as error:
                 raise NotAllowed(f"verifying Authorization: {error}") from error
             keys.remember(token, require, claims)
@@ -83,7 +83,7 @@ class OidcAuth:
             raise NotAllowed("verifying Authorization: token is expired")
         return claims
 
-    def _check(self, token: str, header: dict[str, Any], keys: KeySet, require: int) -> Claims:
+    def _check(self, token: str, header: dict[str, Any], require: int) -> Claims:
         """Return the claims of a token. Raise ``ValueError`` for a malformed one; see ``verify``."""
         if len(token) > TOKEN_CHARS_MAX:
             raise ValueError(f"token is longer than {TOKEN_CHARS_MAX} characters")
@@ -99,7 +99,7 @@ class OidcAuth:
         # Before the key: tokens of another issuer need no keys to be fetched.
         if payload.get("iss") != self._settings.issuer:
             raise ValueError(f"token is of another issuer (expected {self._settings.issuer})")
-        key = self._provider.key(keys, header["alg"], kid)
+        key = self._provider.key(header["alg"], kid, payload.get("iat"))
         if not key.verifies(base64url(signature), signed.encode()):
             raise ValueError("Signature verification failed")
         audience = payload.get("aud")
