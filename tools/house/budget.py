@@ -52,7 +52,7 @@ ROOMS: Final[dict[str, int]] = {
     "consumer/": 12671,
     "fragment/": 3577,
     "gazctl/": 9841,
-    "history/": 17454,
+    "history/": 17457,
     "http2/": 3124,
     "message/": 8869,
     "net/": 4183,
