@@ -13,15 +13,18 @@ import struct
 import sys
 import termios
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gazette.auth import Capability, Claims, KeyedAuth
 from gazette.client.journals import JournalChange
 from gazette.cluster.etcd.client import Etcd
+from gazette.errors import Invalid
 from gazette.gazctl.commands import COMMANDS
 from gazette.gazctl.context import Context
 from gazette.gazctl.settings import schema_of
@@ -119,15 +122,23 @@ def test_errors_of_servers_are_safe_to_show() -> None:
     assert item.cells(0.0)["Note"] == item.document(0.0)["error"] == "\\x1b[2J\\u202e\\nowned"
 
 
+@asynccontextmanager
+async def context_of(environ: Mapping[str, str]) -> AsyncIterator[Context]:
+    command = next(command for command in COMMANDS if command.words == ("top",))
+    loaded = schema_of(command).load([], environ)
+    context = Context(loaded, environ, Streams().terminal, SystemClock(), random.Random(1))
+    try:
+        yield context
+    finally:
+        await context.close()
+
+
 async def test_a_large_cluster_is_asked_in_turn(broker: BrokerFixture, gazctl: Runner) -> None:
     """The items of the screen each time, and the others by the calls that are left."""
     names = [f"a/journal-{n:02}" for n in range(10)]
     await broker.create(*(journal_spec(name) for name in names))
-    command = next(command for command in COMMANDS if command.words == ("top",))
-    loaded = schema_of(command).load([], gazctl.environ)
-    streams, clock = Streams(), SystemClock()
-    context = Context(loaded, gazctl.environ, streams.terminal, clock, random.Random(1))
-    try:
+    clock = SystemClock()
+    async with context_of(gazctl.environ) as context:
         sampler = Sampler(context, EVERYTHING, calls_max=4)
         shown: list[TopRow] = []
         for _ in range(5):
@@ -158,8 +169,23 @@ async def test_a_large_cluster_is_asked_in_turn(broker: BrokerFixture, gazctl: R
         assert (await sampler.refresh(shown), sampler.asked) == ([], 0)
         gone = sampler.rows["journal", names[9]]
         assert (gone.rate, gone.error) == (None, "the broker does not answer")
-    finally:
-        await context.close()
+
+
+async def test_a_refusal_of_one_server_leaves_the_lists_of_the_other(
+    broker: BrokerFixture, gazctl: Runner
+) -> None:
+    await broker.create(journal_spec("a/source"))
+    # A broker refuses what only members answer.
+    async with context_of(gazctl.environ | {"CONSUMER_ADDRESS": broker.endpoint}) as context:
+        sampler = Sampler(context, EVERYTHING, calls_max=4, pause=lambda *_: 3600.0)
+        with pytest.raises(Invalid, match="is a broker"):
+            await sampler.refresh([])
+        assert sampler.rows["journal", "a/source"].position == 0
+        await broker.create(journal_spec("b/later"))
+        with pytest.raises(Invalid, match="is a broker"):
+            await sampler.refresh([])
+        assert sampler.listed.refusals.keys() == sampler.problems.keys() == {"consumer"}
+        assert len(sampler.rows) == 1  # No list was repeated before the pause.
 
 
 async def test_a_suspended_journal_and_a_shard_without_primary_are_not_asked(

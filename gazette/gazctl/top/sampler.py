@@ -47,8 +47,10 @@ class Listed:
     journals: dict[JournalName, ListedJournal] = field(default_factory=dict)
     shards: dict[str, ListedShard] = field(default_factory=dict)
     headers: dict[str, Header] = field(default_factory=dict)
+    refusals: dict[str, GazetteError] = field(default_factory=dict)
+    """Errors of lists that were refused, as for a token that has expired. They are problems, too."""
     at: float = 0.0
-    """Time of the lists, by the monotonic clock; 0 before the first ones."""
+    """Time of the last list, by the monotonic clock; 0 before the first one."""
 
 
 @dataclass(slots=True)
@@ -71,21 +73,17 @@ class Sampler:
     """Number of items that the last refresh asked."""
     listed: Listed = field(default_factory=Listed)
     pause: Callable[[float, int], float] = _pause
-    """Returns seconds until the next lists, from those that the last ones took, and their items."""
-    _list_at: float = 0.0
-    _list_limit_s: float = _LIST_S
+    """Returns seconds until the next list, from those that the last one took, and its items."""
+    _list_at: dict[str, float] = field(default_factory=dict)
+    _list_limit_s: dict[str, float] = field(default_factory=dict)
     _turn: int = 0
 
     async def refresh(self, shown: Sequence[TopRow]) -> list[TopRow]:
-        """Ask the shown items, and some that are not shown. Return those that were asked. Raise
-        ``NotAllowed`` or ``Invalid`` if the list is refused."""
-        begun = self.context.clock.monotonic()
-        if self.problems or begun >= self._list_at:
-            await self._list()
-            self.listed.at = ended = self.context.clock.monotonic()
-            self._list_at = ended + self.pause(ended - begun, len(self.rows))
-            if not self.problems:
-                self._list_limit_s = max(_ANSWER_S, (ended - begun) * _LIST_SHARE)
+        """Ask the shown items, and some that are not shown. Return those that were asked.
+
+        Raise ``NotAllowed`` or ``Invalid`` at the end if a list was refused. The other list is used then.
+        """
+        await self._list()
         chosen = self._choose(shown)
         self.asked = len(chosen)
         shards = [self.listed.shards[item.name] for item in chosen if item.family == "shard"]
@@ -93,19 +91,38 @@ class Sampler:
         names |= {journal for shard in shards for journal in _sources(shard)}
         heads = await self._look_at(sorted(names))
         await self._stat(shards, heads)
+        for error in self.listed.refusals.values():
+            raise error
         return chosen
 
     async def _list(self) -> None:
-        self.problems = {}
-        for what, work in (("broker", self._list_journals), ("consumer", self._list_shards)):
+        """Make the lists that are due. One that failed is due at once, or after a pause if refused."""
+        clock, now = self.context.clock, self.context.clock.monotonic()
+        works = {"broker": self._list_journals, "consumer": self._list_shards}
+        failed = self.problems.keys() - self.listed.refusals.keys()
+        due = [what for what in works if what in failed or now >= self._list_at.get(what, 0.0)]
+        for what in due:
+            begun, items = clock.monotonic(), 0
+            self.problems.pop(what, None)
+            self.listed.refusals.pop(what, None)
             try:
-                await work()
-            except (Invalid, NotAllowed):
-                raise
+                items = await works[what]()
             except GazetteError as error:
                 if self.twice:
                     raise
                 self.problems[what] = f"{error.message}; it is asked again"
+                if isinstance(error, Invalid | NotAllowed):
+                    self.listed.refusals[what] = error
+            ended = clock.monotonic()
+            self._list_at[what] = ended + self.pause(ended - begun, items)
+            if what not in self.problems:
+                self.listed.at = ended
+                self._list_limit_s[what] = max(_ANSWER_S, (ended - begun) * _LIST_SHARE)
+        if due:
+            self._note_items()
+
+    def _note_items(self) -> None:
+        """Follow the lists: forget rows that they do not name any more."""
         keys = [("journal", name) for name in self.listed.journals] + [
             ("shard", id) for id in self.listed.shards
         ]
@@ -120,28 +137,30 @@ class Sampler:
             if problem := self._unasked(item):
                 item.fail(problem)
 
-    async def _list_journals(self) -> None:
+    async def _list_journals(self) -> int:
         client = await self.context.broker()
         async with self._reached(client, "broker"):
             listed = await client.list_journals(self.selector)
         self.listed.journals = {journal.spec.name: journal for journal in listed.journals}
         self.listed.headers["broker"] = listed.header
+        return len(listed.journals)
 
-    async def _list_shards(self) -> None:
+    async def _list_shards(self) -> int:
         if not self.context.is_given("consumer.address"):
-            return
+            return 0
         client = await self.context.consumer()
         async with self._reached(client, "consumer"):
             listed = await client.list_shards(self.selector)
         self.listed.shards = {shard.spec.id: shard for shard in listed.shards}
         self.listed.headers["consumer"] = listed.header
+        return len(listed.shards)
 
     @asynccontextmanager
     async def _reached(self, client: Client | ShardClient, what: str) -> AsyncIterator[None]:
         """Bound a list in the block. Raise ``Unavailable`` soon if the server is away."""
         connect_s = min(_ANSWER_S, self.context.timeout_s)
         await require_reachable(client, what, connect_s=connect_s, hint="It is asked again.")
-        limit_s = min(self._list_limit_s, self.context.timeout_s)
+        limit_s = min(self._list_limit_s.get(what, _LIST_S), self.context.timeout_s)
         async with self.context.answering(client.address, limit_s):
             yield
 
@@ -262,7 +281,8 @@ class Sampler:
     def _fail(self, key: Key, error: GazetteError) -> None:
         self.rows[key].fail(str(error))
         if error.facts.get("code") == grpc.StatusCode.UNAUTHENTICATED.name:
-            self._list_at = 0.0  # The next list says if the token has expired.
+            # The next list says if the token has expired.
+            self._list_at["broker" if key[0] == "journal" else "consumer"] = 0.0
 
 
 def _sources(shard: ListedShard) -> list[JournalName]:
