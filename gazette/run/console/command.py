@@ -68,6 +68,9 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Loaded, str]:
         description=_DESCRIPTION,
         examples=_EXAMPLES,
     )
+    loaded = schema.load(argv, environ)
+    if loaded.sources["broker.address"] == "flag" and not loaded.group(SharedFlags).context:
+        return loaded, ""  # A context would add the members, and the token, of another cluster.
     return load_in_context(schema, argv, environ, ("broker", "consumer"))
 
 

@@ -11,6 +11,7 @@ from typing import Final
 from gazette.run.dev.processes import ChildProcess, python_module
 from gazette.runtime.clock import Clock
 from gazette.runtime.ports import free_port
+from gazette.runtime.tasks import TaskScope
 
 KEY_ENV: Final = "GAZETTE_UI_KEY"
 """Variable with the key of the console's address: its parent knows the address then."""
@@ -29,19 +30,34 @@ async def console_beside(
 ) -> AsyncIterator[None]:
     """Run a console for some addresses during the block, and say its address. It serves a second later.
 
-    ``directory`` holds its log, and the states that it shows.
+    Say so if it ends before. ``directory`` holds its log, and the states that it shows. Settings of the user
+    for other clusters do not reach it.
     """
     port, key = free_port(), secrets.token_urlsafe(24)
     scratch = directory / "console"
     scratch.mkdir(0o700, parents=True, exist_ok=True)
-    flags = [f"--port={port}", f"--scratch-dir={scratch}", f"--broker.address={brokers}"]
+    config = scratch / "gazctl.ini"
+    config.write_text("")
+    flags = [f"--port={port}", f"--scratch-dir={scratch}", f"--config={config}"]
+    flags += [f"--broker.address={brokers}"]
     flags += [f"--consumer.address={consumers}"] if consumers else []
     argv = python_module("gazette.main", "ui", *flags)
     log_path = directory / "logs" / "console.log"
-    process = ChildProcess("console", argv, log_path, {**environ, KEY_ENV: key}, clock)
+    own = {name: text for name, text in environ.items() if not name.startswith("GAZCTL_")}
+    process = ChildProcess("console", argv, log_path, {**own, KEY_ENV: key}, clock)
     await process.start()
     say(f"console  http://127.0.0.1:{port}/?key={key}")
+
+    async def watch() -> None:
+        code = await process.wait()
+        say(f"console  it has ended with exit code {code}: see {log_path}")
+
     try:
-        yield
+        async with TaskScope("console") as scope:
+            scope.spawn(watch(), name="watch")
+            try:
+                yield
+            finally:
+                scope.cancel()
     finally:
         await process.stop(_STOP_S)
