@@ -51,7 +51,7 @@ ROOMS: Final[dict[str, int]] = {
     "config/": 754,
     "consumer/": 12671,
     "fragment/": 3577,
-    "gazctl/": 9841,
+    "gazctl/": 9897,
     "history/": 17457,
     "http2/": 3124,
     "message/": 8869,

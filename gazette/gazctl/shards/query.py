@@ -6,14 +6,10 @@ import asyncio
 import csv
 import io
 import json
-import math
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-
-import apsw
 
 from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound, printable
 from gazette.gazctl.context import Context
@@ -21,12 +17,19 @@ from gazette.gazctl.flags import ShardsQueryFlags
 from gazette.gazctl.io.output import Table
 from gazette.gazctl.shards.list import get_shard
 from gazette.gazctl.shards.recover import choose_hints, play, travel
+from gazette.gazctl.shards.select_rows import (
+    OF_THE_DISK,
+    ResultBounds,
+    Rows,
+    json_value,
+    only_reads,
+    select,
+)
 from gazette.protocol.ids import ShardId
 from gazette.protocol.text.validation import within
 from gazette.recoverylog.disk_errors import disk_error
 from gazette.recoverylog.shard_state import ShardState, StateKind
 from gazette.recoverylog.time_travel import Moment
-from gazette.runtime.numbers import bytes_text
 from gazette.runtime.tasks import BlockingPool
 from gazette.runtime.timeouts import timeout
 from gazette.stores.sqlite.errors import of_the_disk
@@ -37,26 +40,7 @@ RESULT_BYTES_MAX: Final = 64 << 20
 _CELL_MAX: Final = 1024
 """Greatest number of characters of a value in a table."""
 VALUE_BYTES_MAX: Final = 1 << 24
-"""Upper bound of one value. SQLite refuses to make a longer one."""
 ROWS_MAX: Final = 1_000_000
-_PROGRESS_STEPS: Final = 10_000
-"""Steps after which SQLite asks whether the statement's time is over."""
-_OF_THE_DISK: Final = (
-    apsw.FullError,
-    apsw.CorruptError,
-    apsw.NotADBError,
-    apsw.CantOpenError,
-    apsw.IOError,
-)
-
-
-@dataclass(slots=True)
-class Rows:
-    """The result of a statement. ``truncated`` is True if the statement has more rows than ``rows``."""
-
-    columns: list[str] = field(default_factory=list)
-    rows: list[tuple[Any, ...]] = field(default_factory=list)
-    truncated: bool = False
 
 
 async def run(context: Context) -> int:
@@ -149,9 +133,7 @@ async def _query(
     ended = asyncio.Event()  # The thread only looks whether it is set.
     try:
         async with timeout(context.timeout_s):
-            return await pool.run(
-                lambda: select(state.connection(), state.directory, sql, max_rows, ended)
-            )
+            return await pool.run(_select, state, sql, max_rows, ended)
     except TimeoutError as error:
         raise GazetteError(
             f"the query did not end within {context.timeout_s:g} s, and was interrupted",
@@ -161,73 +143,19 @@ async def _query(
         ended.set()
 
 
-def select(
-    connection: apsw.Connection,
-    directory: Path,
-    sql: str,
-    max_rows: int,
-    ended: asyncio.Event,
-    bytes_max: int = RESULT_BYTES_MAX,
-) -> Rows:
-    """Run one statement that reads. Blocks. Stop soon after ``ended`` is set.
-
-    Raise ``Invalid`` for SQL that is refused, ``GazetteError`` for a disk that fails. ``directory`` is for
-    its message.
-    """
-    result = Rows()
-    statements: list[str] = []
-    total = 0
-
-    def on_statement(cursor: apsw.Cursor, text: str, _bindings: Any) -> bool:
-        if statements and not cursor.get_description():
-            return True  # A comment. Anything else that gives no rows is refused by `_authorize`.
-        statements.append(text)
-        if len(statements) > 1:
-            raise Invalid("give one statement, and not several", path="SQL")
-        result.columns = [column[0] for column in cursor.get_description()]
-        return True
-
+def _select(state: ShardState, sql: str, max_rows: int, ended: asyncio.Event) -> Rows:
+    limits = ResultBounds(max_rows, RESULT_BYTES_MAX, VALUE_BYTES_MAX)
     try:
-        connection.limit(apsw.SQLITE_LIMIT_LENGTH, VALUE_BYTES_MAX)
-        connection.authorizer = _authorize
-        connection.set_progress_handler(ended.is_set, _PROGRESS_STEPS)
-        cursor = connection.cursor()
-        cursor.exec_trace = on_statement
-        for row in cursor.execute(sql):
-            if len(result.rows) == max_rows:
-                result.truncated = True
-                break
-            total += sum(len(value) if isinstance(value, str | bytes) else 8 for value in row)
-            if total > bytes_max:
-                raise Invalid(
-                    f"the result has more than {bytes_text(bytes_max)}",
-                    path="SQL",
-                    hint="Select less: by LIMIT, or by parts of values, as in substr(payload, 1, 100).",
-                )
-            result.rows.append(row)
-        cursor.close(True)
-    except apsw.TooBigError as error:
-        limit = bytes_text(VALUE_BYTES_MAX)
-        raise Invalid(f"a value has more than {limit}", path="SQL") from error
-    except UnicodeDecodeError as error:
-        hint = "Select it as a blob: CAST(… AS BLOB)."
-        raise Invalid("a text of the result is not UTF-8", path="SQL", hint=hint) from error
-    except ValueError as error:  # Python's, for text that SQLite cannot take.
-        raise Invalid("the SQL is not UTF-8 text, or has a NUL", path="SQL") from error
-    except _OF_THE_DISK as error:
-        raise of_the_disk("run the query", directory, error) from error
-    except apsw.Error as error:
-        raise Invalid(f"SQLite refuses the query: {error}", path="SQL") from error
-    if not result.columns:
-        raise Invalid("there is no statement that gives rows", path="SQL")
-    return result
+        return select(state.connection(), sql, _authorize, limits, ended.is_set)
+    except OF_THE_DISK as error:
+        raise of_the_disk("run the query", state.directory, error) from error
 
 
 def _authorize(action: int, first: str | None, second: str | None, *more: str | None) -> int:
     try:
         return authorize_reading(action, first, second, *more)
     except NotAllowed as error:
-        raise Invalid("the statement does not only read", path="SQL") from error
+        raise only_reads() from error
 
 
 def _render(context: Context, shard_id: ShardId, state: ShardState, result: Rows, form: str) -> str:
@@ -266,13 +194,6 @@ def _text(value: Any) -> str:
     if value is None:
         return "NULL"
     return f"x'{value.hex()}'" if isinstance(value, bytes) else str(value)
-
-
-def json_value(value: Any) -> Any:
-    """Return a value of SQL as JSON has it."""
-    if isinstance(value, bytes):
-        return {"hex": value.hex()}
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cell(value: object) -> str:

@@ -1,7 +1,7 @@
 """Asks brokers and members for what the pages show, while a page is open: `ClusterWatch`.
 
-Number and size of the last answers set the pace at which they are asked for again. So a console takes less
-than a hundredth of a server's time, however large its cluster is, and nothing while no page is open.
+Number and size of the last answers set the pace at which they are asked for again. So what a server spends on
+a console does not grow with the cluster. It is nothing while no page is open.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class ClusterWatch:
                 f"no list of journals and shards within {_FIRST_S:g} s from {addresses}",
                 hint="Check that brokers and members run. It is asked again.",
             ) from error
-        if self.refusal is not None and not self.sampler.listed.journals:
+        if self.refusal is not None and not self.sampler.rows:
             raise self.refusal
 
     def _position(self, key: Key) -> int | None:

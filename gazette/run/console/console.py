@@ -168,9 +168,8 @@ class Console:
         if "offset" in arguments:
             return await reads.at_offset(number(arguments, "offset"), count)
         if "next" in arguments:  # The page follows the journal: a message begins there.
-            begin, head = await reads.bounds()
-            at = max(number(arguments, "next"), begin)
-            return {**await reads.window(at, count, max(at, head)), "first": begin, "head": head}
+            seen = number(arguments, "seen")
+            return await reads.following(number(arguments, "next"), count, seen)
         return await reads.last(count)
 
     # -- The application and its shards
@@ -210,7 +209,8 @@ class Console:
                 reads = JournalReads(await self._context.broker(), journal)
                 _, head = await reads.bounds()
                 for message in (await reads.window(offset, 1, head))["messages"]:
-                    ages.append(max(0.0, asked_at - message.get("time_ms", 0) / 1000))
+                    if "time_ms" in message:
+                        ages.append(max(0.0, asked_at - message["time_ms"] / 1000))
         return max(ages, default=None)
 
     def _shard_of(self, shard_id: str) -> ListedShard:
@@ -267,10 +267,11 @@ class Console:
     async def _state(self, arguments: Arguments) -> dict[str, Any]:
         shard, at = self._shard_of(required(arguments, "id")), required(arguments, "at")
         state = await self._states.state(shard, at)
-        checkpoint = await self._states.checkpoint(shard, at)
+        if isinstance(checkpoint := state.checkpoint, GazetteError):
+            raise checkpoint
         listing = "SELECT name, type, sql FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name"
         return {
-            "kind": state.kind.value,
+            "kind": state.store.value,
             "offset": state.offset,
             "time_ms": None if state.time is None else int(state.time.timestamp() * 1000),
             "read_through": {

@@ -1,7 +1,8 @@
 """The gate of the console: the key of its address, its cookie, and the headers of its answers.
 
 A process or a page that reaches the port would act with the token of the console's user. So each answer
-needs a cookie, and only the printed address gives it. `HttpGuard` refuses requests of other pages before.
+needs a cookie, and each document a header with a secret, too: browsers send cookies to servers at other ports
+of a host. Only the printed address gives both. `HttpGuard` refuses requests of other pages before.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ _HEADERS: Final = {
 }
 _CLOSED: Final = "This page needs the key of the console"
 _OPEN: Final = "Open the address that the console printed when it started: it has the key."
-_ENTERED: Final = """<!doctype html><html lang="en"><meta charset="utf-8">
-<meta http-equiv="refresh" content="0;url=/"><title>Gazette</title><p><a href="/">Go on</a>"""
+_ENTERED: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="key" content="{secret}">
+<link rel="icon" href="/static/icon.svg"><script type="module" src="/static/enter.js"></script>
+<title>Gazette</title><p>The page needs JavaScript.</p>"""
+SECRET_HEADER: Final = "X-Gazette-Console"  # noqa: S105 - a name
 
 
 class ConsoleGate:
     """An ASGI application that passes requests with the cookie to ``app``, and refuses all others.
 
-    ``name`` is the name of the cookie. Browsers send cookies to all ports of a host, so it has the port.
+    ``name`` is the name of the cookie. It has the port, since consoles of one host share their cookies.
     """
 
     def __init__(self, app: ASGIApp, key: str, name: str) -> None:
@@ -42,6 +45,7 @@ class ConsoleGate:
         self._key = key
         self._name = name
         self._session = secrets.token_urlsafe(32)
+        self._secret = secrets.token_urlsafe(32)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -67,10 +71,13 @@ class ConsoleGate:
             if not _equal(request.query_params["key"], self._key):
                 return PlainTextResponse(f"This key is not that of this console. {_OPEN}\n", 403)
             # Not a redirect: a browser that came from another site would not send the cookie then.
-            entered = HTMLResponse(_ENTERED)
+            entered = HTMLResponse(_ENTERED.format(secret=self._secret))
             entered.set_cookie(self._name, self._session, httponly=True, samesite="strict")
             return entered
-        if not _equal(request.cookies.get(self._name, ""), self._session):
+        is_open = _equal(request.cookies.get(self._name, ""), self._session)
+        if path.startswith("/api/"):
+            is_open &= _equal(request.headers.get(SECRET_HEADER, ""), self._secret)
+        if not is_open:
             if path.startswith("/api/"):
                 return JSONResponse({"error": _CLOSED, "hint": _OPEN, "closed": True}, 401)
             return PlainTextResponse(f"{_CLOSED}. {_OPEN}\n", 401)

@@ -22,8 +22,8 @@ MESSAGES_MAX: Final = 100
 READ_BYTES_MAX: Final = 16 << 20
 """Bytes that are read for one answer."""
 _PIECE_BYTES: Final = 1 << 17
-_FIRST_BYTES: Final = 1 << 16
-_GROWTH: Final = 8
+_LAST_BYTES: Final = (1 << 16, 1 << 19, 1 << 22, READ_BYTES_MAX)
+"""Bytes that are read for the last messages, until they suffice."""
 _READ_S: Final = 8.0
 _CLOSE_BYTES: Final = 1 << 16
 """Bytes between two offsets at which a search for a time ends. The rest is read."""
@@ -62,19 +62,29 @@ class JournalReads:
         )
 
     async def last(self, count: int) -> dict[str, Any]:
-        """Return the last messages."""
+        """Return the last messages. Those that begin before the last `READ_BYTES_MAX` bytes are left out."""
         begin, head = await self.bounds()
-        size, document = _FIRST_BYTES, dict[str, Any]()
-        while True:
+        document, read_from = dict[str, Any](), head
+        for size in _LAST_BYTES:
             start = max(begin, head - size)
-            document = await self.window(start, MESSAGES_MAX * 1000, head, align=start > begin)
-            if len(document["messages"]) >= count or start == begin or size >= READ_BYTES_MAX:
+            longer = await self.window(start, MESSAGES_MAX * 1000, head, align=start > begin)
+            if document and longer["behind"]:  # Its messages are not the last ones.
+                document["notes"] += longer["notes"]
                 break
-            size *= _GROWTH
+            document, read_from = longer, start
+            if len(document["messages"]) >= count or start == begin:
+                break
         messages = document["messages"]
         document["messages"] = messages[-count:] if count else []
-        if start > begin and len(messages) < count:
-            document["notes"].append(f"only the last {bytes_text(size)} were read")
+        if read_from > begin and len(messages) < count:
+            document["notes"].append(f"only the last {bytes_text(head - read_from)} were read")
+        return {**document, "first": begin, "head": head}
+
+    async def following(self, offset: Offset, count: int, seen: Offset) -> dict[str, Any]:
+        """Return messages from an offset on at which one begins. Read nothing if ``seen`` is the head."""
+        begin, head = await self.bounds()
+        at = max(offset, begin)
+        document = await self.window(at, count, at if head == seen else head)
         return {**document, "first": begin, "head": head}
 
     async def at_offset(self, offset: Offset, count: int) -> dict[str, Any]:
@@ -110,8 +120,9 @@ class JournalReads:
     ) -> dict[str, Any]:
         """Return at most ``count`` messages of ``[offset, end)``, and where the next one begins.
 
-        With ``align``, begin behind the message that the byte before ``offset`` is of. Leave out messages
-        that are older than ``since_ms``. If a read takes long, a note says what was not read.
+        ``behind`` is True if there may be more: a limit was reached, and the notes say which. With ``align``,
+        begin behind the message that the byte before ``offset`` is of. Leave out messages that are older than
+        ``since_ms``.
         """
         self.require_messages()
         is_fixed = self.content_type == CONTENT_PROTO_FIXED
@@ -120,7 +131,7 @@ class JournalReads:
         drop = align and not is_fixed
         messages: list[dict[str, Any]] = []
         notes: list[str] = []
-        bytes_read = 0
+        bytes_read, stopped = 0, False
         try:
             pieces = self._pieces(begin, end, cutter, notes)
             async with timeout(_READ_S), aclosing(pieces):
@@ -133,18 +144,20 @@ class JournalReads:
                         drop = False  # It was the rest of the message before.
                         if len(messages) == count:
                             break
-                    if len(messages) == count:
-                        break
-                    if bytes_read >= READ_BYTES_MAX:
-                        notes.append(f"only {bytes_text(bytes_read)} were read")
+                    stopped = len(messages) == count or bytes_read > READ_BYTES_MAX + 1
+                    if stopped:
+                        if len(messages) < count:
+                            notes.append(f"only {bytes_text(READ_BYTES_MAX)} were read")
                         break
         except TimeoutError:
+            stopped = True
             reason = self.client.waits.reason(self.journal.spec.name)
             notes.append(f"reading took more than {_READ_S:g} s{f': {reason}' if reason else ''}")
             if not messages:
                 raise self._late() from None
         following = messages[-1]["end"] if messages else cutter.begin
-        return {"messages": messages, "next": following, "notes": notes}
+        behind = stopped and following < end
+        return {"messages": messages, "next": following, "behind": behind, "notes": notes}
 
     def require_messages(self) -> None:
         """Raise ``Invalid`` for a journal that has no messages to show, with what shows it."""

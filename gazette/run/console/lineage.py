@@ -10,15 +10,17 @@ from gazette.client.journals import ListedJournal
 from gazette.client.shards import ListedShard
 from gazette.errors import Invalid, NotFound
 from gazette.protocol.checkpoint import Checkpoint
-from gazette.protocol.ids import split_journal_meta
+from gazette.protocol.ids import Offset, split_journal_meta
 from gazette.run.console.frames import FrameCutter, message_of
 from gazette.run.console.journal_reads import MESSAGES_MAX, READ_BYTES_MAX, JournalReads
 from gazette.run.console.log_moments import LoggedCommit, commits_near
-from gazette.run.console.states import States
+from gazette.run.console.states import States, StillRecovering
 
 _SHARDS_MAX: Final = 6
 """Greatest number of shards that are looked at for the producer of a message."""
 _COMMITS_MAX: Final = 6
+_RECOVERIES_MAX: Final = 2
+"""Greatest number of states that are recovered for one answer. Their checkpoints are known for the next."""
 _CLOCKS_MS: Final = 2
 """Milliseconds by which a commit may seem older than the acknowledgement that it holds."""
 
@@ -30,6 +32,7 @@ class Lineage:
         self._client = client
         self._states = states
         self._journals = journals
+        self._recoveries = 0
 
     async def trace(
         self, journal: ListedJournal, offset: int, candidates: list[ListedShard]
@@ -96,7 +99,7 @@ class Lineage:
         commits = await commits_near(self._client, shard.spec.recovery_log, ack["time_ms"])
         later = [commit for commit in commits if commit.time_ms >= ack["time_ms"] - _CLOCKS_MS]
         for commit in later[:_COMMITS_MAX]:
-            checkpoint = await self._states.checkpoint(shard, str(commit.end))
+            checkpoint = await self._checkpoint(shard, commit.end)
             intent = checkpoint.ack_intents.get(journal, b"")
             cutter = FrameCutter(reads.content_type, 0)
             for frame in cutter.feed(intent):
@@ -107,13 +110,21 @@ class Lineage:
                     return commit
         return None
 
+    async def _checkpoint(self, shard: ListedShard, offset: Offset) -> Checkpoint:
+        """Return a checkpoint. Recover few states for one answer: it has a deadline."""
+        if self._states.known_checkpoint(shard, offset) is None:
+            if self._recoveries == _RECOVERIES_MAX:
+                raise StillRecovering(f"the transactions of {shard.spec.id} are being looked at")
+            self._recoveries += 1
+        return await self._states.checkpoint(shard, offset)
+
     async def _effects(self, shard: ListedShard, commit: LoggedCommit) -> dict[str, Any]:
-        after = await self._states.checkpoint(shard, str(commit.end))
+        after = await self._checkpoint(shard, commit.end)
         notes: list[str] = []
         before = Checkpoint()
         tables: list[dict[str, Any]] = []
         try:
-            before = await self._states.checkpoint(shard, str(commit.begin))
+            before = await self._checkpoint(shard, commit.begin)
             tables = await self._states.difference(shard, str(commit.begin), str(commit.end))
         except (Invalid, NotFound) as error:
             notes.append(f"the rows before are not known: {error}")

@@ -102,5 +102,14 @@ async def _arguments(request: Request) -> dict[str, str]:
 
 def _json(document: Any, code: int) -> Response:
     # ASCII: halves of surrogate pairs, which texts of others may have, are escapes then.
-    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(_exact(document), separators=(",", ":"), allow_nan=False)
     return Response(text, code, media_type="application/json")
+
+
+def _exact(value: Any) -> Any:
+    """Return a document whose integers JavaScript can hold: greater ones are texts."""
+    if isinstance(value, dict):
+        return {name: _exact(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(_exact, value))
+    return str(value) if isinstance(value, int) and abs(value) > 1 << 53 else value

@@ -6,40 +6,50 @@ Members answer no SQL. So a state is what the log has, and a member spends nothi
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import json
+import logging
 import shutil
-from collections.abc import Awaitable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import apsw
 
 from gazette.client.client import Client
 from gazette.client.shards import ListedShard
-from gazette.errors import GazetteError, Invalid, NotYet, Unavailable
+from gazette.errors import Closed, GazetteError, Invalid, NotYet
 from gazette.gazctl.context import Context
-from gazette.gazctl.shards.query import json_value, require_sql, select
+from gazette.gazctl.shards.query import require_sql
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints
-from gazette.protocol.ids import JournalName, Offset
+from gazette.protocol.ids import JournalName, Offset, ShardId
 from gazette.recoverylog.log.broker_logs import BrokerLogs
-from gazette.recoverylog.shard_state import ShardState, StateKind
+from gazette.recoverylog.shard_state import StateKind
+from gazette.recoverylog.store_files import PRIMARY_DATABASE
 from gazette.recoverylog.time_travel import Moment, open_at
 from gazette.run.console.journal_reads import bounds_of
-from gazette.run.console.row_difference import TableDifference, differences
+from gazette.run.console.sql_process import SqlProcesses
 from gazette.runtime.numbers import bytes_text
-from gazette.runtime.tasks import BlockingPool, TaskScope, await_shared
-from gazette.runtime.timeouts import timeout
+from gazette.runtime.tasks import BlockingPool, TaskScope
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 STATES_MAX: Final = 8
+RECOVERIES_MAX: Final = 2
+"""Recoveries at once."""
 LOG_BYTES_MAX: Final = 2 << 30
 """Bytes of a log that are read for one state."""
-ROWS_MAX: Final = 1000
-RESULT_BYTES_MAX: Final = 4 << 20
-QUERY_S: Final = 10.0
 WAIT_S: Final = 8.0
 """Longest wait of an answer for a state. The page asks again, and shows how far it is."""
+CHECKPOINTS_MAX: Final = 1000
+_CLOSE_S: Final = 2.0
+_JSON_TABLES: Final = "tables.db"
 
 
 class StillRecovering(NotYet):
@@ -53,7 +63,27 @@ class ReadLogs(BrokerLogs):
         super().__init__(client, asyncio.get_running_loop(), stall_timeout_s=stall_timeout_s)
         self._own_client = client
         self._shard_id = shard_id
+        self._is_stopped = False
+        self._awaited: concurrent.futures.Future[Any] | None = None
         self.bytes_read = 0
+
+    def stop(self) -> None:
+        """Let the present read, and each later one, raise ``Closed``. Any thread."""
+        self._is_stopped = True
+        if self._awaited is not None:
+            self._awaited.cancel()
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        self._awaited = future = super()._start(work)
+        if self._is_stopped:  # Only now: `stop` may run at the same time.
+            future.cancel()
+        return future
+
+    def _result(self, future: concurrent.futures.Future[T], log: JournalName) -> T:
+        try:
+            return super()._result(future, log)
+        except concurrent.futures.CancelledError as error:
+            raise Closed(f"the recovery of {self._shard_id} was stopped") from error
 
     def bounds(self, log: JournalName) -> tuple[Offset, Offset]:
         return self._result(self._start(bounds_of(self._own_client, log)), log)
@@ -69,15 +99,75 @@ class ReadLogs(BrokerLogs):
             yield offset, data
 
 
+@dataclass(frozen=True, slots=True)
+class StateFiles:
+    """A state in files. ``offset`` is that of the log at which it ends, ``time`` that of its last commit."""
+
+    store: StateKind
+    offset: Offset
+    time: datetime | None
+    checkpoint: Checkpoint | GazetteError
+    """Or why it has none."""
+    database: Path | GazetteError
+    """Database with its tables, or why it has none."""
+
+    @property
+    def own_tables(self) -> list[str]:
+        """Tables that change with each transaction, and say nothing of the application."""
+        return ["document"] if self.store is StateKind.JSON else ["gazette_checkpoint"]
+
+
+def _recover(
+    logs: ReadLogs, hints: Sequence[FSMHints], directory: Path, moment: Moment, shard_id: ShardId
+) -> StateFiles:
+    with open_at(logs, hints, directory, moment) as state:
+        checkpoint: Checkpoint | GazetteError
+        database: Path | GazetteError = directory / PRIMARY_DATABASE
+        try:
+            checkpoint = state.checkpoint
+        except GazetteError as error:
+            checkpoint = error
+        if state.kind is StateKind.JSON:
+            database = _tables_of(state.document(), directory / _JSON_TABLES)
+        else:
+            try:
+                require_sql(state, shard_id)
+            except GazetteError as error:
+                database = error
+        return StateFiles(state.kind, state.offset, state.time, checkpoint, database)
+
+
+def _tables_of(document: Any, path: Path) -> Path:
+    """Make a database of a state in JSON: ``document`` with the whole, ``state`` with paths and values."""
+    connection = apsw.Connection(str(path))
+    try:
+        connection.execute("CREATE TABLE document (json TEXT)")
+        connection.execute("INSERT INTO document VALUES (?)", (json.dumps(document),))
+        connection.execute("CREATE TABLE state (path TEXT PRIMARY KEY, value, type TEXT)")
+        connection.execute(
+            "INSERT INTO state SELECT fullkey, atom, json_tree.type FROM document, json_tree(document.json)"
+            " WHERE atom IS NOT NULL"
+        )
+    finally:
+        connection.close()
+    return path
+
+
 @dataclass(slots=True)
 class _Opening:
-    """A state that is being recovered, or was. Its lock is held by each query."""
+    """A state that is being recovered, or was. Only one without ``users`` is removed."""
 
-    logs: ReadLogs
-    task: asyncio.Task[ShardState | GazetteError]
     directory: Path
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    connection: apsw.Connection | None = None
+    task: asyncio.Task[StateFiles | GazetteError] = field(init=False)
+    logs: ReadLogs | None = None
+    """None before the recovery has begun."""
+    users: int = 0
+
+    def stop(self) -> None:
+        if self.logs is None:
+            self.task.cancel()
+        else:
+            self.logs.stop()
 
 
 class States:
@@ -86,182 +176,154 @@ class States:
     def __init__(self, context: Context, scratch: Path) -> None:
         self._context = context
         self._scratch = scratch
-        self._pool = BlockingPool("console-states", 2)
+        self._recoveries = BlockingPool("console-recoveries", RECOVERIES_MAX)
+        self._files = BlockingPool("console-files", 1)
+        self._sql = SqlProcesses()
         self._scope = TaskScope("states")
         self._openings: dict[tuple[str, str], _Opening] = {}
+        self._checkpoints: dict[tuple[str, Offset], Checkpoint] = {}
         self._number = 0
+        self._is_closed = False
 
     async def close(self) -> None:
-        """Close all states."""
-        for key in list(self._openings):
-            await self._forget(key)
+        """Stop all recoveries. Wait for their threads, but not for long."""
+        self._is_closed = True
+        self._sql.close()
+        removals = [self._forget(key) for key in list(self._openings)]
+        if removals:
+            await asyncio.wait(removals, timeout=_CLOSE_S)
         await self._scope.stop()
-        self._pool.close()
+        self._recoveries.close()
+        self._files.close()
 
-    async def state(self, shard: ListedShard, at: str) -> ShardState:
-        """Return the state of a shard at a moment: a time, an offset of its log, or a checkpoint.
+    async def state(self, shard: ListedShard, at: str) -> StateFiles:
+        """Return a state at a moment: a time, an offset of the shard's log, or a checkpoint.
 
-        Raise ``StillRecovering`` with the progress after some seconds. Raise the errors of `open_at`.
+        Its files may be gone when this returns. Raise ``StillRecovering`` with the progress after some
+        seconds. Raise the errors of `open_at`.
         """
-        opening = await self._opening(shard, at)
+        async with self._using(shard, at) as state:
+            return state
+
+    def known_checkpoint(self, shard: ListedShard, offset: Offset) -> Checkpoint | None:
+        """Return a checkpoint that `checkpoint` has returned lately; None if it has not."""
+        return self._checkpoints.get((shard.spec.id, offset))
+
+    async def checkpoint(self, shard: ListedShard, offset: Offset) -> Checkpoint:
+        """Return the checkpoint at an offset that the log has. It is kept longer than the state.
+
+        For errors see `state`.
+        """
+        known = self.known_checkpoint(shard, offset)
+        if known is None:
+            known = _required((await self.state(shard, str(offset))).checkpoint)
+            if len(self._checkpoints) >= CHECKPOINTS_MAX:
+                del self._checkpoints[next(iter(self._checkpoints))]
+            self._checkpoints[shard.spec.id, offset] = known
+        return known
+
+    async def query(self, shard: ListedShard, at: str, sql: str) -> dict[str, Any]:
+        """Run one statement that reads. For errors see `state` and `SqlProcesses`."""
+        async with self._using(shard, at) as state:
+            return await self._sql.query(_required(state.database), sql)
+
+    async def difference(self, shard: ListedShard, before: str, after: str) -> list[dict[str, Any]]:
+        """Return the rows that differ between two moments, by tables. For errors see `query`."""
+        async with self._using(shard, before) as first, self._using(shard, after) as second:
+            databases = _required(first.database), _required(second.database)
+            return await self._sql.difference(*databases, second.own_tables)
+
+    @asynccontextmanager
+    async def _using(self, shard: ListedShard, at: str) -> AsyncIterator[StateFiles]:
+        """Yield a state, which is not removed during the block."""
+        key = (shard.spec.id, at)
+        opening = self._opening(shard, key)
+        opening.users += 1
         try:
-            async with timeout(WAIT_S):
-                state = await await_shared(opening.task)
-        except TimeoutError:
-            read_text = bytes_text(opening.logs.bytes_read)
-            raise StillRecovering(
-                f"the state is being recovered: {read_text} of {shard.spec.recovery_log} read"
-            ) from None
-        if isinstance(state, GazetteError):
-            await self._forget((shard.spec.id, at))
-            raise state
-        return state
+            await asyncio.wait({opening.task}, timeout=WAIT_S)
+            if not opening.task.done():
+                bytes_read = 0 if opening.logs is None else opening.logs.bytes_read
+                raise StillRecovering(
+                    f"the state is being recovered: {bytes_text(bytes_read)} of"
+                    f" {shard.spec.recovery_log} read"
+                )
+            if opening.task.cancelled():
+                raise _closed()
+            state = opening.task.result()
+            if isinstance(state, GazetteError):
+                if self._openings.get(key) is opening:
+                    self._forget(key)
+                raise state
+            yield state
+        finally:
+            opening.users -= 1
 
-    async def checkpoint(self, shard: ListedShard, at: str) -> Checkpoint:
-        """Return the checkpoint of a state. Raise the errors of ``state``."""
-        state = await self.state(shard, at)
-        return await self._pool.run(lambda: state.checkpoint)
-
-    async def _opening(self, shard: ListedShard, at: str) -> _Opening:
-        spec, key = shard.spec, (shard.spec.id, at)
-        moment = Moment.parse(at)
+    def _opening(self, shard: ListedShard, key: tuple[str, str]) -> _Opening:
+        """Return the opening of a state. It begins at once: two requests never recover the same twice."""
+        spec, moment = shard.spec, Moment.parse(key[1])
+        if self._is_closed:
+            raise _closed()
         if not spec.recovery_log:
             raise Invalid(
                 f"{spec.id} has no recovery log: its state is in a database of your own",
                 hint="Query that database itself.",
             )
         if (opening := self._openings.pop(key, None)) is None:
-            while len(self._openings) >= STATES_MAX:
-                await self._forget(next(iter(self._openings)))
-            consumer, client = await self._context.consumer(), await self._context.broker()
-            async with self._context.answering(consumer.address, WAIT_S):
-                stored = await consumer.get_hints(spec.id)
-            hints = [slot for slot in (stored.primary, *stored.backups) if slot is not None]
-            hints = hints or [FSMHints(log=spec.recovery_log)]
+            if len(self._openings) >= STATES_MAX:
+                unused = [other for other, known in self._openings.items() if not known.users]
+                if not unused:
+                    raise StillRecovering(f"{STATES_MAX} other states are in use at once")
+                self._forget(unused[0])
             self._number += 1
-            directory = self._scratch / f"state-{self._number}"
-            logs = ReadLogs(client, spec.id, self._context.timeout_s)
-            work = self._pool.run(open_at, logs, hints, directory, moment)
-            opening = _Opening(logs, self._scope.spawn(_outcome(work), name=spec.id), directory)
+            opening = _Opening(self._scratch / f"state-{self._number}")
+            opening.task = self._scope.spawn(self._recovered(opening, shard, moment), name=spec.id)
         self._openings[key] = opening  # The newest is the last.
         return opening
 
-    async def _forget(self, key: tuple[str, str]) -> None:
-        opening = self._openings.pop(key, None)
-        if opening is None:
-            return
-        async with opening.lock:
-            if opening.connection is not None:
-                opening.connection.close()
-        if not opening.task.done():
-            return  # Its thread goes on, and its files go with the scratch directory.
-        if isinstance(state := opening.task.result(), ShardState):
-            await self._pool.run(state.close)
-        await self._pool.run(lambda: shutil.rmtree(opening.directory, ignore_errors=True))
-
-    async def query(self, shard: ListedShard, at: str, sql: str) -> dict[str, Any]:
-        """Run one statement that reads. Raise ``Unavailable`` once its time is over."""
-        state = await self.state(shard, at)
-        opening = self._openings[shard.spec.id, at]
-        ended = asyncio.Event()  # The thread only looks whether it is set.
-
-        def run() -> Any:
-            if opening.connection is None:
-                opening.connection = connection_of(state, shard.spec.id)
-            arguments = (opening.connection, state.directory, sql, ROWS_MAX, ended)
-            return select(*arguments, RESULT_BYTES_MAX)
-
-        async with opening.lock:
-            rows = await self._bounded("the query", run, ended)
-        return {
-            "columns": rows.columns,
-            "rows": list(map(_cells, rows.rows)),
-            "truncated": rows.truncated,
-        }
-
-    async def difference(self, shard: ListedShard, before: str, after: str) -> list[dict[str, Any]]:
-        """Return the rows that differ between two moments, by tables."""
-        states = [await self.state(shard, at) for at in (before, after)]
-        ended = asyncio.Event()
-        attached = [_attachable(state, shard.spec.id) for state in states]
-        tables: list[TableDifference] = await self._bounded(
-            "the comparison", lambda: differences(attached[0], attached[1], ended.is_set), ended
-        )
-        return [_document(table) for table in tables]
-
-    async def _bounded(self, what: str, work: Any, ended: asyncio.Event) -> Any:
+    async def _recovered(
+        self, opening: _Opening, shard: ListedShard, moment: Moment
+    ) -> StateFiles | GazetteError:
+        """Return a state, or its error: a task that raises would end all other tasks."""
+        spec, context = shard.spec, self._context
         try:
-            async with timeout(QUERY_S):
-                return await self._pool.run(work)
-        except TimeoutError as error:
-            raise Unavailable(
-                f"{what} did not end within {QUERY_S:g} s, and was interrupted",
-                hint="Ask for less: by LIMIT, by an index, or by gazctl shards query --timeout.",
-            ) from error
-        finally:
-            ended.set()
+            consumer, client = await context.consumer(), await context.broker()
+            async with context.answering(consumer.address, WAIT_S):
+                stored = await consumer.get_hints(spec.id)
+            hints = [slot for slot in (stored.primary, *stored.backups) if slot is not None]
+            hints = hints or [FSMHints(log=spec.recovery_log)]
+            logs = opening.logs = ReadLogs(client, spec.id, context.timeout_s)
+            return await self._recoveries.run(
+                _recover, logs, hints, opening.directory, moment, spec.id
+            )
+        except GazetteError as error:
+            return error
+        except (OSError, apsw.Error) as error:
+            return GazetteError(
+                f"the state cannot be recovered: {error}", hint="See the disk of the console."
+            )
+        except Exception as error:
+            log.exception("a recovery of the console failed: %(what)s", {"what": spec.id})
+            return GazetteError(
+                f"the recovery failed: {type(error).__name__}: {error}",
+                hint="The log of the console says where. Please report it.",
+            )
+
+    def _forget(self, key: tuple[str, str]) -> asyncio.Task[None]:
+        """Stop a recovery, and remove its files. Return the task that does it."""
+        opening = self._openings.pop(key)
+        opening.stop()
+        return self._scope.spawn(self._remove(opening), name="remove")
+
+    async def _remove(self, opening: _Opening) -> None:
+        await asyncio.wait({opening.task})
+        await self._files.run(lambda: shutil.rmtree(opening.directory, ignore_errors=True))
 
 
-async def _outcome(work: Awaitable[ShardState]) -> ShardState | GazetteError:
-    """Return a state, or its error: a task that raises would end all other tasks."""
-    try:
-        return await work
-    except GazetteError as error:
-        return error
-    except (OSError, apsw.Error) as error:
-        return GazetteError(
-            f"the state cannot be recovered: {error}", hint="See the disk of the console."
-        )
+def _closed() -> Closed:
+    return Closed("the console stops", hint="Start it again.")
 
 
-def connection_of(state: ShardState, shard_id: str) -> apsw.Connection:
-    """Return a connection of its own to a state. That of JSON has tables ``document`` and ``state``."""
-    source = _attachable(state, shard_id)
-    if isinstance(source, str):
-        return apsw.Connection(source, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
-    connection = apsw.Connection(":memory:")
-    source(connection, "main")
-    return connection
-
-
-def _attachable(state: ShardState, shard_id: str) -> Any:
-    """Return the URI of a state's database; for JSON a function that fills a schema."""
-    if state.kind is StateKind.JSON:
-        return lambda connection, schema: _fill(connection, schema, state)
-    require_sql(state, shard_id)
-    return f"{(state.directory / 'primary.db').absolute().as_uri()}?mode=ro"
-
-
-def _fill(connection: apsw.Connection, schema: str, state: ShardState) -> None:
-    text = json.dumps(state.document())
-    connection.execute(f"CREATE TABLE {schema}.document (json TEXT)")
-    connection.execute(f"INSERT INTO {schema}.document VALUES (?)", (text,))  # noqa: S608 - ours
-    connection.execute(
-        f"CREATE TABLE {schema}.state AS SELECT fullkey AS path, atom AS value, type"  # noqa: S608
-        f" FROM {schema}.document, json_tree({schema}.document.json) WHERE atom IS NOT NULL"
-    )
-
-
-def _document(table: TableDifference) -> dict[str, Any]:
-    return {
-        **asdict(table),
-        "added": list(map(_cells, table.added)),
-        "removed": list(map(_cells, table.removed)),
-        "changed": [[_cells(before), _cells(after)] for before, after in table.changed],
-    }
-
-
-def _cells(row: Sequence[Any]) -> list[Any]:
-    return list(map(_cell, row))
-
-
-def _cell(value: Any) -> Any:
-    """Return a value for the page, cut: integers that JavaScript cannot hold are texts."""
-    value = json_value(value)
-    if isinstance(value, dict):
-        value = f"x'{value['hex']}'"
-    if isinstance(value, int) and abs(value) > 1 << 53:
-        return str(value)
-    if isinstance(value, str) and len(value) > 1000:
-        return f"{value[:1000]}… ({len(value)} characters)"
+def _required(value: T | GazetteError) -> T:
+    if isinstance(value, GazetteError):
+        raise value
     return value

@@ -54,8 +54,12 @@ def all_verdicts(watch: ClusterWatch) -> Iterator[Verdict]:
     for what, reason in watch.sampler.problems.items():
         address = watch.addresses().get(what, "")
         advice = f"Check that it runs, and that {address} is its address. What is shown is old."
-        yield Verdict(0, what, address, f"the {what} does not answer: {reason}", advice)
-    if watch.refusal is not None:
+        if error := watch.sampler.listed.refusals.get(what):
+            reason, advice = f"the {what} refuses to list: {error}", error.hint
+        else:
+            reason = f"the {what} does not answer: {reason}"
+        yield Verdict(0, what, address, reason, advice)
+    if watch.refusal is not None and watch.refusal not in watch.sampler.listed.refusals.values():
         yield Verdict(0, "token", "", str(watch.refusal), watch.refusal.hint)
     if "consumer" not in watch.addresses():
         advice = "Start the console with --consumer.address, or with a context that has it."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from gazette.cluster.etcd.client import Etcd
 from gazette.gazctl.context import Context
 from gazette.gazctl.io.terminal import Terminal
 from gazette.run.console.command import UiFlags, load, serving
+from gazette.run.console.gate import SECRET_HEADER
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture
 
@@ -52,6 +54,14 @@ class Page:
         return f"{document['error']} {document['hint']}"
 
 
+async def enter(http: httpx.AsyncClient, address: str) -> httpx.Response:
+    """Open the printed address as a browser does: take its cookie, and the secret of its page."""
+    answer = await http.get(address)
+    if secret := re.search(r"name=\"key\" content=\"([^\"]+)", answer.text):
+        http.headers[SECRET_HEADER] = secret[1]
+    return answer
+
+
 Console = Callable[..., AbstractAsyncContextManager[Page]]
 """Start a console with flags, as its command does."""
 
@@ -70,7 +80,7 @@ def console(tmp_path: Path) -> Console:
         async with serving(context, loaded.group(UiFlags), KEY, scratch) as url:
             async with httpx.AsyncClient(base_url=url, timeout=60.0) as http:
                 if entered:
-                    assert (await http.get("/", params={"key": KEY})).status_code == 200
+                    assert (await enter(http, f"/?key={KEY}")).status_code == 200
                 yield Page(http, url, notes)
 
     return start

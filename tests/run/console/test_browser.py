@@ -11,7 +11,7 @@ from gazette.cluster.etcd.client import Etcd
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture
-from tests.consumer.apps import append
+from tests.consumer.apps import append, frame
 from tests.run.console.conftest import KEY, Console, Page
 from tests.run.console.shop import HOSTILE, LETTERS, OUTPUT, SHARD, SOURCE
 from tests.run.console.test_cluster_view import until
@@ -117,6 +117,68 @@ async def test_sql_and_the_slider_show_states_of_moments(
     await browser.run(slide)
     await browser.until_seen("Kind: ")
     assert [text for text in await browser.problems() if "status of 400" not in text] == []
+
+
+HOLD = """
+    const [part] = arguments, real = window.fetch;
+    window.held = [];
+    window.fetch = (url, options) => {
+        const answer = real(url, options);
+        if (!String(url).includes(part)) return answer;
+        return new Promise((resolve) => window.held.push(() => resolve(answer)));
+    };
+"""
+RELEASE = """
+    const frame = () => new Promise((drawn) => requestAnimationFrame(drawn));
+    window.held.forEach((release) => release());
+    return real_frames(10);
+    async function real_frames(count) { for (let at = 0; at < count; at += 1) await frame(); }
+"""
+
+
+async def held(browser: Browser, part: str) -> None:
+    """Hold back answers whose address has a part, until the next poll asks for one."""
+    await browser.run(HOLD, part)
+    while not await browser.run("return window.held.length"):
+        await CLOCK.sleep(0.1)
+
+
+async def test_what_the_user_asks_for_goes_before_what_a_poll_asked(
+    page: Page, browser: Browser, broker: BrokerFixture, shop: ConsumerFixture
+) -> None:
+    await append(broker, *(frame(f"w{n}", n + 1) for n in range(40)), journal=SOURCE)
+    await browser.open(f"{page.url}#/journal/{SOURCE.replace('/', '%2F')}")
+    await browser.until_seen('"w39"')
+    await held(browser, "next=")
+    await browser.run("document.getElementById('place').value = '0'")
+    await browser.click("button", "Read")
+    await browser.until_seen('"w0"')
+    await browser.run(RELEASE)
+    text = await browser.text()
+    assert ('"w0"' in text, '"w39"' in text) == (True, False)
+
+    await browser.open(f"{page.url}#/journals")
+    await browser.until_seen("4 journals")
+    await held(browser, "search=&")
+    await browser.run("document.getElementById('search').value = 'letters'")
+    await browser.click("button", "Search")
+    await browser.until_seen("1 journals")
+    await browser.run(RELEASE)
+    assert "1 journals" in await browser.text()
+
+
+async def test_a_line_that_is_not_whole_is_not_read_again_and_again(
+    page: Page, browser: Browser, broker: BrokerFixture, shop: ConsumerFixture
+) -> None:
+    await append(broker, b"{}\nhalf a line", journal=LETTERS)
+    await browser.open(f"{page.url}#/journal/{LETTERS.replace('/', '%2F')}")
+    asked = """
+        const names = performance.getEntriesByType("resource").map((one) => one.name);
+        return names.filter((name) => name.includes("/api/messages"));
+    """
+    while len(names := await browser.run(asked)) < 3:
+        await CLOCK.sleep(0.1)
+    assert ["seen=" in name for name in names[:3]] == [False, True, True]
 
 
 async def test_a_broker_that_is_killed_while_the_page_is_open_is_a_sentence(

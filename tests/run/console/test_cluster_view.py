@@ -24,20 +24,18 @@ from tests.run.console.conftest import Console, Page
 KEYS = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 HOSTILE = "</td><script>alert(1)</script>\x1b[31m\x00\u202e"
 CLOCK = SystemClock()
+UNTIL_S = 60.0
 
 
 async def until(page: Page, route: str, holds: Any, **arguments: object) -> dict[str, Any]:
-    """Ask until an answer fulfils a condition: the console asks brokers at its own pace.
-
-    Fails with the last answer after a minute.
-    """
+    """Ask until an answer fulfils a condition: the console asks brokers at its own pace."""
     document: dict[str, Any] = {}
     try:
-        async with asyncio.timeout(60.0):
+        async with asyncio.timeout(UNTIL_S):
             while not holds(document := await page(route, **arguments)):
                 await CLOCK.sleep(0.1)
     except TimeoutError:
-        pytest.fail(f"the last answer of {route} was {document}")
+        pytest.fail(f"after {UNTIL_S:g} s, {route} is still {json.dumps(document)}")
     return document
 
 
@@ -109,6 +107,31 @@ async def test_messages_are_read_at_offsets_times_and_as_they_come(
     ] or (last["messages"][1]["time_ms"] <= time_ms + 1)
     assert "ends at" in await page.error("messages", name="a/source", offset=10**9)
     assert "invalid number" in await page.error("messages", name="a/source", offset="-1")
+
+
+async def test_the_last_messages_are_the_last_however_large_they_are(
+    page: Page, broker: BrokerFixture
+) -> None:
+    await broker.create(source_spec("a/source"))
+    large = [b"%d" % number + b"x" * (5 << 20) + b"\n" for number in range(7)]
+    for line in large:
+        await append(broker, line, journal="a/source")
+    await append(broker, b"half a line", journal="a/source")
+    await until(page, "journals", lambda seen: seen["total"] == 1)
+    last = await page("messages", name="a/source", count=2)
+    assert [one["text"][:2] for one in last["messages"]] == ["5x", "6x"]
+    assert last["next"] == sum(map(len, large))
+    many = await page("messages", name="a/source", count=9)
+    assert [one["text"][:2] for one in many["messages"]] == ["4x", "5x", "6x"]
+    assert any("only the last 16.0 MiB" in note for note in many["notes"])
+    # The rest of a line that is not whole is read once, and again when there is more.
+    seen = await page("messages", name="a/source", next=last["next"], seen=last["head"])
+    assert (seen["messages"], seen["next"], seen["behind"]) == ([], last["next"], False)
+    await append(broker, b" and the rest\n", journal="a/source")
+    rest = await page("messages", name="a/source", next=last["next"], seen=last["head"])
+    assert [one["text"] for one in rest["messages"]] == ["half a line and the rest"]
+    first = await page("messages", name="a/source", next=0, count=1)
+    assert (first["messages"][0]["text"][:2], first["behind"]) == ("0x", True)
 
 
 async def test_messages_have_the_roles_that_their_uuids_give(

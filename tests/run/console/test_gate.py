@@ -7,9 +7,10 @@ from pathlib import Path
 
 import httpx
 
+from gazette.run.console.gate import SECRET_HEADER
 from gazette.run.console.server import STATIC
 from gazette.testing.broker import BrokerFixture
-from tests.run.console.conftest import KEY, Console, Page
+from tests.run.console.conftest import KEY, Console, Page, enter
 
 BYTES_MAX = 300 << 10
 
@@ -29,13 +30,16 @@ async def test_nothing_is_answered_without_the_key(console: Console, broker: Bro
             assert "console" in answer.text
         assert (await page.http.get("/debug/ready")).text == "ready\n"
 
-        entered = await page.http.get("/", params={"key": KEY})
+        entered = await enter(page.http, f"/?key={KEY}")
         cookie = entered.headers["set-cookie"]
         assert KEY not in cookie
         assert "HttpOnly" in cookie
         assert "SameSite=strict" in cookie
         assert (await page.http.get("/")).status_code == 200
         assert (await page("session"))["addresses"] == {"broker": broker.endpoint}
+        # A server at another port of this host gets the cookie, but not the secret.
+        for headers in ({SECRET_HEADER: ""}, {SECRET_HEADER: "wrong"}):
+            assert (await page.http.get("/api/session", headers=headers)).status_code == 401
 
 
 async def test_pages_of_other_origins_and_names_are_refused(page: Page) -> None:

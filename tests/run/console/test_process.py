@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +17,7 @@ from gazette.run.dev.console_process import KEY_ENV, console_beside
 from gazette.run.dev.processes import ChildProcess, python_module
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture
+from tests.run.console.conftest import enter
 
 CLOCK = SystemClock()
 ROOT = Path(__file__).parents[3]
@@ -25,7 +28,7 @@ async def entered(address: str) -> httpx.Response:
     async with httpx.AsyncClient() as http:
         while True:
             try:
-                await http.get(address)
+                await enter(http, address)
             except httpx.TransportError:
                 await CLOCK.sleep(0.05)
             else:
@@ -43,6 +46,34 @@ async def test_the_console_beside_a_cluster_is_reached_by_the_address_that_is_sa
         assert session.json()["addresses"] == {"broker": broker.endpoint}
     with pytest.raises(httpx.TransportError):
         httpx.get(address)
+
+
+async def test_settings_for_another_cluster_do_not_reach_the_console_beside_one(
+    broker: BrokerFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / ".config" / "gazette"
+    config.mkdir(parents=True)
+    prod = {"broker": "http://127.0.0.1:1", "consumer": "http://127.0.0.1:1"}
+    (config / "contexts.yaml").write_text(
+        json.dumps({"current": "prod", "contexts": {"prod": prod}})
+    )
+    (tmp_path / "gazctl.ini").write_text("[consumer]\nAddress = http://127.0.0.1:1\n")
+    monkeypatch.chdir(tmp_path)
+    settings = {"HOME": str(tmp_path), "GAZCTL_CONTEXT": "prod", "PYTHONPATH": str(ROOT)}
+    said: list[str] = []
+    environ = {**os.environ, **settings}
+    async with console_beside(tmp_path, environ, CLOCK, said.append, brokers=broker.endpoint):
+        session = (await entered(said[0].removeprefix("console  "))).json()
+    assert (session["addresses"], session["context"]) == ({"broker": broker.endpoint}, "")
+
+
+async def test_a_console_that_cannot_start_beside_a_cluster_is_said(tmp_path: Path) -> None:
+    said: asyncio.Queue[str] = asyncio.Queue()
+    environ = {"PYTHONHOME": str(tmp_path)}  # Python ends at once.
+    where = (tmp_path, environ, CLOCK, said.put_nowait)
+    async with asyncio.timeout(60), console_beside(*where, brokers="http://127.0.0.1:1"):
+        assert "?key=" in await said.get()
+        assert f"see {tmp_path / 'logs' / 'console.log'}" in await said.get()
 
 
 async def test_a_signal_ends_the_console_and_the_key_may_be_given(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,15 +14,21 @@ from gazette.client.append.appender import AppendParams
 from gazette.cluster.etcd.client import Etcd
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.protocol.label_set import LabelSet
-from gazette.run.console.row_difference import TableDifference, paired
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import LOGS, ConsumerFixture, log_spec, shard_spec
-from tests.consumer.apps import Tally, append, frame, source_spec
+from tests.consumer.apps import Gate, Tally, append, frame, source_spec
 from tests.run.console.conftest import Console, Page
 from tests.run.console.shop import HOSTILE, LETTERS, OUTPUT, SHARD, SOURCE, Shop
 from tests.run.console.test_cluster_view import until
 
-ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+LONG = "instr(zeroblob(1000000), zeroblob(499999) || x'01')"
+"""One step of SQLite, which no interrupt ends."""
+ENDLESS = f"SELECT {' + '.join([LONG] * 9)}"
+SORT = (
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT zeroblob(900000) AS r FROM n"
+    " ORDER BY r"
+)
+WIDE = f"SELECT {', '.join(['hex(randomblob(500000))'] * 60)}"
 COUNTS = "SELECT word, n FROM counts ORDER BY word"
 
 
@@ -100,6 +107,32 @@ async def test_the_application_is_a_graph_with_rates_and_dead_letters(
     assert '"poison"' in original["messages"][0]["text"]
 
 
+async def test_the_age_of_a_message_without_a_time_is_not_known(
+    etcd: Etcd, broker: BrokerFixture, tmp_path: Path, console: Console
+) -> None:
+    gate = Gate()
+    await broker.create(source_spec(SOURCE), log_spec(SHARD))
+    member = await ConsumerFixture.start(
+        etcd, broker, Tally(on_word=gate), tmp_path, lease_ttl_s=60.0
+    )
+    await member.create(shard_spec(SHARD, SOURCE))
+    await append(broker, b'{"word":"one"}\n', journal=SOURCE)
+    await asyncio.to_thread(gate.entered.wait)
+    try:
+        async with console(
+            f"--broker.address={broker.endpoint}", f"--consumer.address={member.endpoint}"
+        ) as page:
+
+            def is_behind(seen: dict[str, Any]) -> bool:
+                return any(row["lag_bytes"] and row["read_through"] for row in seen["rows"])
+
+            document = await until(page, "application", is_behind)
+            assert document["rows"][0]["lag_s"] is None
+    finally:
+        gate.open()
+        await member.crash()
+
+
 async def test_a_state_is_queried_now_and_at_past_moments(
     page: Page, broker: BrokerFixture, shop: ConsumerFixture
 ) -> None:
@@ -121,7 +154,7 @@ async def test_a_state_is_queried_now_and_at_past_moments(
 
     tables = (await asked(page, "difference", id=SHARD, before=first, after=second))["tables"]
     counts = next(table for table in tables if table["name"] == "counts")
-    assert counts["changed"] == [[["one", 2], ["one", 3]]]
+    assert counts["changed"] == [[["one", 2], ["one", 3], [1]]]
     assert (counts["added"], counts["removed"]) == ([[HOSTILE, 1]], [])
     assert (await asked(page, "difference", id=SHARD, before=first, after=first))["tables"] == []
 
@@ -139,8 +172,13 @@ async def test_what_a_state_cannot_answer_is_a_sentence(
     assert "only read" in await refused("ATTACH '/etc/passwd' AS x")
     assert "one statement" in await refused("SELECT 1; SELECT 2")
     assert "no such table" in await refused("SELECT * FROM none")
-    assert "more than" in await refused("SELECT zeroblob(17000000)")
+    assert "more than 1.0 MiB" in await refused("SELECT zeroblob(1100000)")
+    assert "more than 4.0 MiB" in await refused(WIDE)
+    assert "out of memory" in await refused(SORT)
+    assert "too many columns" in await refused(f"SELECT {', '.join('1' * 201)}")
     assert "did not end within" in await refused(ENDLESS)
+    # The next one is not held up.
+    assert (await page("query", id=SHARD, at=at, sql="SELECT 1"))["rows"] == [[1]]
     many = (
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 5000) SELECT i FROM n"
     )
@@ -170,7 +208,7 @@ async def test_from_an_output_back_to_inputs_and_rows(
     words = [json.loads(one["text"])["word"] for one in traced["inputs"][0]["messages"]]
     assert words == ["one", "three"]
     counts = next(table for table in traced["tables"] if table["name"] == "counts")
-    assert (counts["changed"], counts["added"]) == ([[["one", 1], ["one", 2]]], [["three", 1]])
+    assert (counts["changed"], counts["added"]) == ([[["one", 1], ["one", 2], [1]]], [["three", 1]])
 
     first = next(one for one in outputs if '"two"' in one["text"])
     traced = await asked(page, "trace", name=OUTPUT, offset=first["begin"])
@@ -202,7 +240,7 @@ async def test_a_json_state_is_queried_and_compared_as_tables(
         assert rows["rows"] == [["$.one", 1], ["$.two", 2]]
         tables = (await asked(page, "difference", id=SHARD, before=first, after=second))["tables"]
         assert [table["changed"] for table in tables] == [
-            [[["$.two", 1, "integer"], ["$.two", 2, "integer"]]]
+            [[["$.two", 1, "integer"], ["$.two", 2, "integer"], [1]]]
         ]
     await member.crash()
 
@@ -228,18 +266,3 @@ async def test_a_shard_that_failed_is_named_with_its_error(
         assert failed["command"] == f"gazctl shards unassign --failed -l id={SHARD}"
         assert (await page("shard", id=SHARD))["verdicts"][0]["severity"] == "critical"
     await member.crash()
-
-
-def test_rows_of_one_key_are_pairs() -> None:
-    difference = TableDifference(
-        "t", ["k", "v"], ["k"], added=[(1, "b"), (3, "c")], removed=[(1, "a"), (2, "x")]
-    )
-    pairs = paired(difference)
-    assert (pairs.changed, pairs.added, pairs.removed) == (
-        [((1, "a"), (1, "b"))],
-        [(3, "c")],
-        [(2, "x")],
-    )
-    # Without a key, rows are added and removed.
-    keyless = paired(TableDifference("t", ["v"], (), added=[(1,)], removed=[(2,)]))
-    assert (keyless.changed, keyless.added) == ([], [(1,)])

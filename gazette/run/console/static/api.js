@@ -1,6 +1,19 @@
 // Asks the console. Every failure is a sentence, and what to do.
 
 const DEADLINE_MS = 45000;
+const SECRET = "gazette-console";
+
+// Only pages of this port have the secret: a browser sends the cookie to other ports of the host, too.
+export const enter = (secret) => localStorage.setItem(SECRET, secret);
+
+// Returns a function that begins a turn. It returns a function that says whether a later turn has begun.
+export function turns() {
+  let last = 0;
+  return () => {
+    const mine = ++last;
+    return () => mine !== last;
+  };
+}
 
 export class Problem extends Error {
   constructor(message, hint, closed = false) {
@@ -13,7 +26,8 @@ export class Problem extends Error {
 async function answer(url, options) {
   let response;
   try {
-    response = await fetch(url, { ...options, signal: AbortSignal.timeout(DEADLINE_MS) });
+    const headers = { ...options.headers, "X-Gazette-Console": localStorage.getItem(SECRET) ?? "" };
+    response = await fetch(url, { ...options, headers, signal: AbortSignal.timeout(DEADLINE_MS) });
   } catch (error) {
     if (error.name === "TimeoutError") {
       throw new Problem(`The console did not answer within ${DEADLINE_MS / 1000} s.`, "It is asked again.");

@@ -1,4 +1,4 @@
-import { ask } from "./api.js";
+import { ask, turns } from "./api.js";
 import { bytes, cards, count, h, journalLink, notice, part, put, rate, seconds, shardLink, table, time, unknown, verdicts } from "./dom.js";
 import { graph } from "./charts.js";
 import { withRates } from "./rates.js";
@@ -10,6 +10,7 @@ const PHASES = {
 
 export function application() {
   const state = { search: "", page: 0 };
+  const begin = turns();
   const heading = h("h1", null, "Application");
   const wrong = part("div", null, (list) => verdicts(list));
   const sums = part("div", null, (pairs) => cards(pairs));
@@ -40,7 +41,9 @@ export function application() {
   }
 
   async function refresh() {
+    const is_late = begin();
     const data = await ask("application", state);
+    if (is_late()) return;
     state.page = data.page;
     put(heading, data.name ? `Application ${data.name}` : "Application");
     wrong.update(data.verdicts);

@@ -1,8 +1,9 @@
-import { ask } from "./api.js";
+import { ask, turns } from "./api.js";
 import { bytes, count, h, journalLink, part, put, rate, table, unknown } from "./dom.js";
 
 export function journals() {
   const state = { search: "", sort: "name", page: 0 };
+  const begin = turns();
   let pages = 1;
   const search = h("input", { type: "search", id: "search", autocomplete: "off", spellcheck: "false" });
   const form = h("form", {
@@ -15,7 +16,7 @@ export function journals() {
     h("label", { class: "wide", for: "search" }, "Words of names or labels", search),
     h("button", { type: "submit" }, "Search"));
   const rows = part("div", null, (data) => table(
-    `${count(data.total)} journals. Rates and heads are asked for what is shown.`, [
+    `${count(data.total)} journals. Rates and heads are asked first for what is shown.`, [
       { head: "Name", cell: (row) => journalLink(row.name), kind: "name", sort: "name" },
       { head: "Head", cell: (row) => count(row.head), kind: "number", sort: "head" },
       { head: "Rate", cell: (row) => rate(row.rate, "B"), kind: "number", sort: "rate" },
@@ -39,7 +40,9 @@ export function journals() {
   }
 
   async function refresh() {
+    const is_late = begin();
     const data = await ask("journals", state);
+    if (is_late()) return;
     state.page = data.page;
     pages = data.pages;
     rows.update({ ...data, sort: state.sort });

@@ -1,6 +1,6 @@
 // Messages of a journal: the last ones, at an offset or a time, and those that follow.
 
-import { ask } from "./api.js";
+import { ask, turns } from "./api.js";
 import { fieldsText } from "./protobuf.js";
 import { bytes, count, h, notice, put, time, unknown } from "./dom.js";
 
@@ -8,6 +8,7 @@ const SHOWN_MAX = 200;
 
 export function messageTable(name) {
   let shown = [], next = null, head = 0, following = true, busy = false;
+  const begin = turns();
   const place = h("input", { type: "text", id: "place", autocomplete: "off", placeholder: "offset, or 2026-01-31T12:00:00Z" });
   const body = h("div");
   const says = h("p", { class: "soft", role: "status" });
@@ -43,26 +44,31 @@ export function messageTable(name) {
 
   // Shows what was appended. If that is more than a page, only the last messages of it.
   async function follow() {
-    if (!following) return;
-    if (next !== null) await more();
-    if (following && (next === null || next < head)) await read({});
+    if (!following || busy) return;
+    if (next === null) return read({});
+    const data = await show(() => ask("messages", { name, next, seen: head, count: 100 }), shown);
+    if (following && data?.behind) await read({});
   }
 
   async function show(asking, before) {
-    if (busy) return;
+    const is_late = begin();
     busy = true;
     try {
       const data = await asking();
+      if (is_late()) return null;
       shown = [...before, ...data.messages].slice(-SHOWN_MAX);
       next = data.next;
       head = data.head;
       draw(data.notes, data);
+      return data;
     } catch (error) {
+      if (is_late()) return null;
       put(body, notice(error.message, error.hint));
       if (next === null) following = live.checked = false;
     } finally {
-      busy = false;
+      if (!is_late()) busy = false;
     }
+    return null;
   }
 
   return {

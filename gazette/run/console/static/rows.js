@@ -5,13 +5,13 @@ import { count, h, put } from "./dom.js";
 
 const AGAIN_MS = 300;
 
-// Asks until the state that an answer needs has been recovered. Shows how far it is.
-export async function untilRecovered(route, args, where, is_gone) {
+// Asks until the state that an answer needs has been recovered. Shows how far it is. Returns null once it is late.
+export async function untilRecovered(route, args, where, is_late) {
   put(where, h("p", { class: "soft" }, "…"));
   for (;;) {
     const data = await ask(route, args);
+    if (is_late()) return null;
     if (!data.recovering) return data;
-    if (is_gone()) throw new Error("the page was left");
     put(where, h("p", { class: "soft" }, data.recovering));
     await new Promise((wake) => setTimeout(wake, AGAIN_MS));
   }
@@ -36,7 +36,7 @@ export function differenceTables(tables) {
   if (!tables.length) return h("p", null, "No row differs.");
   return tables.map((one) => {
     const rows = [
-      ...one.changed.map(([before, after]) => line("changed", "changed", after, before)),
+      ...one.changed.map(([before, after, places]) => line("changed", "changed", after, before, places)),
       ...one.added.map((row) => line("added", "added", row)),
       ...one.removed.map((row) => line("removed", "removed", row)),
     ];
@@ -46,9 +46,9 @@ export function differenceTables(tables) {
   });
 }
 
-function line(style, what, row, before = null) {
+function line(style, what, row, before = null, places = []) {
   return h("tr", { class: style }, h("td", null, what), row.map((value, at) => {
-    const differs = before !== null && before[at] !== value;
+    const differs = places.includes(at);
     return h("td", { class: differs ? "differs" : null }, differs ? [h("del", null, cell(before[at])), " → ", h("ins", null, cell(value))] : cell(value ?? null));
   }));
 }

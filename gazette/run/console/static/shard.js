@@ -1,4 +1,4 @@
-import { ask } from "./api.js";
+import { ask, turns } from "./api.js";
 import { bytes, cards, count, h, journalLink, notice, part, put, rate, seconds, table, time, unknown, verdicts } from "./dom.js";
 import { phase, standbys, state_text } from "./application.js";
 import { withRates } from "./rates.js";
@@ -128,9 +128,8 @@ function stateView(id, begin_at) {
   async function open(moment) {
     at = moment;
     place.value = moment;
-    try {
-      const data = await recovered("state", { id, at }, status);
-      if (gone || at !== moment) return;
+    let has_timers = false;
+    const is_shown = await show(open_turn, "state", { id, at }, status, (data) => {
       put(status, h("p", { class: "soft" }, `The state at offset ${count(data.offset)} of its log`, data.time_ms ? `, recorded ${time(data.time_ms)}` : "", `. Kind: ${data.kind}.`));
       const own = data.tables.filter(([name]) => !name.startsWith("sqlite_"));
       put(tables, h("p", null, "Tables: ", own.map(([name]) => [h("button", { type: "button", "data-key": `table ${name}`, onclick: () => {
@@ -141,44 +140,45 @@ function stateView(id, begin_at) {
         const first = own.map(([name]) => name).find((name) => !name.startsWith("gazette_") && name !== "document") ?? own[0]?.[0];
         if (first) sql.value = `SELECT * FROM "${first.replaceAll('"', '""')}" LIMIT 100`;
       }
-      await query();
-      await show_timers(own.some(([name]) => name === "gazette_timer"));
+      has_timers = own.some(([name]) => name === "gazette_timer");
+    });
+    if (!is_shown) return;
+    await query();
+    await show_timers(has_timers);
+  }
+
+  // Asks for something of a state, and draws it, unless something else was asked for the same place meanwhile.
+  async function show(begin_turn, route, args, where, draw) {
+    const is_newer = begin_turn(), is_late = () => gone || is_newer();
+    try {
+      const data = await untilRecovered(route, args, where, is_late);
+      if (data) draw(data);
+      return data !== null;
     } catch (error) {
-      if (at === moment) put(status, notice(error.message, error.hint));
+      if (!is_late()) put(where, notice(error.message, error.hint));
+      return false;
     }
   }
 
-  const recovered = (route, args, where) => untilRecovered(route, args, where, () => gone);
+  const open_turn = turns(), query_turn = turns(), timers_turn = turns(), difference_turn = turns();
 
   async function query() {
     if (!sql.value.trim() || at === null) return;
-    try {
-      const data = await recovered("query", { id, at, sql: sql.value }, result);
-      put(result, resultTable(data, "Rows"));
-    } catch (error) {
-      put(result, notice(error.message, error.hint));
-    }
+    await show(query_turn, "query", { id, at, sql: sql.value }, result, (data) => put(result, resultTable(data, "Rows")));
   }
 
   async function show_timers(has) {
     if (!has) return put(timers);
-    try {
-      const data = await recovered("query", { id, at, sql: TIMERS }, timers);
-      put(timers, h("h3", null, "Timers to come"), data.rows.length ? resultTable(data, "Timers") : h("p", null, "There is none."));
-    } catch (error) {
-      put(timers, notice(error.message, error.hint));
-    }
+    await show(timers_turn, "query", { id, at, sql: TIMERS }, timers, (data) =>
+      put(timers, h("h3", null, "Timers to come"), data.rows.length ? resultTable(data, "Timers") : h("p", null, "There is none.")));
   }
 
   async function difference(before, after) {
     if (!before || after === null) return;
-    try {
-      const data = await recovered("difference", { id, before, after }, changes);
+    await show(difference_turn, "difference", { id, before, after }, changes, (data) => {
       put(changes, differenceTables(data.tables));
       changes.scrollIntoView({ block: "nearest" });
-    } catch (error) {
-      put(changes, notice(error.message, error.hint));
-    }
+    });
   }
 
   return { element, begin, leave: () => { gone = true; } };

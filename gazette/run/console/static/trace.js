@@ -13,7 +13,7 @@ export function trace(journal, offset) {
     begun = true;
     try {
       const data = await untilRecovered("trace", { name: journal, offset }, place, () => gone);
-      put(place, draw(data, journal));
+      if (data) put(place, draw(data, journal));
     } catch (error) {
       if (!gone) put(place, notice(error.message, error.hint ?? ""));
     }
