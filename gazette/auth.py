@@ -29,6 +29,7 @@ ALGORITHMS: Final = ("HS256", "HS384")
 LEEWAY_S: Final = 5.0
 """Seconds by which the clocks of signer and verifier may differ."""
 MISSING_TOKEN_LIFETIME_S: Final = 3600.0
+"""Seconds after which the claims of a caller without a token expire."""
 KEY_BYTES_MIN: Final = 32
 """Least number of bytes of a key: as many as an HS256 digest has (RFC 7518, section 3.2)."""
 _MISSING_IS_OK: Final = b"\x00"
@@ -99,7 +100,7 @@ class MemberAuth(Signer, Verifier, Protocol):
 
 
 class Renewing:
-    """Base of signers whose tokens end at times of their own. Such a signer is asked for each call."""
+    """Base of signers that decide when their tokens end. They are asked for a token for each call."""
 
     __slots__ = ()
 
@@ -195,12 +196,13 @@ class KeyedAuth:
         claims = self.claims_of(self._decode(token.strip()))
         missing = require & ~claims.capability
         if missing:
+            # Name the first right that is missing. Rights of applications have no names.
             name = next((f"{right.name} " for right in _NAMED if right & missing), "")
             raise NotAllowed(f"authorization is missing required {name}capability")
         return claims
 
     def _decode(self, token: str) -> dict[str, Any]:
-        """Return the payload of a token that one of our keys has signed. Else raise ``NotAllowed``."""
+        """Return the payload of a token. Raise ``NotAllowed`` unless one of our keys has signed it."""
         import jwt
 
         failure: Exception | None = None
@@ -266,6 +268,7 @@ _SIGNATURE_ONLY: Final[Any] = {
 
 
 def _number(payload: Mapping[str, Any], claim: str) -> float | None:
+    """Return the number of a claim; None if it is absent or null. Raise ``NotAllowed`` for other values."""
     value = payload.get(claim)
     if value is None:
         return None

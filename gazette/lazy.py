@@ -75,6 +75,7 @@ def _problem(what: str, missing: str, extra: str) -> Exception | None:
 
 
 def _remedy() -> str:
+    """Return what is wrong with the installed packages, and the command that mends it."""
     import importlib.metadata  # Each process imports `lazy`, but few processes call this function.
     from pathlib import Path
 

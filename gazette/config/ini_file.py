@@ -9,7 +9,7 @@ from gazette.errors import Invalid
 
 
 def ini_entries(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each entry of an INI file, as go-flags reads it. Raise ``Invalid`` that names the line.
+    """Yield each entry of an INI file, as go-flags reads it. Raise ``Invalid``, with the line, for others.
 
     Blanks around lines, keys and values are ignored. ``;`` and ``#`` begin a comment only at the begin of a
     line. A value in double quotes may hold escapes. A key without a value is left out.
@@ -34,6 +34,7 @@ def ini_entries(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _unquoted(value: str, number: int) -> str:
+    """Return the text of a value in double quotes, read as JSON. Raise ``Invalid`` for another form."""
     try:
         text = json.loads(value)
     except ValueError:

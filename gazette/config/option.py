@@ -103,6 +103,7 @@ class Option:
     help: str
     default: Any
     kind: str
+    """How a text is read: a key of ``_PARSERS``."""
     choices: tuple[str, ...]
     secret: bool
     short: str = ""
@@ -121,7 +122,7 @@ class Option:
         return f"{self.group}.{self.name}" if self.group else self.name
 
     def parse(self, text: str, source: str) -> Any:
-        """Return the value of a text. Raise ``Invalid`` that names the source."""
+        """Return the value of a text. Raise ``Invalid``, with the path ``source``, for a text without one."""
         try:
             value = _PARSERS[self.kind](text)
         except (ValueError, Invalid) as error:
@@ -134,7 +135,7 @@ class Option:
         return value
 
     def render(self, value: Any) -> str:
-        """Return the text for which ``parse`` returns ``value``."""
+        """Return the text for which ``parse`` returns ``value``; empty for None."""
         if value is None:
             return ""
         if self.kind == "duration":

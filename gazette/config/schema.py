@@ -135,9 +135,11 @@ class Schema:
     def load(
         self, argv: Sequence[str], environ: Mapping[str, str], *, directory: Path | None = None
     ) -> Loaded:
-        """Find the value of every option. Raise ``Invalid`` (exit code 2), or ``SystemExit`` for ``--help``.
+        """Find the value of every option. Raise ``SystemExit`` for ``--help``.
 
-        ``directory`` replaces the working directory, in which the file is searched first.
+        Raise ``Invalid`` (exit code 2) for an unknown flag or key, for a wrong value, and for a file that is
+        missing, malformed or not to be trusted. ``directory`` replaces the working directory, which is the
+        first place to search the file.
         """
         flags, arguments = self._parse_flags(argv)
         named_file = flags.pop("config", None)
@@ -247,8 +249,9 @@ class Schema:
         return dict(vars(namespace)), arguments
 
     def _spelled_out(self, argv: Sequence[str]) -> list[str]:
-        """Return the words with every switch as ``--switch=true``. A boolean after a switch is its value, as
-        in ``--switch false``, unless the program takes arguments."""
+        """Return the words with each switch as ``--switch=true``, also those of ``-av``; ``-x=text`` becomes
+        two words. A boolean after a switch is its value, as in ``--switch false``, unless the program takes
+        arguments."""
         switches = {option.flag: option.flag for option in self.options if option.kind == "bool"}
         switches |= {
             f"-{opt.short}": opt.flag for opt in self.options if opt.kind == "bool" and opt.short
@@ -270,6 +273,7 @@ class Schema:
         return words
 
     def _unknown(self, message: str, path: str, word: str, names: Sequence[str]) -> Invalid:
+        """Return the error for an unknown flag or key. It suggests the name that is nearest to ``word``."""
         folded = {_folded(name): name for name in names}
         near = near_name(_folded(word), folded)
         hint = f"See `{self.program} --help`."
@@ -281,6 +285,8 @@ class Schema:
     def _find_file(
         self, given: str | None, environ: Mapping[str, str], directory: Path | None
     ) -> Path | None:
+        """Return the ``given`` file, or the first one in ``directory`` and the home directory; None without
+        any. Raise ``Invalid`` if the given file does not exist."""
         if given is not None:
             path = Path(given).expanduser()
             if not path.is_file():
@@ -298,7 +304,8 @@ class Schema:
     def _read_file(self, path: Path) -> tuple[dict[str, str], list[str]]:
         """Return option key → text of all entries of a file, and a warning for each unknown key.
 
-        Raise ``Invalid`` if the file cannot be read, or for an unknown key in YAML, which the original lacks.
+        Raise ``Invalid`` if the file cannot be read. Raise it, too, for an unknown key in YAML: the original
+        has no files in YAML, so no other program shares them.
         """
         is_ini = path.suffix == ".ini"
         try:
@@ -312,7 +319,7 @@ class Schema:
         except (OSError, UnicodeDecodeError, Invalid) as error:
             raise Invalid(f"configuration file cannot be read: {error}", path=str(path)) from error
         file_keys = self._file_keys()
-        texts: dict[str, tuple[int, str]] = {}
+        texts: dict[str, tuple[int, str]] = {}  # Rank and text by option key.
         warnings: list[str] = []
         for key, value in entries:
             file_key = file_keys.get(_folded(key))
@@ -351,8 +358,8 @@ class Schema:
     def render_ini(self, loaded: Loaded, groups: Sequence[str] | None = None) -> str:
         """Return the effective configuration as an INI file, without secrets.
 
-        Sections and keys are those of the original. As there, defaults are comments. ``groups`` are those to
-        render (None: all).
+        Sections and keys are those of the original. Defaults are comments, as in files of the original.
+        ``groups`` are the groups to render (None: all).
         """
         lines: list[str] = []
         scope = self.scopes[0] if self.scopes else ""
@@ -394,6 +401,7 @@ def _help_text(option: Option) -> str:
 
 
 def _is_cluster(word: str) -> bool:
+    """Return True for several one-letter flags in one word, such as ``-av``."""
     return len(word) > 2 and word[0] == "-" and word[1:].isalpha()
 
 

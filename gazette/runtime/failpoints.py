@@ -109,6 +109,7 @@ class _Armed:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def fires(self, point: str, detail: str) -> bool:
+        """Count a hit that matches. Return True if the action is due at this hit."""
         if point != self.point or not fnmatch.fnmatchcase(detail, self.glob):
             return False
         with self.lock:

@@ -48,7 +48,10 @@ def file_limit() -> int:
 
 
 def raise_file_limit() -> int:
-    """Raise the soft limit of open files to the hard one. Return the limit that holds now."""
+    """Raise the soft limit of open files to the hard one, but not above ``_RAISED_TO_MAX``.
+
+    Log a warning if the system refuses. Return the limit that holds now.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _number(hard)
     if _number(soft) < wanted:

@@ -84,6 +84,7 @@ class OncePerMinute(logging.Filter):
         later(delay_s, lambda: self._close(cause, window))
 
     def _close(self, cause: str, window: _Window) -> None:
+        """Write the last line of a minute that has ended. No effect if the cause has another window now."""
         with self._lock:
             record, others = window.last, window.left_out - 1  # The last line is written.
             if self._windows.get(cause) is not window or record is None:

@@ -42,7 +42,7 @@ _bound_objects: Final[weakref.WeakSet[LoopBound]] = weakref.WeakSet()
 def _count() -> None:
     _Forks.count += 1
     for bound in _bound_objects:
-        # The child may run the same loop. So its quick comparison must fail.
+        # The child may run the same loop. So a comparison of loops must fail, and lead to `require`.
         bound.loop = _UNBOUND
 
 
@@ -116,8 +116,8 @@ class LoopBound(ClosedByOwner):
     def __init__(self, what: str) -> None:
         super().__init__(what)
         self.loop: Any = _UNBOUND
-        """The loop of the object; no loop in a forked child. Frequent code calls `require` only if
-        `running_loop` returns another one."""
+        """The loop of the object; ``_UNBOUND`` before its first use, and in a forked child. Frequent code
+        calls `require` only if `running_loop` returns another object."""
         _bound_objects.add(self)
 
     def require(self) -> None:
@@ -140,7 +140,8 @@ class LoopBound(ClosedByOwner):
         self.loop = loop
 
     def _run(self, close: Callable[[], object]) -> None:
-        """Let the loop run ``close``. If the loop has ended, the collector closes its sockets."""
+        """Let the loop run ``close``. Do nothing without a loop, or if it has ended: then the garbage
+        collector closes the object's sockets."""
         if self.loop is not _UNBOUND:
             with contextlib.suppress(RuntimeError):
                 self.loop.call_soon_threadsafe(close)

@@ -34,9 +34,9 @@ def render() -> bytes:
 
 
 class Tally:
-    """One number of a `PlainCounter`. Any thread may add to ``count``, by ``+=`` and a value at hand.
+    """One number of a `PlainCounter`. Any thread may add a constant or a variable to ``count``, by ``+=``.
 
-    The interpreter changes threads at calls and jumps only: such a sum has none, so none is lost.
+    The interpreter changes threads only at calls and jumps. Such a sum has neither, so no sum is lost.
     """
 
     __slots__ = ("count",)
@@ -106,7 +106,7 @@ JOURNAL_SERVER_COMPLETED: Final = PlainCounter(
 
 
 def count_completed(operation: str, status: str | None) -> None:
-    """Count one operation that has ended. ``status`` is the name of its status; None: an error has none."""
+    """Count one operation that has ended. ``status`` is the name of its status; None: it raised an error."""
     label = "<error>" if status is None else "ok" if status == "OK" else status
     JOURNAL_SERVER_COMPLETED.inc(operation, label)
 

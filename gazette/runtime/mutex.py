@@ -76,6 +76,7 @@ class Mutex(Generic[T]):
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[T]:
+        """Take the object for the block, as ``take`` does, and give it back at the end."""
         value = await self.take()
         try:
             yield value

@@ -52,7 +52,7 @@ def _flush_files() -> None:
     """Write the buffers of this process's files. An application may have left a file open."""
     gc.unfreeze()  # `get_objects` leaves out frozen objects.
     files = (candidate for candidate in gc.get_objects() if type(candidate) in _BUFFERED)
-    # Text files first: to flush one fills the buffer of bytes below it.
+    # Flush text files first: each writes its text into the buffer of a binary file, which is flushed later.
     for file in sorted(files, key=lambda candidate: not isinstance(candidate, io.TextIOWrapper)):
         # The reader of a pipe may be gone, and the file may be closed or read-only.
         with contextlib.suppress(OSError, ValueError):

@@ -26,8 +26,8 @@ _URL: Final = re.compile(
 def is_plain(name: str, text: str) -> bool:
     """Return True if a setting's value may be shown: its name and form are not those of a secret."""
     if _SECRET.search(name) or _PLAIN.fullmatch(text) is None or _KEY.search(text):
-        return not text
-    # Files in a directory of secrets are recognized by their names.
+        return not text  # An empty text holds no secret.
+    # A word such as `secret` may be part of a path, as in /run/secrets/ca. Paths have no colon and no blank.
     return _SECRET.search(text) is None or (":" not in text and " " not in text)
 
 

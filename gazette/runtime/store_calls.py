@@ -63,6 +63,7 @@ class StoreCall(Generic[T]):
         self.late = False
         """True once the call has hung, and its waiters have got an error."""
         self.wake: list[Callable[[], None]] = []
+        """Functions that end the waits in `StoreCalls.answer`. Called on the loop if the call hangs."""
 
     def waited_s(self, now: float) -> float:
         """Return the seconds for which the call has waited for its store without progress."""
@@ -211,6 +212,7 @@ class StoreCalls:
         self._pool.close()
 
     def _begin(self, call: StoreCall[Any]) -> None:
+        """Let a thread of the pool take the call. Call under the lock."""
         call.since = self._monotonic()
         self._running.add(call)
         try:

@@ -62,8 +62,11 @@ def _script() -> list[str]:
 
 
 def shifted_port(port: str, index: int, *, stride: int = 1) -> str:
-    """Return the port of worker ``index``, given that of worker 0. Empty (any free port) stays empty. Raise
-    ``Invalid`` if ``port`` is no number, or the sum is above 65,535."""
+    """Return the port of worker ``index``: that of worker 0, plus ``stride`` for each worker before.
+
+    Empty (any free port) stays empty. The path of a ``unix://`` socket gets the index as its suffix. Raise
+    ``Invalid`` if ``port`` is no number, or the sum is above 65,535.
+    """
     if not port:
         return ""
     if port.startswith("unix://"):
@@ -74,7 +77,7 @@ def shifted_port(port: str, index: int, *, stride: int = 1) -> str:
 
 
 def die_with_parent(environ: Mapping[str, str]) -> None:
-    """Let the kernel send SIGTERM to this worker when the supervisor dies. Call it first.
+    """Let the kernel send SIGTERM to this worker when the supervisor dies. Call this at the worker's start.
 
     No effect in a process that is not a worker. Raise ``Broken`` if the supervisor is dead already.
     """
@@ -146,6 +149,10 @@ class Supervisor:
         return self._exit_code()
 
     async def _start_all(self, scope: TaskScope) -> list[asyncio.Task[None]]:
+        """Start all workers. Return tasks that end when the workers do.
+
+        If a worker cannot be started, stop the others, wait for them, and raise ``Broken``.
+        """
         watches: list[asyncio.Task[None]] = []
         try:
             for worker in self._workers:

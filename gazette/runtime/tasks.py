@@ -174,7 +174,8 @@ class TaskScope:
 
         `asyncio.TaskGroup` would raise exception groups, and cannot be a field of a service. When a child
         fails, the scope cancels its owner to end the body. The scope must take back that cancellation where
-        it arrives: in the body, in the wait below, or after both. The body's error goes before a child's.
+        it arrives: in the body, in the wait below, or after both. If the body and a child have failed, raise
+        the body's error.
         """
         owner = self._owner
         outer_cancel = exc_type is asyncio.CancelledError
@@ -229,7 +230,7 @@ class Pool(Protocol):
         ...
 
     def lock(self) -> AbstractContextManager[object]:
-        """Return a lock for the calls of this pool. To enter it blocks while another thread holds it."""
+        """Return a new lock for calls of this pool. It blocks a thread while another thread holds it."""
         ...
 
     def close(self) -> None:
@@ -380,6 +381,7 @@ async def await_shared(future: asyncio.Future[T]) -> T:
 
 
 def _take_error(future: asyncio.Future[Any]) -> None:
+    """Mark the error of a future as seen. Otherwise the loop would report it when the future is freed."""
     if not future.cancelled():
         future.exception()
 

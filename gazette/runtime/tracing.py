@@ -30,7 +30,8 @@ _NO_SPAN: Final = nullcontext()
 def active() -> bool:
     """Return True if the program has set up an SDK. Call the other functions only then.
 
-    A program that sets up an SDK has imported the API, or names the SDK in the environment.
+    A program that sets up an SDK has imported the API, or names the SDK in the environment. So in other
+    programs this function imports nothing.
     """
     if _API not in sys.modules and "OTEL_PYTHON_TRACER_PROVIDER" not in os.environ:
         return False

@@ -59,8 +59,8 @@ def place_of_thread(ident: int) -> str:
 
 
 def without_callers(tb: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without its first frames, as far as they are of this package. If all frames are,
-    return the whole traceback.
+    """Return a traceback without its first frames, as far as they are of this package. If all frames are of
+    this package, return the whole traceback.
     """
     entry = tb
     while entry is not None and _is_own(entry.tb_frame.f_code.co_filename):
