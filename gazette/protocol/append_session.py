@@ -68,7 +68,10 @@ class SessionAppend:
 
 
 def introduction(ledger: str, created: Revision) -> tuple[tuple[str, str], ...]:
-    """Return the trailing metadata by which a refused session learns of a ledger and the journal's life."""
+    """Return the trailing metadata by which a refused session learns of a ledger and the journal's life.
+
+    Return no metadata for an empty ``ledger``.
+    """
     if not ledger:
         return ()
     return (LEDGER_KEY, ledger), (CREATED_KEY, str(created))

@@ -27,7 +27,7 @@ ZERO_SUM: Final = bytes(20)
 
 _OFFSET_MAX: Final = (1 << 63) - 1
 SUM: Final = struct.Struct(">QQI")
-"""The three parts of a sum in the protocol, of its 20 bytes."""
+"""Layout of a sum's 20 bytes: the three integers that are its parts in the protocol."""
 _HEX = re.compile(r"[0-9a-fA-F]*")
 _CONTROL = re.compile(r"[\x00-\x20\x7f]")
 _HOST = re.compile(r"(?:[^\[\]:%]*|\[[0-9a-fA-F:.]+\])(?::[0-9]*)?")
@@ -246,8 +246,10 @@ class FragmentStoreUrl:
 
     @classmethod
     def parse(cls, text: str) -> FragmentStoreUrl:
-        """Parse the URL of a store. Raise ``Invalid`` unless its scheme has all parts that it needs. The
-        store itself interprets query arguments."""
+        """Parse the URL of a store. The store itself interprets query arguments.
+
+        Raise ``Invalid`` for an unknown scheme, and for a URL without a part that its scheme needs.
+        """
         url, host = parse_url(text)
         if not url.scheme:
             raise Invalid(f"not absolute ({text})")
@@ -274,6 +276,8 @@ class FragmentStoreUrl:
 
 
 def _store_path(escaped: str) -> str:
+    """Return the unescaped path of a store. Raise ``Invalid`` unless it begins and ends with ``/``, and stays
+    within the store."""
     try:
         path = unquote(escaped, errors="strict")
     except UnicodeDecodeError:

@@ -69,7 +69,7 @@ class FragmentOwner:
         return self.of(postfix) is Attribution.OWN
 
     def of(self, postfix: str) -> Attribution:
-        """Return the owner of a fragment at that postfix. Cache it: many fragments share a postfix."""
+        """Return the owner of a fragment at that postfix. Cache the owner: many fragments share a postfix."""
         owner = self._owners.get(postfix)
         if owner is None:
             owner = self._owners[postfix] = self._decide(postfix)

@@ -208,7 +208,8 @@ def decode_hints(data: bytes) -> FSMHints:
 
 
 def _decompressed(data: bytes) -> bytes:
-    decoder = zlib.decompressobj(wbits=31)
+    """Return hints without gzip. Raise ``Corrupt`` for other bytes, or for more than ``_PLAIN_BYTES_MAX``."""
+    decoder = zlib.decompressobj(wbits=31)  # 31: the header is that of gzip.
     try:
         plain = decoder.decompress(data, _PLAIN_BYTES_MAX)
     except zlib.error as error:

@@ -41,12 +41,15 @@ _ASCII = {
 
 
 def validate_token(value: str, minimum: int, maximum: int) -> None:
-    """Require letters, numbers and ``-_+/.``, and ``minimum <= length in bytes <= maximum``."""
+    """Raise ``Invalid`` for a character that is neither letter, number nor of ``-_+/.``, or a wrong length.
+
+    ``minimum`` and ``maximum`` are in bytes.
+    """
     _validate_symbols(value, _TOKEN, minimum, maximum)
 
 
 def validate_path_token(value: str, minimum: int, maximum: int) -> None:
-    """Require what ``validate_token`` requires, but permit ``=`` and ``%``. The token need not be a path."""
+    """Raise ``Invalid`` as ``validate_token``, but permit ``=`` and ``%``. The token need not be a path."""
     _validate_symbols(value, _PATH_TOKEN, minimum, maximum)
 
 

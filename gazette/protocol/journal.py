@@ -213,9 +213,10 @@ class JournalSpec:
             validate_fragment_labels(self.labels)
 
     def validate_stored(self) -> None:
-        """Raise ``Invalid`` as `validate` does, for a specification that another process has applied.
+        """Raise ``Invalid`` for the first wrong field of a specification that another process has applied.
 
-        Do not execute its template, which may work elsewhere. A failure of a template only costs a postfix.
+        Do not check its template, nor its former ones, which may work elsewhere. A template that fails here
+        only costs a postfix.
         """
         with within("Name"):
             validate_journal_name(self.name)
@@ -428,6 +429,7 @@ def _filled(a: Value, b: Value, fields: tuple[str, ...]) -> Value:
 
 
 def _cleared(a: Value, b: Value, fields: tuple[str, ...], *, when_equal: bool) -> Value:
+    """Return ``a`` without those fields that are equal in ``b`` (``when_equal``), or that differ in ``b``."""
     cleared: dict[str, Any] = {
         field: _UNSET.get(field, 0)
         for field in fields

@@ -75,7 +75,8 @@ class JournalNode:
 
     @classmethod
     def parse(cls, text: str) -> JournalNode:
-        """Parse YAML. Raise ``Invalid`` that names the line. The tree is not validated yet."""
+        """Parse YAML, without validating the tree. Raise ``Invalid``, with the line, for a field that is
+        unknown or malformed."""
         return strict_yaml.decode(text, _decode_node)
 
     @classmethod
@@ -218,6 +219,7 @@ def _decode_node(node: yaml.Node | None) -> JournalNode:
 
 
 def _decode_fragment(fields: Fields) -> tuple[FragmentSpec, bool]:
+    """Return the specification of fragments, and True if ``stores`` was given as an empty list."""
     fragment = fields.fields("fragment", _FRAGMENT_FIELDS)
     if fragment is None:
         return FragmentSpec(), False
@@ -260,6 +262,7 @@ def _encode_node(node: JournalNode) -> dict[str, Any]:
         "revision": node.revision,
         "children": [_encode_node(child) for child in node.children],
     }
+    # Leave out unset fields. `delete: false` and an empty suspension are set.
     return {
         key: field
         for key, field in value.items()

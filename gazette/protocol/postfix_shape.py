@@ -78,7 +78,7 @@ def shape_of(template: str, journal: JournalName) -> PostfixShape:
 
 
 _State: TypeAlias = tuple[int, bool]
-"""A position in the path, and True if a component begins there: a clean path leaves out further slashes."""
+"""A position in the path, and True if a component begins there: there a clean path lacks further slashes."""
 
 
 class _Path:
@@ -105,7 +105,7 @@ class _Path:
                 return self._digits(least, most, states)
             case Choice(choices):
                 return {end for choice in choices for end in self.through(choice, states)}
-        return self._any(states)
+        return self._any(states)  # The last kind of part is `AnyText`.
 
     def _char(self, char: str, states: set[_State]) -> set[_State]:
         return {(end + 1, False) for end, _ in states if self._path.startswith(char, end)}

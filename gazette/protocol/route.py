@@ -208,7 +208,7 @@ def _header_of(data: bytes) -> Header:
 
 @lru_cache(maxsize=_HEADERS)
 def valid_header_of(data: bytes) -> Header:
-    """Return a header from its encoded form. Raise ``Invalid`` if `Header.validate` does."""
+    """Return a header from its encoded form. Raise ``Invalid`` for a wrong process, route, or etcd part."""
     header = _header_of(data)
     with within("Header"):
         header.validate()

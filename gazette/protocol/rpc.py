@@ -161,7 +161,7 @@ def validate_append_response(
 def validate_replicate_request(pb: broker_pb2.ReplicateRequest) -> tuple[Fragment, LabelSet] | None:
     """Return the fragment and the registers of a proposal; None for a chunk of content.
 
-    Absent registers of a proposal mean empty registers. Raise ``Invalid`` for wrong parts of either.
+    Absent registers of a proposal mean empty registers. Raise ``Invalid`` for a wrong proposal or chunk.
     """
     if not pb.HasField("proposal"):
         _replicate_content(pb)
@@ -200,7 +200,7 @@ def _replicate_content(pb: broker_pb2.ReplicateRequest) -> None:
 
 
 def validate_replicate_response(pb: broker_pb2.ReplicateResponse) -> None:
-    """Raise ``Invalid`` if fields of an acknowledgement are missing or wrong on which a primary relies.
+    """Raise ``Invalid`` if an acknowledgement lacks a field on which a primary relies, or has a wrong one.
 
     Do not refuse a header, which peers send with the first acknowledgement of a stream for any status. Do not
     refuse a fragment without a codec, which peers send for a mismatch.
@@ -230,13 +230,16 @@ def validate_list_request(pb: broker_pb2.ListRequest) -> None:
 
 
 def validate_list_response(pb: broker_pb2.ListResponse) -> None:
-    """Require a status and a header. Callers check each journal: any process may have applied it."""
+    """Require a status and a header. Callers check each journal (`validate_list_response_journal`)."""
     _status(pb.status)
     valid_header(pb.header)
 
 
 def validate_list_response_journal(pb: broker_pb2.ListResponse.Journal) -> None:
-    """Check a broker's facts about a journal, not the specification: any process may have applied it."""
+    """Raise ``Invalid`` for a wrong revision or route of a listed journal.
+
+    The specification is not checked: any process may have applied it.
+    """
     check_listed(pb.mod_revision, pb.route)
 
 

@@ -176,6 +176,7 @@ class ReplicaCode(IntEnum):
 
     IDLE = 0
     BACKFILL = 100
+    """The replica plays its recovery log, and is behind the log's end. (No backfill of docs/glossary.md.)"""
     STANDBY = 200
     PRIMARY = 300
     FAILED = 400

@@ -70,7 +70,8 @@ class ShardList:
 
     @classmethod
     def parse(cls, text: str) -> ShardList:
-        """Parse YAML. Raise ``Invalid`` that names the line. The list is not validated yet."""
+        """Parse YAML, without validating the list. Raise ``Invalid``, with the line, for a field that is
+        unknown or malformed."""
         return strict_yaml.decode(text, _decode_list)
 
     @classmethod
@@ -133,10 +134,11 @@ _SCALARS: Final = {
     "ring_buffer_size": "ring_buffer_size",
     "read_channel_size": "read_channel_size",
 }
-"""YAML names of fields with a single value, by their names in a specification."""
+"""Fields with a single value: the name in a specification, by the name in YAML."""
 
 
 def _inherited(shard: ShardEntry, common: ShardSpec) -> ShardSpec:
+    """Return a shard's specification, with common fields where its own are absent."""
     zeros: dict[str, Any] = {name: getattr(_NOTHING, name) for name in shard.zeros}
     return replace(union_shard_specs(shard.spec, common), **zeros)
 

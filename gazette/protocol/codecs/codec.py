@@ -48,7 +48,10 @@ class Compressor(Protocol):
         ...
 
     def end_batch(self) -> bytes:
-        """End a batch. GZIP closes its member, so that another machine may continue the file."""
+        """End a batch. Return the bytes that end it: none, except for GZIP.
+
+        GZIP closes its member, so that another machine may continue the file.
+        """
         ...
 
     def finish(self) -> bytes:
@@ -153,6 +156,7 @@ class _GzipCompressor:
         return member.flush()
 
     def finish(self) -> bytes:
+        # A file without content has one member, which is empty.
         head = b"" if self._written else self.compress(b"")
         member, self._member = self._member, None
         return head if member is None else head + member.flush()
@@ -234,8 +238,8 @@ class _SlicedDecompressor(ABC):
     __slots__ = ("_input", "_output")
 
     def __init__(self) -> None:
-        self._input = memoryview(b"")
-        self._output = memoryview(b"")
+        self._input = memoryview(b"")  # File bytes that were not fed yet.
+        self._output = memoryview(b"")  # Content of a slice that was not returned yet.
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         if data:
@@ -356,7 +360,7 @@ class _SnappyDecompressor(_SlicedDecompressor):
 
     def __init__(self) -> None:
         super().__init__()
-        self._pending = b""
+        self._pending = b""  # The first bytes of a chunk that is not whole yet.
         self._skip = 0  # Bytes of a skippable chunk to come.
         self._identified = False  # True behind a stream identifier.
 
@@ -392,6 +396,7 @@ class _SnappyDecompressor(_SlicedDecompressor):
         return self._decode(run)
 
     def _check(self, kind: int, length: int) -> None:
+        """Raise ``Corrupt`` if a chunk of this type and length may not stand here."""
         if not self._identified and kind != 0xFF:
             raise Corrupt("not a snappy stream: it does not begin with a stream identifier")
         if 0x02 <= kind <= 0x7F:
@@ -445,7 +450,7 @@ class _OffloadDecompressor:
         return self._chosen is None or self._chosen.needs_input
 
     def finish(self) -> bytes:
-        if self._chosen is None:
+        if self._chosen is None:  # Too few bytes for a gzip member: they are the content itself.
             return self._head
         return self._chosen.finish()
 

@@ -126,7 +126,7 @@ class FragmentDecoder:
             self._summing = pieces
             try:
                 self._summed = self._sums.submit(_update, self._sum, pieces)
-            except RuntimeError:  # The pool is closed.
+            except RuntimeError:  # The pool is closed: hash the content here.
                 self._await_sum()
 
     def _await_sum(self) -> None:

@@ -30,6 +30,7 @@ _TOKEN: Final = re.compile(
         | (?P<name>[A-Za-z_][A-Za-z0-9_]*))(?=[ \t\r\n)]|}}))""",
     re.VERBOSE,
 )
+"""The next token of an action. The group that matches is its symbol; ``end`` is the end of the action."""
 _FUNCTIONS: Final = {"and": (1, 64), "or": (1, 64), "not": (1, 1), "eq": (2, 64), "ne": (2, 2)}
 """The least and the greatest number of arguments of each function."""
 
@@ -181,15 +182,18 @@ class _Parser:
         return Condition(keyword, value, body, otherwise)
 
     def _keyword(self, *words: str) -> str:
+        """Take and return the next token of the action if it is one of ``words``. Otherwise return ""."""
         if self._tokens and self._tokens[-1] in [("name", word) for word in words]:
             return self._tokens.pop()[1]
         return ""
 
     def _end(self) -> None:
+        """Raise ``Invalid`` if the action has more tokens."""
         if self._tokens:
             raise self._fail(f"unexpected {self._tokens[-1][1]}")
 
     def _whole(self) -> Expression:
+        """Read all tokens of the action as one expression."""
         value = self._command()
         self._end()
         return value

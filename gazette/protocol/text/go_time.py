@@ -70,7 +70,7 @@ def _format(element: str, time: datetime) -> str:
         return _fraction(element, time)
     if element[0] == "Z" or element == "MST":
         return "Z" if element[0] == "Z" else "UTC"
-    if element[0] == "-":
+    if element[0] == "-":  # The offset of UTC is +00:00, in the form of the layout.
         return "+" + re.sub(r"\d", "0", element[1:])
     return _NAMED[element](time)
 

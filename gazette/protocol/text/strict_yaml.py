@@ -40,8 +40,11 @@ Item = TypeVar("Item")
 
 
 class Fields:
-    """Fields of one YAML mapping. All of them must be in ``known``. Each accessor returns the zero value of
-    its type for a field that is absent or null."""
+    """Fields of one YAML mapping. All of them must be in ``known``.
+
+    For a field that is absent or null, ``boolean`` and ``fields`` return None, and each other accessor
+    returns the zero value of its type. Accessors raise ``Invalid`` for a value of another type.
+    """
 
     __slots__ = ("_nodes",)
 
@@ -134,7 +137,8 @@ class Fields:
 def decode(text: str, decode_root: Callable[[yaml.Node | None], Item]) -> Item:
     """Decode the root of one YAML document. The root of an empty document is ``None``.
 
-    Raise ``Invalid`` for text that ``compose`` refuses, and what ``decode_root`` raises.
+    Raise ``Invalid`` for text that is not YAML, has several documents, nests too deeply, or grows too large.
+    Errors of ``decode_root`` reach the caller.
     """
     try:
         return decode_root(compose(text))
@@ -295,6 +299,7 @@ def _flattened(node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]
             for source in sources:
                 if not isinstance(source, yaml.MappingNode) or source is node:
                     raise _invalid(value, "expected a mapping to merge")
+                # If several sources have a field, the first one counts.
                 merged_fields = _flattened(source) | merged_fields
             continue
         name = _scalar(key).value
@@ -316,8 +321,8 @@ def _is_plain(node: yaml.Node) -> bool:
 
 
 def _integer(node: yaml.ScalarNode, bounds: tuple[int, int]) -> int:
-    """Return the integer of a scalar. Accept the forms that the original accepts. Raise ``Invalid`` for
-    others, or out of ``bounds``."""
+    """Return the integer of a scalar, in each form that the original accepts. Raise ``Invalid`` for another
+    form, or an integer out of ``bounds``."""
     try:
         if node.tag == _TAG + "int":
             if not _PLAIN_INTEGER.fullmatch(node.value):
