@@ -177,8 +177,10 @@ class BrokerAccess(ClusterAccess):
         return self.channels.journal(self.channels.pick(route) or self.address)
 
     async def connected(self) -> tuple[JournalStub, str]:
-        """Return the Journal service of an address and its endpoint, once it is connected. Pass
-        ``addresses.wait_for_ready`` to the call."""
+        """Return the Journal service of an address and its endpoint, once one of several is connected.
+
+        A single address is not waited for here. Pass ``addresses.wait_for_ready``, by which the call waits.
+        """
         endpoint = await self.addresses.connected()
         return self.channels.journal(endpoint), endpoint
 

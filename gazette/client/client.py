@@ -81,7 +81,10 @@ class Client(BrokerAccess):
         return journals.watch_journals(self, selector, resume=resume)
 
     async def get_journal(self, name: str) -> ListedJournal:
-        """Return one journal by its name. Raise ``NotFound``, and what `list_journals` raises."""
+        """Return one journal by its name.
+
+        Raise ``NotFound``, ``Invalid``, ``NotAllowed``, ``Unavailable`` or ``Broken``.
+        """
         return await journals.get_journal(self, name)
 
     async def apply_journals(
@@ -90,8 +93,8 @@ class Client(BrokerAccess):
         """Change specifications: all of them, or none.
 
         A ``batch_size`` above zero splits them into transactions of that many. If one fails, the
-        earlier ones stay. etcd accepts 128 changes in one by default. Return the header with the
-        revision of the last transaction. After a cancellation the changes may have been applied.
+        earlier ones stay. By default, etcd accepts 128 changes in a transaction. Return the header with
+        the revision of the last transaction. After a cancellation the changes may have been applied.
 
         Raise ``Conflict`` if a journal is not at the expected revision, ``Invalid``, ``NotAllowed``,
         ``Unavailable`` or ``Broken``.

@@ -93,8 +93,8 @@ class BrokerClientFlags(ClientFlags):
 
 
 def broker_flags_of(environ: Mapping[str, str], address: str = "") -> BrokerClientFlags:
-    """Return the settings of the environment (``BROKER_ADDRESS``, …), with ``address`` in its place if given.
-    Raise ``Invalid`` with the name of a wrong variable.
+    """Return the settings of the environment (``BROKER_ADDRESS``, …). ``address`` replaces that of the
+    environment, unless it is empty. Raise ``Invalid`` with the name of a wrong variable.
     """
     loaded = Schema("client", {"broker": BrokerClientFlags}).load([], environ)
     flags = loaded.group(BrokerClientFlags)

@@ -156,7 +156,7 @@ class StoredFragment:
     fragment: Fragment
     signed_url: str
     conflicts_with: tuple[str, ...] = ()
-    """Names of fragments with the same begin and end as another one, but other bytes. These are not read."""
+    """Names of fragments with the same begin and end, but other bytes. Brokers do not read them."""
 
 
 _QUIET_ATTEMPTS: Final = 1
@@ -238,6 +238,10 @@ async def _snapshots(
 async def _pages(
     client: BrokerAccess, request: broker_pb2.ListRequest, selector: LabelSelector
 ) -> AsyncIterator[broker_pb2.ListResponse]:
+    """Yield the pages of a list. Ask another address if one fails before its first page.
+
+    Raise ``NotAllowed``, ``Broken``, or ``Unavailable`` if all addresses fail, or one fails after a page.
+    """
     metadata = client.credentials.metadata(list_claims(selector), LONG_LIFETIME_S)
     wait_for_ready, started = client.addresses.wait_for_ready, False
     for attempts_left in reversed(range(client.addresses.attempts)):
@@ -268,6 +272,8 @@ def _header(page: broker_pb2.ListResponse) -> Header:
 
 
 def _journals(page: broker_pb2.ListResponse, header: Header) -> tuple[ListedJournal, ...]:
+    """Return the journals of a page that have a valid name. Raise ``Broken`` for a wrong revision or a wrong
+    route."""
     with answered("List"):
         for index, journal in enumerate(page.journals):
             with within(f"Journals[{index}]"):
@@ -309,7 +315,10 @@ def _understood(pb: broker_pb2.JournalSpec) -> JournalSpec | None:
 
 
 async def get_journal(client: BrokerAccess, name: str) -> ListedJournal:
-    """Return one journal by its name (a metadata segment is ignored). Raise ``NotFound`` too."""
+    """Return one journal by its name (a metadata segment is ignored).
+
+    Raise ``NotFound``, ``Invalid``, ``NotAllowed``, ``Unavailable`` or ``Broken``.
+    """
     journal, _ = split_journal_meta(name)
     listed = await list_journals(client, LabelSelector.of(name=journal))
     if not listed.journals:

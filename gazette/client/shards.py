@@ -215,7 +215,10 @@ class ShardClient(ClusterAccess):
         return header
 
     async def get_hints(self, shard_id: ShardId, *, extension: bytes = b"") -> ShardHints:
-        """Return the stored hints of a shard. Raise ``NotFound`` without the shard, or the call's error."""
+        """Return the stored hints of a shard.
+
+        Raise ``NotFound`` without the shard, ``NotAllowed``, ``Unavailable`` or ``Broken``.
+        """
         request = consumer_pb2.GetHintsRequest(shard=shard_id, extension=extension)
         validate_get_hints_request(request)
         with map_errors("GetHints", self.channels, shard=shard_id, endpoint=self.address):

@@ -58,9 +58,13 @@ class SuspendControl(IntEnum):
 
     RESUME = 0
     NO_RESUME = 1
+    """Refuse the append of a suspended journal."""
     IF_FLUSHED = 2
+    """Suspend the journal if its stores have had all content for the flush interval."""
     NOW = 3
+    """Suspend the journal, after flushing what its stores lack."""
     KEEP = 4
+    """Append as if the journal was not suspended, and leave the suspension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +298,7 @@ async def _append_whole(
 
 
 def _joined(content: Content) -> bytes | None:
-    """Return content as one value if all of it is small and in memory; else None."""
+    """Return content as one value if it is in memory, and has at most ``WHOLE_BYTES``; else None."""
     if isinstance(content, bytes | bytearray | memoryview):
         content = (content,)
     if not isinstance(content, tuple | list):
@@ -353,7 +357,8 @@ async def append(
     An iterator can be read only once, so it is not retried; pass a function that returns a new one. An
     attempt may have an unknown outcome: after a retry the content may be in the journal twice. Suspended
     journals and unhealthy stores are not retried. If content came too slowly for the broker, only content in
-    memory is retried: no source was slow, but this process. Cancellation: the content may have been appended.
+    memory is retried: no source was slow, but this process. All other errors of `Appender.commit` are raised
+    at once. Cancellation: the content may have been appended.
     """
     attempt, call = 0, RepeatedCall()
     is_iterator = isinstance(content, AsyncIterator | Iterator)
@@ -377,6 +382,7 @@ async def append(
 
 
 def _is_retried(error: GazetteError) -> bool:
+    """Return True if brokers could not be reached, or are being replaced."""
     status = status_of(error)
     return status in RETRIED_STATUSES or (isinstance(error, Unavailable) and not status)
 

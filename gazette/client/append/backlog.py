@@ -163,11 +163,11 @@ class Backlog:
         content: BytesLike,
         segments: Collection[Segment] | None,
     ) -> tuple[OpFuture[AppendResult], Segment | None]:
-        """Add an append after all others of its journal.
+        """Add an append after all others of its journal: ``segments``, then ``content``.
 
-        Return the future of its batch, and the segment that it completed: call ``make_room`` for that one.
-        ``hold`` or ``account`` has counted the memory of ``segments``. ``content``, shorter than a segment,
-        follows.
+        Return the future of its batch, and the segment that it completed (None: none): call ``make_room`` for
+        that one. If the queue has failed, drop ``segments``, and return its failed future. ``hold`` or
+        ``account`` has counted the memory of ``segments``. ``content`` is shorter than a segment.
         """
         with self.mutex:
             batch = queue.tail
@@ -271,7 +271,7 @@ class Backlog:
     # Back-pressure: the threads' side.
 
     def await_room(self, queue: JournalQueue) -> None:
-        """Return when the backlog is within its bound, or at once on the loop."""
+        """Return when the backlog is within its bound or the queue has failed, or at once on the loop."""
         if self.bytes <= self.settings.backlog_max or self.on_loop:
             return
         with self._room:
@@ -279,6 +279,7 @@ class Backlog:
                 self._room.wait(_POLL_S)
 
     def _over(self, queue: JournalQueue) -> bool:
+        """Return True if waiting content exceeds the memory of its journal, or of all journals."""
         return (
             queue.memory > self.settings.journal_memory_max
             or self.budget.used > self.budget.bytes_max
@@ -293,7 +294,11 @@ class Backlog:
         )
 
     def make_room(self, queue: JournalQueue, segment: Segment) -> None:
-        """Return when memory is within bounds, or ``segment`` is not in memory any more."""
+        """Wait until memory is within bounds. If that takes long, move ``segment`` to the file.
+
+        On the loop, move it at once, and return even if the disk fails. Return without room if the queue has
+        failed, or if nothing that is enqueued could free memory.
+        """
         if not self._over(queue):
             return
         if self.on_loop:
@@ -303,7 +308,7 @@ class Backlog:
             with self._room:
                 while self._worth_waiting(queue):
                     if not self._room.wait(self.settings.headway_s):
-                        queue.flowing = False
+                        queue.flowing = False  # No batch came through in time: use the disk.
                 if not self._over(queue) or queue.failure is not None:
                     return
             if self.spill(queue, segment):

@@ -70,7 +70,7 @@ class SpillFile:
 
     def reserve(self, length: int) -> int:
         """Reserve a span of ``length`` bytes for the caller. Return its offset."""
-        if self._live == 0:
+        if self._live == 0:  # No segment uses the file: begin again at its start.
             self._end = 0
         offset = self._end
         self._end += length
@@ -232,20 +232,22 @@ class JournalQueue:
         """Content of the open transaction; reused by the next."""
         self.batches: deque[Batch] = deque()
         self.tail: Batch | None = None
-        self.serving = False
+        self.serving = False  # True while a task of the loop sends the batches.
         self.flowing = False
         """True while the first batch is being sent. False while it waits for dependencies or a retry. If it
         is True, a producer that is ahead waits a little before it writes to a disk."""
         self.memory = 0
         """Bytes of segments in memory."""
         self.spill: SpillFile | None = None  # The file that takes content now; None: make one.
-        self.validated: AppendParams | None = None
+        self.validated: AppendParams | None = None  # The parameters that were checked last.
         self.trouble = ""
         """The error of the first batch's last attempt, until the next attempt; empty without one."""
         self.failure: BaseException | None = None
         self.failed: OpFuture[AppendResult] | None = None
+        """A future that has failed with ``failure``, for all later appends."""
 
     def chain(self, params: AppendParams, dependencies: AbstractSet[OpFuture[Any]]) -> Batch:
+        """Add a batch behind all others. Later appends may join it."""
         batch = Batch(params, dependencies)
         self.batches.append(batch)
         self.tail = batch
@@ -309,7 +311,8 @@ class JournalQueue:
         return batches
 
     def spill_file(self, directory: Path | None) -> SpillFile:
-        """Return the file for segments: a new one if the last is full. Raise ``OSError`` if that fails."""
+        """Return the file for segments: a new one at first, and if the last is full. Raise ``OSError`` if no
+        file can be made."""
         if self.spill is None or self.spill.full:
             file = SpillFile(directory)
             self.close_spill()

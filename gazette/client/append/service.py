@@ -319,6 +319,7 @@ class AppendService:
         queue.lock.acquire()
 
     def _on_work(self, queue: JournalQueue) -> None:
+        """Have the loop send a queue's batches. Any thread. Raise ``Closed`` if the loop has ended."""
         try:
             self._loop.call_soon_threadsafe(self._serve_soon, queue)
         except RuntimeError as error:
@@ -379,7 +380,7 @@ class AppendService:
             self._scope.spawn(self._serve(queue), name=f"append {queue.journal}")
 
     async def _serve(self, queue: JournalQueue) -> None:
-        """Append the journal's batches until none is left."""
+        """Append the journal's batches until none is left, or until one fails for good and so all fail."""
         backlog = self._backlog
         try:
             while (batch := backlog.first(queue)) is not None:
@@ -401,6 +402,7 @@ class AppendService:
             raise
 
     async def _await_dependencies(self, queue: JournalQueue, batch: Batch) -> None:
+        """Return when all dependencies have succeeded. Raise ``Broken`` if one fails or is cancelled."""
         for dependency in batch.dependencies:
             if not dependency.done():
                 # The thread that fills this queue may have to complete the dependency: it must not wait for
@@ -446,6 +448,7 @@ class AppendService:
             attempt += 1
 
     def _content(self, segments: list[Segment]) -> Iterable[BytesLike] | AsyncIterator[BytesLike]:
+        """Return the content of segments: a list if all are in memory, else an iterator that loads them."""
         if all(segment.file is None for segment in segments):
             return [segment.load() for segment in segments]
         return self._loaded(segments)

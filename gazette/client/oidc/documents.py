@@ -97,8 +97,8 @@ def answer_of(
     """Return the status, the reason and the first bytes of an answer, whatever its status is. Blocking.
 
     Redirects are not followed. TLS is verified. The environment's proxy is used. Raise ``Unavailable``
-    without an answer in ``within_s`` seconds: to connect, a proxy's answer, TLS, and the last byte. Only the
-    resolver of this machine has limits of its own for names.
+    without an answer in ``within_s`` seconds, from the first connection to the last byte. This does not bound
+    the resolver of names, which has limits of its own.
     """
     parts, ends_at, body = urlsplit(url), SystemClock.monotonic() + within_s, b""
     headers = {"Host": parts.netloc, "Accept": "application/json", "Accept-Encoding": "identity"}
@@ -133,7 +133,7 @@ def _opened(parts: SplitResult, ends_at: float) -> socket.socket:
     try:
         if url:
             _tunnel(sock, proxy, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", ends_at)
-        sock.settimeout(_left_s(ends_at))  # That of the whole handshake.
+        sock.settimeout(_left_s(ends_at))  # This bounds the whole handshake.
         return tls_context().wrap_socket(sock, server_hostname=host)
     except BaseException:
         sock.close()
@@ -171,7 +171,7 @@ def _tunnel(sock: socket.socket, proxy: SplitResult, target: str, ends_at: float
 def _answered(
     sock: socket.socket, ends_at: float, request: str, headers: Mapping[str, str], body: bytes = b""
 ) -> http.client.HTTPResponse:
-    """Send a request, and return its answer when the head of that has arrived."""
+    """Send a request, and return its answer once the answer's head has arrived."""
     lines = [f"{request} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     rest = "\r\n".join([*lines, "", ""]).encode("ascii") + body
     while rest:
@@ -191,7 +191,8 @@ class _Timed(io.RawIOBase):
     """The bytes that a socket receives until a moment.
 
     Each read waits for the time that is left: with a limit for each read alone, a peer could send a byte now
-    and then, without end. No other thread cuts the socket: a read would go on below TLS, in plain bytes.
+    and then, without end. Do not let a timer of another thread cut the socket instead: a read would go on
+    below TLS, in plain bytes.
     """
 
     def __init__(self, sock: socket.socket, ends_at: float) -> None:
@@ -211,7 +212,7 @@ class _Timed(io.RawIOBase):
 
 
 def _left_s(ends_at: float) -> float:
-    """Return the seconds that are left. Raise ``TimeoutError`` if it is over."""
+    """Return the seconds that are left. Raise ``TimeoutError`` if none are left."""
     left_s = ends_at - SystemClock.monotonic()
     if left_s <= 0:
         raise TimeoutError("timed out")
@@ -241,7 +242,10 @@ def _no_constant(name: str) -> Any:
 
 
 def base64url(text: Any) -> bytes:
-    """Return the bytes of base64url without padding. Raise ``ValueError`` for any other form of them."""
+    """Return the bytes of base64url without padding. Raise ``ValueError`` for any other text.
+
+    Each sequence of bytes has one text: refuse others that would decode to the same bytes.
+    """
     if not isinstance(text, str) or not _BASE64URL.fullmatch(text):
         raise ValueError("not base64url")
     try:

@@ -51,7 +51,10 @@ class KeySet:
         self._verified: OrderedDict[tuple[str, int], Claims] = OrderedDict()
 
     def find(self, algorithm: str, kid: str | None) -> PublicKey | None:
-        """Return the key of a token's header. A token without ``kid`` needs a set with one such key."""
+        """Return the key of a token's header; None if no key fits, or several do.
+
+        A token without ``kid`` fits each key for its algorithm.
+        """
         keys = [
             key.public
             for key in self._keys
@@ -60,7 +63,7 @@ class KeySet:
         return keys[0] if len(keys) == 1 else None
 
     def verified(self, token: str, require: int) -> Claims | None:
-        """Return the claims of a token that `remember` was called with lately."""
+        """Return the claims that `remember` keeps of a token; None if it keeps none."""
         return self._verified.get((token, require))
 
     def remember(self, token: str, require: int, claims: Claims) -> None:
@@ -94,7 +97,7 @@ def _key_of(entry: Any) -> _NamedKey | None:
         return None
     if kid is not None and not isinstance(kid, str):
         return None
-    with suppress(ValueError):
+    with suppress(ValueError):  # Raised for numbers that are malformed or not safe.
         public: PublicKey = _RsaKey(entry) if algorithm == "RS256" else _EcKey(entry)
         return _NamedKey(kid, algorithm, public)
     return None

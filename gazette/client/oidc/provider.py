@@ -41,10 +41,10 @@ class OidcProvider:
         self._refresh()
 
     def newest(self) -> KeySet:
-        """Return the keys. Raise ``Unavailable`` if there are none, or only old ones.
+        """Return the keys. Raise ``Unavailable`` if there are none, or only keys that are too old.
 
-        Old keys are used if the provider is away. Otherwise the fetch that has begun may show that the
-        provider has withdrawn them.
+        Keys are too old from `KEPT_S` on. If the last fetch has not failed, they are so from twice
+        `REFRESH_S` on: the fetch that has begun may show that the provider has withdrawn them.
         """
         keys = self._keys
         age_s = KEPT_S if keys is None else self._clock.monotonic() - keys.fetched_at
@@ -59,10 +59,11 @@ class OidcProvider:
         return keys
 
     def key(self, algorithm: str, kid: str | None, issued_at: Any) -> PublicKey:
-        """Return the key of a token. Have the keys fetched again if it is not there.
+        """Return the key of a token. If there is no such key, have the keys fetched again.
 
-        Raise ``Unavailable`` while that goes on or fails, and ``NotAllowed`` when it has brought no such key.
-        A token may be of a newer key, if it says that it is newer than the last fetch: ``Unavailable`` too.
+        Raise ``Unavailable`` while a fetch goes on, if the last one failed, or if the token says that it is
+        newer than the last one: its key may be newer, too. Raise ``NotAllowed`` if the last fetch has brought
+        no such key.
         """
         if (key := self._find(algorithm, kid)) is not None:
             return key
@@ -87,10 +88,10 @@ class OidcProvider:
         return self._attempted_wall - LEEWAY_S < issued_at <= self._clock.now() + LEEWAY_S
 
     def _refresh(self) -> bool:
-        """Begin to fetch, and return True. Return False if one goes on, or began less than `RETRY_S` ago.
+        """Begin to fetch, and return True. Return False if a fetch goes on, or began less than `RETRY_S` ago.
 
-        A fetch that does not end, as of a resolver that hangs, is waited for no longer than `PATIENCE_S`, and
-        each further one for twice the time of the last.
+        A resolver that hangs may keep a fetch from ending. Begin another fetch after `PATIENCE_S`, and each
+        further one after twice the time of the last.
         """
         with self._lock:
             now = self._clock.monotonic()
@@ -112,7 +113,7 @@ class OidcProvider:
         return True
 
     def _fetch(self, begun_at: float) -> None:
-        keys, failure = None, "the fetch broke"
+        keys, failure = None, "the fetch broke"  # This text stays only after an unexpected error.
         try:
             url = self._jwks_url or endpoint_of(discover(self.issuer), "jwks_uri")
             keys, failure = KeySet(fetch(url)[1], begun_at), ""
@@ -126,7 +127,7 @@ class OidcProvider:
         with self._lock:
             if keys is not None and (self._keys is None or begun_at > self._keys.fetched_at):
                 self._keys = keys
-            if begun_at != self._attempted_at:
+            if begun_at != self._attempted_at:  # A later fetch has begun, since this one was stuck.
                 return
             is_news = failure not in ("", self._failure)
             self._failure, self._is_fetching = failure, False

@@ -22,7 +22,8 @@ from gazette.protocol.label_set import EVERYTHING, LabelSelector, LabelSet
 
 _NAMES: Final = ("LIST", "APPLY", "READ", "APPEND", "REPLICATE")
 _SPACED: Final = frozenset({"scope", "scp"})
-"""Claims whose text has several values (RFC 8693). That of others may be a name that a user has chosen."""
+"""Claims whose text has several values (RFC 8693). The text of another claim is one value: a user may have
+chosen it, with spaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ def read_roles(path: Path) -> tuple[Role, ...]:
 
 
 def _capability(name: str) -> int:
+    """Return a capability by its name, or the number of an application's. Raise ``Invalid`` for others."""
     if name in _NAMES:
         return Capability[name]
     if name.isascii() and name.isdigit() and len(name) < 11:
@@ -103,7 +105,8 @@ def names_in(payload: Mapping[str, Any], claim: str) -> frozenset[str]:
 def rights_of(roles: Sequence[Role], names: frozenset[str], claim: str, require: int) -> Claims:
     """Return the rights of all roles that have every required capability: the selectors add up.
 
-    Raise ``NotAllowed`` without such a role.
+    Beyond these capabilities, only those that all of these roles have are returned. Raise ``NotAllowed``
+    without such a role.
     """
     able = [role for role in roles if role.name in names and not require & ~role.capability]
     if not able:

@@ -41,11 +41,12 @@ AHEAD_S: Final = 60.0
 LOOK_S: Final = 5.0
 """Seconds for which a file is not looked at again."""
 LOCK_S: Final = 30.0
-"""Seconds for which another process is waited for that changes the same file."""
+"""Seconds to wait for another process that changes the same file."""
 _LOCK_POLL_S: Final = 0.1
 _RETRY_S: Final = 5.0
 _PATIENCE_S: Final = 120.0
-"""Seconds from which a renewal is not waited for any more. After a fork, that of the parent never ends."""
+"""Seconds after which another renewal may begin, even if the last has not ended. In a forked child, a renewal
+of the parent never ends."""
 _SECONDS_MAX: Final = 1e9
 _FILE_BYTES_MAX: Final = 1 << 18
 _UNKNOWN_LIFETIME_S: Final = 300.0
@@ -61,6 +62,7 @@ class SignIn:
     expires_at: float = _NEVER
     """Unix time at which the token ends, in seconds."""
     renew_at: float = _NEVER
+    """Unix time from which the token is renewed, in seconds."""
     refresh_token: str = field(default="", repr=False)
     issuer: str = ""
     client_id: str = ""
@@ -80,6 +82,8 @@ class SignIn:
 
     @classmethod
     def _parsed(cls, data: bytes) -> Self:
+        """Return the sign-in of a JSON object, or of bytes that are the token itself. Raise ``ValueError``,
+        ``TypeError`` or ``Invalid`` for other bytes."""
         values = strict_object(data) if data.startswith(b"{") else {"token": data.decode("ascii")}
         texts = ("token", "refresh_token", "issuer", "client_id", "scope", "audience")
         times = ("expires_at", "renew_at")
@@ -141,14 +145,15 @@ class SignIn:
 def _lifetime_of(token: str, is_id_token: bool, answer: Mapping[str, Any], now: float) -> float:
     """Return the seconds for which a token lives: as the provider says, or else as the token says itself.
 
-    Its own times are of the provider's clock, which may differ from ours. So they are taken together.
+    The times in a token are of the provider's clock, which may differ from ours. So measure its end from its
+    own begin, if the token has one.
     """
     times: dict[str, Any] = {}
     with suppress(ValueError, LookupError):
         times = strict_object(base64url(token.split(".")[1]))
     ends_at, said_s = _number(times.get("exp")), _number(answer.get("expires_in"))
     lifetimes = [said_s, ends_at - _number(times.get("iat")), ends_at - now]
-    if is_id_token:  # What the provider says is of the access token.
+    if is_id_token:  # The provider says how long the access token lives: use that last.
         lifetimes = [*lifetimes[1:], said_s]
     usable = (max(1.0, seconds) for seconds in lifetimes if 0 < seconds < _SECONDS_MAX)
     return next(usable, _UNKNOWN_LIFETIME_S)
@@ -168,9 +173,9 @@ def renew(
 ) -> SignIn:
     """Return the sign-in of a file, renewed if that is due. Blocking; one process renews at a time.
 
-    Until a renewed sign-in is saved, ``unsaved`` has it by what the file has instead. Raise ``NotAllowed`` if
-    the provider refuses, ``Unavailable`` if it does not answer or the file cannot be changed, and ``Invalid``
-    for a file that cannot be used.
+    ``unsaved`` keeps a renewed sign-in that could not be saved, by the one that the file still has; a later
+    call saves it. Raise ``NotAllowed`` if the provider refuses, ``Unavailable`` if it does not answer or the
+    file cannot be changed, and ``Invalid`` for a file that cannot be used.
     """
     unsaved = {} if unsaved is None else unsaved
     sign_in = SignIn.read(path)
@@ -191,6 +196,7 @@ def renew(
 
 
 def _renewed(sign_in: SignIn, clock: Clock) -> SignIn:
+    """Ask the provider for the next token. Raise ``NotAllowed`` if it refuses, else ``Unavailable``."""
     form = {"grant_type": "refresh_token", "refresh_token": sign_in.refresh_token}
     form |= {"client_id": sign_in.client_id}
     status, answer = fetch(endpoint_of(discover(sign_in.issuer), "token_endpoint"), form)
@@ -218,12 +224,14 @@ def forget(path: Path) -> str:
 
 
 def _revoked(sign_in: SignIn) -> str:
+    """Have the refresh token revoked. Return why the provider refuses; empty if it does not, or revokes no
+    tokens at all."""
     document = discover(sign_in.issuer)
     if "revocation_endpoint" not in document:
         return ""
     form = {"token": sign_in.refresh_token, "client_id": sign_in.client_id}
     status, reason, data = answer_of(endpoint_of(document, "revocation_endpoint"), form)
-    if status == 200:  # Its body means nothing.
+    if status == 200:  # The body of this answer means nothing.
         return ""
     answer: dict[str, Any] = {}
     with suppress(ValueError):
@@ -240,6 +248,7 @@ def refused(status: int, answer: Mapping[str, Any]) -> NotAllowed:
 
 
 def _said(answer: Mapping[str, Any]) -> str:
+    """Return the error in a provider's answer, and its description; empty without them."""
     names = ("error", "error_description")
     return " ".join(str(answer[name])[:300] for name in names if name in answer)
 
@@ -248,7 +257,7 @@ def _said(answer: Mapping[str, Any]) -> str:
 def locked(path: Path, wait_s: float = LOCK_S) -> Iterator[None]:
     """Let no other process change the file of a sign-in during the block. Blocking.
 
-    Raise ``Unavailable`` if another process has it for ``wait_s`` seconds, and for an ``OSError``.
+    Raise ``Unavailable`` if another process keeps the lock for ``wait_s`` seconds, and for an ``OSError``.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -274,7 +283,10 @@ def locked(path: Path, wait_s: float = LOCK_S) -> Iterator[None]:
 
 @contextmanager
 def _reserved(path: Path) -> Iterator[Callable[[SignIn], None]]:
-    """Take the place for a new file, and yield a function that replaces the file by it."""
+    """Reserve disk for a new file, and yield a function that saves a sign-in there, in place of the old file.
+
+    So a full disk raises ``OSError`` before the provider is asked for a token that could not be kept.
+    """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".sign-in-")  # Mode 0600.
     try:
         with os.fdopen(handle, "wb") as file:
@@ -286,7 +298,7 @@ def _reserved(path: Path) -> Iterator[Callable[[SignIn], None]]:
                 data = sign_in.encoded()
                 file.seek(0)
                 file.write(data)
-                file.truncate()  # And flush.
+                file.truncate()  # This flushes the file, too.
                 os.fsync(handle)
                 os.replace(temporary, path)
 
@@ -311,10 +323,10 @@ class TokenFile(Renewing):
         self._failure: GazetteError | None = None
 
     def sign(self, claims: Claims, lifetime_s: float) -> str:
-        """Return the token. The provider says what it permits, and when it ends.
+        """Return the token. The provider has decided what it permits, and when it ends.
 
-        Raise ``NotAllowed`` for a token that has ended, and cannot be renewed. Raise ``Unavailable`` while
-        that can still be tried.
+        If the token has ended, raise ``NotAllowed`` if it cannot be renewed, and ``Unavailable`` while it is
+        being renewed. After a failed renewal, raise the renewal's error.
         """
         now, wall = self._clock.monotonic(), self._clock.now()
         with self._lock:
@@ -332,8 +344,9 @@ class TokenFile(Renewing):
         raise type(failure)(failure.message, hint=failure.hint)
 
     def _look(self) -> None:
-        """Take what the file has now, or what it could not be replaced by. A failure is of one sign-in."""
-        with suppress(Invalid):  # It is being replaced. The last token may do.
+        """Take the sign-in of the file, or the renewed one that could not be saved in its place. With another
+        sign-in, forget the last failure."""
+        with suppress(Invalid):  # The file is being replaced. The last token may do.
             sign_in = SignIn.read(self._path)
             sign_in = self._unsaved.get(sign_in, sign_in)
             if sign_in != self._sign_in:

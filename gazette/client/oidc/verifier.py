@@ -61,8 +61,9 @@ class OidcAuth:
         return self._keys.sign(claims, lifetime_s)
 
     def verify(self, authorization: str | None, require: int) -> Claims:
-        """Return the claims behind an ``Authorization`` header, as `Verifier.verify` does.
+        """Return the claims behind an ``Authorization`` header.
 
+        Raise ``NotAllowed`` unless the claims are genuine and current, and have every required capability.
         Raise ``Unavailable`` if the keys of the provider are not known now.
         """
         scheme, _, rest = (authorization or "").partition(" ")
@@ -84,7 +85,11 @@ class OidcAuth:
         return claims
 
     def _check(self, token: str, header: dict[str, Any], require: int) -> Claims:
-        """Return the claims of a token. Raise ``ValueError`` for a malformed one; see ``verify``."""
+        """Return the claims of a token of the provider.
+
+        Raise ``ValueError`` for a token that is malformed, forged, or for another purpose. Errors of the
+        provider's keys and of rights are those of ``verify``.
+        """
         if len(token) > TOKEN_CHARS_MAX:
             raise ValueError(f"token is longer than {TOKEN_CHARS_MAX} characters")
         if "crit" in header:
@@ -115,7 +120,8 @@ class OidcAuth:
 
 
 def _header_of(token: str) -> dict[str, Any]:
-    """Return a token's header; empty for what is no header. The verifier of shared keys refuses that."""
+    """Return a token's header; empty if it cannot be read. Then the verifier of shared keys refuses the
+    token."""
     encoded = token.partition(".")[0]
     if len(encoded) > _HEADER_CHARS_MAX:
         return {}

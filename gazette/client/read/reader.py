@@ -134,7 +134,7 @@ class Reader:
         self._opened = False
         self._ended = False
         self._jump: OffsetJump | None = None  # The jump that `read` must raise.
-        self._held = memoryview(b"")
+        self._held = memoryview(b"")  # The rest of a piece that was longer than `max_bytes`.
         self._counter = READ_BYTES.labels(split_journal_meta(params.journal)[0])
 
     async def __aenter__(self) -> Self:
@@ -196,6 +196,7 @@ class Reader:
                 try:
                     await self._open_direct()
                 finally:
+                    # This failure does not count: `read` opens the fragment again.
                     self.direct_failed = False
 
     async def read(self, max_bytes: int = 0) -> bytes:
@@ -251,6 +252,7 @@ class Reader:
                 return piece[:-excess] if excess > 0 else piece
 
     async def _next_direct(self) -> bytes | None:
+        """Return a piece from the store; None at the end of the fragment."""
         assert self.direct is not None
         try:
             piece = await self.direct.next()
@@ -299,6 +301,8 @@ class Reader:
         )
 
     async def _open_direct(self) -> None:
+        """Open the fragment at its store, and cancel the call to the broker. Raise the error of the store, or
+        ``Closed`` if `close` was called meanwhile."""
         assert self.fragment is not None
         if not self._call.done():
             self._call.cancel()
@@ -332,6 +336,11 @@ class Reader:
         return None if message is END_OF_STREAM else message
 
     def _on_metadata(self, message: Content | broker_pb2.ReadResponse) -> None:
+        """Take header, head, offset and fragment of a message without content.
+
+        Raise the error of its status, ``Broken`` if it is invalid or its offset goes back, and ``Corrupt``
+        for another life of the journal. An offset that jumps ahead is raised by the next `read`.
+        """
         assert isinstance(message, broker_pb2.ReadResponse)
         self._checked(message)
         params = self.params
@@ -344,7 +353,7 @@ class Reader:
         if message.status:  # 0 is OK.
             status = Status.from_pb(message.status)
             if self.offset == WRITE_HEAD and status is Status.OFFSET_NOT_YET_AVAILABLE:
-                # The message gives the resolved head; later content comes after it.
+                # The message gives the offset of the head: a repeated read begins there.
                 self.offset = message.offset
             raise status_error(
                 status,

@@ -90,7 +90,7 @@ class RetryReader:
         return self.params.block
 
     def set_block(self, block: bool) -> None:
-        """Have ``read`` wait at the head, or raise ``NotYet`` there: also one that waits already."""
+        """Have ``read`` wait at the head, or raise ``NotYet`` there, also a ``read`` that waits already."""
         self.params = replace(self.params, block=block)
         if not block and self._reader is not None and self._reader.params.block:
             self._drop()

@@ -240,6 +240,10 @@ class Channels:
                 self._scope.spawn(channel.close(None), name=f"close {endpoint}")
 
     def _channel(self, endpoint: str) -> CountedChannel:
+        """Return the channel of an endpoint; open it at its first use. Close unused channels now and then.
+
+        Raise ``Invalid`` for a malformed endpoint or another event loop, and ``Closed`` once closed.
+        """
         if self._closed and not self._bound.is_left:
             raise Closed("the client's channels were closed")
         if running_loop() is not self._bound.loop:
@@ -339,7 +343,7 @@ class _SilenceWatch:
         self._scope = scope
         self._clock = channels.clock
         self._silence_s = silence_s
-        self._is_on = not silence_s
+        self._is_on = not silence_s  # Without probes always True, so that `begin` does nothing.
 
     def begin(self) -> None:
         """Begin to probe, because a call began. Do nothing if probes are under way already."""

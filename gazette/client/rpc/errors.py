@@ -158,8 +158,8 @@ def raise_mapped(error: BaseException, method: str, caller: _Caller, **facts: An
     """Raise a `GazetteError` for one of `CALL_ERRORS`, which ended a call.
 
     If ``caller`` was closed, such as the channels of a client, raise ``Closed``. If only the channel of the
-    call was closed, the peer fell silent or lost its lease: raise ``Unavailable``. A cancellation of the
-    present task stays one.
+    call was closed, the peer fell silent or lost its lease: raise ``Unavailable``. If the present task was
+    cancelled, raise the cancellation.
     """
     if isinstance(error, grpc.aio.AioRpcError):
         raise rpc_error(error, method, **facts) from error

@@ -82,6 +82,7 @@ async def _is_served(client: Client | ShardClient, what: str, timeout_s: float) 
 
 
 async def _comes_back(client: Client | ShardClient, wait_s: float) -> bool:
+    """Wait for a server at the client's address. Return False if none answers within ``wait_s`` seconds."""
     channel = cast("Any", client.channels.grpc_channel(client.address))
     try:
         await channel.unary_unary(_PROBE)(b"", timeout=wait_s, wait_for_ready=True)

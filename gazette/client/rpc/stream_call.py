@@ -32,9 +32,10 @@ class StreamCall:
         return await self._sent(self._call.write(request))
 
     def send_now(self, content: bytes, messages: int) -> bool:
-        """Send that number of encoded and `prefixed` requests, and return True, if that needs no wait.
+        """Send ``content``, which is ``messages`` requests, encoded and `prefixed`. Return True.
 
-        Else send none: call ``write``. No ``write`` may be under way.
+        If that needs a wait, send nothing and return False: then call ``write``. No ``write`` may be under
+        way.
         """
         if not self._call.send_now(content):
             return False
