@@ -71,6 +71,7 @@ async def allocate(etcd: Etcd, ks: KeySpace, state: State, *, clock: Clock, pool
                 )
                 await clock.sleep(_RETRY_S)
                 continue
+        # Without a change, another round would find the same. Let it see the changes of this one, too.
         await ks.wait_for_revision(applied)
         while ks.header.revision == revision:
             await ks.next_change()
@@ -113,6 +114,7 @@ class _Leader:
         raise _Stale(stale)
 
     async def _round(self, stale: frozenset[str]) -> int:
+        """Send the steps of all items but ``stale``. Return the last revision, or 0 if nothing was sent."""
         state = self._state
         leader = state.leader
         if leader is None or leader.key != state.local_key:

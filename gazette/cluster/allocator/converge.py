@@ -99,6 +99,7 @@ def _join(round_: Round) -> Iterator[tuple[DecodedKV | None, Sequence[DecodedKV]
 
 
 def _run_end(assignments: Sequence[DecodedKV], begin: int) -> int:
+    """Return the end of the run of assignments that are of the same item as that at ``begin``."""
     item_id = assignments[begin].decoded.item_id
     end = begin + 1
     while end < len(assignments) and assignments[end].decoded.item_id == item_id:
@@ -129,6 +130,7 @@ def _plan(
     current: Sequence[DecodedKV],
     desired: Sequence[MemberId] | None,
 ) -> ItemStep | None:
+    """Return the step of an item, or None. ``desired`` None: the members that it has now."""
     if desired is None:
         desired = tuple(dict.fromkeys(kv.decoded.member_id for kv in current))
     if _is_settled(current, desired):
@@ -175,6 +177,7 @@ class _ItemPlan:
         self.operations: list[PutOp | DeleteOp] = []
 
     def step(self) -> ItemStep | None:
+        """Return the changes to make now, or None. Close gaps of slots only if nothing else is to be done."""
         keep, unwanted, adds = self._diff()
         removes, rejoined = self._constrain_removes(keep, unwanted)
         keep = sorted(keep + rejoined, key=lambda kv: kv.decoded.slot)
@@ -241,7 +244,7 @@ class _ItemPlan:
         return by_load, []
 
     def _remove(self, removes: list[DecodedKV], keep: list[DecodedKV]) -> None:
-        """Remove assignments, on condition that others, which make this safe, are unchanged in etcd."""
+        """Remove assignments, if the item and the assignments that make this safe are unchanged in etcd."""
         if not removes:
             return
         self.compares.append(_unchanged(self.item))
@@ -268,8 +271,8 @@ class _ItemPlan:
         """Return the replica that becomes the primary, if the item has no primary left.
 
         Prefer a consistent replica. Else prefer the replica that holds the most. A member that has just
-        joined holds nothing: its promotion would drop what the survivors hold. Load decides between equal
-        replicas.
+        joined holds nothing: its promotion would drop what the survivors hold. Of equal replicas, prefer that
+        of a desired member, then that of the member with the least share of primaries.
         """
         if not keep or any(kv.decoded.slot == 0 for kv in keep):
             return None

@@ -7,7 +7,8 @@ that item, or have no room for it:
     no other member needed       w                 w or more            hands it over
     too few members stay         w                 fewer than w         keeps it, if it is one of the
                                                                         youngest w - staying holders
-    the others are full          w                 w or more, no room   keeps it, if it is young
+    the others are full          w                 w or more, no room   keeps it, if older leaving
+                                                                        members have used the room
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Demand:
         """Lower the limits of ``leaving`` members, the oldest first, to what they keep."""
         items_of = self._held(leaving, assignments)
         staying = [m for m, limit in self.limits.items() if limit > 0 and m not in items_of]
-        holders: dict[str, list[MemberId]] = {}
+        holders: dict[str, list[MemberId]] = {}  # Leaving members by item, the youngest first.
         for member in reversed(leaving):
             self.limits[member] = min(self.limits[member], len(items_of[member]))
             for item in items_of[member]:
@@ -94,6 +95,7 @@ class Demand:
     def _held(
         self, leaving: Sequence[MemberId], assignments: Sequence[DecodedKV]
     ) -> Mapping[MemberId, set[str]]:
+        """Return the items of each leaving member, without items of which no replica is wanted."""
         items_of: dict[MemberId, set[str]] = {member: set() for member in leaving}
         for kv in assignments:
             items = items_of.get(kv.decoded.member_id)
@@ -133,7 +135,7 @@ def _replication(members: Sequence[DecodedKV], items: Sequence[DecodedKV]) -> di
         if not kv.decoded.value.exiting() and (limit := max(0, kv.decoded.value.item_limit()))
     ]
     room = sum(staying_limits)
-    # A greater cap than the greatest replication changes nothing.
+    # Find the greatest cap for which there is room. A cap above the greatest replication changes nothing.
     for cap in range(min(len(staying_limits), max(desired.values(), default=0)), 0, -1):
         reduced = {item: min(wanted, max(least[item], cap)) for item, wanted in desired.items()}
         if sum(reduced.values()) <= room:

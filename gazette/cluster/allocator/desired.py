@@ -37,7 +37,7 @@ class SolverInput:
             if index is not None:
                 current.setdefault(kv.decoded.item_id, set()).add(index)
         kept: dict[str, set[int]] = {}
-        for member, kept_items in demand.kept.items():
+        for member, kept_items in demand.kept.items():  # A member without capacity keeps nothing.
             for item in kept_items if member in index_of else ():
                 kept.setdefault(item, set()).add(index_of[member])
         items = tuple(item for item, wanted in demand.replication.items() if wanted > 0)

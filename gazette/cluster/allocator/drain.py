@@ -64,7 +64,8 @@ class Drain:
         self._begun = clock.monotonic()
         self._stuck = _StuckTime()
         self._held: frozenset[tuple[str, int]] | None = None
-        self._seen: tuple[Sequence[DecodedKV], ...] | None = None
+        """Items that the member held when it announced its leaving; None before."""
+        self._seen: tuple[Sequence[DecodedKV], ...] | None = None  # The lists at the last look.
         self._reported_at: float | None = None
         self._reported: DrainStatus | None = None
         self.status = DrainStatus()
@@ -79,9 +80,9 @@ class Drain:
     ) -> None:
         """Announce ``exiting``, and return when the drain is over.
 
-        It is over when ``allocating`` has ended, because all items are handed over. It is also over when a
-        longer wait is useless, or when one of the events in ``ends`` is set. Log the reason: for an event,
-        its key.
+        The drain is over when ``allocating`` has ended, because all items are handed over. It is also over
+        when a longer wait is useless, or when an event in ``ends`` is set. If items are left, log the reason:
+        for an event, its key.
 
         Raise ``Broken`` if another process has changed the member's key. Cancellation may leave the
         announcement written.
@@ -144,6 +145,7 @@ class Drain:
         )
 
     def _left_s(self, now: float) -> float:
+        """Return the seconds until a longer wait is useless, if nothing changes; at most 0 from then on."""
         left_s = self._begun + self._timeout_s - now
         stuck_s = self._stuck.seconds(now)
         if self.status.is_stuck or stuck_s > self._alone_timeout_s:
@@ -184,7 +186,7 @@ class Drain:
         ]
 
     def _report(self, now: float, left_s: float) -> None:
-        """Log the remaining items: at once if their kind has changed, else at intervals."""
+        """Log the remaining items: at once if they wait for something else than before, else at intervals."""
         status, reported = self.status, self._reported
         if not status.count:
             return

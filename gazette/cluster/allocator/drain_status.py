@@ -36,7 +36,7 @@ class DrainStatus:
     replicas_least: int = 0
     """Least replication among these items."""
     needing_room: int = 0
-    """Number of items outside of ``stuck`` that stay here because the other members are at their limits."""
+    """Number of items in ``moving`` that stay here because the other members are at their limits."""
     moving: tuple[str, ...] = ()
     """The other items. All but ``needing_room`` of them will soon be handed over."""
     staying: tuple[str, ...] = ()

@@ -100,13 +100,15 @@ class Exchange:
         self._chosen &= np.cumsum(self._chosen, axis=1) <= self._bounds[:, -1:]
         self._chosen &= np.cumsum(self._chosen, axis=0) <= self._wanted
 
-        # Derived from the choice: by item, by zone and item, by member, by source and target.
+        # Derived from the choice. Replicas of each item. By zone and item: the price of one more replica, and
+        # of the last one. By member: its items, the price of one more, and the (negative) price of one less.
         self._served = np.zeros(count, dtype=np.int64)
         self._enter = np.zeros((zones, count), dtype=np.int64)
         self._leave = np.zeros((zones, count), dtype=np.int64)
         self._load = np.zeros(size, dtype=np.int64)
         self._grow = np.zeros(size, dtype=np.int64)
         self._shrink = np.zeros(size, dtype=np.int64)
+        # The cheapest cost by source and target.
         # In the order of targets, since each search looks for the nearest source of each target.
         self._cost = np.full((size + 1, size + 1), _NEVER, dtype=np.int64, order="F")
         self._reached = np.empty_like(self._cost)
@@ -165,7 +167,10 @@ class Exchange:
         return self._short[items] + self._weights.unserved * is_last
 
     def _candidates(self, source: int, target: int) -> _Moves:
-        """Return the cheapest items of an arc. Order them by cost if items are ranked."""
+        """Return the cheapest items of an arc. If items are ranked, order them by cost.
+
+        Ranks make costs differ by at most ``_ranks``: such differences count as equal.
+        """
         items, targets = self._movable(source), np.array([target])
         if source == self._sink:
             costs = self._serve_costs(items, targets)[0]
@@ -232,6 +237,7 @@ class Exchange:
         return np.where(is_last, self._weights.zone, self._weights.spread * (nth - 1))
 
     def _share_price(self, member: int, nth: int) -> int:
+        """Return the price of the nth item of a member; `_NEVER` above its limit."""
         bounds = self._bounds[member]
         step = int(np.searchsorted(bounds, nth))
         return self._weights.fairness * step if step < len(bounds) else _NEVER
@@ -283,8 +289,8 @@ class Exchange:
         raise Broken("found no cycle after a round for each node", nodes=self._sink + 1)
 
     def _apply(self, cycle: list[int]) -> None:
-        """Apply a negative cycle as often as its costs hold. If a cost was too low, correct it instead. Raise
-        ``Broken`` if no part of it is cheaper."""
+        """Apply a negative cycle as often as its costs hold. If a cost was too low, only correct that cost.
+        Raise ``Broken`` if no part of the cycle makes the assignment cheaper."""
         arcs: list[_Moves] = []
         loads, units = 0, self._chosen.size
         for source, target in pairwise([*cycle, cycle[0]]):
@@ -329,6 +335,7 @@ class Exchange:
         self._update(items, [node for node in nodes if node < self._sink])
 
     def _flip(self, arcs: Sequence[_Moves]) -> None:
+        """Change the choice by the moves of arcs, and no derived value."""
         for arc in arcs:
             if arc.source < self._sink:
                 self._chosen[arc.source, arc.items] = False

@@ -90,6 +90,7 @@ def share_bounds(limit: int, demand: int, capacity: int) -> list[int]:
     price, and ``limit`` as the last. The member's share is limit·demand/capacity.
     """
     share = limit * demand
+    # `-(-a // b)` rounds up.
     bounds = [-(-share * part // (capacity * _BELOW_SHARE)) for part in range(1, _BELOW_SHARE)]
     bounds += [share // capacity, -(-share // capacity)]
     bounds += [-(-share * num // (capacity * den)) for num, den in _ABOVE_SHARE]

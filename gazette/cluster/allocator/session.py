@@ -37,7 +37,7 @@ class MemberSession:
         self.lease = lease
         self._etcd = etcd
         self._clock = clock
-        self._mod_revision = 0  # That of our key, as we last wrote it.
+        self._mod_revision = 0  # The revision at which we last wrote our key.
         self._exiting: bytes | None = None  # The value of the last `set_exiting`.
 
     @classmethod
@@ -118,7 +118,7 @@ class MemberSession:
             )
 
     async def _announce(self, value: bytes) -> int:
-        """Write the key under our lease, and return its revision."""
+        """Write the key under our lease, and return its revision. Wait while another lease holds the key."""
         began_at, warned_s = self._clock.monotonic(), -CONFLICT_RETRY_S
         while True:
             try:
@@ -160,6 +160,10 @@ class MemberSession:
         )
 
     def _written_before(self, kv: KeyValue | None, value: bytes) -> int:
+        """Return the key's revision if an earlier attempt, whose answer was lost, has written ``value``.
+
+        Raise ``Broken`` otherwise: then another process has changed the key.
+        """
         if kv is not None and kv.value == value and kv.lease == self.lease.id:
             return kv.mod_revision
         raise Broken(

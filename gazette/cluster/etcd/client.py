@@ -144,8 +144,8 @@ class Etcd:
     async def get_each(self, *keys: Key) -> tuple[KeyValue | None, ...]:
         """Return the values of ``keys`` in their order, all at one revision; None for keys that do not exist.
 
-        Read the keys one after the other: `txn` says why one transaction must not. If etcd compacts the
-        revision meanwhile, read all of them again.
+        Read the keys one after the other: `txn` says why one transaction must not read them. If etcd compacts
+        the revision meanwhile, read all of them again.
         """
         while True:
             values: list[KeyValue | None] = []
@@ -284,8 +284,8 @@ class Etcd:
         minutes while no key changes.
 
         The watch is one stream to one endpoint, and does not resume. Iterate under ``contextlib.aclosing``.
-        After ``Unavailable``, watch again from the last response's ``resume_revision``: that uses the next
-        endpoint. ``Unavailable`` is also raised if the member has lost its leader.
+        Raise ``Unavailable`` if the stream breaks, or if etcd's member has lost its leader. Then watch again,
+        from the ``resume_revision`` of the last response that has one: that watch uses the next endpoint.
 
         Raise ``Compacted`` if ``start_revision`` is gone, ``NotAllowed``, or ``Broken`` if etcd cancels the
         watch for another reason. Cancellation: the watch ends.

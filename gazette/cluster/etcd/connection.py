@@ -238,6 +238,8 @@ class Connection:
     async def _try(
         self, member: Member, attempt: Attempt[R], metadata: Metadata, timeout_s: float
     ) -> tuple[Any, Failure | None]:
+        """Make one attempt. Return its result and None, or None and its failure. Raise ``Closed`` after
+        ``close``."""
         self.check_open()
         try:
             result = await attempt(member, metadata, timeout_s)

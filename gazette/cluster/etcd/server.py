@@ -152,6 +152,7 @@ class EtcdServer:
             raise
 
     def _launch_at_free_port(self, binary: str, timeout_s: float) -> None:
+        """Start etcd. If any port will do, try another one when a process has taken the port meanwhile."""
         for attempt in range(_FREE_PORT_ATTEMPTS):
             if self._any_port:
                 self._port = free_port(self._host)
@@ -224,6 +225,7 @@ class EtcdServer:
         return self._process
 
     def _launch(self, binary: str, timeout_s: float) -> None:
+        """Start the process with its guard, and return when it serves. See `start` for the errors."""
         self._check_address()
         log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
         lock = self._lock_directory()
@@ -254,7 +256,8 @@ class EtcdServer:
         self._await_ready(self._process, log_start, timeout_s)
 
     def _forget(self, process: subprocess.Popen[bytes]) -> None:
-        # The guard knows only a process id, which soon another process may get.
+        """End the guard of a process that is dead or dying, wait for the process, and note its exit code."""
+        # The guard knows only a process id. Once the process is reaped, another process may get that id.
         if self._guard is not None:
             self._guard.kill()
             self._guard.wait()
@@ -270,6 +273,8 @@ class EtcdServer:
     def _await_ready(
         self, process: subprocess.Popen[bytes], log_start: int, timeout_s: float
     ) -> None:
+        """Return when the log from ``log_start`` on says that etcd serves. Raise ``Broken`` if etcd dies, and
+        ``Unavailable`` after ``timeout_s``: then etcd is killed."""
         deadline = self._clock.monotonic() + timeout_s
         while True:
             if (code := process.poll()) is not None:
@@ -321,6 +326,7 @@ class EtcdServer:
         return [*command, *self._arguments]
 
     def _check_address(self) -> None:
+        """Raise ``Invalid`` for a path that is too long for a socket, and ``Unavailable`` for a used port."""
         if self._scheme == "unix":
             if len(os.fsencode(self._socket_path)) > _UNIX_PATH_BYTES_MAX:
                 raise Invalid(
@@ -405,6 +411,7 @@ def _supports(binary: str, flag: str) -> bool:
 
 
 def _tail(path: Path, begin: int, size: int) -> str:
+    """Return the last ``size`` bytes of a file, but none before ``begin``; empty without the file."""
     if not path.exists():
         return ""
     with path.open("rb") as file:

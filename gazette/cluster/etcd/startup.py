@@ -21,8 +21,8 @@ async def connect_with_retry(
 ) -> Etcd:
     """Connect to etcd. Until etcd answers, try again without end, and log that every few seconds.
 
-    If both are started together, etcd may be ready later. Raise ``Invalid`` and ``NotAllowed`` at once:
-    waiting does not cure these. Cancellation: nothing is left.
+    If this process and etcd are started together, etcd may be ready later. Raise ``Invalid`` and
+    ``NotAllowed`` at once: waiting does not cure these. Cancellation: nothing is left.
     """
     began = clock.monotonic()
     while True:

@@ -86,6 +86,7 @@ class _Stream:
         self.call = call
 
     async def read(self) -> rpc_pb2.WatchResponse:
+        """Return the next response. Raise `_mapped` errors, those of ``raise_if_canceled``, or ``Closed``."""
         try:
             response: rpc_pb2.WatchResponse = await read(self.call)
             self.raise_if_canceled(response)
@@ -125,6 +126,8 @@ class _Stream:
         )
 
     def _mapped(self, cause: grpc.aio.AioRpcError | StreamEnded) -> GazetteError:
+        """Return the error for a stream that broke. If another endpoint may serve the watch, return
+        ``Unavailable``, and prefer the next endpoint from now on."""
         failure = classify(cause, has_user=bool(self._connection.settings.user))
         if not failure.transient:
             failure.error.facts.update(operation="Watch", endpoint=self._member.endpoint)

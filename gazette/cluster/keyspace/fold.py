@@ -42,7 +42,7 @@ def load(
     """Decode all keys of a range, in its order, or a part of them that comes ``after`` an entry.
 
     Leave out a value that cannot be decoded. But if ``previous``, the former mirror, has an entry of the key
-    with the same CreateRevision, keep it, as ``fold`` does. Raise ``Bug`` if keys do not ascend.
+    with the same CreateRevision, keep that entry, as ``fold`` does. Raise ``Bug`` if keys do not ascend.
     """
     folding = _Folding(decoder)
     loaded: list[DecodedKeyValue] = []

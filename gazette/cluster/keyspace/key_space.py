@@ -29,7 +29,7 @@ _VISIT_SHARE = 0.2
 """Greatest share of the event loop's time for visits of all keys. For this, a step waits at most
 `_APPLY_DELAY_MAX_S`."""
 _VISITS_PER_CHANGE = 100
-"""Keys that observers visit in the time of one change, for which they may make a replica."""
+"""Keys that observers visit in the time that one change takes them: it may make them build a replica."""
 _APPLY_DELAY_MAX_S = 1.0
 _PENDING_RESPONSES_MAX = 256
 _KEYS_PER_SLICE = 500
@@ -75,7 +75,7 @@ class KeySpace:
         self.seen_revision = 0
         """Revision up to which the mirror has all changes. The next change has a greater revision. If the
         watch fell behind and the mirror was loaded again, this may exceed the revision in ``header``."""
-        self._attempt = 0  # Attempts to watch without an event.
+        self._attempt = 0  # Attempts to watch since the last event.
         self._steps = 0
         self._pending = 0
         """Number of waiting responses with changes, for the next step."""
@@ -185,8 +185,10 @@ class KeySpace:
         self.seen_revision = max(self.seen_revision, header.revision)
 
     async def _watch_once(self, etcd: Etcd) -> NoReturn:
+        """Follow one watch until it fails. Responses that arrive shortly one after the other are one step."""
         # The queue is bounded. When it is full, gRPC slows etcd down.
         arrived: asyncio.Queue[WatchResponse] = asyncio.Queue(_PENDING_RESPONSES_MAX)
+        # Responses of the next step. They outlive `apply`: the last step is made after its end.
         batch: list[WatchResponse] = []
         self._pending = 0
 
@@ -233,6 +235,8 @@ class KeySpace:
         raise AssertionError  # unreachable: a daemon never returns, and the scope raises its error
 
     async def _reload(self, etcd: Etcd) -> None:
+        """Load the mirror again, since etcd has compacted the revision to resume from. If etcd does not
+        answer, change nothing. Raise ``Broken`` if its revision went back, or it is another cluster."""
         try:
             loaded = await etcd.range(self._prefix)
         except (Unavailable, Compacted) as error:
@@ -268,6 +272,7 @@ class KeySpace:
         return fold.Folded(entries, tuple(anomalies))
 
     def _replace(self, folded: fold.Folded, at: ResponseHeader, shown: ResponseHeader) -> None:
+        """Take the keys of a load at revision ``at`` as one step, after which ``header`` is ``shown``."""
         self.seen_revision = at.revision
         self._resume_revision = at.revision + 1
         self._step(folded, shown)
@@ -295,6 +300,7 @@ class KeySpace:
         changed.set()
 
     def _next_header(self, last: ResponseHeader, response: WatchResponse) -> ResponseHeader:
+        """Return the header after a response that follows ``last``. Raise ``Broken`` if it cannot follow."""
         header = self._check_cluster(response.header)
         if not response.events:
             # The response identifies its sender, but reports no change under the root.

@@ -37,7 +37,7 @@ def differences(before: Sequence[K], now: Sequence[K]) -> Iterator[tuple[K | Non
     are compared as slices. So a few changes of many entries cost little more than to compare two lists.
     """
     old = new = 0
-    run = 1
+    run = 1  # Length of the next slices to compare: twice as long after equal slices, shorter after others.
     while (rest := min(len(before) - old, len(now) - new)) > 0:
         run = min(run, rest)
         if before[old : old + run] == now[new : new + run]:

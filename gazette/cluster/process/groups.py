@@ -75,8 +75,8 @@ class DebugFlags:
 
 
 def member_id(group: str, zone: str, name: str) -> ProcessId:
-    """Return the id of a process from the flags ``zone`` and ``id`` of a group. Raise ``Invalid`` that names
-    the flag."""
+    """Return the id of a process from the flags ``zone`` and ``id`` of a group. Raise ``Invalid``, with the
+    name of the flag, for a malformed one."""
     from gazette.protocol.ids import ProcessId, validate_token
 
     for flag, value, length_min, length_max in (("zone", zone, 1, 32), ("id", name, 4, 128)):
@@ -93,7 +93,10 @@ def member_id(group: str, zone: str, name: str) -> ProcessId:
 
 
 def check_directory(name: str, path: Path | None, *, to_write: bool = True) -> None:
-    """Require a directory that this user can use. Raise ``Invalid`` that names the setting."""
+    """Raise ``Invalid`` unless ``path`` is a directory that this user can write to, or None.
+
+    Without ``to_write``, the user need only be able to read it. The error has the setting's ``name``.
+    """
     if path is None:
         return
     if not path.is_dir():
