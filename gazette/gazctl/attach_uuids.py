@@ -94,6 +94,10 @@ class PlaceInJson:
         return self._put(line, self._names, uuid) + b"\n"
 
     def _put(self, text: bytes, names: list[str], uuid: bytes) -> bytes:
+        """Return a JSON object with the UUID in the field ``names``, and in the objects that lead there.
+
+        Raise ``Invalid`` if ``text`` is no object, or if the field holds another value.
+        """
         try:
             fields = self._decode(text)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -119,6 +123,7 @@ class Template:
     def __init__(self, text: str) -> None:
         self.parts: list[tuple[str, bytes]] = []
         """Pairs of an action (``.UUID``, ``.Line`` or empty) and the text that follows it."""
+        # The text before the first action; then in turn an action, and the text behind it.
         first, *words = _ACTION.split(text)
         self._add("", first)
         for action, literal in zip(words[0::2], words[1::2], strict=True):

@@ -56,6 +56,7 @@ def _words(command: Command) -> list[str]:
 
 
 def _literal_arguments(command: Command) -> list[str]:
+    """Return the only words that a command takes, as of ``bash|zsh|fish``; empty if it takes others."""
     words = command.arguments.split("|")
     return words if len(words) > 1 else []
 
@@ -156,6 +157,7 @@ _gazctl "$@"
 
 
 def _zsh_option(option: Option) -> str:
+    # Brackets and colons have a meaning within a specification of zsh.
     help_text = option.help.replace("[", "(").replace("]", ")").replace(":", " -")
     if option.kind == "bool":
         value = ""

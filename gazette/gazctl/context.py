@@ -73,8 +73,10 @@ class Context:
         return self.loaded.group(SharedFlags).timeout
 
     async def broker(self, file_root: Path | None = None) -> Client:
-        """Return a client of the brokers. Raise ``Unavailable`` if no server answers at the address.
-        ``file_root`` of the first call takes precedence over that of the settings."""
+        """Return a client of the brokers. ``file_root`` of the first call goes before that of the settings.
+
+        Raise ``Unavailable`` if no server answers at the address, and ``Invalid`` if it is no broker.
+        """
         if self._broker is None:
             flags = self.loaded.group(BrokerFlags)
             if file_root is not None:
@@ -86,7 +88,10 @@ class Context:
         return self._broker
 
     async def consumer(self) -> ShardClient:
-        """Return a client of the consumers. Raise ``Unavailable`` if no server answers at the address."""
+        """Return a client of the consumers.
+
+        Raise ``Unavailable`` if no server answers at the address, and ``Invalid`` if it is no consumer.
+        """
         if self._consumer is None:
             flags = await self._signed_in(self.loaded.group(ConsumerFlags), "consumer")
             with within("--consumer"):
@@ -99,7 +104,7 @@ class Context:
         return self.loaded.group(SharedFlags).zone
 
     async def _reach(self, client: Client | ShardClient, what: str) -> None:
-        """Raise ``Unavailable`` at once if the server is unreachable."""
+        """Raise ``Unavailable`` at once if no server can be reached, and ``Invalid`` if it is no ``what``."""
         origin = self._origin(what)
         await require_reachable(
             client,
@@ -110,11 +115,11 @@ class Context:
         await require_kind(client, what, timeout_s=self.timeout_s, origin=origin)
 
     async def _signed_in(self, flags: C, what: str) -> C:
-        """Return the flags with the token of `gazctl login`, renewed if that is due.
+        """Return the flags with the token of `gazctl login`, which is renewed if that is due.
 
-        Tokens and keys that are given go before it. Only an address of the context gets it, or one that is
-        given beside --context: others may be those of strangers. Raise the error of a renewal that fails, or
-        ``NotAllowed`` if the token has ended.
+        A token or keys that are given go before the sign-in. Its token is sent only to an address of the
+        context, or to one that is given beside --context: another address may be a stranger's. Raise the
+        error of a renewal that fails, or ``NotAllowed`` if the token has ended.
         """
         path = sign_in_path(self.environ, self.in_use) if self.in_use else None
         is_by_hand = self.loaded.sources[f"{what}.address"] == "flag" and self.is_given("context")
@@ -143,6 +148,7 @@ class Context:
         """Return a text with the name of an address's context; empty if no context gave the address."""
         source = self.loaded.sources[f"{what}.address"]
         variable = source.removeprefix("env ")
+        # A context gives its addresses as variables that the user's environment lacks.
         if not self.in_use or variable == source or self.environ.get(variable):
             return ""
         return f" This one is that of the context {self.in_use} (`gazctl context list`)."

@@ -14,7 +14,10 @@ from gazette.runtime.numbers import is_digits
 
 
 def use(context: Context, _command: Command) -> int:
-    """Use a context for all later commands. Raise ``Invalid`` for an unknown one, or that of a run."""
+    """Use a context for all later commands.
+
+    Raise ``NotFound`` for an unknown context, and ``Invalid`` for that of a run, which ends with the run.
+    """
     name = _name_of(context)
     contexts = Contexts.load(context.environ)
     if name not in contexts.named and name in run_contexts(context.environ):
@@ -59,7 +62,7 @@ def set_addresses(context: Context, _command: Command) -> int:
 
 
 def delete(context: Context, _command: Command) -> int:
-    """Forget a context."""
+    """Forget a context and its sign-in. Raise ``NotFound`` for an unknown one."""
     name = _name_of(context)
     contexts = Contexts.load(context.environ)
     contexts.require(name, "gazctl context delete")
@@ -77,7 +80,7 @@ def delete(context: Context, _command: Command) -> int:
 
 
 def show(context: Context, _command: Command) -> int:
-    """List all contexts, and mark the one in use."""
+    """List all contexts, and mark the one in use: that of the only run if the user has chosen none."""
     contexts = Contexts.load(context.environ)
     runs = run_contexts(context.environ)
     current = contexts.current or (next(iter(runs)) if len(runs) == 1 else "")

@@ -73,7 +73,8 @@ def _keep(path: Path, sign_in: SignIn) -> None:
 
 
 def _place(context: Context) -> tuple[str, Path]:
-    """Return the name of the context, and its file. Raise ``Invalid`` if no context is in use."""
+    """Return the name of the context, and its file. Raise ``Invalid`` if no context is in use, and
+    ``NotFound`` for an unknown one."""
     contexts = Contexts.load(context.environ)
     name = context.flags(SharedFlags).context or contexts.current
     path = sign_in_path(context.environ, name)
@@ -88,9 +89,12 @@ def _place(context: Context) -> tuple[str, Path]:
 
 
 def _asked(flags: LoginFlags, context: Context, path: Path) -> SignIn:
-    """Return what to ask for: what flags do not say is as the last time. Raise ``Invalid`` if it lacks."""
+    """Return what to ask the provider for: values of flags, else those of the last sign-in.
+
+    Raise ``Invalid`` if neither gives the issuer and the client, or if the issuer is no URL of https.
+    """
     asked = SignIn(token="", scope=flags.scope)
-    with suppress(Invalid):
+    with suppress(Invalid):  # Without a usable file, there was no last sign-in.
         if path.exists():
             asked = replace(SignIn.read(path), token="", refresh_token="")
     given = ("issuer", "client_id", "scope", "audience", "id_token")
@@ -113,7 +117,10 @@ def _form(asked: SignIn, **more: str) -> dict[str, str]:
 async def _by_device(
     context: Context, asked: SignIn, document: Mapping[str, Any], blocking: Fetch
 ) -> Mapping[str, Any]:
-    """Return the provider's answer, once the user has confirmed a code on any device (RFC 8628)."""
+    """Return the provider's answer, once the user has confirmed a code on any device (RFC 8628).
+
+    Raise ``NotAllowed`` if that takes too long or the provider refuses, and ``Invalid`` if it has no codes.
+    """
     if "device_authorization_endpoint" not in document:
         raise Invalid(
             "the provider has no sign-in by a code", path="gazctl login", hint="Give --browser."
@@ -149,7 +156,10 @@ async def _by_device(
 async def _by_browser(
     context: Context, asked: SignIn, document: Mapping[str, Any], blocking: Fetch
 ) -> Mapping[str, Any]:
-    """Return the provider's answer, once a browser comes back to this process (RFC 8252, with PKCE)."""
+    """Return the provider's answer, once a browser comes back to this process (RFC 8252, with PKCE).
+
+    Raise ``NotAllowed`` if no browser comes back in time, or the provider refuses.
+    """
     state, verifier = secrets.token_urlsafe(32), secrets.token_urlsafe(48)
     digest = hashlib.sha256(verifier.encode()).digest()
     arrived: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
@@ -221,6 +231,7 @@ async def _fetching() -> AsyncIterator[Fetch]:
 
 
 def _seconds(values: Mapping[str, Any], name: str, default: float) -> float:
+    """Return a duration in a provider's answer; the default if it is absent, or not within a day."""
     value = values.get(name, default)
     is_usable = isinstance(value, int | float) and 0 < value <= 86_400
     return float(value) if is_usable else default

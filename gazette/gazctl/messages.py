@@ -73,6 +73,7 @@ class MessageWriter:
     interrupted: bool = False
     _written: int = 0
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once all reads have to end: by an interrupt, at the limit, or after the last one."""
     _names: set[str] = field(default_factory=set)
     """Journals whose reads were begun, or that were skipped."""
 
@@ -114,6 +115,7 @@ class MessageWriter:
         await self._until_ended(watch())
 
     async def _until_ended(self, reads: Any) -> None:
+        """Run ``reads`` until they end, or until all reads have to end."""
         async with TaskScope("read") as scope:
             scope.spawn(reads, name="reads")
             scope.spawn(self._end(scope), name="end")
@@ -123,7 +125,8 @@ class MessageWriter:
         scope.cancel()
 
     def _begins(self, journal: ListedJournal) -> bool:
-        """Return True if the read of a journal must begin now."""
+        """Return True if the read of a journal must begin now: at the first call for this journal, unless it
+        is fully suspended. Then report it as skipped."""
         spec = journal.spec
         if spec.name in self._names:
             return False
@@ -134,6 +137,7 @@ class MessageWriter:
         return True
 
     async def _read(self, journal: ListedJournal) -> None:
+        """Write the messages of one journal, up to its head. With --follow, go on until all reads end."""
         flags, name = self.flags, journal.spec.name
         cls, to_json = self._type_of(journal)
         begin, end, to_skip = flags.begin, 0, 0
@@ -396,6 +400,7 @@ def _selector(context: Context, text: str) -> LabelSelector:
 
 
 def _output(context: Context, text: str) -> Output:
+    """Return where to publish: the name of the only journal, or a selector of several ones."""
     names = context.loaded.arguments
     if len(names) == 1 and not text.strip():
         return names[0]

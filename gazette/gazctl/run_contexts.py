@@ -110,7 +110,8 @@ def addresses_of(environ: Mapping[str, str], contexts: Contexts, name: str) -> d
 
 
 def _taken(directory: Path, own: frozenset[str]) -> tuple[str, int]:
-    """Return a name that no present run has, and its locked file's descriptor. Reuse files of ended runs."""
+    """Return a name that neither a present run nor a context of the user (``own``) has, and the descriptor of
+    its locked file. Reuse files of ended runs."""
     for number in itertools.count(1):
         name = _NAME if number == 1 else f"{_NAME}-{number}"
         if name in own:
@@ -133,7 +134,7 @@ def _live(path: Path) -> RunContext | None:
     try:
         with path.open("rb") as file:
             if _locks(file.fileno(), fcntl.LOCK_SH):
-                return None
+                return None  # No run holds the lock: the run has ended.
             run = RunContext(**json.load(file))
     except (OSError, ValueError, TypeError):
         return None

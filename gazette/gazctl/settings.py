@@ -133,7 +133,10 @@ def _take_leading_flags(words: list[str]) -> list[str]:
 def prepare(
     argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal
 ) -> tuple[Command, Loaded, str] | int:
-    """Return the command, its settings and the context's name; the exit code if there is nothing to run."""
+    """Return the command, its settings and the context's name.
+
+    If there is nothing to run, print help, the version or what is wrong, and return the exit code.
+    """
     try:
         if argv and argv[0] in VERSION:
             terminal.write(f"{__version__}\n")
@@ -177,7 +180,11 @@ def _load(
 def load_in_context(
     schema: Schema, argv: Sequence[str], environ: Mapping[str, str], groups: Collection[str]
 ) -> tuple[Loaded, str]:
-    """Return the settings, and the name of the context that gave the addresses of ``groups``."""
+    """Return the settings, and the name of the context that gave the addresses of ``groups``.
+
+    Return an empty name if no context gave them. Raise ``NotFound`` for an unknown context, and ``Invalid``
+    for a wrong setting, or if several runs could give the addresses.
+    """
     loaded = schema.load(argv, environ)
     contexts = Contexts.load(environ)
     name = loaded.group(SharedFlags).context or contexts.current

@@ -84,6 +84,7 @@ class Shown:
         return proto_json(shown)
 
     def _cut_fields(self, message: Message) -> None:
+        """Cut the texts of a message, and of all messages within it, that are not shown."""
         for field, value in message.ListFields():
             if field.message_type is not None:
                 for nested in value if field.is_repeated else (value,):
@@ -96,6 +97,7 @@ class Shown:
                     value[:] = [self._text(field, text) for text in value]
 
     def _text(self, field: Any, text: Any) -> str:
+        """Return the shown form of a field's text, or `CUT`. Add names to ``names``."""
         if field.full_name in _NAMES:
             self.names.add(text)
             return str(text)
@@ -110,6 +112,7 @@ class Shown:
         return "".join(f"{shown}\n" for line in text.splitlines() if (shown := self._sample(line)))
 
     def _sample(self, line: str) -> str:
+        """Return a line of metrics with its labels cut where needed; empty for a line that is not shown."""
         match = _SAMPLE.fullmatch(line) if len(line) <= _LINE_MAX else None
         if match is None:
             return line if _TYPE.fullmatch(line) else ""
@@ -129,6 +132,7 @@ class Shown:
         return "".join(f"{shown}\n" for line in text.splitlines() if (shown := self._frame(line)))
 
     def _frame(self, line: str) -> str:
+        """Return a line of stacks, with names cut where needed; empty for a line that is not shown."""
         owner, _, name = line.partition(" ")
         if owner in ("task", "thread"):
             return (
@@ -196,10 +200,12 @@ def _messages() -> re.Pattern[str]:
 
 
 def _literals(text: str) -> tuple[int, str]:
+    """Return the length of a message without its values, and the message, to sort by."""
     return len(_PLACE.sub("", text)), text
 
 
 def _pattern(text: str) -> Iterator[str]:
+    """Yield the pattern of a message, in parts. Texts are groups. Numbers are not: they are always shown."""
     end = 0
     for place in _PLACE.finditer(text):
         yield re.escape(text[end : place.start()])

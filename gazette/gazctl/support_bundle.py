@@ -167,6 +167,7 @@ async def _consumers(context: Context, bundle: Bundle) -> list[str]:
 
 
 async def _part(bundle: Bundle, name: str, make: Callable[[], Awaitable[str]]) -> None:
+    """Add a part that ``make`` returns, or note that it is missing."""
     try:
         bundle.add(name, await make())
     except GazetteError as error:

@@ -115,6 +115,7 @@ class MergedStream:
         self.close()
 
     async def _write_out(self, piece: bytes) -> None:
+        """Wait until the output is this stream's. Then write the held bytes, and a piece."""
         if self._file is None:
             self._file = await self._turn.take()
         data = self._held + piece if self._held else piece

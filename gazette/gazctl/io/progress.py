@@ -81,6 +81,7 @@ class ProgressLine:
             self._terminal.note(text + self._left(now, done, total))
 
     def _left(self, now: float, done: int, total: int) -> str:
+        """Return a text that says how long the rest takes; empty while there is no estimate."""
         _, since, before = self._begun
         if done <= before or total <= done or now - since < _LINE_EVERY_S:
             return ""

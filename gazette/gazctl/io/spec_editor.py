@@ -69,6 +69,7 @@ def _content(text: str) -> str:
 
 
 def _keep(text: str, context: Context) -> str:
+    """Keep the user's text in a file. Return a sentence with the name of the file."""
     with tempfile.NamedTemporaryFile(
         "w", prefix="gazctl-edit-", suffix=".yaml", delete=False, encoding="utf-8"
     ) as file:
@@ -77,6 +78,10 @@ def _keep(text: str, context: Context) -> str:
 
 
 async def _run_editor(text: str, context: Context) -> str:
+    """Return the text after the user has edited it.
+
+    Raise ``Invalid`` if the editor cannot be run, and ``GazetteError`` if it fails or saves no text.
+    """
     command = context.environ.get("GAZ_EDITOR") or context.environ.get("EDITOR") or _EDITOR_DEFAULT
     with tempfile.TemporaryDirectory(prefix="gazctl-") as directory:
         path = Path(directory, "specs.yaml")

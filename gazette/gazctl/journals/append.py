@@ -253,7 +253,10 @@ def _read(source: BinaryIO) -> bytes:
 
 
 async def _flush(context: Context, service: AppendService, address: str) -> None:
-    """Wait for pending appends while they progress. Then raise ``Unavailable`` with the broker's reason."""
+    """Wait for pending appends for as long as they progress.
+
+    Raise ``Unavailable``, with the broker's reason, after --timeout without progress.
+    """
     while True:
         backlog = service.backlog_bytes
         try:

@@ -154,6 +154,7 @@ async def keep_suspensions(
 
 
 def _with_suspension(spec: JournalSpec, current: JournalSpec) -> JournalSpec:
+    """Return ``spec`` with the present suspension, or only with its offset, if ``spec`` does not say it."""
     assert current.suspend is not None
     if spec.suspend is None:
         return replace(spec, suspend=current.suspend)
@@ -163,6 +164,7 @@ def _with_suspension(spec: JournalSpec, current: JournalSpec) -> JournalSpec:
 
 
 async def _apply(context: Context, changes: Sequence[JournalChange], batch_size: int) -> None:
+    """Apply changes, and report them. Raise errors of the client: hints explain conflicts, large batches."""
     check_batch_size(batch_size)
     if not changes:
         context.terminal.note("there is nothing to apply")

@@ -28,10 +28,11 @@ class Removal:
     denied: list[str] = field(default_factory=list)
     """Reasons of stores that denied permission: their fragments stay."""
     failed: list[str] = field(default_factory=list)
+    """All other reasons for which fragments stay."""
 
 
 def blob_stores(context: Context) -> BlobStores:
-    """Return stores with the credentials of this process. Close them."""
+    """Return stores with the credentials of this process. The caller closes them."""
     flags = context.loaded.group(BrokerFlags)
     protocols = check_protocols(flags.fsspec_protocols, "broker.fsspec-protocols")
     return BlobStores(
@@ -70,8 +71,9 @@ class FragmentRemover:
     ) -> list[Fragment]:
         """Return a journal's other stored fragments that lie within those of ``removed``.
 
-        Brokers list one fragment for each offset. Once it is removed, they would list a smaller one instead,
-        or a copy in another store. Report a store that cannot be listed: its fragments are not returned.
+        Brokers list one fragment for each offset. Once that fragment is removed, they would list a smaller
+        one that it covered, or a copy in another store. Report a store that cannot be listed: its fragments
+        are not returned.
         """
         fragments: list[Fragment] = []
         for url in spec.fragment.stores:
@@ -118,6 +120,7 @@ def _within(
     owner: FragmentOwner,
     removed: Sequence[Fragment],
 ) -> list[Fragment]:
+    """Return the journal's own fragments in one store that lie within one of ``removed``, without these."""
     removed_paths = {(fragment.backing_store, fragment.content_path()) for fragment in removed}
     spans = sorted((fragment.begin, fragment.end) for fragment in removed)
     covered: list[Fragment] = []

@@ -57,6 +57,7 @@ async def run(context: Context) -> int:
 async def _plan(
     context: Context, client: Client, remover: FragmentRemover, spec: JournalSpec
 ) -> PrunePlan:
+    """Return the plan of one journal: remove its own fragments that are older than its retention."""
     plan = PrunePlan(spec.name, note=_why_not(spec))
     if plan.note:
         return plan
@@ -78,6 +79,7 @@ def is_past(fragment: Fragment, oldest: float) -> bool:
 
 
 def _why_not(spec: JournalSpec) -> str:
+    """Return why a journal is not pruned; empty if it is."""
     if spec.labels.value_of(CONTENT_TYPE) == CONTENT_RECOVERY_LOG:
         return "skipped: a recovery log is pruned by `gazctl shards prune`"
     if not spec.fragment.retention_ns:

@@ -75,8 +75,11 @@ class Reading:
     offsets: dict[str, int]
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _pumps: dict[str, _Pump] = field(default_factory=dict)
+    """The reads in progress, by journal."""
     _skipped: set[str] = field(default_factory=set)
+    """Suspended journals that were reported as skipped."""
     _first_revision: int = 0
+    """Revision of etcd of the first list; 0 before it. Journals that were created later are new."""
     _created: dict[str, int] = field(default_factory=dict)
     """Revision of etcd at which a journal was created, when its reading began."""
 
@@ -115,6 +118,7 @@ class Reading:
             scope.spawn(self._end_of(watch, scope), name="end")
 
     async def _end_of(self, watch: asyncio.Task[None], scope: TaskScope) -> None:
+        """Wait until a stop is asked for. Then end the watch, and after it the reads: it could begin more."""
         await self.stopping.wait()
         watch.cancel()
         await asyncio.wait({watch})
@@ -129,6 +133,7 @@ class Reading:
             await self._follow_list(listed, scope)
 
     async def _follow_list(self, listed: JournalList, scope: TaskScope) -> None:
+        """End the reads of journals that are not listed any more, and begin reads of new ones."""
         current = {journal.spec.name: journal for journal in listed.journals}
         for name, pump in self._pumps.items():
             if name not in current:
@@ -218,6 +223,7 @@ class Reading:
             self._note_offset(name, pump)
 
     async def _read(self, reader: RetryReader) -> bytes:
+        """Return the next bytes. Without --block, raise ``Unavailable`` after --timeout, with the reason."""
         if self.flags.block:
             return await reader.read(READ_BYTES)
         journal = reader.params.journal
@@ -245,6 +251,7 @@ class Reading:
                     noted.add(reason)
 
     def _note_offset(self, name: str, pump: _Pump) -> None:
+        """Note up to which offset a journal is written: without the bytes that its stream holds."""
         if pump.reader.offset >= 0:
             self.offsets[name] = pump.reader.offset - pump.stream.held_bytes
 
@@ -267,6 +274,7 @@ class Reading:
             yield
 
     def _amounts(self) -> tuple[int, int]:
+        """Return the bytes that are written, and their sum with the bytes that are still to be read."""
         written = self.output.file.bytes_written
         missing = sum(
             max(0, pump.reader.write_head - max(0, pump.reader.offset))
@@ -281,7 +289,7 @@ def _is_over(error: GazetteError) -> bool:
 
 
 def read_offsets(path: Path | None) -> dict[str, int]:
-    """Return offsets by journal from a JSON file. Raise ``Invalid`` if it cannot be read, or has others."""
+    """Return offsets by journal from a JSON file. Raise ``Invalid`` for an unreadable or another file."""
     if path is None:
         return {}
     try:
@@ -302,7 +310,8 @@ def read_offsets(path: Path | None) -> dict[str, int]:
 
 
 def write_offsets(path: Path, offsets: Mapping[str, int], former: Path | None) -> None:
-    """Write offsets atomically. If ``former``, the file of the old offsets, is the same file, keep a copy."""
+    """Write offsets atomically. If ``path`` is ``former``, from which they were read, keep its old content
+    in a file with the suffix `PREVIOUS`."""
     temporary = path.with_name(path.name + ".partial")
     temporary.write_text(json.dumps(dict(sorted(offsets.items())), indent=2) + "\n", "utf-8")
     if former is not None and former.exists() and path.exists() and former.samefile(path):

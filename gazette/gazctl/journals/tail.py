@@ -82,8 +82,11 @@ def _require_lines(journal: ListedJournal) -> None:
 
 
 async def find_lines(context: Context, client: Client, journal: JournalName, count: int) -> Offset:
-    """Return the offset at which the last ``count`` lines of a journal begin. Read more of its end until that
-    has the lines, at most `SEARCHED_BYTES_MAX`. Then say how many it has."""
+    """Return the offset at which the last ``count`` lines of a journal begin.
+
+    Read growing parts of the journal's end until a part has the lines, but at most `SEARCHED_BYTES_MAX`. If
+    that part has fewer lines, tell the user how many.
+    """
     end = await write_head(context, client, journal)
     if not count:
         return end
@@ -104,7 +107,7 @@ async def find_lines(context: Context, client: Client, journal: JournalName, cou
 async def _line_starts(
     context: Context, client: Client, journal: JournalName, begin: Offset, end: Offset, count: int
 ) -> deque[Offset]:
-    """Return the offsets of the last ``count`` lines that begin in some bytes of a journal."""
+    """Return the offsets of the last ``count`` lines that begin in ``[begin, end)`` of a journal."""
     starts: deque[Offset] = deque([0] if begin == 0 < end else [], maxlen=count)
     if begin == end:
         return starts

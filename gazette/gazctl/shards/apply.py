@@ -137,6 +137,10 @@ async def _verify(context: Context, changes: Sequence[ShardChange], *, wanted: b
 async def _apply(
     context: Context, changes: Sequence[ShardChange], batch_size: int, *, verify: bool
 ) -> None:
+    """Check and apply changes, and report them. Raise ``Invalid`` for journals that do not suit the shards.
+
+    Raise the client's errors; their hints explain conflicts and large batches.
+    """
     check_batch_size(batch_size)
     if not changes:
         context.terminal.note("there is nothing to apply")

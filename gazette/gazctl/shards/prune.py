@@ -113,6 +113,7 @@ async def _plan(
     listed: ListedJournal | None,
     health: dict[str, str],
 ) -> PrunePlan:
+    """Return the plan of one log, by the rules of `prune_plan`. Raise ``Corrupt`` by rule 4."""
     plan = PrunePlan(log)
     if listed is None:
         plan.note = "skipped: it does not exist"

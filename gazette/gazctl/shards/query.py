@@ -113,7 +113,7 @@ async def _state(
 
 
 def require_sql(state: ShardState, shard_id: ShardId) -> None:
-    """Raise ``Invalid`` for a state without SQL, ``NotFound`` for none."""
+    """Raise ``Invalid`` for a state without SQL, and ``NotFound`` if there is no state at all."""
     if state.kind is StateKind.SQLITE:
         return
     if state.kind is StateKind.FILES and not any(state.directory.iterdir()):
@@ -197,6 +197,6 @@ def _text(value: Any) -> str:
 
 
 def _cell(value: object) -> str:
-    """Return the text of a value, cut: a table pads the others of its column to the same width."""
+    """Return the text of a value, cut to `_CELL_MAX`: a table pads all cells of a column to one width."""
     text = _text(value)
     return text if len(text) <= _CELL_MAX else f"{text[:_CELL_MAX]}…"

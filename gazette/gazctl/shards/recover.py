@@ -73,8 +73,8 @@ async def run(context: Context) -> int:
 
 
 async def _convert(context: Context, flags: RecoverFlags, directory: Path) -> int:
-    """Convert a directory that another player has filled to databases. Needs no cluster. Raise ``Invalid``
-    for flags that need one."""
+    """Make databases of a directory that another player has filled. Needs no cluster. Raise ``Invalid`` for
+    flags of a recovery."""
     values = {
         "--id": flags.id,
         "--dir": flags.dir,
@@ -158,7 +158,7 @@ async def travel(
     directory: Path,
     pool: BlockingPool,
 ) -> ShardState:
-    """Recover the state of a past moment, and say which it is. Close the result."""
+    """Recover the state of a past moment, and say which it is. The caller closes the result."""
     async with context.answering(consumer.address):
         stored = await consumer.get_hints(spec.id)
     hints = [slot for slot in (stored.primary, *stored.backups) if slot is not None]
@@ -174,6 +174,7 @@ async def travel(
 async def play(
     context: Context, client: Client, hints: FSMHints, directory: Path, pool: BlockingPool
 ) -> RecoveredState:
+    """Play the log of ``hints`` to its write head, into a directory. Show the progress."""
     player = Player(
         hints, directory, client, context.clock, pool, stall_timeout_s=context.timeout_s
     )

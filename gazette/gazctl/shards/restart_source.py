@@ -56,6 +56,7 @@ def _reads(shard: ListedShard, source: str) -> bool:
 
 
 def _change(shard: ListedShard, flags: RestartSourceFlags, created: int) -> ShardChange:
+    """Return the change that labels a shard with the offset at which it begins in the present journal."""
     spec = shard.spec
     [name] = [
         source.journal

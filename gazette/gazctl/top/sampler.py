@@ -77,6 +77,7 @@ class Sampler:
     _list_at: dict[str, float] = field(default_factory=dict)
     _list_limit_s: dict[str, float] = field(default_factory=dict)
     _turn: int = 0
+    """Index of the row to ask next, after the shown ones."""
 
     async def refresh(self, shown: Sequence[TopRow]) -> list[TopRow]:
         """Ask the shown items, and some that are not shown. Return those that were asked.
@@ -165,7 +166,10 @@ class Sampler:
             yield
 
     def _choose(self, shown: Sequence[TopRow]) -> list[TopRow]:
-        """Return the items to ask: shown ones first, then those whose turn it is. Leave these some calls."""
+        """Return the items to ask: shown ones first, then those whose turn it is.
+
+        Leave a quarter of the calls to the latter, unless this asks twice only.
+        """
         keys = list(self.rows)
         chosen: dict[Key, TopRow] = {}
         limit = self.calls_max if self.twice else self.calls_max * 3 // 4
