@@ -120,6 +120,7 @@ def _say_unless_closed(text: str) -> None:
 
 
 async def _until_signal(session: RunSession, *, after_crash: bool) -> int:
+    """Run the session until it ends, or a signal asks for a stop. Return its exit code; 0 after a signal."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -130,7 +131,7 @@ async def _until_signal(session: RunSession, *, after_crash: bool) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop_on_signal)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it: keep that.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # Under nohup it stays ignored.
         loop.add_signal_handler(signal.SIGHUP, stop_on_signal)
     async with TaskScope("run") as scope:
         work = scope.spawn(session.run(after_crash=after_crash), name="session")

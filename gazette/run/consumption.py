@@ -64,9 +64,9 @@ class ConsumptionReport:
         self._clock = clock
         self._seen: ConsumptionSeen | None = None
         self._seen_at = clock.monotonic()
-        self._state: tuple[int, int | None] | None = None
-        self._said: dict[str, str] = {}
-        self._waited: Mapping[str, str] = {}
+        self._state: tuple[int, int | None] | None = None  # Primaries and lag at the last look.
+        self._said: dict[str, str] = {}  # Errors at the last look, by shard.
+        self._waited: Mapping[str, str] = {}  # Reasons of waits at the last look, by shard.
         self._silent: dict[str, tuple[float, float]] = {}
         """By address of a member: time since which the member is silent, and time of the next line about
         that."""
@@ -113,6 +113,7 @@ class ConsumptionReport:
         return lines
 
     def _failures(self, seen: ConsumptionSeen) -> list[str]:
+        """Return a line for each error that the last look did not show."""
         lines = [
             f"{shard} failed: {error}"
             for shard, error in sorted(seen.errors.items())

@@ -83,6 +83,7 @@ class RunLock:
 
 
 def _held(directory: Path, owner: LockOwner | None) -> Conflict:
+    """Return the error for a lock that another process has. ``owner`` None: it is not known which."""
     if owner is None:
         return Conflict(
             f"another process uses {directory}", hint="Stop it, or give another directory: --dir."

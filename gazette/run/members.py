@@ -166,6 +166,8 @@ class RunMembers:
             await self._clock.sleep(_POLL_S)
 
     async def _start_again(self, member: MemberProcess) -> None:
+        """Start a process again that has ended. Raise ``Broken`` if it has ended too often, or by exit code 2
+        (the application cannot be used)."""
         now = self._clock.monotonic()
         member.ended = [time for time in member.ended if now - time < _CRASHES_WITHIN_S] + [now]
         assert member.process is not None

@@ -74,6 +74,10 @@ def samples_of(application: Any, directory: str) -> Iterator[tuple[Source[Any], 
 
 
 def _sample_of(source: Source[Any], kind: ObjectType) -> MessageSample | None:
+    """Return a sample of a source's messages; None if its key cannot be printed.
+
+    Raise one of `CODEC_ERRORS` if the made-up message does not decode.
+    """
     line = msgspec.json.encode(_object(kind, _Wanted(source), ()))
     framing = framing_of(source.content_type, source.message_type, place=source.uuid)
     message = framing.codec.decode(line)

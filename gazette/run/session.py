@@ -45,8 +45,7 @@ from gazette.runtime.tasks import TaskScope
 
 HOST: Final = "127.0.0.1"
 PREFIX: Final = "/gazette/consumers/"
-_CRASH_S: Final = 20.0
-"""Longest wait for processes of a run that was killed."""
+_CRASH_S: Final = 20.0  # Longest wait for processes of a run that was killed.
 _RETRY_S: Final = 0.2
 _CONNECT_S: Final = 10.0
 _STOP_S: Final = 20.0
@@ -107,9 +106,8 @@ class RunSession:
             for name, value in (("stores", flags.store), ("replication", flags.replication))
             if value
         }
-        self._ports: list[tuple[int, int]] = []
-        self._banner: list[str] = []
-        """The banner that was printed last. If it is the same after a restart, a single line replaces it."""
+        self._ports: list[tuple[int, int]] = []  # gRPC and HTTP port of each process, once chosen.
+        self._banner: list[str] = []  # Printed last. The same banner is not printed again.
 
     async def run(self, *, after_crash: bool = False) -> int:
         """Run until cancelled. Return 2 if the application cannot be used. Raise the error that ends the run.
@@ -152,11 +150,13 @@ class RunSession:
 
     @asynccontextmanager
     async def _announced(self, cluster: ClusterAddresses) -> AsyncIterator[None]:
+        """Announce the run to `gazctl` during the block. With `--ui`, run a console beside it."""
         members = ",".join(member.grpc_url for member in self._processes())
         say = partial(self._say, at=False)
+        # Without the user's variables for another cluster, which must not reach the console of this one.
         environ = cluster.local.environ if cluster.local else self._environ
-        place = (self._directory, environ, self._clock, say)
-        console = console_beside(*place, brokers=cluster.brokers, consumers=members)
+        surroundings = (self._directory, environ, self._clock, say)
+        console = console_beside(*surroundings, brokers=cluster.brokers, consumers=members)
         with announced(self._environ, self._target, cluster.brokers, members, say):
             async with console if self._flags.ui else nullcontext():
                 yield
@@ -343,6 +343,7 @@ class RunSession:
 
     @asynccontextmanager
     async def _cluster(self, after_crash: bool) -> AsyncIterator[ClusterAddresses]:
+        """Yield the given addresses of a cluster, or those of one that runs during the block."""
         brokers, etcd = self._addresses
         if brokers:
             self._check_ports()
@@ -414,7 +415,7 @@ class RunSession:
             await self._clock.sleep(_RETRY_S)
 
     def _check_ports(self) -> None:
-        first = self._flags.port
+        first = self._flags.port  # 0: ports that are free are taken later.
         for port in range(first, first + 2 * self._flags.member_count()) if first else ():
             if not port_is_free(port, HOST):
                 raise Invalid(

@@ -69,7 +69,11 @@ class RunTarget:
         return os.getcwd() if self.path is None else str(self.path.parent)
 
     def load(self) -> Application[Any]:
-        """Import the module and return its application. ``Invalid`` if this fails, or it has not just one."""
+        """Import the module, and return an object of its application.
+
+        Raise ``Invalid`` if that fails, and for a module without an application, or with several ones of
+        which none is named.
+        """
         module = self._import()
         if self.name:
             return self._named(module)
@@ -90,6 +94,7 @@ class RunTarget:
         )
 
     def _import(self) -> ModuleType:
+        """Import the module. Raise ``Invalid`` if that fails in any way, also by `SystemExit`."""
         try:
             sys.path.insert(0, self.directory)
             if self.path is None:
@@ -126,6 +131,7 @@ class RunTarget:
         )
 
     def _named(self, module: ModuleType) -> Application[Any]:
+        """Return the named application: an object of the module, or a new object of a class."""
         attribute = getattr(module, self.name, None)
         if attribute is None:
             names = [cls.__name__ for cls in _applications(module)]
@@ -145,6 +151,8 @@ class RunTarget:
         return self._made(attribute)
 
     def _made(self, kind: type[Application[Any]]) -> Application[Any]:
+        """Return a new object of a class. Raise ``Invalid`` if the class is abstract, needs arguments, or
+        fails."""
         if inspect.isabstract(kind):
             missing = ", ".join(sorted(kind.__abstractmethods__))
             raise Invalid(
@@ -171,6 +179,7 @@ class RunTarget:
             ) from error
 
     def _incomplete(self, module: ModuleType) -> str:
+        """Return a hint for a module without an application: what its first abstract class lacks."""
         abstract = [
             value
             for value in vars(module).values()

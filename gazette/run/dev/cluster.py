@@ -138,6 +138,7 @@ class LocalCluster:
                 ) from error
 
     def _ports(self, index: int) -> tuple[int, int]:
+        """Return the ports of a broker, for gRPC and HTTP. Raise ``Invalid`` if one of them is in use."""
         first = self.settings.first_port
         if first == 0:
             return free_port(self.settings.host), free_port(self.settings.host)

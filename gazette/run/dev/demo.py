@@ -187,6 +187,8 @@ class _Demo:
         return 0 if self.report.ok else 1
 
     async def _count(self, began: float) -> None:
+        """Publish the text, query and kill meanwhile, and compare all counts with an independent count. Then
+        backfill a shard, if the counts are right."""
         self.say("[bold]Gazette[/]: counting words exactly once, through failures\n")
         words = await self._start()
         import_examples()
@@ -294,6 +296,7 @@ class _Demo:
     def _judge(
         self, counts: Counter[str], expected: Counter[str], publishing: Publishing, queries: Queries
     ) -> None:
+        """Report whether each message is counted once, and whether every query was answered."""
         report = self.report
         wrong_words = self._differences(counts, expected)
         report.messages = publishing.messages
@@ -352,6 +355,6 @@ class _Demo:
         ):
             self.console.print(f"  {line}", soft_wrap=True)
         self.say(f"\nState and logs are in {self.cluster.directory}. Ctrl-C stops everything.")
-        where = (cluster.directory, cluster.environ, self.clock, say)
-        async with console_beside(*where, brokers=broker.grpc_url, consumers=member.grpc_url):
+        console = (cluster.directory, cluster.environ, self.clock, say)
+        async with console_beside(*console, brokers=broker.grpc_url, consumers=member.grpc_url):
             await asyncio.Event().wait()

@@ -126,6 +126,7 @@ class BackfillAct:
         )
 
     async def _wipe(self) -> None:
+        """Disable the shard, delete its hints and its log, and give it an empty log of another name."""
         words = self._words
         spec = await self._disabled()
         settings = EtcdSettings(endpoints=(words.cluster.etcd.endpoint,))

@@ -71,6 +71,7 @@ def _settings(flags: DevFlags) -> ClusterSettings:
 
 
 async def _serve(settings: ClusterSettings, flags: DevFlags, clock: Clock) -> int:
+    """Run the cluster. Return 0 once a signal asks for a stop, or 1 once a broker has ended."""
     ready_file = flags.ready_file
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -91,9 +92,9 @@ async def _serve(settings: ClusterSettings, flags: DevFlags, clock: Clock) -> in
         if ready_file is not None:
             cluster.write_ready_file(ready_file)
         brokers = ",".join(broker.grpc_url for broker in cluster.brokers)
-        where = (cluster.directory, cluster.environ, clock, partial(print, flush=True))
+        surroundings = (cluster.directory, cluster.environ, clock, partial(print, flush=True))
         console: AbstractAsyncContextManager[None]
-        console = console_beside(*where, brokers=brokers) if flags.ui else nullcontext()
+        console = console_beside(*surroundings, brokers=brokers) if flags.ui else nullcontext()
         try:
             async with console:
                 _say(cluster)

@@ -273,6 +273,7 @@ class WordCountCluster:
                 scope.spawn(self._await_one(shard_id, journal, offsets[journal]), name=shard_id)
 
     async def _await_one(self, shard_id: str, journal: str, offset: int) -> None:
+        """Return when a shard has consumed a journal up to ``offset``. Try again after each error."""
         while True:
             try:
                 async with self.shard_client() as shards:
