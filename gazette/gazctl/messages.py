@@ -125,8 +125,8 @@ class MessageWriter:
         scope.cancel()
 
     def _begins(self, journal: ListedJournal) -> bool:
-        """Return True if the read of a journal must begin now: at the first call for this journal, unless it
-        is fully suspended. Then report it as skipped."""
+        """Return True if the read of a journal must begin now: at the first call for this journal, unless the
+        journal is fully suspended. Report a suspended journal as skipped."""
         spec = journal.spec
         if spec.name in self._names:
             return False

@@ -59,7 +59,7 @@ class Checkpoint:
             pb_source.read_through = source.read_through
             for producer, state in sorted(source.producers.items()):
                 pb_state = pb_source.producers.add(id=producer).state
-                pb_state.SetInParent()
+                pb_state.SetInParent()  # Encode a state of zeros, too.
                 pb_state.last_ack = state.last_ack
                 pb_state.begin = _NO_SPAN if state.begin is None else state.begin
         for journal, life in self.lives.items():

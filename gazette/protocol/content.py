@@ -146,7 +146,7 @@ class ProposalEncoder:
 
 
 def encode_fragment(fragment: Fragment) -> bytes:
-    """Return the wire form of a fragment, in the bytes of the generated code."""
+    """Return the wire form of a fragment: the same bytes as from the generated code."""
     part1, part2, part3 = SUM.unpack(fragment.sum)
     in_store = fragment.backing_store or fragment.mod_time or fragment.path_postfix
     # The generated code leaves out fields that are zero. Let it encode such fragments, and stored ones.

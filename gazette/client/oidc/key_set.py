@@ -67,7 +67,7 @@ class KeySet:
         return self._verified.get((token, require))
 
     def remember(self, token: str, require: int, claims: Claims) -> None:
-        """Keep the claims of a verified token. The oldest of many is forgotten."""
+        """Keep the claims of a verified token. Beyond `_TOKENS_MAX` tokens, forget the oldest."""
         self._verified[token, require] = claims
         while len(self._verified) > _TOKENS_MAX:
             self._verified.popitem(last=False)
@@ -105,6 +105,7 @@ def _key_of(entry: Any) -> _NamedKey | None:
 
 class _RsaKey:
     def __init__(self, entry: Mapping[str, Any]) -> None:
+        """Read modulus and exponent. Raise ``ValueError`` unless both are odd and within bounds."""
         from cryptography.hazmat.primitives.asymmetric import rsa
 
         modulus, exponent = (int.from_bytes(base64url(entry.get(name))) for name in ("n", "e"))

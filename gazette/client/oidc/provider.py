@@ -43,8 +43,8 @@ class OidcProvider:
     def newest(self) -> KeySet:
         """Return the keys. Raise ``Unavailable`` if there are none, or only keys that are too old.
 
-        Keys are too old from `KEPT_S` on. If the last fetch has not failed, they are so from twice
-        `REFRESH_S` on: the fetch that has begun may show that the provider has withdrawn them.
+        Keys are too old from the age `KEPT_S` on. If the last fetch has not failed, they are too old from
+        twice `REFRESH_S` on: the fetch that has begun may show that the provider has withdrawn them.
         """
         keys = self._keys
         age_s = KEPT_S if keys is None else self._clock.monotonic() - keys.fetched_at

@@ -95,8 +95,8 @@ class CountedChannel:
         self._on_start = on_start
         self._on_refused_pings = on_refused_pings
         self._failing = False
-        self.calls = 0
-        self.used_at = 0.0
+        self.calls = 0  # Calls that have not ended.
+        self.used_at = 0.0  # Set by the owner, whenever it gives this channel to a caller.
         self.heard_at = 0.0
         """Time at which the first of the present calls began, a call last ended, or the peer last answered.
         """

@@ -71,7 +71,7 @@ async def allocate(etcd: Etcd, ks: KeySpace, state: State, *, clock: Clock, pool
                 )
                 await clock.sleep(_RETRY_S)
                 continue
-        # Without a change, another round would find the same. Let it see the changes of this one, too.
+        # Without a change, another round would find the same. The next one must see what this one changed.
         await ks.wait_for_revision(applied)
         while ks.header.revision == revision:
             await ks.next_change()

@@ -112,7 +112,7 @@ class Exchange:
         # In the order of targets, since each search looks for the nearest source of each target.
         self._cost = np.full((size + 1, size + 1), _NEVER, dtype=np.int64, order="F")
         self._reached = np.empty_like(self._cost)
-        """Room for `_search`, which would else ask the system for it in each round."""
+        """Memory for `_search`, which would otherwise allocate it in each round."""
         self._update(np.arange(count), range(size))
 
     @property

@@ -36,9 +36,9 @@ def read_specs(path: str, context: Context) -> str:
 async def edit_specs(text: str, apply: Callable[[str], Awaitable[None]], context: Context) -> bool:
     """Have the user edit specifications, and apply them. Return True if the text was changed.
 
-    If ``apply`` finds the text ``Invalid``, open it again with the error above it, until it is valid or the
-    user does not change it. Without a terminal, open it again at most `_ATTEMPTS_MAX` times. After another
-    error, keep the text in a file, which the error names.
+    If ``apply`` finds the text ``Invalid``, open the text again, with the error above, until the text is
+    valid. Give up with ``Invalid`` if the user leaves such a text unchanged or, without a terminal, if it was
+    opened again `_ATTEMPTS_MAX` times. This error, and others of ``apply``, name a file that keeps the text.
     """
     shown, problem, attempts = _HEADER + text, "", 0
     while True:

@@ -154,7 +154,7 @@ async def keep_suspensions(
 
 
 def _with_suspension(spec: JournalSpec, current: JournalSpec) -> JournalSpec:
-    """Return ``spec`` with the present suspension, or only with its offset, if ``spec`` does not say it."""
+    """Return ``spec``, with what it leaves out of the present suspension: all of it, or only the offset."""
     assert current.suspend is not None
     if spec.suspend is None:
         return replace(spec, suspend=current.suspend)
@@ -199,7 +199,7 @@ def check_batch_size(size: int) -> None:
 
 
 def advise_batches(error: GazetteError, changes: int, batch_size: int) -> None:
-    """Add a hint to the error of a transaction that may have been too large."""
+    """Replace the hint of an error if its transaction may have been too large."""
     if changes > TXN_OPS_DEFAULT and (batch_size == 0 or batch_size > TXN_OPS_DEFAULT):
         error.hint = (
             f"The transaction has {changes} changes, and etcd accepts {TXN_OPS_DEFAULT} by "
