@@ -96,7 +96,8 @@ def decode_append(data: bytes) -> AppendMessage:
 
 
 def decode_replicate(data: bytes) -> ReplicateMessage:
-    """Decode a message of the Replicate call if it holds content and nothing else."""
+    """Decode a message of the Replicate call if it holds only content, perhaps with a delta. Return any other
+    message undecoded."""
     try:
         if data[0] == _CONTENT:
             length, begin = _read_varint(data, 1)

@@ -32,6 +32,7 @@ class _Timeout:
         tb: TracebackType | None,
     ) -> None:
         await self._timeout.__aexit__(kind, error, tb)
+        # The limit is the only reason for which the task was cancelled.
         if (
             kind is asyncio.CancelledError
             and self._timeout.expired()

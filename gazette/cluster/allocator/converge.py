@@ -244,7 +244,8 @@ class _ItemPlan:
         return by_load, []
 
     def _remove(self, removes: list[DecodedKV], keep: list[DecodedKV]) -> None:
-        """Remove assignments, if the item and the assignments that make this safe are unchanged in etcd."""
+        """Remove assignments, if the item and the assignments that make this safe are unchanged in etcd: the
+        consistent ones of ``keep``, and those of the same members."""
         if not removes:
             return
         self.compares.append(_unchanged(self.item))

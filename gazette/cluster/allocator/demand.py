@@ -88,7 +88,7 @@ class Demand:
             excess -= handed_over
             self.limits[member] -= handed_over
             self.kept[member] = self.needed[member]
-            if handed_over < spare:
+            if handed_over < spare:  # The solver decides which of its items stay.
                 self.crowded[member] = spare - handed_over
                 self.kept[member] = items_of[member]
 

@@ -82,6 +82,7 @@ class Exchange:
         self._weights = weights
         self._sink = size
         self._ranks = ranks
+        # If items are ranked, a missing replica of an earlier item costs more.
         self._short = weights.short + np.arange(count, dtype=np.int64)[::-1] * ranked
 
         self._zone = np.array([member.zone for member in members], dtype=np.int64)
@@ -178,6 +179,7 @@ class Exchange:
             costs = self._drop_costs(np.full(len(items), source), items)
         else:
             costs = self._move_costs(np.full(len(items), source), items, targets)[0]
+        # With this initial value, the bound stays below `_NEVER`: moves that are impossible are left out.
         best = np.flatnonzero(costs <= costs.min(initial=_NEVER - self._ranks - 1) + self._ranks)
         if self._ranks:
             best = best[np.argsort(costs[best], kind="stable")]
@@ -232,7 +234,8 @@ class Exchange:
             self._shrink[member] = -self._share_price(member, load) if load else _NEVER
 
     def _zone_price(self, nth: Ints, wanted: Ints) -> Ints:
-        """Return the price of the nth replica of an item in one zone. The last one costs much more."""
+        """Return the price of the nth replica of an item in one zone. The last of several wanted replicas
+        costs much more: all would be in this zone."""
         is_last = (nth == wanted) & (wanted > 1)
         return np.where(is_last, self._weights.zone, self._weights.spread * (nth - 1))
 
@@ -292,6 +295,7 @@ class Exchange:
         """Apply a negative cycle as often as its costs hold. If a cost was too low, only correct that cost.
         Raise ``Broken`` if no part of the cycle makes the assignment cheaper."""
         arcs: list[_Moves] = []
+        # The price of each unit by which loads change, and the greatest number of units at that price.
         loads, units = 0, self._chosen.size
         for source, target in pairwise([*cycle, cycle[0]]):
             bound = self._cost[source, target]

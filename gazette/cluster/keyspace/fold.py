@@ -120,7 +120,7 @@ class _Folding:
     def apply(
         self, key: str, entry: DecodedKeyValue | None, event: WatchEvent
     ) -> DecodedKeyValue | None:
-        """Return the entry after ``event``. ``entry`` is the one before, or None if the key was absent."""
+        """Return the key's entry after ``event``. ``entry`` is its entry before, or None if it was absent."""
         kv = event.kv
         if event.deleted:
             if entry is None:

@@ -103,6 +103,8 @@ def list_response(listed: JournalList) -> broker_pb2.ListResponse:
 
 
 def _table(listed: JournalList, flags: JournalsListFlags) -> Table:
+    """Return a row for each journal. Mark names of suspended journals ``<S>``; others that lack replicas
+    ``<present/wanted>``."""
     columns = {
         "Primary": flags.primary,
         "Replicas": flags.replicas,
