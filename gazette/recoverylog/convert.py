@@ -22,6 +22,7 @@ from gazette.recoverylog.sqlite.redo import build, files_of
 STAGING: Final = ".gazctl-convert"
 """Name of the temporary directory, inside the target: a finished database is moved, not copied."""
 _WHOLE: Final = [("ok",)]
+"""Answer of SQLite's ``integrity_check`` for a sound database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ def _check(path: Path, name: str) -> str:
         finally:
             connection.close()
     except apsw.SQLError as error:
+        # A schema may use functions, collations and modules that only the application adds.
         if not str(error).startswith("no such "):
             raise _damaged(name, str(error)) from error
         return f"{error}: the application adds it"
@@ -103,8 +105,8 @@ def _check(path: Path, name: str) -> str:
 
 
 def _put_in_place(directory: Path, names: list[str]) -> None:
-    """Move all databases to their names, or none. Keep a file that already has such a name. Raise ``Invalid``
-    for such a file."""
+    """Move all databases to their names, or none. Keep a file that already has one of these names, and raise
+    ``Invalid``."""
     reserved: list[Path] = []
     try:
         for name in names:

@@ -16,7 +16,8 @@ _REFUSED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 def check_lengths(recorder: Recorder) -> None:
     """Check the lengths of played-back files against the log, before a store changes the files.
 
-    A file that lost its end may look valid, with an older state. Raise ``Corrupt`` for another length.
+    A file that lost its end may look valid, with an older state. Raise ``Corrupt`` for a file that is gone,
+    or has another length.
     """
     fsm = recorder.fsm
     for path, fnode in fsm.links.items():

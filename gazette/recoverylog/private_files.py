@@ -1,6 +1,6 @@
 """Files and directories of a shard's state on a local disk: only their owner may read them.
 
-Modes do not depend on the process's umask. Symbolic links of other users are never followed.
+Modes do not depend on the process's umask. A directory of a state is never a symbolic link.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _OWNER_ONLY: Final = struct.pack("<I", 2) + b"".join(
 def make_private(directory: Path) -> None:
     """Create a directory that only this user may enter, and its parents. Make an existing directory private.
 
-    Raise ``Invalid`` if it or its parent belongs to another user or is a symbolic link.
+    Raise ``Invalid`` if the directory is a file, a symbolic link, or another user's. Raise it, too, if the
+    nearest parent that exists belongs neither to this user nor to root.
     """
     os.close(_open_private(directory))
 
@@ -48,6 +49,7 @@ def empty_private(directory: Path) -> None:
 
 
 def _open_private(directory: Path) -> int:
+    """Make a private directory as `make_private` does, with the same errors. Return its descriptor."""
     missing = [directory]
     while not missing[-1].parent.exists():
         missing.append(missing[-1].parent)

@@ -88,6 +88,7 @@ class Scratch:
 
 
 def _give_up(making: concurrent.futures.Future[Scratch]) -> None:
+    """Remove the directory of a cancelled `Scratch.make`, if its thread has made one."""
     if not making.cancelled() and making.exception() is None:
         making.result().remove()
 
@@ -132,6 +133,7 @@ def abandoned(
 
 
 def _is_ours(name: str, prefix: str) -> bool:
+    """Return True for a name that `Scratch` gives to directories with this prefix."""
     between = ".+-" if prefix == SHARDS else ""
     return re.fullmatch(f"{re.escape(prefix)}{between}{_RANDOM}", name, re.DOTALL) is not None
 
@@ -157,6 +159,7 @@ def _unusable(error: OSError, parent: Path | None) -> Invalid:
 
 
 def _is_abandoned(path: Path) -> bool:
+    """Return True if a directory is this user's, and no process holds its lock."""
     descriptor = os.open(path, _OPEN)
     try:
         if os.fstat(descriptor).st_uid != os.geteuid():

@@ -46,6 +46,7 @@ from gazette.recoverylog.store_files import (
 
 _REDO: Final = re.compile(r"(.+)\.redo-\d{8,}")
 _LEFTOVER: Final = re.compile(r"\d+\.(sst|blob|log)(\..*)?|MANIFEST-\d+(\..*)?|IDENTITY|next\.json")
+"""Files that a store may have before its first commit."""
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
 
 
@@ -255,6 +256,8 @@ class ShardState:
     # -- RocksDB
 
     def _family(self, name: str) -> Any:
+        """Return a column family. The first call opens the RocksDB, read-only. Raise ``NotFound`` for an
+        unknown name, and ``Invalid`` for a state of another kind."""
         self._require(StateKind.ROCKSDB, "keys and values")
         if self._rocksdb is None:
             native = self._native = load_rocksdict("a RocksDB state")
@@ -279,7 +282,8 @@ class ShardState:
         return column_family
 
     def get(self, key: bytes, *, column_family: str = DEFAULT) -> bytes | None:
-        """Return the value of a key of a RocksDB state, or None without one."""
+        """Return the value of a key of a RocksDB state, or None for an absent key. Raise ``NotFound`` for an
+        unknown column family, and ``Invalid`` for a state of another kind."""
         family = self._family(column_family)
         with native_errors("read a key", str(self.directory)):
             value: bytes | None = family.get(key)

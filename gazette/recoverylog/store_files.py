@@ -83,7 +83,10 @@ _NEW_LOG: Final = "To begin without its state, give the shard another log."
 
 
 def form_of(paths: Iterable[str], accepted: Collection[StateForm] = ()) -> StateForm:
-    """Return the form of these files, by the files that each commit leaves. Prefer an accepted form."""
+    """Return the form of these files, by the files that each commit leaves. Prefer an accepted form.
+
+    Return UNKNOWN if no form has committed, and NOTHING without files.
+    """
     names = _names(paths)
     forms = [
         form
@@ -103,6 +106,7 @@ def require_form(paths: Iterable[str], store: str, *accepted: StateForm) -> Stat
     """
     names = _names(paths)
     form = form_of(names, accepted)
+    # A store that has not committed yet leaves files, but no state.
     if form is StateForm.UNKNOWN and any(_is_before_commit(names, option) for option in accepted):
         return StateForm.NOTHING
     if form is StateForm.NOTHING:

@@ -115,9 +115,12 @@ class _Scan:
     positions: list[Position] = field(default_factory=list)
     _playback: Playback | None = None
     _time: int = 0
+    """Time of the last append that had one, in Unix milliseconds; 0 before."""
     _author: int = 0
     _groups: bool = False
+    """True if the present author's appends have times."""
     _hinted: bool = False
+    """True while hinted operations remain to be read."""
 
     def run(self, source: LogSource, hints: FSMHints) -> None:
         playback = Playback(hints, observer=self._note)
@@ -270,6 +273,7 @@ def _last_not_after(
 
 
 def _last(positions: Sequence[Position], allowed: Callable[[Position], bool]) -> Position | None:
+    """Return the position before the first one that is not allowed; None if the first of all is not."""
     last_allowed: Position | None = None
     for position in positions:
         if not allowed(position):
@@ -324,7 +328,8 @@ def _play(
     end: Offset | None,
     perform: Callable[[list[FileAction]], None],
 ) -> None:
-    """Feed a play-back up to ``end`` of its own log, or to the write head."""
+    """Feed a play-back up to ``end`` of its own log; None: up to the log's end. ``perform`` gets the actions
+    on files. Raise ``Corrupt`` if the logs end before hinted operations. Other errors: see `open_at`."""
     own_log = playback.log
     heads = {log: source.bounds(log)[1] for log in sorted(playback.logs)}
     playback.require_heads(heads)
@@ -349,7 +354,7 @@ def _play(
             if playback.wanted() is not None:
                 break
         else:
-            if playback.read_offset < limit:
+            if playback.read_offset < limit:  # The bytes up to there were deleted.
                 playback.jump(limit)
 
 

@@ -44,8 +44,8 @@ async def write_head(client: Client, log: JournalName) -> Offset:
 class BrokerLogs:
     """A `LogSource` of a client whose event loop runs in another thread.
 
-    Reads block until bytes arrive, and raise ``Unavailable`` after ``stall_timeout_s`` seconds. A broker that
-    has just taken a log over may learn of stored fragments only at its next listing.
+    Reads block until bytes arrive: a broker that has just taken a log over may learn of stored fragments only
+    at its next listing. They raise ``Unavailable`` after ``stall_timeout_s`` seconds without bytes.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class BrokerLogs:
             end = await write_head(self._client, log)
             if not end:
                 return 0, 0
-            # Read the byte at 0. If it was deleted, the jump says where the remaining bytes begin.
+            # Read the byte at 0. If it was deleted, the jump says where the remaining bytes begin. No broker
+            # serves a suspended log without bytes: it begins at its end.
             begin = end
             async with self._client.retry_reader(
                 ReadParams(log, block=True, end_offset=end, metadata_only=True)

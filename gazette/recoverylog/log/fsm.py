@@ -78,7 +78,9 @@ class RecoveryFSM:
         self.nodes: dict[int, Fnode] = {}
         self.links: dict[str, int] = {}
         self.hinted_fnodes: deque[int] = deque()
+        """Fnodes of the hints whose creates were not read yet, in order."""
         self.hinted_segments: deque[Segment] = deque()
+        """Segments of the hints that were not read to their end yet, in order."""
 
         last_fnode = 0
         for node in hints.live_nodes:
@@ -146,6 +148,7 @@ class RecoveryFSM:
                 return Outcome.APPLIED
 
     def _path_in_use(self, path: str) -> Outcome | None:
+        """Return why no file can get this path; None if a file can."""
         if path in self.links:
             return Outcome.LINK_EXISTS
         if path in self.properties and path not in self._properties_of_hints:
@@ -154,9 +157,9 @@ class RecoveryFSM:
 
     def _create(self, op: RecordedOp, action: Create) -> Outcome:
         hinted = bool(self.hinted_fnodes) and self.hinted_fnodes[0] == op.seq_no
-        # Hints name every file of their range that lived when they were taken. Any other file was
-        # deleted by then, and its unlink may be in a gap that is jumped. To track it would bring a
-        # deleted file back: a later create of the same path could not apply.
+        # Hints name every file of their range that lived when they were taken. Any other file was deleted
+        # by then, and its unlink may be in a gap that is jumped. If the FSM tracked the file, it would come
+        # back, and a later create of the same path could not apply.
         if self.hinted_segments and not hinted:
             return Outcome.NOT_TRACKED
         if (conflict := self._path_in_use(action.path)) is not None:

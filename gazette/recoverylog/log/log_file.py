@@ -56,10 +56,11 @@ class Branch:
         return fsm
 
     def opening(self, rng: random.Random, *, empty: bool) -> bytes:
-        """Return the content to append before the branch. Its append writes the branch's fence.
+        """Return the content to append before the branch, in an append that sets the branch's fence.
 
-        The content's operations apply for no reader. If the log is ``empty``, the first operation has another
-        author: a reader without hints follows the first author, which must not be the branch's.
+        Brokers change registers only with content. The content's operations apply for no reader. If the log
+        is ``empty``, the first operation has another author: a reader without hints follows the first author,
+        which must not be the branch's.
         """
         frames = b""
         if empty:
@@ -96,7 +97,8 @@ class LogFile:
     def start_append(
         self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
     ) -> FileTxn:
-        """Begin an append. The futures of ``dependencies`` must have succeeded."""
+        """Begin an append. Raise ``Bug`` if a future of ``dependencies`` is not done, or the error of one
+        that failed."""
         if not all(future.done() for future in dependencies):
             raise Bug("an append to a log file cannot wait for dependencies", log=params.journal)
         if (error := first_failure(dependencies)) is not None:

@@ -80,6 +80,7 @@ class StoredLogs:
         self._threads = threads
         self._pool = BlockingPool("log-fragments", threads)
         self._covers: dict[JournalName, tuple[CoverSet[Fragment], dict[Fragment, BlobStore]]] = {}
+        """By log, the fragments to read, and the store of each."""
 
     knows_heads = False  # Brokers may have later bytes that are not stored yet.
 
@@ -103,6 +104,8 @@ class StoredLogs:
         self._covers.clear()
 
     def _cover(self, log: JournalName) -> tuple[CoverSet[Fragment], dict[Fragment, BlobStore]]:
+        """Return the fragments of a log, and the store of each, as first listed. Raise ``NotFound`` without a
+        fragment. Raise ``Invalid`` if an object has a fragment's name, and may be the log's or another's."""
         listing = self._covers.get(log)
         if listing is None:
             spec = JournalSpec(log, fragment=FragmentSpec(path_postfix_template=self._template))
@@ -165,6 +168,7 @@ class _Ahead:
         self._fragment = fragment
         self._offset = begin
         self._blocks: queue.SimpleQueue[bytes | BaseException] = queue.SimpleQueue()
+        """Decoded blocks, in order. Empty bytes end the fragment, and so does an error."""
         self._room = threading.Semaphore(BLOCKS_AHEAD)
         self._stopped = False
 
@@ -178,8 +182,7 @@ class _Ahead:
                 file.skip_to(self._offset)
                 while True:
                     self._room.acquire()
-                    # `stop` releases the semaphore, too.
-                    if self._stopped:
+                    if self._stopped:  # `stop` has released the semaphore.
                         return
                     block = file.read(BLOCK_BYTES)
                     self._blocks.put(block)
@@ -215,6 +218,7 @@ class CopiedLogs:
         self._directory = directory
         self._files: dict[JournalName, int] = {}
         self._spans: dict[JournalName, list[tuple[Offset, Offset]]] = {}
+        """By log, the ranges of offsets that its copy has. Ranges that were read in turn are joined."""
         self._bounds: dict[JournalName, tuple[Offset, Offset]] = {}
 
     @property
@@ -264,6 +268,7 @@ def _keep(file: int, data: bytes, offset: int) -> None:
 
 
 def _note(spans: list[tuple[Offset, Offset]], begin: Offset, end: Offset) -> None:
+    """Add a range to the spans of a copy. Lengthen the last span if the range continues it."""
     if spans and spans[-1][1] == begin:
         spans[-1] = spans[-1][0], end
     else:

@@ -77,7 +77,7 @@ def no_op(fsm: RecoveryFSM, author: int) -> bytes:
 
 
 class Group:
-    """Operations that become one append. `Recorder.group` makes it. Paths are absolute in the log."""
+    """Operations that become one append: see `Recorder.group`. Paths are absolute in the log."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -134,7 +134,7 @@ class Group:
         self._record(Unlink(fnode, path))
 
     def link(self, source: str | int, target: str) -> None:
-        """Add a path to a file."""
+        """Add the path ``target`` to a file. ``source`` is the file's fnode, or a path of it."""
         target = clean_path(target)
         fnode = source if isinstance(source, int) else self.fnode_of(clean_path(source))
         if fnode is None or fnode not in self._recorder.fsm.nodes:
@@ -199,9 +199,12 @@ class Recorder:
         self._wait = wait
         self._write_head = write_head
         self._recent: OpFuture[AppendResult] | None = None
+        """The append whose outcome `_check` notes next: the first one since it noted another. None: no append
+        was made since then."""
         self._broken: BaseException | None = None
         self._in_group = False
         self._oldest = fsm.oldest_offset()
+        """``oldest_offset`` of the FSM as of the last append, which any thread may read."""
         self._params = AppendParams(journal=log, check_registers=fence_check(author))
 
     @classmethod
@@ -246,8 +249,10 @@ class Recorder:
         self._recent = txn.release()
 
     def _sequence(self, action: Action, *, is_first: bool = False) -> tuple[int, bytes]:
-        """Give an operation the next sequence number. Return (its number, its frame). The first one of a
-        group has the time."""
+        """Give an operation the next sequence number. Return the number, and the operation's frame.
+
+        The first operation of a group has the time of the clock. Raise ``Bug`` if the FSM refuses the action.
+        """
         clock = self._clock if is_first else None
         op = RecordedOp(
             seq_no=self.fsm.next_seq_no,
@@ -270,6 +275,8 @@ class Recorder:
         return op.seq_no, frame
 
     def _check(self) -> None:
+        """Raise the error that broke the recorder, or ``Bug`` within a group. If the noted append is done,
+        raise its error, or note its end: the log reaches at least up to there."""
         if self._broken is not None:
             raise self._broken
         if self._in_group:
@@ -337,12 +344,14 @@ class Recorder:
         return future
 
     def barrier(self, wait_for: Collection[OpFuture[Any]] = ()) -> OpFuture[AppendResult]:
-        """Return a future that succeeds once all records so far are in the log, after ``wait_for``."""
+        """Return a future that succeeds once all records so far are in the log, and all futures of
+        ``wait_for`` have succeeded."""
         self._check()
         return self._append((), wait_for)
 
     def flush(self, deadline_s: float = 60.0) -> None:
-        """Block until all is in the log. Raise ``Unavailable`` after the deadline, ``Fenced`` as a zombie."""
+        """Block until all records are in the log. Raise ``Unavailable`` after ``deadline_s`` seconds, and
+        ``Fenced`` if another author has taken the log over."""
         _await(self.barrier(), deadline_s, self.log, self._wait)
 
     def at_end(self, record: Callable[[], None]) -> None:
@@ -352,7 +361,7 @@ class Recorder:
         self._at_end.append(record)
 
     def end(self) -> FSMHints:
-        """Record the postponed changes. Return the hints of the complete offline log."""
+        """Record the postponed changes. Return the hints of the offline log, which is then complete."""
         for record in self._at_end:
             record()
         return self.build_hints()
@@ -366,7 +375,7 @@ class Recorder:
         return self.fsm.build_hints(self.log), flushed
 
     def build_hints(self, deadline_s: float = 60.0) -> FSMHints:
-        """Return hints that name only committed operations. Blocks."""
+        """Return hints that name only committed operations. Block as `flush` does, with the same errors."""
         hints, flushed = self.snapshot_hints()
         _await(flushed, deadline_s, self.log, self._wait)
         return hints
@@ -384,7 +393,7 @@ class Recorder:
 
     @property
     def known_horizon_bytes(self) -> int:
-        """`horizon_bytes` as of the last append that is known to be in the log. Any thread."""
+        """`horizon_bytes` as of the last append that is known to be in the log. For any thread."""
         oldest, recent, end = self._oldest, self._recent, self._write_head
         if recent is not None and recent.done() and first_failure((recent,)) is None:
             end = max(end, recent.result().commit.end)

@@ -52,6 +52,7 @@ def _check(first: Segment, second: Segment) -> None:
 
 
 def _adjacent(first: Segment, second: Segment) -> bool:
+    """Return True if ``second`` overlaps or continues ``first``, in the same log and by the same author."""
     return (
         second.first_seq_no <= first.last_seq_no + 1
         and first.author == second.author

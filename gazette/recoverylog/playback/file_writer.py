@@ -16,7 +16,8 @@ AHEAD_BYTES: Final = 4 << 20
 class FileWriter:
     """Performs the file actions of play-back, in order, in ``pool``. Loop-bound.
 
-    Tasks that write belong to the scope of the call. An error ends the scope, and the next wait raises it.
+    A task that writes belongs to the ``scope`` of the call. An error of the task ends the scope. The next
+    method that waits for the task raises the error, too.
     """
 
     def __init__(self, files: StagedFiles, pool: Pool) -> None:
@@ -28,7 +29,10 @@ class FileWriter:
         self._writing: asyncio.Task[None] | None = None
 
     async def add(self, scope: TaskScope, actions: list[FileAction], length: int) -> None:
-        """Add actions of ``length`` bytes of the log. Wait for earlier actions if too many bytes wait."""
+        """Add actions of ``length`` bytes of the log. Begin them at once if no action is running.
+
+        If `AHEAD_BYTES` are gathered, wait for the running actions, and begin the gathered ones.
+        """
         self._gathered += actions
         self._bytes += length
         busy = self._writing is not None and not self._writing.done()

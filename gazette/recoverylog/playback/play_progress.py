@@ -10,9 +10,12 @@ from gazette.recoverylog.log.fsm import RecoveryFSM
 
 
 class PlayerState(enum.Enum):
+    """State of a player: until it reaches the head once, from then on, at its end, or after an error."""
+
     BACKFILL = "backfill"
     TAILING = "tailing"
     LIVE = "live"
+    """Play-back has ended, and the files have their paths."""
     FAILED = "failed"
 
 
@@ -33,7 +36,11 @@ class RecoveredState:
 
 @dataclass(frozen=True, slots=True)
 class PlayProgress:
-    """Progress of a player. Offsets and sizes are in bytes."""
+    """Progress of a player. Offsets and sizes are in bytes.
+
+    ``offset`` is that of the next byte to read. ``read_through`` is the offset up to which the log is known
+    to reach: 0 if brokers have not answered yet, and nothing was read.
+    """
 
     state: PlayerState
     log: str

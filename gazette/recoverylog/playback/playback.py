@@ -84,9 +84,10 @@ _CONTRADICTIONS: Final = frozenset(
         Outcome.NO_SUCH_LINK,
     }
 )
+"""Outcomes of operations whose sequence number and checksum are the next ones, but whose action is wrong."""
 
 JUNK_MAX: Final = 64 << 20
-"""Bytes without a frame after which a journal is not a recovery log."""
+"""Greatest number of bytes in a row without a frame: a journal with more is not a recovery log."""
 
 
 class PrunedLog(Corrupt):
@@ -179,11 +180,15 @@ class Playback:
         return self._raw is not None or len(self._buffer) >= HEADER_LENGTH
 
     def jump(self, offset: int) -> None:
-        """Skip bytes up to ``offset``, which were deleted. Raise ``PrunedLog`` if the hints need them."""
+        """Skip bytes up to ``offset``, which were deleted.
+
+        Raise ``PrunedLog`` if the hints name operations among these bytes, or a write has its bytes there.
+        Raise it, too, if play-back has no hints, and no operation yet.
+        """
         if self._lost is None:
             self._lost = self.read_offset, offset
         if not self.fsm.has_hints and self.fsm.next_seq_no == 1:
-            # To continue would begin with an empty state.
+            # Without the first operations, the state is lost. Do not begin with an empty one in silence.
             raise PrunedLog(
                 "the shard has no hints, and its recovery log was pruned",
                 log=self.log,
@@ -229,7 +234,11 @@ class Playback:
         return self._handoff_outcome
 
     def feed(self, data: bytes) -> list[FileAction]:
-        """Decode more bytes. Raise ``Corrupt`` if an operation of the log's owner cannot apply."""
+        """Decode more bytes. Return the actions on files, in order. Stop behind an applied hand-off.
+
+        Raise ``Corrupt`` if an operation of the log's owner cannot apply, or after `JUNK_MAX` bytes without a
+        frame. Raise ``PrunedLog`` if the operation cannot apply because bytes were skipped.
+        """
         actions: list[FileAction] = []
         if self._buffer:
             data = self._buffer + data
@@ -301,6 +310,8 @@ class Playback:
         return next_position
 
     def _apply(self, op: RecordedOp, payload: bytes, actions: list[FileAction]) -> None:
+        """Give an operation to the FSM, and add what it does to files to ``actions``. For the errors see
+        `feed`."""
         self.op_count += 1
         existed = op.action.fnode in self.fsm.nodes if isinstance(op.action, Unlink) else False
         had_hints = self.fsm.has_hints

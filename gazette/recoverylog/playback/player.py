@@ -167,7 +167,8 @@ class Player:
         self._woken.set()
 
     def note_head(self, head: int) -> None:
-        """Note that the log ends at ``head``. `play` raises ``Unavailable`` if bytes do not come."""
+        """Note that the log ends at ``head``: `play` raises ``Unavailable`` if the bytes up to there do not
+        come. Do nothing before `tailing` is set, and after `hand_off`."""
         if self.tailing.is_set() and self._author is None and head > self._read_through:
             self._read_through = head
             self._woken.set()
@@ -214,8 +215,8 @@ class Player:
                     self._files.abandon()
 
     async def _play_some_hints(self, scope: TaskScope) -> RecoveredState:
-        """Play with the first hints whose operations the log still has. Raise ``PrunedLog`` if there are
-        none."""
+        """Play with the first hints whose operations the log still has. Raise ``PrunedLog`` if the log lacks
+        operations of all hints."""
         while True:
             await self._pool.run(self._files.prepare)
             try:
@@ -230,6 +231,7 @@ class Player:
             self._playback = Playback(self.hints)
 
     async def _play(self, scope: TaskScope) -> RecoveredState:
+        """Play with the present hints until a `hand_off` or `finish` is done. For the errors see `play`."""
         playback = self._playback
         await reach("recovery.playing", playback.log, self._clock)
         heads = await self._check_heads()
@@ -375,7 +377,10 @@ class Player:
         self._read_through = result.commit.end
 
     async def _read(self, reader: RetryReader) -> bytes | OffsetJump:
-        # Return a jump, and do not raise it: an error of this task would end the whole scope.
+        """Return the next bytes, or a jump over deleted bytes. Wait while the log is suspended.
+
+        A jump is not raised, since an error of this task would end the whole scope.
+        """
         while True:
             try:
                 return await reader.read(READ_BYTES)
@@ -440,6 +445,7 @@ class Player:
     async def _feed(
         self, scope: TaskScope, reader: RetryReader, task: asyncio.Task[bytes | OffsetJump]
     ) -> None:
+        """Feed the result of ``task``, a finished read, and begin the next read."""
         self._pending = None
         data = task.result()
         if isinstance(data, OffsetJump):

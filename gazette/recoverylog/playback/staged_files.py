@@ -84,6 +84,7 @@ class StagedFiles:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._files: dict[int, int] = {}
+        """Descriptors of open files, by fnode. The file that was used last is the last one."""
         self._lengths: dict[int, int] = {}
         """By fnode, the greatest end of a write, in bytes."""
         self._lock = threading.Lock()
@@ -91,6 +92,8 @@ class StagedFiles:
 
     @contextlib.contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
+        """Hold the lock for the block, whose action is ``what``. Raise ``Closed`` after `abandon`, and
+        ``GazetteError`` for an ``OSError`` of the block."""
         with self._lock:
             if self._abandoned:
                 raise Closed("play-back was cancelled", directory=str(self.directory))
@@ -107,7 +110,7 @@ class StagedFiles:
     def prepare(self) -> None:
         """Begin with an empty directory that only this user may enter. Errors: see `empty_private`.
 
-        An existing directory is emptied. It stays the same directory, with its lock.
+        An existing directory is emptied, and not replaced: its process holds a lock on it (see `scratch`).
         """
         with self._guarded("prepare the directory of a play-back"):
             self._close()

@@ -58,7 +58,7 @@ def map_errors(error: Exception, what: str, path: str) -> Exception:
     message = f"RocksDB could not {what}: {text}"
     if type(error).__name__ == "DbClosedError":
         return Closed("the store was destroyed", directory=path)
-    if "orruption" in text:
+    if "orruption" in text:  # RocksDB writes Corruption, and in some messages corruption.
         return damaged_file(message, path)
     if os.strerror(errno.ENOSPC) in text:
         return full_disk(message, path)

@@ -42,7 +42,7 @@ def spans(prefix: bytes, begin: bytes | None, end: bytes | None, column_family: 
 def joined(
     found: list[Span], scan: Callable[[bytes, bytes | None], Items], *, reverse: bool
 ) -> Items:
-    """Return the items of several spans, one after the other. Open all scans now."""
+    """Return the items of several spans, one after the other. Open all scans now: they show one moment."""
     if len(found) == 1:
         return scan(*found[0])
     ordered = reversed(found) if reverse else found
@@ -58,7 +58,7 @@ def no_family(name: object) -> Invalid:
 
 
 class Pinned:
-    """An iterator over the state as of its creation, and the scan that moved it last."""
+    """An iterator over the state as of its creation, and its ``owner``: the scan that moved it last."""
 
     def __init__(self, native: Any, family: Any, path: str) -> None:
         options = native.ReadOptions()
@@ -69,6 +69,7 @@ class Pinned:
         self.owner: Scan | None = None
         self.lock = threading.Lock()
         try:
+            # None: closed.
             self.iterator: Any = family.iter(options)
         except Exception as error:
             raise map_errors(error, "read keys", path) from error

@@ -34,6 +34,7 @@ _HEADER: Final = struct.Struct(">16xH10xI")
 HEADER_BYTES: Final = _HEADER.size
 _JOURNAL: Final = re.compile(r".+-(wal|shm|journal|mj[0-9A-F]+)")
 _LEFT_BEHIND: Final = re.compile(r".+\.(redo|image)-[0-9-]+")
+"""Images and redo that an interrupted hand-over has left."""
 _LOCK_BYTE: Final = 1 << 30
 """Offset of a byte whose page SQLite never writes."""
 _serial = itertools.count(1)
@@ -97,7 +98,8 @@ def _items(iterator: Any) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _write_pages(path: Path, pages: Iterator[tuple[bytes, bytes]]) -> bool:
-    """Write a database's pages to its file. Return True if pages are missing: free pages may be missing."""
+    """Write a database's pages to its file. Return True if pages are missing. Only free pages may be missing:
+    the caller then has SQLite check the database."""
     written = end = size = 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -117,8 +119,8 @@ def _write_pages(path: Path, pages: Iterator[tuple[bytes, bytes]]) -> bool:
 
 
 def _shape(path: Path, offset: int, first: bytes) -> tuple[int, int]:
-    """Return the sizes of a page and of the database, in bytes, by its first page. Raise ``Corrupt`` if it is
-    no page."""
+    """Return the sizes of a page and of the database, in bytes, by its first page. Raise ``Corrupt`` if
+    ``first`` is no page, or not at offset 0."""
     size, count = page_header(first) if len(first) >= _HEADER.size else (0, 0)
     if offset or not size or size != len(first):
         raise _no_page(path, _KEY.pack(max(0, offset)), first)

@@ -58,7 +58,8 @@ from gazette.recoverylog.sqlite.redo_format import (
 
 
 class LaterImages:
-    """Pages whose image is later than the present position of redo: it has all changes up to there."""
+    """Pages whose image is later than the present position of redo. Such an image has all changes up to this
+    position: redo must leave its pages as they are."""
 
     def __init__(self, groups: dict[int, GroupImage]) -> None:
         self._images = sorted((image.first, image.count, group) for group, image in groups.items())
@@ -123,7 +124,7 @@ class RedoState:
 
 @dataclass(frozen=True, slots=True)
 class RedoFile:
-    """A redo file of a directory. ``end`` is its end according to its successor."""
+    """A redo file of a directory. ``end`` is its end according to its successor; None without a successor."""
 
     path: Path
     index: int
@@ -139,9 +140,10 @@ class RedoFile:
 
 
 def redo_files(paths: Mapping[str, Path], database: str) -> list[RedoFile]:
-    """Return the redo files of a database among ``paths``, in order. Raise ``Corrupt`` if a file is
-    missing."""
+    """Return the redo files of a database among ``paths``, in order. Raise ``Corrupt`` if a file is missing,
+    a header is damaged, or page sizes differ."""
     pattern = re.compile(re.escape(database) + r"\.redo-([0-9]{8,})$")
+    # Index, path and header. A header is (page size, index, end of the predecessor).
     entries: list[tuple[int, Path, tuple[int, int, int]]] = []
     for name, path in paths.items():
         if match := pattern.match(name):
@@ -158,6 +160,7 @@ def redo_files(paths: Mapping[str, Path], database: str) -> list[RedoFile]:
             )
         if first[0] != second[0]:
             raise Corrupt("redo files differ in page size", file=path.name)
+    # The last file has no successor that says where it ends.
     ends: list[int | None] = [*(header[2] for _, _, header in entries[1:]), None][: len(entries)]
     return [
         RedoFile(path, index, header[0], end)

@@ -53,6 +53,7 @@ def require_whole_wal(connection: apsw.Connection, path: Path, schema: str = "ma
 
 
 def _valid_frames(index: Path) -> int:
+    """Return the number of frames that SQLite accepts, by its index of the WAL; 0 without an index."""
     try:
         with index.open("rb") as file:
             data = file.read(INDEX.size)
