@@ -108,7 +108,8 @@ class MessageCodec(ABC, Generic[M]):
             get = attrgetter("uuid") if place is None or place.is_plain else place.get
             self.uuids_of = partial(form.read_all, get)
         self.fits: Callable[[M], bool] = field_classes.doubt
-        """Function that is True for messages that read back equal. `encode` checks all other messages."""
+        """Function that returns True for a message that is known to read back equal. `encode` checks all
+        other messages."""
         self.values: ValueEncoding[M] | None = None
         """Check of messages for which `fits` is False. None: `encode` needs none, or has another one."""
         self.plain_encode_into: Callable[[M, bytearray, int], None] | None = None
@@ -250,7 +251,8 @@ class MsgspecCodec(MessageCodec[M]):
             except CODEC_ERRORS:
                 if not only_uuid:
                     continue
-                if zero_value.is_array(self._info, type(message)):  # No UUID stands alone in it.
+                # The UUID alone need not decode as a message. But an array has no place for it alone.
+                if zero_value.is_array(self._info, type(message)):
                     raise Invalid(
                         f"cannot make an acknowledgement of type {type(message).__name__}: its zero"
                         " value is invalid",
@@ -325,6 +327,7 @@ class PydanticCodec(MessageCodec[M]):
 
     def encode(self, message: M) -> bytes:
         payload = self._payload(message)
+        # Pydantic writes NaN and infinities as null, or as they are: look for them in the values.
         if not self._writes_strings and _MAY_BE_NON_FINITE.search(payload):
             values = message.model_dump(mode="json", warnings=False)  # type: ignore[attr-defined]
             for name, value in values.items():
@@ -375,7 +378,7 @@ class ProtobufCodec(MessageCodec[M]):
 
 
 class BytesCodec(MessageCodec[bytes]):
-    """Codec for raw payloads of any framing. It looks for no UUIDs in them."""
+    """Codec for raw payloads of any framing, which are taken for messages without UUIDs."""
 
     exact_lines = True
 
@@ -460,6 +463,7 @@ def _sets_plainly(message_type: Any) -> bool:
     """Return False if code of the application may run when the UUID of a message is set."""
     if getattr(message_type, "__setattr__", None) not in _PLAIN_SETTERS:
         return False
+    # A slot, or an attribute without a descriptor such as a property.
     attribute = inspect.getattr_static(message_type, "uuid", None)
     return isinstance(attribute, MemberDescriptorType) or not hasattr(attribute, "__set__")
 

@@ -256,13 +256,13 @@ class CommittedReader(Generic[M]):
         return self._sequencer.checkpoint().get(self._params.journal, SourceCheckpoint())
 
     def consumed(self) -> None:
-        """Mark the last batch as consumed, before the next one is asked for."""
+        """Mark the last batch as consumed now. Without this call, asking for the next batch marks it."""
         self._sequencer.consumed()
 
     def _skip(self, error: MalformedMessage) -> None:
         assert self._on_malformed is not None
         self._on_malformed(error)
-        # All messages before the frame are dequeued. A reader that resumes here does not meet it again.
+        # All messages before the frame are dequeued. A reader that resumes here passes over the frame.
         self._sequencer.consumed()
         self._sequencer.skip(error.journal, error.end)
 

@@ -91,6 +91,7 @@ def _test(value: str, info: inspect.Type, names: dict[str, Any]) -> str:
     tests = []
     for part in parts:
         class_name = _named(_class_of(part), names)
+        # In each test, k is the class of the value. The first test sets k.
         tests.append(" and ".join([f"k is {class_name}", *_tests_within(value, part, names)]))
     # A field of floats alone may hold an int, which reads back as a float: equal up to 2**53.
     if {inspect.FloatType} == {*map(type, parts)} & {inspect.FloatType, inspect.IntType}:
@@ -100,6 +101,8 @@ def _test(value: str, info: inspect.Type, names: dict[str, Any]) -> str:
 
 
 def _tests_within(value: str, part: inspect.Type, names: dict[str, Any]) -> Iterator[str]:
+    """Yield what remains to be tested of a value of the right class. For ``names`` and the error see
+    `_test`."""
     match part:
         case inspect.FloatType():
             yield f"{value} - {value} == 0.0"  # Neither NaN nor an infinity.
@@ -124,6 +127,7 @@ def _tests_within(value: str, part: inspect.Type, names: dict[str, Any]) -> Iter
 
 
 def _tests_of_all(values: str, info: inspect.Type, names: dict[str, Any]) -> Iterator[str]:
+    """Yield the tests of all elements of a container, which must need no test but that of their class."""
     parts = alternatives(info)
     classes = frozenset(map(_class_of, parts))
     yield f"{_named(classes, names)}.issuperset(map(type, {values}))"
@@ -135,15 +139,18 @@ def _tests_of_all(values: str, info: inspect.Type, names: dict[str, Any]) -> Ite
 
 
 def _class_of(part: inspect.Type) -> type:
+    """Return the class of the values of a type. Raise ``_UntoldError`` for a type with a constraint: a value
+    that violates it has the right class, and does not read back."""
     value_class = class_of(part)
-    is_bound = any(getattr(part, name, None) is not None for name in _CONSTRAINTS)
+    is_constrained = any(getattr(part, name, None) is not None for name in _CONSTRAINTS)
     # A value of a Flag may combine members, and then be no member.
-    if is_bound or issubclass(value_class, Flag):
+    if is_constrained or issubclass(value_class, Flag):
         raise _UntoldError
     return value_class
 
 
 def _named(value: Any, names: dict[str, Any]) -> str:
+    """Add a value to ``names``. Return the new name by which a test uses the value."""
     name = f"k{len(names)}"
     names[name] = value
     return name

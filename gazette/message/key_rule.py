@@ -99,7 +99,8 @@ class LabelledKeys:
     def key_of(self, message: Any, given: Any = None) -> CanonicalKey:
         """Return the key of a message. ``given`` is the key that its publisher gives, if any.
 
-        Raise ``Invalid`` if the key is not known, cannot be a key, or differs from ``given``.
+        Raise ``Invalid`` if the key is not known, cannot be a key, or differs from ``given``. With only one
+        partition, a key that is not known is the empty text.
         """
         encoding = self._encoding = self._encoding or encoding_named(self.rule.key_type)
         given_key = None if given is None else encoding.encode(given)

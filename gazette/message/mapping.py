@@ -67,7 +67,8 @@ class Partition(NamedTuple):
         )
 
     def with_uuid(self, place: str) -> Partition:
-        """Return the same partition with that place of UUIDs. Raise ``Invalid`` if a label differs."""
+        """Return the partition with ``place`` as its place of UUIDs; empty: with its own place. Raise
+        ``Invalid`` if the partition has another place."""
         if self.uuid and place and self.uuid != place:
             raise Invalid(
                 f"journal {self.journal} has the UUIDs of messages in {self.uuid}, and not in {place}",
@@ -187,7 +188,7 @@ class _Choices(dict[CanonicalKey, Partition]):
 
 
 def _check_labels(partitions: Partitions, choose: Callable[[Partitions, int], Partition]) -> None:
-    """Raise ``Invalid`` if labels say that keys are mapped in another way."""
+    """Raise ``Invalid`` if labels say that keys are mapped in another way than by ``choose``."""
     keys = partitions.keys()
     if keys is not None and choose is not Partitions.at:
         raise Invalid(

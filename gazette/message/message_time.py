@@ -145,7 +145,8 @@ class MessageTime:
         return f"Set {self.name} before publishing."
 
     def read_bounded(self, message: Any, published_us: int) -> int | str:
-        """Return the result of `read`, or a reason if the time is too long after the publication."""
+        """Return the result of `read`, or a reason if the time is after ``published_us`` by more than
+        ``ahead``."""
         at_us = self.read(message)
         if isinstance(at_us, int) and at_us > published_us + self._ahead_us:
             excess = timedelta(microseconds=at_us - published_us)
@@ -197,8 +198,8 @@ class MessageTime:
 class TimeReader:
     """Reads the times of messages of one journal. ``now`` returns the wall time in Unix seconds.
 
-    The clock of a message's publisher bounds its time, so the bound is the same at each reading. Without
-    such a clock, ``now`` bounds it.
+    A time may be ``ahead`` of the clock in the message's UUID: this bound is the same at each reading.
+    Without a UUID, a time may be ``ahead`` of ``now``.
     """
 
     def __init__(self, time: MessageTime, now: Callable[[], float]) -> None:

@@ -1,6 +1,7 @@
 """Numbers in payloads that JSON does not have, such as ``NaN``. Pure.
 
-Lines of other programs may hold them. If a message's type says float, they are read as Spark reads them.
+Lines of other programs may hold such literals. Where a message's type says float, they are read as Spark
+reads them.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class _Marks:
     """A payload in which finite numbers stand for literals, until it is decoded."""
 
     def __init__(self, payload: bytes, literals: Sequence[bytes]) -> None:
-        # Numbers that the payload does not have take the places of the literals.
+        # Numbers that the payload does not have take the places of the literals, one for each literal.
         texts = (f"0.{number:012}1".encode() for number in range(1 << 30, 1 << 31))
         unused = (text for text in texts if text not in payload)
         by_literal = {literal: next(unused) for literal in dict.fromkeys(literals)}

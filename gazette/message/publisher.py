@@ -47,7 +47,7 @@ BUFFER_BYTES_MAX: Final = 8 << 20
 OBSERVE_S: Final = 0.0005
 """Seconds by which the clock of a publisher may be behind the wall clock."""
 HELD_BYTES_MAX: Final = 32 << 20
-"""Bytes that a `Publisher.hold` without ``strict`` keeps back. With more, it cannot be rolled back."""
+"""Bytes that a `Publisher.hold` without ``strict`` keeps back. With more, `Publisher.roll_back` raises."""
 
 
 class JournalAppends(Protocol):
@@ -192,7 +192,9 @@ class Publisher:
         """Thread in which code of the application runs under the lock; 0 if none does."""
         self._kinds: dict[type, _Kind] = {}
         self._forms: dict[tuple[type, str, str], _Form] = {}
+        """By type, content type, and place of the UUID."""
         self._lines: dict[JournalName, _Line] = {}
+        """By name of the journal without metadata."""
         self.buffered_bytes = 0
         """Bytes that were published uncommitted and are not enqueued yet."""
         self._transaction: list[_Line] = []
@@ -309,7 +311,7 @@ class Publisher:
     def publish_uncommitted(self, mapping: Mapping[M], message: M) -> None:
         """Publish a message that is pending until the acknowledgement of `build_ack_intents` is appended.
 
-        Content is gathered, and appended before `build_ack_intents` returns. Raise `Invalid` for a type
+        Content is gathered, and enqueued before `build_ack_intents` returns. Raise `Invalid` for a type
         without a UUID. Other errors are those of `publish_committed`. After an error nothing is published.
         """
         route = self._route(mapping, message)
@@ -350,6 +352,7 @@ class Publisher:
     def _acknowledgement(
         self, framing: Framing[Any], line: _Line, message: Any
     ) -> Callable[[bytes], bytes]:
+        """Return the encoder of the acknowledgement's frame, for the transaction that has ``message``."""
         encode = self._marked(framing.codec.acknowledgement)(message, line.journal)
         return self._marked(lambda uuid: framing.frame(encode(uuid)))
 
@@ -369,8 +372,8 @@ class Publisher:
         """Keep back uncommitted messages from here on, until `release` or `roll_back`.
 
         Use this for messages that may have to be undone. Meanwhile, publishing *committed* to a
-        journal with held messages raises ``NotAllowed``. Without ``strict``, such a publish is
-        allowed, and more than `HELD_BYTES_MAX` bytes. Then `roll_back` raises ``NotAllowed``.
+        journal with held messages raises ``NotAllowed``. Without ``strict``, such a publish is allowed, and
+        so are more than `HELD_BYTES_MAX` bytes. After either of these, `roll_back` raises ``NotAllowed``.
         """
         with self._lock:
             if self._held is not None:

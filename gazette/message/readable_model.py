@@ -36,7 +36,9 @@ class ReadableModel:
             return False
         values = message.__dict__
         for name, classes in self._flat:
-            value = values.get(name, self)  # No flat class has `self`: a field may lack.
+            value = values.get(
+                name, self
+            )  # For a field that is absent, `self`: its class is not flat.
             cls = type(value)
             if cls not in classes or (cls is int and value.bit_length() > _INT_BITS):
                 return False

@@ -324,6 +324,8 @@ def texts_to_bytes(texts: Sequence[str]) -> bytes:
 
 
 class _Producers(dict[int, ProducerId]):
+    """Producers by the numbers that their bytes stand for, each made once."""
+
     def __missing__(self, number: int) -> ProducerId:
         self[number] = producer = number.to_bytes(PRODUCER_BYTES, "big")
         return producer
@@ -348,7 +350,7 @@ def parse_columns(uuids: bytes) -> UuidColumns:
         names = [int(producers[0]).to_bytes(PRODUCER_BYTES, "big")] * len(producers)
         rising = clocks[0] and (clocks[1:] > clocks[:-1]).all()
         is_run = bool(rising and not flags.any())
-        has_foreign = not rising and FOREIGN_UUID in flags
+        has_foreign = not rising and FOREIGN_UUID in flags  # Foreign UUIDs all have the clock 0.
     else:
         names = list(map(_Producers().__getitem__, producers.tolist()))
         is_run, has_foreign = False, FOREIGN_UUID in flags

@@ -210,6 +210,7 @@ def _are_dicts(parts: Sequence[msgspec.inspect.Type]) -> bool:
 def _common_field(
     objects: tuple[zero_value.ObjectType, ...], name: str, place: str
 ) -> msgspec.inspect.Field:
+    """Return the field of this name. Raise ``Invalid`` unless all objects have the same field."""
     fields = [next((f for f in part.fields if f.encode_name == name), None) for part in objects]
     for part, field in zip(objects, fields, strict=True):
         if field is None:

@@ -146,6 +146,8 @@ def _nothing(_: Any) -> Any:
 
 
 def _exactly(kind: type, flatten: Flatten) -> Flatten:
+    """Return ``flatten`` for values of exactly one class. It raises ``TypeError`` for all other values."""
+
     def checked(value: Any) -> Any:
         if type(value) is not kind:
             raise TypeError
@@ -164,6 +166,10 @@ def _pairs(key: Flatten, value: Flatten) -> Flatten:
 
 
 def _row(flattens: Sequence[Flatten], values: Flatten = _itself) -> Flatten:
+    """Return a function that flattens each part of a value by the function in the same position.
+
+    ``values`` returns the parts of a value. The function raises ``TypeError`` for another number of parts.
+    """
     if all(flatten is _itself for flatten in flattens):
         return values
 

@@ -118,7 +118,8 @@ def is_flat(info: inspect.Type) -> bool:
 
 
 def runs_code(info: inspect.Type) -> bool:
-    """Return True if code of the application runs when values of a type are read or compared."""
+    """Return True if code of the application runs when values of a type are read or compared, or if ``==``
+    leaves a field out."""
     return any(_runs_code(class_of(part)) for part in all_parts(info) if hasattr(part, "cls"))
 
 
@@ -128,7 +129,8 @@ def _runs_code(kind: type) -> bool:
     equals = kind.__eq__
     if not dataclasses.is_dataclass(kind):
         return equals not in _EQUALS
-    # The `__eq__` that `dataclass` generates compares only fields with `compare`.
+    # Python compiles the `__eq__` that `dataclass` generates from a file "<string>". It leaves out fields
+    # without `compare`: values that are equal may differ in these.
     is_generated = getattr(getattr(equals, "__code__", None), "co_filename", "") == "<string>"
     return not is_generated or not all(field.compare for field in dataclasses.fields(kind))
 
@@ -201,6 +203,7 @@ def misfit(value: Any, info: inspect.Type) -> Misfit | None:
         case inspect.UnionType(types=parts):
             fitting = [part for part in parts if _head_fits(value, part)]
             misfits = [misfit(value, part) for part in fitting]
+            # If all alternatives of the value's class have a misfit, report that of the first one.
             return _other(value, info) if not misfits else None if None in misfits else misfits[0]
     return _typed_misfit(value, info) if _head_fits(value, info) else _other(value, info)
 
@@ -223,8 +226,8 @@ def _reads_as(value: Any, kind: type) -> bool:
         return isinstance(value, enum.Enum | dict | list | tuple | set | frozenset)
     if type(value) not in _READ_AS.get(kind, ()):
         return False
-    is_bound = type(value) is not int or value.bit_length() <= _FLOAT_BITS_MAX
-    return is_bound and bool(kind(value) == value)
+    fits_float = type(value) is not int or value.bit_length() <= _FLOAT_BITS_MAX
+    return fits_float and bool(kind(value) == value)
 
 
 def _other(value: Any, info: inspect.Type) -> Misfit:
@@ -263,6 +266,7 @@ def _typed_misfit(value: Any, info: inspect.Type) -> Misfit | None:
 
 
 def _first(parts: Iterator[tuple[str, Any, inspect.Type]]) -> Misfit | None:
+    """Return the first misfit of these parts, each given by its step, its value and its type."""
     for step, value, info in parts:
         if (part_misfit := misfit(value, info)) is not None:
             return part_misfit.below(step)
@@ -274,6 +278,8 @@ def _dict_misfit(
     key_type: inspect.Type,
     type_at: Callable[[Any], inspect.Type | None],
 ) -> Misfit | None:
+    """Return the first misfit of a key or its value. ``type_at`` returns the type of a key's value; None for
+    a key that is not declared."""
     for key, part in value.items():
         if (part_misfit := _key_misfit(value, key, key_type)) is not None:
             return part_misfit.below(key_step(key))

@@ -60,14 +60,14 @@ class ValueEncoding(Generic[T]):
         self._fingerprint = Fingerprint(self._info)
         parts = {type(part) for part in all_parts(self._info)}
         self._holds_times = not parts.isdisjoint(_TIMES)
-        # For all other declared types, values that are equal have the same meaning.
+        # For these types, `==` does not show that two values are the same: compare them part by part.
         self._by_parts = runs_code(self._info) or msgspec.inspect.AnyType in parts
         self._is_plain = not self._by_parts and not (parts & {*_TIMES, msgspec.inspect.DecimalType})
         # Longer JSON, in bytes, is decoded by `_read_back`. A type that holds itself may be nested deeply.
         may_be_deep = msgspec.inspect.AnyType in parts or "..." in repr(self._info)
         self._at_once = STACK_RESERVE if may_be_deep else sys.maxsize
         if msgspec.inspect.RawType in parts:
-            self._at_once = -1
+            self._at_once = -1  # Always call `_read_back`, which refuses a newline in a Raw.
         self.identity = type_text(self._info)
         """Text of the declared type, the same in each process. A class is shown by its name only."""
 
@@ -152,7 +152,7 @@ class ValueEncoding(Generic[T]):
         return _invalid(mismatch, name, facts)
 
     def _unequal(self, value: T, found: Misfit, name: str, facts: dict[str, Any]) -> InvalidValue:
-        # The declared type explains a part that differs better than the value read back does.
+        # If a part within the one that differs does not fit its declared type, that says more.
         typed = self._explained(value)
         within = typed is not None and typed.steps[::-1][: len(found.steps)] == found.steps[::-1]
         return _invalid(typed if typed and within else found, name, facts)

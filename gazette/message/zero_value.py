@@ -111,6 +111,8 @@ def only_at(names: Sequence[str], value: Any) -> Any:
 
 
 def _with_value(found: Any, names: Sequence[str], value: Any) -> Any:
+    """Return a copy of the JSON object ``found`` with a value at the end of a path. Replace what is no object
+    on the path."""
     if not names:
         return value
     fields = found if isinstance(found, dict) else {}

@@ -77,6 +77,7 @@ def parse_record(buffer: bytes, begin: int) -> Record | None:
 
 
 def _broken(buffer: bytes, at: int, reason: str) -> Record | None:
+    """Return a malformed record, which ends at the next newline; None if its newline is not there yet."""
     newline = buffer.find(b"\n", at)
     return None if newline < 0 else Record([], newline + 1, reason)
 
@@ -187,7 +188,8 @@ class CSVFraming(Framing[M]):
         return frames
 
     def _decode_plain(self, lines: bytes, base_offset: Offset) -> Frames[M] | None:
-        """Decode all lines in one step. None: a record has quotes, carriage returns or another width."""
+        """Decode all lines in one step. Return None if a record has quotes, carriage returns or another
+        width, or does not decode."""
         codec = self.codec
         if not isinstance(codec, CSVCodec) or b'"' in lines or b"\r" in lines:
             return None

@@ -53,7 +53,7 @@ _CLOSING: Final = {ord("{"): ord("}"), ord("["): ord("]")}
 
 class _PublishedTails(set[str]):
     """The ends of UUIDs that publishers wrote: flags and producer, from character 18 on. There are few such
-    tails. To recognize the UUID of a message that is published again takes a third of the time by its tail. A
+    tails. By its tail, the UUID of a message that is published again is recognized three times as fast. A
     producer is 48 random bits, so no other text has the same tail.
     """
 
@@ -273,7 +273,8 @@ class FixedFraming(Framing[M]):
         return frames
 
     def _cut(self, frames: Frames[M], base_offset: Offset, error: Exception) -> Exception:
-        """Keep the messages before the first whose UUID is malformed."""
+        """Keep the messages before the first one whose UUID is malformed. Return the error of this UUID, or
+        else ``error``."""
         uuids: list[bytes] = []
         for message in frames.messages:
             try:

@@ -116,6 +116,8 @@ class ClientPublisher:
         return ClientTransaction(self)
 
     async def _take_turn(self) -> None:
+        """Wait until no task has a transaction open. Raise ``Invalid`` if this task has one, ``Unavailable``
+        after the timeout."""
         self._bound.require()
         if self._holder is not None and self._holder is asyncio.current_task():
             raise Invalid(
@@ -139,8 +141,8 @@ class ClientTransaction:
         self._clock: int | None = None
         """Clock of the open transaction."""
         self.offsets: Mapping[JournalName, int] = {}
-        """After the commit: by journal, the offset behind the transaction. A query with these as
-        ``gazette-read-through`` reflects it."""
+        """After the commit: by journal, the offset behind the transaction. A query with these offsets as
+        ``gazette-read-through`` reflects the transaction."""
 
     async def __aenter__(self) -> Self:
         await self._publisher._take_turn()
@@ -289,6 +291,8 @@ class SyncPublisher:
         return partition
 
     def _take_turn(self) -> None:
+        """Wait until no thread has a transaction open. Raise ``Invalid`` if this thread has one,
+        ``Unavailable`` after the timeout."""
         if self._holder == threading.get_ident():
             raise Invalid(
                 "this thread has a transaction open",

@@ -54,7 +54,8 @@ class CommitRecords:
             ) from error
 
     def load(self) -> dict[JournalName, bytes]:
-        """Return the recorded content, by journal. Raise ``Corrupt`` or ``Unavailable`` for a bad file."""
+        """Return the recorded content, by journal; empty without a record. Raise ``Unavailable`` if the file
+        cannot be read, and ``Corrupt`` if it is no record."""
         try:
             text = self.path.read_bytes()
         except FileNotFoundError:

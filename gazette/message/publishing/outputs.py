@@ -196,6 +196,7 @@ class Outputs:
                 hint="For labels of journals, give LabelSelector.parse(…).",
             ) from error
         spec = (await self._client.get_journal(output)).spec
+        # Leave the labels out: `choose` checks the key, if they name one.
         partitions = Partitions(Partitions.of_specs([spec]).all)
         choose = choice_of_named(partitions.all[0], spec.labels)
         is_single = KeyRule.of_labels(spec.labels) is None
@@ -229,6 +230,8 @@ class Outputs:
     async def _watched(
         self, selector: LabelSelector
     ) -> tuple[PartitionWatch, dict[JournalName, str]]:
+        """Watch a selector from now on. Return the watch of its partitions, and the types of their messages,
+        by journal. Both stay current."""
         message_types: dict[JournalName, str] = {}
         watch = PartitionWatch(self._observed(selector, message_types))
         self._daemons.daemon(watch.run(), name=f"partitions {selector}")

@@ -152,7 +152,8 @@ class PublishingService:
         return self._outputs.partition_of(output, message, key)
 
     async def find(self, output: Output) -> None:
-        """Find an output. Raise ``Unavailable`` without an answer. Other errors: see `Outputs.find`."""
+        """Find an output. Raise ``Unavailable`` if no broker answers in time, and ``Closed`` as
+        `require_usable` does. Other errors: see `Outputs.find`."""
         self.require_usable()
         async with self._in_time("no broker has answered", self._deadline()):
             await self._outputs.find(output)
@@ -244,7 +245,8 @@ class PublishingService:
     def undo(self, clock: int) -> dict[JournalName, bytes]:
         """End the transaction that began at ``clock``, and leave nothing visible.
 
-        Return the content of the rollback, by journal: empty if no append began. On the transaction's thread.
+        Return the content of the rollback, by journal: empty if no append began. The thread of the
+        transaction calls this.
         """
         try:
             self._publisher.roll_back()

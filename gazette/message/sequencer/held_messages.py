@@ -68,7 +68,8 @@ class PartialSequence:
 
 
 class _Run:
-    """Consecutive slots of the ring that hold messages of one producer."""
+    """Consecutive slots of the ring that hold messages of one producer. ``owner`` is None for messages that
+    are not kept."""
 
     __slots__ = ("count", "owner")
 
@@ -89,7 +90,9 @@ class Ring:
     def __init__(self, capacity: int) -> None:
         self.capacity = max(1, capacity)
         self._low = 0
+        """Ring number of the oldest slot that is taken."""
         self._size = 0
+        """Number of slots that are taken."""
         self._runs: deque[_Run] = deque()
 
     def make_room(self) -> None:
@@ -252,8 +255,10 @@ class SpanDrain(Drain[M]):
         self._replaying = needs_replay
         """True until the replay has ended."""
         self._replayed = False
+        """True once a message of the replay was accepted."""
         self._ring_taken = False
         """True once the messages that the ring kept are ready: none remain behind them."""
+        # Greatest clock so far: of all messages of the span, and of those that were delivered.
         self._seen = self._given = partial.min_clock
         assert partial.begin is not None
         first = partial.kept[0]
@@ -358,6 +363,7 @@ class SpanDrain(Drain[M]):
             self._finish()
 
     def _finish(self) -> None:
+        """End the span: its last message was consumed, or no message is left to deliver."""
         self._offsets[self._last.journal] = self._last.end
         self.partial.reset(self._last.clock)
 

@@ -72,7 +72,7 @@ class QueueOutcome(IntEnum):
 
     @property
     def label(self) -> str:
-        """Value of the label ``outcome`` of metrics."""
+        """Value of the label ``outcome`` of metrics: the original's name for the outcome."""
         first_word, *other_words = self.name.lower().replace("_txn_clock", "_ring_clock").split("_")
         return first_word + "".join(map(str.capitalize, other_words))
 
