@@ -57,8 +57,8 @@ class DeferToNextTransaction(GazetteError):
 
     Raise it before any effect: the effects of ``consume_message`` stay. For batches see ``consume_messages``.
 
-    To defer the first message of a transaction is an error of the application: the transaction would be
-    empty, and the message deferred for ever.
+    An application must not defer the first message of a transaction: the transaction would be empty, and the
+    message deferred for ever.
     """
 
     default_hint = "Raise it only after the transaction has consumed a message."

@@ -36,6 +36,7 @@ class RetryLog:
 
     def __init__(self) -> None:
         self._logged: dict[str, tuple[float, int]] = {}
+        """By cause, the time of its last line, and the number of failures since then."""
 
     def due(self, cause: str, now: float) -> int | None:
         """Count a failure. Return the failures since the last line, or None if no line is due."""

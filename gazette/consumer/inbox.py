@@ -83,7 +83,7 @@ class Inbox:
         self._events: deque[Event] = deque()
         self._bytes = 0
         self.inputs = 0
-        """Number of events of sources that wait."""
+        """Number of events that wait, without calls."""
         self._messages = 0
         self._changed = threading.Condition() if changed is None else changed
         """Condition on which the shard's thread waits for events, and `Feed.put` waits for room.
@@ -201,7 +201,8 @@ class Inbox:
             return self._take() if self._events else None
 
     def get_next(self, chunk: Chunk) -> Chunk | None:
-        """Return the next event if it is the chunk that continues ``chunk``; else None. Do not wait."""
+        """Take the next event if it is a chunk of the same journal: it continues ``chunk``. Return None for
+        any other event. Do not wait."""
         with self._changed:
             event = self._events[0] if self._events else None
             if not isinstance(event, Chunk) or event.journal != chunk.journal:

@@ -32,7 +32,8 @@ class ShardItem:
         return 1 + min(self.spec.hot_standbys, self.max_hot_standbys)
 
     def least_replication(self) -> int:
-        """Return 1: the primary suffices, since its recovery log or its remote store is durable."""
+        """Return 1, or 0 for a disabled shard: the primary suffices, since its recovery log or remote store
+        is durable."""
         return min(1, self.desired_replication())
 
 

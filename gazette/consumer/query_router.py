@@ -62,11 +62,11 @@ class QueryRouter:
     running: RunningQueries
 
     def shards(self, selector: LabelSelector) -> Sequence[ShardSpec]:
-        """Return the specifications of the matching shards, by id."""
+        """Return the specifications of the matching shards, in order of ids."""
         return self.resolver.shards(selector)
 
     def shards_with_source(self, journal: str) -> tuple[ShardSpec, ...]:
-        """Return the specifications of shards that read a journal, by id."""
+        """Return the specifications of shards that read a journal, in order of ids."""
         return self.resolver.shards_with_source(journal)
 
     async def ask(
@@ -105,6 +105,7 @@ class QueryRouter:
             ) from error
 
     async def _answer(self, attempts: _Attempts, query: ShardQuery) -> QueryResult[Any]:
+        """Make attempts, with pauses, until one succeeds. Make only one for a query with a header."""
         pause_s = _PAUSE_S
         for attempt in count():
             try:
@@ -113,7 +114,7 @@ class QueryRouter:
                 if query.header is not None:
                     raise
                 attempts.failed(error)
-            # Only from the second attempt on: that may ask standbys, which answer if the primary has failed.
+            # Not after the first attempt: the second one asks standbys, which outlast a failed primary.
             if attempt:
                 self._require_not_failed(query.shard)
             await self._change_or(pause_s)
@@ -150,6 +151,7 @@ class _Attempts:
     serve: Callable[[Any], Any]
     proxy: Callable[[grpc.aio.Channel, ShardQuery], Awaitable[QueryResult[Any]]]
     primary_failed: bool = False
+    """True if a call to the primary has failed, and standbys were not asked since then."""
     describe: Callable[[], str] = lambda: "it has no primary"
     """Returns why the last attempt did not succeed, or what the present attempt waits for."""
 
@@ -186,6 +188,8 @@ class _Attempts:
             raise
 
     async def _resolve(self) -> Resolution:
+        """Resolve the shard: see `Resolver.resolve`. Raise ``Unavailable`` if this member has stopped
+        serving, and ``Moved`` if the query's header is meant for another member."""
         query = self.query
         try:
             return await self._resolver.resolve(
@@ -212,6 +216,11 @@ class _Attempts:
         return QueryResult(value, resolution.local_id)
 
     async def _served(self, store: Any, done: Callable[[], None]) -> Any:
+        """Return the result of ``serve(store)`` on a thread. Call ``done`` on the loop when that has ended.
+
+        Raise ``Unavailable`` if the member has stopped, and ``Moved`` if the store was closed. Errors of
+        ``serve`` reach the caller.
+        """
         loop = asyncio.get_running_loop()
 
         def serve() -> Any:
@@ -261,6 +270,8 @@ class _Attempts:
         return None
 
     async def _ask_own_standby(self, shard: Shard) -> QueryResult[Any] | None:
+        """Return the answer from an edition of this member's standby; None if the standby has no edition that
+        is fresh enough, and cannot make one in time."""
         reads, max_staleness_s = shard.reads, self.query.max_staleness_s
         if reads is None or max_staleness_s is None:
             return None

@@ -86,7 +86,9 @@ class Resolver:
         self._new_shard = new_shard
         self._held: dict[str, _Held] = {}
         self._by_source: dict[str, list[ShardSpec]] | None = None
+        """Shards by the journals that they read. None: the key space has changed since it was computed."""
         self._stops: dict[asyncio.Task[None], str] = {}
+        """Tasks that stop shards, with the ids of the shards."""
         self._changed = asyncio.Event()
         self.stopped = asyncio.Event()
 
@@ -99,11 +101,11 @@ class Resolver:
 
     @property
     def local_shards(self) -> Mapping[str, Shard]:
-        """The shards that this member holds, as primary or standby, by id. Any thread."""
+        """The shards that this member holds, as primary or standby, by their ids. For any thread."""
         return {shard_id: local.shard for shard_id, local in self._held.items()}
 
     def shards_with_source(self, journal: str) -> tuple[ShardSpec, ...]:
-        """Return the specifications of shards that read a journal, by id, including disabled ones."""
+        """Return the specifications of shards that read a journal, in order of ids. Include disabled ones."""
         if self._by_source is None:
             by_source: defaultdict[str, list[ShardSpec]] = defaultdict(list)
             for kv in self._state.items:
@@ -114,7 +116,7 @@ class Resolver:
         return tuple(self._by_source.get(journal, ()))
 
     def shards(self, selector: LabelSelector) -> tuple[ShardSpec, ...]:
-        """Return the specifications of shards that match, by id."""
+        """Return the specifications of shards that match, in order of ids."""
         specs: list[ShardSpec] = [kv.decoded.value.spec for kv in self._state.items]
         return tuple(spec for spec in specs if selector.matches(spec.labels_with_id()))
 
@@ -174,6 +176,7 @@ class Resolver:
             )
 
     def _resolve_now(self, shard_id: str, claims: Claims, may_proxy: bool) -> Resolution:
+        """Return the resolution by the present key space, without ``shard`` and ``store``."""
         local_id = self.local_id
         item = self._state.item(shard_id)
         spec: ShardSpec | None = None
@@ -202,6 +205,11 @@ class Resolver:
         read_through: Mapping[str, int],
         on_wait: Callable[[Callable[[], str]], None],
     ) -> Resolution:
+        """Wait until the local shard can answer, and add the shard and its store to the resolution.
+
+        Without a local shard, or if the shard ends, the status is SHARD_STOPPED. See `resolve`, also for
+        the errors.
+        """
         if self.stopped.is_set():
             raise Closed(STOPPED, shard=resolution.shard_id)
         local = self._held.get(resolution.shard_id)

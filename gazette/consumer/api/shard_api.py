@@ -147,6 +147,7 @@ class ShardApi:
         return response
 
     async def _proxy_stat(self, request: pb.StatRequest, header: Header) -> pb.StatResponse:
+        """Return the answer of the shard's primary. Raise ``Unavailable`` if the primary does not answer."""
         forwarded = pb.StatRequest()
         forwarded.CopyFrom(request)
         forwarded.header.CopyFrom(header.to_pb())
@@ -170,6 +171,7 @@ class ShardApi:
         return response
 
     async def _list(self, request: pb.ListRequest, claims: Claims) -> pb.ListResponse:
+        """Return the shards that the request selects and the claims cover, with their replicas."""
         validate_shard_list_request(request)
         selector = LabelSelector.from_pb(request.selector)
         response = pb.ListResponse()
@@ -342,6 +344,7 @@ def _operations(key: str, change: pb.ApplyRequest.Change) -> list[Operation]:
 
 
 def _is_unassigned(kv: DecodedKV, *, only_failed: bool) -> bool:
+    """Return True for an assignment that an Unassign call deletes."""
     if kv.decoded.value.code is ReplicaCode.FAILED:
         return True
     return not only_failed and kv.decoded.slot == 0

@@ -25,7 +25,8 @@ class MessageRows(Sequence[Envelope[Any]]):
 
     @abstractmethod
     def size_of(self, count: int) -> int:
-        """Return the bytes of the first ``count`` messages in their journal, which need not be neighbours."""
+        """Return how many bytes the first ``count`` messages take in their journal, where other messages may
+        stand between them."""
 
 
 class ArrayPass(Protocol):
@@ -33,7 +34,7 @@ class ArrayPass(Protocol):
     those for objects."""
 
     chunk_bytes: int
-    """Bytes of a source to decode together, if they wait."""
+    """Bytes of a source to decode together: chunks that wait are joined until they have as many."""
 
     def prepare(self) -> None:
         """Load or compile what decoders need. Block, for a minute at the first use on a machine."""

@@ -141,6 +141,7 @@ def require_plain(function: Callable[..., Any], parameters: Sequence[str]) -> No
 
 
 def _require_parameters(callback: Any, full_name: str, expected: Sequence[str]) -> None:
+    """Raise ``Invalid`` if a callback cannot be called with these arguments, by position."""
     try:
         signature = inspect.signature(callback)
     except (TypeError, ValueError):
@@ -173,7 +174,7 @@ def _require(owner: Any, name: str, allowed: tuple[str, ...] = ()) -> None:
     introducing = next((base for base in reversed(owner_type.__mro__) if name in vars(base)), None)
     if introducing is not None and introducing is not owner_type:
         declared = inspect.signature(vars(introducing)[name]).parameters
-        _require_parameters(callback, full_name, [*declared][1:])
+        _require_parameters(callback, full_name, [*declared][1:])  # Without ``self``.
 
 
 def _require_kind(callback: Any, full_name: str, allowed: tuple[str, ...]) -> None:
@@ -195,6 +196,7 @@ def _is_method_of(callback: Any, layer: Any) -> bool:
 
 
 def _function_kind(function: Any) -> str | None:
+    """Return the kind of a function of which a call runs nothing; None for a plain function."""
     if inspect.iscoroutinefunction(function):
         return "a coroutine function"
     if inspect.isasyncgenfunction(function):
@@ -223,6 +225,7 @@ def _layers(callback: Any) -> Iterator[Any]:
 
 
 def _is_lazy(result: Any) -> bool:
+    """Return True for a result whose work is still to be done: a coroutine, a generator, or a future."""
     return (
         inspect.isawaitable(result)
         or inspect.isgenerator(result)

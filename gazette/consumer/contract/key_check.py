@@ -117,6 +117,7 @@ class KeyCheck:
         return fnv32a_of_all(keys) % np.uint32(self.place.partitions)
 
     def _misplaced_singly(self, batch: Sequence[Envelope[Any]]) -> list[int]:
+        """Return the result of `misplaced` by a look at each message. Leave acknowledgements out."""
         positions = []
         for position, envelope in enumerate(batch):
             if envelope.flags == ACK_TXN:
@@ -136,6 +137,7 @@ class KeyCheck:
             return None
 
     def _key_or_error(self, envelope: Envelope[Any]) -> Any:
+        """Return the key of a message, or the error that `KeyPlace.key_of` raised."""
         try:
             return self.place.key_of(envelope.message)
         except Exception as error:  # noqa: BLE001 - a function of the user may raise anything

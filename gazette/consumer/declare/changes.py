@@ -114,7 +114,9 @@ def changes_of(
     published = {output.name for output in declaration.outputs}
     for declared in declaration.journals:
         _check_count(declared, existing, more_partitions)
-        drops_key = declared.key is None and (  # A source keeps the key of another application.
+        # Remove a key only from journals that this application publishes to, or whose key it has declared.
+        # Other sources keep the key of the application that publishes to them.
+        drops_key = declared.key is None and (
             declared.name in published or _has_declared(declared, existing, MESSAGE_KEY)
         )
         if not changed_key and (declared.key is not None or drops_key):
@@ -155,6 +157,10 @@ def partitions_of(declared: DeclaredJournals, journals: Iterable[JournalName]) -
 def _check_count(
     declared: DeclaredJournals, existing: Mapping[str, ExistingJournal], more_partitions: bool
 ) -> None:
+    """Raise ``NotAllowed`` if the cluster has more partitions than declared, or partitions of other names.
+
+    Raise it, too, if it has fewer, and they have a key, unless ``more_partitions``: keys would move.
+    """
     present = partitions_of(declared, existing)
     count, wanted = len(present), declared.partitions
     foreign = sorted(set(present) - set(declared.journals))
@@ -215,6 +221,8 @@ def _journal_change(
     *,
     drops_key: bool,
 ) -> DeclaredChange[JournalSpec] | None:
+    """Return the change of a partition; None if it needs no change. Raise ``NotAllowed`` if its messages
+    could not be read any more: by another content type, or another place of the UUID."""
     if current is None:
         return DeclaredChange(wanted, 0, _new_journal(wanted))
     spec = current.spec
@@ -244,6 +252,7 @@ def _other_change(
 
 
 def _with_given(spec: JournalSpec, wanted: JournalSpec, given: Collection[str]) -> JournalSpec:
+    """Return ``spec`` with the fields of ``wanted`` that the user has given."""
     fragment = spec.fragment
     for name, field in _FRAGMENT_FIELDS.items():
         if name in given:
@@ -339,6 +348,8 @@ _FRAGMENT_FIELDS: Final = {
 def _shard_change(
     wanted: ShardSpec, current: ExistingShard | None, given: Collection[str]
 ) -> DeclaredChange[ShardSpec] | None:
+    """Return the change of a shard; None if it needs no change. Raise ``NotAllowed`` if the shard would lose
+    a source, or its state because it gets or loses a recovery log."""
     if current is None:
         names = ", ".join(source.journal for source in wanted.sources)
         return DeclaredChange(wanted, 0, f"reads {names}; {wanted.hot_standbys} hot standbys")

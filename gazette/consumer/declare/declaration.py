@@ -191,6 +191,7 @@ def shards_of(declaration: Declaration) -> list[ShardSpec]:
 
 
 def _dead_letters(application: Any, declaration: Declaration) -> tuple[str, ...]:
+    """Return the dead-letter journals of the shards' poison policies, without sources and outputs."""
     names = set()
     for spec in shards_of(declaration):
         try:
@@ -236,6 +237,7 @@ def _time_label(declared: Source[Any] | Output[Any]) -> str:
 def _check_whole(
     sources: Sequence[Source[Any]], outputs: Sequence[Output[Any]], application: Any
 ) -> None:
+    """Raise ``Invalid`` without sources, and for sources and outputs that contradict each other."""
     owner = type(application).__qualname__
     if not sources:
         if isinstance(application, MessageProducer):

@@ -214,6 +214,7 @@ class _Declared(Generic[M]):
         return partition.with_uuid(self.uuid)._replace(message_types=self.message_types, time=time)
 
     def __set_name__(self, owner: type, _name: str) -> None:
+        """Answer by this declaration what the class does not answer by a method of its own."""
         if getattr(owner, "uuid_place_of", None) is Application.uuid_place_of:
             setattr(owner, "uuid_place_of", _declared_uuid)  # noqa: B010
 

@@ -44,9 +44,11 @@ from gazette.runtime.numbers import parse_integer
 from gazette.runtime.tasks import TaskScope
 
 LIMIT: Final = 100
+"""Default number of items on a page."""
 LIMIT_MAX: Final = 1000
+"""Default of the greatest number of items that a request may ask for."""
 _AT_ONCE: Final = 16
-"""Shards that one request asks at the same time. The limit bounds the memory of a long list."""
+"""Shards that one request asks at the same time. This number bounds the memory of a long list."""
 
 ItemKey: TypeAlias = str | int
 
@@ -178,6 +180,8 @@ def _all_shards(collect: Callable[[ShardRequest], _Values | _Page]) -> AskShards
 
 
 class _Values:
+    """The values of the shards that have answered, and the function that combines all of them."""
+
     def __init__(
         self, route: str, combine: Callable[[list[Any]], Any], encoding: ValueEncoding[Any]
     ) -> None:
@@ -217,6 +221,8 @@ def _check_order(items: Sequence[Sequence[Any]], page: ListPage, kind: type[Item
 
 
 def _page_of(request: ShardRequest, kind: type[ItemKey], limit: int, limit_max: int) -> ListPage:
+    """Return the page that a request asks for: ``limit`` items if the request does not say how many. Raise
+    ``Invalid`` for a key that is not of the type ``kind``, or for more than ``limit_max`` items."""
     text = request.query.get("after")
     try:
         after = text if text is None or kind is str else parse_integer(text)
@@ -239,7 +245,9 @@ class _Page:
         self._decoder = msgspec.json.Decoder(items)
         self._limit = limit
         self._items: list[tuple[Any, int, msgspec.Raw]] = []
+        """Key, number of the shard, and value of each item, in order."""
         self._is_cut = False
+        """True if shards may have more items behind these."""
 
     def add(self, number: int, body: bytes) -> None:
         pairs = self._decoder.decode(body)

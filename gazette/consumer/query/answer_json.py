@@ -73,6 +73,7 @@ def _misfit(value: Any, *, declared: bool) -> Misfit | None:
 
 
 def _first(parts: Iterable[tuple[str, Any]], *, declared: bool) -> Misfit | None:
+    """Return the first misfit of some parts, each given with its step."""
     for step, part in parts:
         if (misfit := _misfit(part, declared=declared)) is not None:
             return misfit.below(step)
@@ -107,6 +108,7 @@ def _key_misfit(key: Any) -> Misfit | None:
 
 
 def _text_of_key(key: Any) -> str:
+    """Return the text that msgspec writes for a key. Raise one of `ENCODE_ERRORS` if a key has no text."""
     (text,) = msgspec.to_builtins({key: None}, str_keys=True)
     return str(text)
 

@@ -67,9 +67,10 @@ class HttpQueries:
     async def _answer(
         self, path: str, route: ShardRoute, request: Request
     ) -> QueryResult[HttpAnswer]:
+        """Authorize a request, and have shards answer. For the errors see `ShardRoute.answer`."""
         service = self._service
         check_headers(request)
-        content_encoding(request, {})
+        content_encoding(request, {})  # Refuse a compressed body, which members would not decode.
         headers = _joined(request)
         authorization = headers.pop("authorization", None)
         claims = service.verifier.verify(authorization, route.capability)

@@ -18,6 +18,7 @@ class RunningQueries:
         self._deadlines: dict[asyncio.Timeout, None] = {}
         self._reason = ""
         self._until: float | None = None
+        """Time of the event loop at which all queries end; None before `end`."""
 
     @property
     def ended(self) -> bool:
@@ -43,6 +44,7 @@ class RunningQueries:
                 self._bound(deadline)
 
     def _bound(self, deadline: asyncio.Timeout) -> None:
+        """Bring a deadline forward to the end of all queries, if they end."""
         when = deadline.when()
         if self._until is not None and (when is None or self._until < when):
             deadline.reschedule(self._until)

@@ -134,7 +134,7 @@ class ShardCaller:
         return watch
 
     def shards_with_source(self, journal: str) -> tuple[ShardSpec, ...]:
-        """Return the specifications of shards that read a journal, by id, including disabled ones.
+        """Return the specifications of shards that read a journal, in order of ids. Include disabled ones.
 
         Raise ``Unavailable`` while the member starts.
         """
@@ -212,7 +212,7 @@ class ShardCaller:
         return one_reader(journal, self.shards_with_source(journal), claims.selector)
 
     async def all_shards(self, *, timeout_s: float | None = None) -> Sequence[ShardSpec]:
-        """Return the specifications of all shards, by id.
+        """Return the specifications of all shards, in order of ids.
 
         Raise ``Unavailable`` if the member does not know its cluster in time. ``timeout_s`` defaults to
         ``query_timeout_s``.

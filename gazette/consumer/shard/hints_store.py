@@ -152,6 +152,7 @@ async def store_recorded_hints(
 
 
 def _is_empty(slot: StoredHints) -> bool:
+    """Return True if a slot has no value, or hints without files. A damaged value is not empty."""
     if slot.error or slot.unchecked:
         return False
     return slot.hints is None or not slot.hints.live_nodes
@@ -194,6 +195,7 @@ async def store_recovered_hints(
 
 
 async def _moved(etcd: Etcd, assignment_key: str, create_revision: int) -> bool:
+    """Return True if etcd says that the assignment is gone. False also if etcd does not answer."""
     try:
         kv = await etcd.get(assignment_key)
     except GazetteError:

@@ -77,6 +77,8 @@ class ShardJournals:
             )
 
     async def _found(self, name: str, what: str, hint: str) -> ListedJournal:
+        """Return a journal. Look again while brokers do not answer. Raise ``NotFound`` after `_NOT_FOUND_MAX`
+        answers without the journal."""
         not_found, call = 0, RepeatedCall()
 
         async def look_up() -> ListedJournal:

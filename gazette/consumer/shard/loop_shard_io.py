@@ -185,6 +185,7 @@ class LoopShardIO:
             return b""
 
     def _read_range(self, wanted: ReplayRange) -> Iterator[bytes]:
+        """Yield the bytes of a range of a source. Block. Raise `OffsetJump` if some have been deleted."""
         params = ReadParams(wanted.journal, wanted.begin, block=True, end_offset=wanted.end)
 
         async def open_reader() -> RetryReader:

@@ -93,9 +93,12 @@ class Shard(WithTimers):
         self._recovered = asyncio.get_running_loop().create_future()
         self._scratch: Scratch | None = None
         self._playing = asyncio.Event()
+        """Set once the player is made, or the shard has failed."""
         self._started_primary = False
+        """True from the promotion on."""
         self._stopping = False
         self._uses = 0
+        """Number of queries that use the store."""
         self._unused = asyncio.Event()
         self._unused.set()
 
@@ -167,6 +170,11 @@ class Shard(WithTimers):
         await self._quietly(self._release(), "releasing its store")
 
     async def _release(self) -> None:
+        """Release the store and remove the files, once queries and a running callback have ended.
+
+        Wait for each of these `STOP_TIMEOUT_S` seconds at most. Queries that still run then lose the store.
+        A callback that still runs keeps the store and the files until it returns.
+        """
         primary, scratch = self._primary, self._scratch
 
         def remove() -> None:
@@ -220,6 +228,7 @@ class Shard(WithTimers):
             self._unused.set()
 
     async def _quietly(self, work: Awaitable[None], what: str) -> None:
+        """Await ``work``. Log its error, and do not raise it."""
         try:
             await work
         except Exception as error:  # noqa: BLE001 - what follows releases more
@@ -280,6 +289,7 @@ class Shard(WithTimers):
         )
 
     async def _report_failure(self, status: ReplicaStatus) -> None:
+        """Report the failure in etcd. If a restart was decided, restart the shard after its delay."""
         await self._update_status(status)
         if self.verdict is None or self.verdict.delay_s is None:
             return
@@ -312,6 +322,10 @@ class Shard(WithTimers):
         )
 
     async def _standby(self) -> None:
+        """Play the shard's log back, and follow the log until the hand-off that `_take_over` requests.
+
+        A shard without a log has nothing to play: report it as STANDBY, and return.
+        """
         spec = self._spec
         spec.validate()  # Another tool may have applied an invalid specification.
         if not spec.recovery_log:
@@ -351,6 +365,7 @@ class Shard(WithTimers):
             self._recovered.set_result(recovered)
 
     async def _announce_standby(self, player: Player) -> None:
+        """Report STANDBY once the head of the log is reached. Then sample the lag, until the promotion."""
         await player.tailing.wait()
         await self._update_status(ReplicaStatus(ReplicaCode.STANDBY, ()))
 
@@ -369,6 +384,7 @@ class Shard(WithTimers):
         )
 
     async def _serve(self) -> None:
+        """Take the log over, open the store, and run transactions until the shard ends."""
         context = self._context
         began = context.clock.monotonic()
         async with TaskScope(f"recovery of shard {self.id}") as scope:

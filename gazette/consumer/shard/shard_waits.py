@@ -59,7 +59,7 @@ class ShardWaits:
             self._asked = ""
 
     def _heard(self) -> str:
-        """Return the journal of a repeated call, and the last answer; empty texts without such a call."""
+        """Return the journal of a call that is repeated, and its last answer; empty without such a call."""
         spec, pending = self._spec(), self._pending()
         sources = [split_journal_meta(source.journal)[0] for source in spec.sources]
         for journal in (spec.recovery_log, *sources):

@@ -98,7 +98,8 @@ async def _watch_missing(
     there must not be skipped. The reader jumps once bytes behind the gap are stored.
     """
     journal, start, question = reader.params.journal, reader.offset, RepeatedCall()
-    offset = asked_at = suspected_at = -1  # No offset so far.
+    # Offsets of the reader: at the last look, where no bytes were missing, and where bytes may be missing.
+    offset = asked_at = suspected_at = -1  # None of these so far.
     try:
         while True:
             await clock.sleep(MISSING_LOOK_S)
@@ -164,6 +165,7 @@ async def _life(client: Client, journal: str) -> JournalLife | None:
 
 
 async def _read(reader: RetryReader, inbox: Inbox, clock: Clock, shard_id: str) -> None:
+    """Put chunks and jumps into the inbox, until the reader raises. Wait while the source is suspended."""
     journal = reader.params.journal
     while True:
         begin = reader.offset
@@ -207,7 +209,7 @@ async def _confirmed_head(client: Client, journal: str, head: int) -> int:
 async def check_source(
     journal: str, offset: int, inbox: Inbox, client: Client, clock: Clock
 ) -> None:
-    """Report a source as failed to the inbox if the journal ends before ``offset``, which was read before.
+    """Report a source as failed to the inbox if it ends before ``offset``, up to which the shard has read it.
 
     Otherwise the shard would wait in silence, and later read from the middle of other content.
     """

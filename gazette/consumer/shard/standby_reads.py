@@ -108,6 +108,7 @@ class StandbyReads:
         return self._clock.monotonic() - edition.as_of
 
     def end(self, edition: ReadSnapshot) -> None:
+        """Give back an edition that `begin` returned."""
         edition.uses -= 1
         if edition.uses == 0:
             self._released.set()
@@ -122,6 +123,7 @@ class StandbyReads:
         return self._refreshing
 
     async def _make(self) -> None:
+        """Make the next edition, which replaces the present one. For the errors see `begin`."""
         while self._older is not None:  # A long query still reads the edition before.
             self._released.clear()
             await self._released.wait()
@@ -161,8 +163,7 @@ class StandbyReads:
 
     def _release(self, edition: ReadSnapshot) -> None:
         if self._view is not None:
-            # Release the reader before the next refresh. To release it closes connections, and does not
-            # block.
+            # Release the reader before the next refresh. A release closes connections, and does not block.
             self._view.release(edition.reader)
 
     async def close(self, grace_s: float) -> None:

@@ -49,7 +49,9 @@ class Watermark:
         self._idle_s = None if idle is None else idle.total_seconds()
         self._sources = frozenset(sources)  # Empty: any journal is a source.
         self._greatest: dict[JournalName, int | None] = dict.fromkeys(sources)
+        """By source, the greatest time of its messages; None before its first message."""
         self._seen: dict[JournalName, float] = dict.fromkeys(sources, now)
+        """By source, when its last message came, by the monotonic clock. At first, the time of the start."""
         self._now = now
         self.value: int | None = None
         """The watermark; None while a source without messages holds it back."""

@@ -129,10 +129,9 @@ class Dispatcher:
         return True
 
     def _deliver_own(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
-        """Deliver a batch. Return how many messages were consumed, and True if timers are due.
-
-        Count or take out each misplaced message when its turn comes.
-        """
+        """Deliver a batch that needs checks. By the policy, count its misplaced messages, or take them out
+        when their turn comes. Return how many messages are done, with those taken out. Return True, too, if
+        timers are due."""
         misplaced = self._misplaced.find(batch)
         if not misplaced:
             return self._deliver_usable(batch)
@@ -161,11 +160,8 @@ class Dispatcher:
         return envelope.event_us is not None and timers.observe(envelope)
 
     def _deliver_usable(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
-        """Deliver messages that have their time. Return how many were consumed, and True if stopped for
-        timers.
-
-        Skip messages without their time, or raise their error, by the policy.
-        """
+        """Deliver a batch without misplaced messages. By the policy, skip messages without their time, or
+        raise their error. Return how many messages are done, and True if timers are due."""
         untimed = self._untimed.find(batch) if batch else []
         if not untimed:
             return self._deliver_usual(batch)
@@ -183,6 +179,7 @@ class Dispatcher:
         return begin + consumed, due
 
     def _deliver_usual(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
+        """Deliver all messages of a batch. Return how many were consumed, and True if timers are due."""
         if not batch:
             return 0, False
         if self._timers is not None and self._timers.observes:
@@ -193,7 +190,8 @@ class Dispatcher:
     def _deliver_observed(
         self, timers: ShardTimers, batch: Sequence[Envelope[Any]]
     ) -> tuple[int, bool]:
-        """Deliver a batch. Return how many were consumed, and True if it was stopped for timers."""
+        """Deliver a batch, and note the times of its messages for the watermark. Stop when timers are due.
+        Return how many were consumed, and True if it has stopped."""
         if not self._singly:  # Do not stop: timers that become due fire after the whole batch.
             consumed = self._deliver_batch(batch)
             for envelope in batch[:consumed]:
@@ -313,6 +311,7 @@ class Dispatcher:
     def _classified(
         self, callback: str, error: BaseException, place: dict[str, Any]
     ) -> ApplicationFailed:
+        """Return the error for what a callback raised, with a hint for errors of the store."""
         failed = application_failed(callback, error, **place)
         match self._cause_of(error):
             case ErrorCause.TRANSIENT:
@@ -329,6 +328,10 @@ class Dispatcher:
         return deliver_in_halves(batch, self._attempt_or_skip)
 
     def _attempt_or_skip(self, batch: Sequence[Envelope[Any]]) -> int:
+        """Deliver a batch in one attempt. If it is poison, deliver its parts, and skip a single message.
+
+        Return how many messages are done. Raise ``ApplicationFailed`` for an error that no policy covers.
+        """
         self._inbox.check()
         try:
             self._attempt(batch)

@@ -63,6 +63,7 @@ class PoisonSkipper:
         self._skipped = skipped
         self._mapping = fixed_mapping(policy.dead_letters, CONTENT_JSON_LINES)
         self._times: deque[float] = deque(maxlen=policy.limit)
+        """Times of the last skips, by the monotonic clock."""
 
     def skip_malformed(self, error: MalformedMessage) -> None:
         """Publish a frame that did not decode. Raise ``TooMuchPoison`` if the policy permits no more."""
@@ -110,6 +111,7 @@ class PoisonSkipper:
     def _publish(
         self, letter: DeadLetter, journal: JournalName, reason: str, error: BaseException
     ) -> None:
+        """Complete a dead letter, and publish it. Raise ``TooMuchPoison`` if the policy permits no more."""
         self._spend(error)
         letter.shard, letter.journal, letter.reason = self._shard_id, journal, reason
         text = error_text(error)

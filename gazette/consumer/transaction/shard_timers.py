@@ -80,12 +80,14 @@ class _Queue:
             self.revoked.add(key)
 
     def begin_pass(self) -> None:
+        """Begin again with the first timer: also timers that were set behind the cursor may fire now."""
         if self.cursor is not BEFORE_ALL:
             self.cursor = BEFORE_ALL
             self.ahead = _least(self.ahead, self.behind)
             self.behind = None
 
     def is_due(self, until_us: int | None) -> bool:
+        """Return True if a timer of this pass may be due: ``ahead`` is only a lower bound."""
         return until_us is not None and self.ahead is not None and self.ahead[0] <= until_us
 
     def confirm(self, until_us: int | None) -> bool:
@@ -151,10 +153,14 @@ class ShardTimers:
         self._shard_id = shard_id
         self._thread = threading.get_ident()
         self._open = False
+        """True from `begin` to `finish`: callbacks may set timers."""
         self._now_us = 0
+        """Greatest time that the wall clock has shown, in Unix microseconds."""
         self._processing_turn = True
+        """True if timers of processing time fire before messages that are ready."""
         self._table: TimerTable
         self._kept: bytes | None = None
+        """State of the watermark as the store has it."""
         self._watermark: Watermark | None = None
         self._processing: _Queue
         self._event: _Queue

@@ -104,6 +104,7 @@ class Transaction:
     closed: bool = False
     input_ended: bool = False
     stalled_at: float | None = None
+    """Time at which the maximum duration was reached, if the prior transaction was not done then."""
     prepared_at: float | None = None
     started_commit_at: float | None = None
     committed_at: float | None = None

@@ -161,9 +161,11 @@ class Transactor:
         self._brings_messages = isinstance(callbacks.application, MessageProducer)
         self._backlog = _Backlog()
         self._limit = 1
+        """Greatest number of messages to consume between two looks at the clock: see `_next_limit`."""
         self._chunk_bytes = 0
         """Bytes of a source that are decoded together, if they wait. 0: one chunk."""
         self._fire_limit = 1
+        """Greatest number of timers to fire between two looks at the clock."""
         self._begun = False
         """True from ``begin_transaction`` to ``finished_transaction``."""
         self._input_ended = False
@@ -256,6 +258,7 @@ class Transactor:
             raise
 
     def _abandon(self, error: BaseException) -> None:
+        """Call `finished_transaction` with a future that failed. Log what the callback raises."""
         try:
             self._finished(failed(error))
         except GazetteError as later_error:
@@ -265,6 +268,7 @@ class Transactor:
             )
 
     def _run_to_commit(self, transaction: Transaction) -> bool:
+        """Perform steps until the commit is started. Return False if the input ends before a message."""
         while True:
             self._poll_prior(transaction)
             ready = self._ready
@@ -298,6 +302,8 @@ class Transactor:
         )
 
     def _poll_prior(self, transaction: Transaction) -> None:
+        """Note whether the prior transaction has committed, and is acknowledged. Raise its error if it
+        failed. Report it once it is acknowledged. If this transaction stalls behind it, report that once."""
         prior = self._prior
         if transaction.prior is Prior.COMMITTING and prior.commit.done():
             prior.require_committed()
@@ -315,6 +321,7 @@ class Transactor:
             self._io.stalled("the store's commit is slower than max_txn_duration")
 
     def _report(self, prior: PriorTransaction) -> None:
+        """Report an acknowledged transaction, for queries that wait for its offsets, and for metrics."""
         publish_at: dict[str, int] = {}
         phases: Phases | None = None
         messages = timers = 0
@@ -343,6 +350,8 @@ class Transactor:
         return self._sequencer.drain is not None or self._backlog.waiting or self._inbox.inputs > 0
 
     def _wait(self, transaction: Transaction, until: float | None) -> None:
+        """Wait for an event, a future or a timer, at most until ``until``. Handle the event, if there is
+        one."""
         if transaction.prior is not Prior.DONE and self._publisher.buffered_bytes:
             # While the prior transaction commits, append what was published so far. These messages share
             # an append with a prior acknowledgement that still waits, and come before our own commit.
@@ -460,6 +469,11 @@ class Transactor:
             self._io.progress(offsets)
 
     def _consume(self, transaction: Transaction) -> None:
+        """Have the application consume some committed messages. Close the transaction if it defers one.
+
+        Raise ``ApplicationFailed`` if that is the first message of the transaction. For other errors see
+        `Dispatcher.deliver`.
+        """
         limit = self._limit
         batch: Sequence[Envelope[Any]] = self._sequencer.dequeue(limit)
         if not batch:
@@ -529,6 +543,7 @@ class Transactor:
         transaction.begin(self._clock.monotonic())
 
     def _commit(self, transaction: Transaction) -> None:
+        """Finalize the transaction, start the store's commit, and queue the acknowledgements behind it."""
         transaction.prepared_at = self._clock.monotonic()
         self._callbacks.finalize_transaction()
         if self._timers is not None:
@@ -567,6 +582,8 @@ class Transactor:
         self._prior.watch(self._inbox.wake)
 
     def _start_commit(self, checkpoint: Checkpoint) -> OpFuture[Any]:
+        """Start the store's commit. It waits for all appends that this shard has made to other journals than
+        its log, and for the futures of `add_wait`. Raise the commit's error if it has failed already."""
         waits: Collection[OpFuture[Any]] = self._appends.pending_except(self._recovery_log)
         waits = [*waits, *self._extra_waits]
         self._extra_waits.clear()
