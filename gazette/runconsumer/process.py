@@ -58,6 +58,7 @@ _COMMANDS: Final = ("serve", "print-config", "specs", "apply")
 
 
 def schema(application: Application[Any], program: str, bind_host: str = "") -> Schema:
+    """Return the flags of ``serve``. ``bind_host`` is the default of ``--consumer.bind-host``."""
     return Schema(
         program,
         {

@@ -149,6 +149,10 @@ async def _apply_in_time(declaration: Declaration, loaded: Loaded) -> int:
 
 
 async def _apply(declaration: Declaration, loaded: Loaded) -> int:
+    """Show and make the changes that the flags ask for. Return the exit code.
+
+    Raise ``Unavailable`` if no broker answers. If no member answers, apply the journals, and then raise it.
+    """
     flags, clock = loaded.group(SpecsApplyFlags), SystemClock()
     settings = flags.settings()
     given_fields = {
@@ -187,7 +191,8 @@ async def _apply(declaration: Declaration, loaded: Loaded) -> int:
 
 @dataclass(slots=True)
 class _Applying:
-    """One run of ``apply``. ``members`` is None if shards are left out, or if no member answers."""
+    """One run of ``apply``. ``members`` is None if shards are left out, or if no member answers. ``given``
+    names the fields of ``settings`` that flags give."""
 
     declaration: Declaration
     settings: SpecSettings
