@@ -297,8 +297,9 @@ class Application(ABC, Generic[StoreT]):
     def uuid_place_of(self, journal: JournalSpec) -> str:
         """Return where messages of a journal have their UUID, such as ``_meta.uuid``.
 
-        Default: the label ``app.gazette.dev/message-uuid`` of the journal. Empty: the class attribute
-        ``gazette_uuid`` of the type, or else its field ``uuid``. A `Source` with ``uuid=`` overrides this.
+        Default: the label ``app.gazette.dev/message-uuid`` of the journal. An empty text stands for the class
+        attribute ``gazette_uuid`` of the type, or else its field ``uuid``. A `Source` with ``uuid=``
+        overrides this.
         """
         return journal.labels.value_of(MESSAGE_UUID) or ""
 

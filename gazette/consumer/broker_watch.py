@@ -85,6 +85,7 @@ class BrokerWatch:
         return ""
 
     def _note(self, cause: str, now: float, seconds: float) -> None:
+        """Note why brokers have not answered for ``seconds``. Log a cause once in `REPEAT_S` seconds."""
         if self.not_answered:
             self.not_answered = f"brokers have not answered yet: {cause}"
         if (failures := self._retries.due(cause, now)) is not None:

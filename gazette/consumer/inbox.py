@@ -211,6 +211,7 @@ class Inbox:
             return event
 
     def _take(self) -> Event:
+        """Remove and return the first event. Wake those that wait for room: for chunks, once half is free."""
         event = self._events.popleft()
         if not isinstance(event, Call):  # `inputs` counts all events but calls.
             self.inputs -= 1

@@ -93,7 +93,8 @@ def _decode_assignment(
 ) -> ReplicaStatus:
     """Return the status that the assigned member advertised. A new assignment has an empty value: idle.
 
-    A damaged value gives a status too: if it hid the assignment, the allocator would make another one.
+    A damaged value gives a status too: without a status, the allocator would not see the assignment, and make
+    another one.
     """
     subject = f"the status of shard {shard_id} at {zone}#{suffix}#{slot}"
     try:

@@ -163,6 +163,7 @@ class Resolver:
         return await self._await_local(resolution, read_through or {}, on_wait)
 
     def _check_proxy_header(self, header: Header) -> None:
+        """Raise ``Invalid`` for a header that is meant for another cluster, or for another member."""
         own_id = self._ks.header.cluster_id
         if header.etcd.cluster_id != own_id:
             raise Invalid(
@@ -262,7 +263,7 @@ class Resolver:
         )
 
     def primary_of(self, shard_id: str) -> ProcessId | None:
-        """Return the member that is assigned as primary of a shard now."""
+        """Return the member that is assigned as primary of a shard now; None without a primary."""
         return route_of(self._state.assignments_of(shard_id)).primary_id
 
     def failure_of(self, shard_id: str) -> str:

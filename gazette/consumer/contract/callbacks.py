@@ -178,6 +178,7 @@ def _require(owner: Any, name: str, allowed: tuple[str, ...] = ()) -> None:
 
 
 def _require_kind(callback: Any, full_name: str, allowed: tuple[str, ...]) -> None:
+    """Raise ``Invalid`` if a callback is, or wraps, a function of a kind that is not in ``allowed``."""
     for layer in _layers(callback):
         kind = _function_kind(layer)
         if kind is None or kind in allowed:

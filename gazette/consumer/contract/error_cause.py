@@ -66,6 +66,8 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def _cause(error: BaseException, classify: Callable[[Exception], ErrorCause]) -> ErrorCause:
+    """Return the cause of one exception alone. Only exceptions that are neither ours nor the system's are for
+    ``classify``."""
     match error:
         case Invalid() | NotAllowed() | NotFound() | UnusableTime():
             return ErrorCause.MESSAGE

@@ -214,6 +214,7 @@ def _slug(application: str) -> str:
 
 
 def _plain(declared: Source[Any] | Output[Any], application: str) -> DeclaredJournals:
+    """Return a source or output as plain data. ``application`` is the name of the application."""
     retention = declared.retention or timedelta(0)
     return DeclaredJournals(
         declared.name,
@@ -268,6 +269,7 @@ def _check_whole(
 
 
 def _check_same(source: Source[Any], output: Output[Any], kind: str) -> None:
+    """Raise ``Invalid`` if a source and an output of one name differ in a field."""
     for field in fields(output):
         value, other = getattr(source, field.name), getattr(output, field.name)
         if value != other:
@@ -279,6 +281,8 @@ def _check_same(source: Source[Any], output: Output[Any], kind: str) -> None:
 
 
 def _check_nesting(names: Iterable[str], kind: str) -> None:
+    """Raise ``Invalid`` if a declared name is the directory of another one."""
+    # Sorted with a slash behind each, a name stands right before the names below it.
     ordered = sorted(names, key=lambda name: f"{name}/")
     for name, next_name in pairwise(ordered):
         if next_name.startswith(f"{name}/"):

@@ -112,7 +112,7 @@ class _Declared(Generic[M]):
         return "" if place is None else place.text
 
     def has(self, journal: str) -> bool:
-        """Return True if a journal is one of the partitions, or has exactly the declared name."""
+        """Return True if a journal lies below the declared name, or has exactly this name."""
         return journal == self.name or journal.startswith(f"{self.name}/")
 
     @property

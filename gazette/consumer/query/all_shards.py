@@ -134,7 +134,9 @@ def list_route(
     def reply(method: Callable[..., Any], store: Any, request: ShardRequest) -> HttpAnswer:
         page = page_of(request)
         # One item more than the limit shows that the method ignores the limit.
-        items = [[key, value] for key, value in islice(method(store, page), page.limit + 1)]
+        items = [
+            [item_key, value] for item_key, value in islice(method(store, page), page.limit + 1)
+        ]
         _check_order(items, page, key)
         return encoded(items, request.route)
 
@@ -163,6 +165,7 @@ def _all_shards(collect: Callable[[ShardRequest], _Values | _Page]) -> AskShards
         async def ask_one(number: int, spec: ShardSpec) -> None:
             nonlocal staleness_s
             async with gate:
+                # Ask for the offsets of this shard's sources only.
                 own = {source.journal for source in spec.sources}
                 offsets = {name: offset for name, offset in read_through.items() if name in own}
                 query = replace(asked.query, shard=spec.id, read_through=offsets)
@@ -250,6 +253,7 @@ class _Page:
         """True if shards may have more items behind these."""
 
     def add(self, number: int, body: bytes) -> None:
+        """Add the items of one shard. Keep as many as the limit, and all items that have the last key."""
         pairs = self._decoder.decode(body)
         # A shard that has returned as many items as the limit may have more.
         self._is_cut = self._is_cut or len(pairs) >= self._limit

@@ -81,6 +81,7 @@ def _first(parts: Iterable[tuple[str, Any]], *, declared: bool) -> Misfit | None
 
 
 def _dict_misfit(value: dict[Any, Any], *, declared: bool) -> Misfit | None:
+    """Return the first misfit of a key or its value. A key is a misfit, too, if a former key has its text."""
     texts: dict[str, Any] = {}
     for key, part in value.items():
         misfit = _misfit(key, declared=declared)

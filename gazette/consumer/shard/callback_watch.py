@@ -123,6 +123,7 @@ class CallbackWatch:
             self._look_at_loop(self._loop, now)
 
     def _look_at(self, running: RunningCallback, now: float) -> None:
+        """Warn of the shard's running call if it takes too long, and log when such a call has returned."""
         call, seen = running.call, self._seen.get(running)
         if seen is not None and call is not seen.call:
             if seen.warned_at is not None:
@@ -153,6 +154,7 @@ class CallbackWatch:
             )
 
     def _look_at_loop(self, loop: asyncio.AbstractEventLoop, now: float) -> None:
+        """Send a probe to the event loop, or warn if the loop has not run the last probe for too long."""
         probe = self._probe
         if probe is None or probe.answered:
             self._probe = probe = _Probe(now)
@@ -173,6 +175,7 @@ class CallbackWatch:
             )
 
     def _warn_of_process(self, seconds: float, shards: list[RunningCallback]) -> None:
+        """Warn that no thread ran for some time, since this one did not. Name the calls that run now."""
         calls = [(shard, shard.call) for shard in shards]
         running_calls = "; ".join(
             f"shard {shard.shard_id} runs {shard.callback}{_where(shard.thread, call)}"

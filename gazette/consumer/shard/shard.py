@@ -416,6 +416,7 @@ class Shard(WithTimers):
         await primary.run(checkpoint)
 
     async def _report_recovery(self) -> None:
+        """Log from time to time what the recovery waits for, or how far it has come."""
         while True:
             await self._context.clock.sleep(_RECOVERY_REPORT_S)
             if reason := self.waits_for:

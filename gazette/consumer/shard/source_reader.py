@@ -55,6 +55,7 @@ async def read_source(
     reader = RetryReader(client, params, clock=clock, on_interrupted=interrupted.set)
 
     async def check() -> None:
+        """Check the journal's end once, and its life after each interruption of the read."""
         if offset:
             await check_source(journal, offset, inbox, client, clock)
         while True:

@@ -19,7 +19,8 @@ SAMPLES_MAX: Final = 4096
 class StandbyLag:
     """Lag computed from samples of a log's head and the played offset. Pure: callers pass the time in.
 
-    In seconds, it is the age of the oldest sampled head that is not reached, exact to the interval.
+    The lag in seconds is the age of the oldest sampled head that is not reached. It is exact to the interval
+    between two samples.
     """
 
     def __init__(self) -> None:

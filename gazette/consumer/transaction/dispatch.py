@@ -130,8 +130,8 @@ class Dispatcher:
 
     def _deliver_own(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
         """Deliver a batch that needs checks. By the policy, count its misplaced messages, or take them out
-        when their turn comes. Return how many messages are done, with those taken out. Return True, too, if
-        timers are due."""
+        when their turn comes. Return how many messages are done, and True if timers are due. A message that
+        was taken out is done."""
         misplaced = self._misplaced.find(batch)
         if not misplaced:
             return self._deliver_usable(batch)

@@ -215,6 +215,8 @@ class ShardTimers:
         self._queue(domain).remove(check_key(key))
 
     def _queue(self, domain: TimeDomain) -> _Queue:
+        """Return the queue of a domain. Raise ``NotAllowed`` on another thread, outside of a transaction, and
+        for event time that the application does not define."""
         if threading.get_ident() != self._thread:
             raise NotAllowed(
                 "timers are set and cancelled on the shard's own thread",

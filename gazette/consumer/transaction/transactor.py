@@ -376,6 +376,8 @@ class Transactor:
             self._handle(event, transaction)
 
     def _handle(self, event: Event, transaction: Transaction) -> None:
+        """Queue the messages of an event, note the end of the input, or run a call. Raise the error of a
+        source that failed."""
         # Input is taken only while the backlog is empty, so that neither case below drops messages of it.
         match event:
             case Chunk():
@@ -530,6 +532,7 @@ class Transactor:
         self._fire_limit = _next_limit(limit, count, self._clock.monotonic() - began_at)
 
     def _begin(self, transaction: Transaction) -> None:
+        """Begin the transaction, before its first message or timer."""
         if failpoints.armed_points:
             failpoints.hit("transaction.begun", self._id)
         if self._timers is not None:
