@@ -133,6 +133,7 @@ async def read_batches(
 
 
 def _decode(decoder: EnvelopeDecoder[M], on_malformed: OnMalformed | None) -> list[Envelope[M]]:
+    """Return the next batch. Pass malformed frames to ``on_malformed`` and skip them, or raise without it."""
     while True:
         try:
             return decoder.decode()

@@ -144,6 +144,8 @@ def wire_names_of(message_type: Any) -> list[tuple[str, str]]:
 
 
 def _object_field(message_type: Any, attribute: str) -> KeyField:
+    """Return the field of a struct or dataclass, or of all types of a union. In other classes, keys are
+    encoded by the class of each value."""
     try:
         objects = inspect_objects(message_type)
     except (Invalid, TypeError):
@@ -161,7 +163,8 @@ def _object_field(message_type: Any, attribute: str) -> KeyField:
 
 
 def is_repeated(field: Any) -> bool:
-    """Return True if a field of Protobuf has any number of values. Old versions have only ``label``."""
+    """Return True if a field of Protobuf has any number of values. In old versions of the library, only
+    ``label`` says so."""
     repeated: bool = (
         field.is_repeated
         if hasattr(field, "is_repeated")
@@ -222,6 +225,7 @@ def encoding_of(info: inspect.Type) -> KeyEncoding:
 
 
 def _encoding_of_part(info: inspect.Type) -> KeyEncoding:
+    """Return the encoding of a type that is no union. Raise ``Invalid`` if its values are no keys."""
     match info:
         case inspect.EnumType(cls=enum):
             return _encoding_of_values([item.value for item in enum])

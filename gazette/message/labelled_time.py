@@ -35,7 +35,7 @@ class LabelledTime(MessageTime):
 
     @property
     def unbounded(self) -> LabelledTime:
-        """The same for readers: they have no watermark, so no time is too far ahead for them."""
+        """This time without a bound, for readers. They have no watermark that a time could move too far."""
         return replace(self, ahead=timedelta.max)
 
     @property

@@ -205,6 +205,7 @@ def _mapping_by_key(
     encoding: KeyEncoding,
     choose: Callable[[Partitions, int], Partition],
 ) -> Mapping[M]:
+    """Return a mapping by ``key`` that remembers the partitions of recent keys, until partitions change."""
     choices = _Choices(Partitions(()), choose, encoding)
 
     def mapping(message: M) -> Partition:

@@ -176,6 +176,7 @@ class MessageTime:
         return value_if_set(message, self.field) if is_proto else value
 
     def _unix_us(self, value: Any) -> int | str:
+        """Return a value as a time in Unix microseconds, or why it is no time."""
         if value is None:
             return "is missing"
         if isinstance(value, datetime):

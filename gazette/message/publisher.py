@@ -258,6 +258,7 @@ class Publisher:
     def _groups(
         self, mapping: Mapping[M], messages: Iterable[M]
     ) -> list[tuple[_Form, _Line, list[M]]]:
+        """Validate and map messages. Return them by line and form, in order within each group."""
         groups: dict[tuple[int, int], tuple[_Form, _Line, list[M]]] = {}
         for message in messages:
             route = self._route(mapping, message)
@@ -382,7 +383,10 @@ class Publisher:
             self._strict, self._passed = strict, ""
 
     def release(self) -> None:
-        """End a `hold`, and publish what it kept back. Raise ``Closed`` if the append service is closed."""
+        """End a `hold`: what it kept back cannot be undone any more, and is gathered like later messages.
+
+        Raise ``Closed`` if enough is gathered for an append, and the append service is closed.
+        """
         with self._lock:
             held_lines, self._held = self._held, None
             overfull = self.buffered_bytes >= BUFFER_BYTES_MAX
@@ -443,6 +447,7 @@ class Publisher:
             }
 
     def _flush_line(self, line: _Line) -> None:
+        """Enqueue what waits in a line. Then wait if brokers are behind, but never on the event loop."""
         with self._lock:
             if not line.buffer:
                 return
@@ -497,6 +502,8 @@ class Publisher:
         return marked
 
     def _new_route(self, kind: _Kind, partition: Partition) -> _Route:
+        """Return the route of a type to a partition. Threads that make one at once get the same route. Raise
+        ``Invalid`` if the partition is for other types, or its content type cannot hold the type."""
         partition.require_type(kind.type)
         journal, encoding = partition.journal, (kind.type, partition.content_type, partition.uuid)
         form = self._forms.get(encoding)

@@ -20,7 +20,8 @@ from msgspec import inspect
 from gazette.message.value_types import class_of, is_flat
 
 Flatten: TypeAlias = Callable[[Any], Any]
-"""Function from a value of one class to a value of Python's own types. `TypeError`: it has another class."""
+"""Function from a value of one class to a value of Python's own types. Raises ``TypeError`` for a value of
+another class."""
 
 _VERSION: Final = 2
 """Newest format of `marshal` that writes equal values as equal bytes: later ones write back-references."""
@@ -79,6 +80,7 @@ class _Flatteners:
         return self._known[id(info)]
 
     def _made(self, info: inspect.Type) -> Flatten:
+        """Return a new function for a type that is not flat. For the error see `of`."""
         value_class = class_of(info)
         match info:
             case inspect.Metadata(type=part):
@@ -105,6 +107,7 @@ class _Flatteners:
         raise NotImplementedError
 
     def _object(self, kind: type, fields: Sequence[inspect.Field]) -> Flatten:
+        """Return the function of a struct or dataclass, from an object to the values of its fields."""
         if not fields:
             return _exactly(kind, _nothing)
         get = attrgetter(*(field.name for field in fields))

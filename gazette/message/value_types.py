@@ -239,6 +239,7 @@ def _other(value: Any, info: inspect.Type) -> Misfit:
 
 
 def _typed_misfit(value: Any, info: inspect.Type) -> Misfit | None:
+    """Return the first misfit among the parts of a value whose own class fits its type."""
     match info:
         case inspect.DictType(key_type=key_type, value_type=value_type):
             return _dict_misfit(value, key_type, lambda _: value_type)
@@ -336,6 +337,7 @@ def json_misfit(value: Any) -> Misfit | None:
 
 
 def _leaf_misfit(value: Any) -> Misfit | None:
+    """Return why JSON cannot hold a value without parts; None if JSON can."""
     if type(value) is float and not math.isfinite(value):
         return Misfit([], f"is {value}, which JSON cannot hold", "Leave it out, or write None.")
     if type(value) is str:

@@ -128,6 +128,7 @@ class ValueEncoding(Generic[T]):
         return value
 
     def _read_back(self, data: bytes) -> T:
+        """Decode JSON as a reader would. Raise one of `REFUSALS` for what a reader could not decode."""
         # Most values are short, so the cost of each call here matters.
         if len(data) <= self._at_once:
             return self._decode(data)  # type: ignore[no-any-return]
@@ -167,8 +168,10 @@ class ValueEncoding(Generic[T]):
 
 
 def _too_deep(value: Any) -> Misfit:
+    """Return the misfit of a value that is nested too deeply, in the attribute at fault if there is one."""
     mismatch = Misfit([], "is nested too deeply, or holds itself", "Keep values flat, or by keys.")
-    for name, part in zip(*(attributes_of(value) or ((), ())), strict=True):  # None: nothing.
+    # Without known attributes: no names, and no values.
+    for name, part in zip(*(attributes_of(value) or ((), ())), strict=True):
         try:
             difference(part, part)  # This call walks through the whole part.
         except RecursionError:

@@ -124,6 +124,7 @@ def _object_of(objects: tuple[ObjectType, ...], cls: type) -> ObjectType:
 
 
 def _zero_object(part: ObjectType, depth: int) -> Any:
+    """Return the zero value of an object in JSON: its required fields; for an array, all fields in order."""
     tag_field = part.tag_field if isinstance(part, inspect.StructType) else None
     tag = part.tag if isinstance(part, inspect.StructType) else None
     if isinstance(part, inspect.StructType) and part.array_like:
@@ -136,6 +137,7 @@ def _zero_object(part: ObjectType, depth: int) -> Any:
 
 
 def _zero(info: inspect.Type, depth: int) -> Any:
+    """Return the zero value of a type in JSON: null if the type permits null, else by its first member."""
     parts = alternatives(info)
     if depth > _DEPTH_MAX or any(isinstance(part, inspect.NoneType) for part in parts):
         return None

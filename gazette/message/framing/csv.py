@@ -175,6 +175,7 @@ class CSVFraming(Framing[M]):
         super().__init__(codec, frame_bytes_max)
         self._width: int | None = None
         self._inside_quotes = False
+        """True if only bytes with a quote can complete the pending record."""
 
     def decode(self, buffer: bytes, base_offset: Offset) -> Frames[M]:
         stop = buffer.rfind(b"\n") + 1
@@ -210,6 +211,7 @@ class CSVFraming(Framing[M]):
         return Frames([base_offset, *ends[:-1]], ends, messages, uuids, len(lines))
 
     def _decode_each(self, lines: bytes, base_offset: Offset) -> Frames[M]:
+        """Decode record by record, as `decode` does: stop before an incomplete or malformed one."""
         frames: Frames[M] = Frames()
         uuids: list[bytes] = []
         while (record := parse_record(lines, begin := frames.consumed)) is not None:
@@ -234,6 +236,7 @@ class CSVFraming(Framing[M]):
         return frames
 
     def _decode_one(self, record: Record, raw: bytes) -> tuple[M, bytes]:
+        """Return the message of a record, and its UUID. Raise one of `CODEC_ERRORS` if it is malformed."""
         if record.error:
             raise Invalid(record.error)
         codec = self.codec

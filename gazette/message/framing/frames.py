@@ -185,6 +185,7 @@ class Framing(ABC, Generic[M]):
         return None if newline < 0 else newline + 1
 
     def _unencodable(self, error: BaseException, message: Any) -> InvalidValue:
+        """Return the error of a message that cannot be encoded, with the path of its part if it is known."""
         if not isinstance(error, Invalid):
             error = self.codec.explained(message, error)
         name = getattr(self.codec.message_type, "__name__", self.codec.message_type)

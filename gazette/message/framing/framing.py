@@ -140,6 +140,7 @@ class JSONLinesFraming(Framing[M]):
         return Frames([base_offset, *end_list[:-1]], end_list, messages, uuids, len(lines))
 
     def _decode_each(self, lines: bytes, base_offset: Offset) -> Frames[M]:
+        """Decode line by line, as `decode` does: stop before a malformed line."""
         frames: Frames[M] = Frames()
         uuids: list[bytes] = []
         while (begin := frames.consumed) < len(lines):
@@ -167,6 +168,7 @@ class JSONLinesFraming(Framing[M]):
         return frames
 
     def _decode_one(self, payload: bytes) -> tuple[M, bytes]:
+        """Return a message and its UUID. An acknowledgement need not decode as a message of the type."""
         try:
             message = self.codec.decode(payload)
         except CODEC_ERRORS:

@@ -106,6 +106,7 @@ class KnownOutput:
         return chosen.with_uuid(self._uuid) if self._uuid else chosen
 
     def _check_type(self, partition: Partition, kind: type) -> None:
+        """Raise ``Invalid`` for a journal without a content type, or whose label names another type."""
         if not partition.content_type:
             raise Invalid(
                 f"journal {partition.journal} has no label {CONTENT_TYPE}",

@@ -311,6 +311,8 @@ class PublishingService:
         refused: set[JournalName],
         error: BaseException,
     ) -> CommitFailed:
+        """Return the error of a commit whose acknowledgements are not all appended. ``ends`` has the journals
+        with theirs, ``refused`` those that have refused theirs. The fate of all others is unknown."""
         unknown = tuple(sorted(intents.keys() - ends.keys() - refused))
         committed = tuple(sorted(ends))
         where = []

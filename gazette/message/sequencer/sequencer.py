@@ -202,6 +202,7 @@ class Sequencer(Generic[M]):
         return QueueOutcome.OUTSIDE_COMMIT
 
     def _queue_continue(self, partial: PartialSequence, envelope: Envelope[M]) -> QueueOutcome:
+        """Queue a message that is pending until its producer acknowledges it."""
         if envelope.clock <= partial.min_clock:
             return QueueOutcome.CONTINUE_ALREADY_ACKED
         if envelope.clock <= partial.max_clock:
@@ -216,6 +217,7 @@ class Sequencer(Generic[M]):
         return outcome
 
     def _queue_ack(self, partial: PartialSequence, envelope: Envelope[M]) -> QueueOutcome:
+        """Queue an acknowledgement, which commits or rolls back what its producer has pending."""
         if envelope.clock <= partial.min_clock:
             # A smaller clock means that the producer has recovered an older state. The producer sends
             # later messages again, as new ones: the sequencer must not drop them as duplicates.
