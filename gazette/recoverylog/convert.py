@@ -107,7 +107,7 @@ def _check(path: Path, name: str) -> str:
 def _put_in_place(directory: Path, names: list[str]) -> None:
     """Move all databases to their names, or none. Keep a file that already has one of these names, and raise
     ``Invalid``."""
-    reserved: list[Path] = []
+    reserved: list[Path] = []  # Empty files, which hold the names until all databases can be moved.
     try:
         for name in names:
             target = directory / name

@@ -68,10 +68,8 @@ class Scratch:
 
     @classmethod
     async def make(cls, pool: Pool, prefix: str, parent: Path | None) -> Scratch:
-        """Make a directory on a thread of ``pool``. Raise ``Invalid`` if that fails.
-
-        After a cancellation, the directory that the thread makes is removed.
-        """
+        """Make a directory on a thread of ``pool``. Raise ``Invalid`` if that fails. After a cancellation,
+        the directory that the thread makes is removed."""
         making = pool.submit(cls, prefix, parent)
         try:
             return await await_future(making)

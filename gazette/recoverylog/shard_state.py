@@ -310,10 +310,11 @@ class ShardState:
     @property
     def column_families(self) -> tuple[str, ...]:
         """Names of the column families of a RocksDB state."""
-        self._family(DEFAULT)
+        self._family(DEFAULT)  # Opens the database.
         return tuple(sorted(self._families))
 
     def _rocksdb_checkpoint(self) -> Checkpoint:
+        """Return the checkpoint; without one, the offsets in the marks of sources."""
         data = self.get(CHECKPOINT_KEY)
         if data is not None:
             return Checkpoint.from_bytes(data)

@@ -130,6 +130,7 @@ class _Scan:
         self.positions.append(Position(playback.offset, self._time))
 
     def _note(self, op: RecordedOp, outcome: Outcome) -> None:
+        """Add the position before an operation that begins an append."""
         assert self._playback is not None
         if not outcome.advances:
             return  # The operation's author did not own the log.
@@ -297,8 +298,8 @@ def _state(
     target: Path | None,
     prepare_connection: Callable[[apsw.Connection], None] | None = None,
 ) -> ShardState:
-    """Play up to a position into ``staged``, and move the content to ``target``. Without a target, the files
-    are removed with the state."""
+    """Play up to a position into ``staged``, and move the content to ``target``. Without a target, ``close``
+    of the state removes the files."""
     playback = Playback(hints)
     files = StagedFiles(staged)
     try:

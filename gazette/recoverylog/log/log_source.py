@@ -173,6 +173,7 @@ class _Ahead:
         self._stopped = False
 
     def run(self) -> None:
+        """Decode the fragment on a thread of the pool, at most `BLOCKS_AHEAD` blocks ahead of the reader."""
         try:
             if self._stopped:
                 return

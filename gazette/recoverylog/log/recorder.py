@@ -112,10 +112,8 @@ class Group:
         return self._record(Create(path))
 
     def write(self, fnode: int, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write bytes at an offset of a file. Do not change ``data`` until the group ends.
-
-        Empty data records no operation. Raise ``Invalid`` for a negative offset.
-        """
+        """Write bytes at an offset of a file. Do not change ``data`` until the group ends. Empty data records
+        no operation. Raise ``Invalid`` for a negative offset."""
         if fnode not in self._recorder.fsm.nodes:
             raise Bug("cannot write to a file that is not recorded", fnode=fnode)
         if offset < 0:
@@ -249,10 +247,8 @@ class Recorder:
         self._recent = txn.release()
 
     def _sequence(self, action: Action, *, is_first: bool = False) -> tuple[int, bytes]:
-        """Give an operation the next sequence number. Return the number, and the operation's frame.
-
-        The first operation of a group has the time of the clock. Raise ``Bug`` if the FSM refuses the action.
-        """
+        """Give an operation the next sequence number. Return the number and the frame. The first operation of
+        a group has the time of the clock. Raise ``Bug`` if the FSM refuses the action."""
         clock = self._clock if is_first else None
         op = RecordedOp(
             seq_no=self.fsm.next_seq_no,
@@ -324,6 +320,7 @@ class Recorder:
         chunks: Collection[bytes | bytearray | memoryview],
         wait_for: Collection[OpFuture[Any]],
     ) -> OpFuture[AppendResult]:
+        """Begin an append after ``wait_for``. Return its future. If that raises, the recorder is broken."""
         try:
             if failpoints.armed_points:
                 failpoints.hit("commit.recording", self.log)

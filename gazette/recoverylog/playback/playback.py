@@ -180,11 +180,8 @@ class Playback:
         return self._raw is not None or len(self._buffer) >= HEADER_LENGTH
 
     def jump(self, offset: int) -> None:
-        """Skip bytes up to ``offset``, which were deleted.
-
-        Raise ``PrunedLog`` if the hints name operations among these bytes, or a write has its bytes there.
-        Raise it, too, if play-back has no hints, and no operation yet.
-        """
+        """Skip bytes up to ``offset``, which were deleted. Raise ``PrunedLog`` if hints name operations among
+        these bytes, if a write has its bytes there, or if play-back has no hints and no operation yet."""
         if self._lost is None:
             self._lost = self.read_offset, offset
         if not self.fsm.has_hints and self.fsm.next_seq_no == 1:
@@ -227,10 +224,8 @@ class Playback:
 
     @property
     def handoff_applied(self) -> bool | None:
-        """True if the hand-off operation was read and applied. None if it was not read yet.
-
-        False if another author's operation has its sequence number. Then append a hand-off again.
-        """
+        """True if the hand-off operation was read and applied; None if it was not read yet. False if another
+        author's operation has its sequence number: then append a hand-off again."""
         return self._handoff_outcome
 
     def feed(self, data: bytes) -> list[FileAction]:

@@ -377,10 +377,8 @@ class Player:
         self._read_through = result.commit.end
 
     async def _read(self, reader: RetryReader) -> bytes | OffsetJump:
-        """Return the next bytes, or a jump over deleted bytes. Wait while the log is suspended.
-
-        A jump is not raised, since an error of this task would end the whole scope.
-        """
+        """Return the next bytes, or a jump over deleted bytes: raised, it would end the whole scope of this
+        task. Wait while the log is suspended."""
         while True:
             try:
                 return await reader.read(READ_BYTES)
@@ -476,6 +474,7 @@ class Player:
         return data[:count]
 
     def _close_reader(self) -> None:
+        """Close the reader, and drop what was read ahead."""
         self._rest = b""
         if self._pending is not None:
             self._pending.cancel()

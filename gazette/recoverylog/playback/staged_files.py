@@ -39,7 +39,7 @@ DESCRIPTORS_MAX: Final = 128
 class PlayedFiles:
     """Files of a log as of one moment, readable until the function that got them returns.
 
-    ``paths`` are relative to the directory of the shard. Do not change the files behind them.
+    ``paths`` has the files by their paths relative to the shard's directory. Do not change these files.
     """
 
     paths: Mapping[str, Path]
