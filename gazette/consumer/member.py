@@ -177,6 +177,7 @@ class ConsumerMember(ClusterMember[ConsumerSettings]):
         self.daemons.spawn(self._sweep(), name="sweep")
         await initialized(self.application, self.service)
         self.service.add_routes(self.application)
+        # Replace the routes, which only say that the member starts, by those of the application.
         app.router.routes[:] = self._all_routes()
 
     async def _sweep(self) -> None:

@@ -127,7 +127,9 @@ def declared_place(message_type: Any, given: str | None) -> str | None:
     if given is None:
         return None
     types = get_args(message_type) or (message_type,)
-    places = {getattr(kind, "gazette_uuid", "") for kind in types}
+    places = {
+        getattr(kind, "gazette_uuid", "") for kind in types
+    }  # "": a type without the attribute.
     if len(places | ({given} if given else set())) > 1 and places != {""}:
         raise Invalid(
             f"messages of type {name_of_type(message_type)} have their UUID in {' or '.join(sorted(places))}"

@@ -102,7 +102,8 @@ def scratch_directory(prefix: str, parent: Path | None) -> Iterator[Path]:
 
 
 def shard_prefix(shard_id: str) -> str:
-    """Return the prefix of the names of a shard's directories: it has the end of the shard's id."""
+    """Return the prefix of the names of a shard's directories. It has the shard's id, or the end of a long
+    id."""
     return f"{SHARDS}{shard_id.replace('/', '_')[-_NAME_MAX:]}-"
 
 

@@ -297,7 +297,9 @@ class ShardApi:
         """Delete assignments, so that the allocator makes new ones.
 
         Delete the assignments of failed replicas and, unless ``only_failed``, of the primary. Healthy
-        standbys stay. Raise ``NotAllowed`` without a claim to a shard, ``Invalid`` for too many assignments.
+        standbys stay. Return the shards, with ``dry_run`` without a change. If an assignment has changed
+        meanwhile, delete none, and return the status ETCD_TRANSACTION_FAILED. Raise ``NotAllowed`` without a
+        claim to a shard, ``Invalid`` for too many assignments.
         """
         validate_unassign_request(request)
         response = pb.UnassignResponse()

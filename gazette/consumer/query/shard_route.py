@@ -48,7 +48,8 @@ class ShardRequest(msgspec.Struct, frozen=True):
     query: Mapping[str, str]
     """Parameters of the query string. Each is given once."""
     headers: Mapping[str, str]
-    """Headers by lower-case name, without ``authorization``. Headers of one name are joined by commas."""
+    """Headers by lower-case name, without ``authorization``. Headers of one name are joined by commas, those
+    with cookies by semicolons."""
     body: bytes = b""
     """The body as it was sent."""
     shard: str = ""

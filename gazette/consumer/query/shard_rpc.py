@@ -126,7 +126,8 @@ class ShardRpc(Generic[RequestT, ResponseT]):
         max_staleness_s: float | None = None,
         claims: Claims = EVERYTHING,
     ) -> QueryResult[ResponseT]:
-        """Ask a shard from this process. For the errors see `QueryRouter.ask`."""
+        """Ask a shard from this process. Without ``shard``, the request decides which one, as in a call. For
+        the errors see `QueryRouter.ask`."""
         query = ShardQuery(shard or "", read_through or {}, max_staleness_s, None, claims)
         question = Question(service_of(self.instance), self, request, query)
         if shard is None:

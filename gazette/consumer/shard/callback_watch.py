@@ -73,7 +73,9 @@ class CallbackWatch:
         self._lock = threading.Lock()
         self._running: dict[RunningCallback, None] = {}
         self._seen: dict[RunningCallback, _SeenCall] = {}
+        """By shard, the call that the last look has found."""
         self._looked_at: float | None = None
+        """Time of the last look, by the monotonic clock."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
         self._probe: _Probe | None = None

@@ -1,1 +1,1 @@
-"""Timers of shards: rows of a store, for each of which the runtime calls the application once. ADR 0012."""
+"""Timers of shards: rows of a store. The runtime calls the application once for each row. See ADR 12."""

@@ -93,6 +93,7 @@ class Dispatcher:
         self._inbox = inbox
         self._poison = poison
         self._guarded = poison is not None and not poison.policy.malformed_only
+        """True if the policy skips messages and timers for which the application raises."""
         observes = timers is not None and timers.observes
         self._untimed = UntimedMessages(
             bool(declared_times(application, callbacks.shard)), clock_places if observes else {}
@@ -101,6 +102,7 @@ class Dispatcher:
         self._unchecked: set[JournalName] = set()
         """Sources whose messages need neither a check of their keys nor of their times."""
         self._singly = type(application).consume_messages is Application.consume_messages
+        """True if the application gets messages one by one, and not in batches."""
 
     def deliver(self, batch: Sequence[Envelope[Any]]) -> None:
         """Have the application consume a batch.
@@ -323,7 +325,7 @@ class Dispatcher:
     def _deliver_batch(self, batch: Sequence[Envelope[Any]]) -> int:
         """Deliver a batch at once. Return how many were consumed: not all if a message was deferred.
 
-        If a batch is poison, deliver its messages singly, to find the one that is to blame.
+        If a batch is poison, deliver smaller parts of it, to find the message that is to blame.
         """
         return deliver_in_halves(batch, self._attempt_or_skip)
 

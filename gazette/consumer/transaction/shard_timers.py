@@ -64,6 +64,7 @@ class _Queue:
         return None if at_us is None else (at_us, "")  # No key is less: a lower bound.
 
     def put(self, row: TimerRow) -> None:
+        """Set a timer. At the cursor or before, it waits for the next pass."""
         self._revoke(row.key)
         self.table.put(self.domain, row)
         if row.position <= self.cursor:
@@ -257,7 +258,7 @@ class ShardTimers:
                 self._table.set_event_time(value)
                 self._kept = value
         self._open = False
-        self.begin_pass()
+        self.begin_pass()  # The next transaction may begin with a timer behind the cursor.
 
     def begin_pass(self) -> None:
         """Begin a pass: timers that were set for times before the last fired timer may fire now."""

@@ -120,6 +120,7 @@ class Player:
         self._rest = b""
         """Bytes that were read beyond the cut."""
         self._read_through = 0
+        """Offset up to which the log has bytes, as far as the player knows."""
         self._catch_ups = 0
         self._tailed = False
         """True if the hand-off was requested after the head had been reached."""

@@ -129,6 +129,7 @@ class Scan(Iterator[tuple[bytes, bytes]]):
             iterator.next()
 
     def _seek_first(self, iterator: Any) -> None:
+        """Move to the first key of the scan: in reverse, to the last one below ``high``."""
         if not self._reverse:
             iterator.seek(self._low)
         elif self._high is None:
