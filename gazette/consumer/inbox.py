@@ -82,15 +82,18 @@ class Inbox:
         self._loop = loop
         self._events: deque[Event] = deque()
         self._bytes = 0
+        """Bytes of the chunks that wait."""
         self.inputs = 0
         """Number of events that wait, without calls."""
         self._messages = 0
+        """Number of messages of `put_messages` that wait."""
         self._changed = threading.Condition() if changed is None else changed
         """Condition on which the shard's thread waits for events, and `Feed.put` waits for room.
 
         Use ``notify_all``: ``notify`` may wake a waiter that cannot use the change.
         """
         self._woken = False
+        """True if `get` must return even without an event: see `wake`."""
         self.stopped = False
         """Set once, never cleared. Any thread may read it."""
         self._room = asyncio.Event()

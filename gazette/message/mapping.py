@@ -103,6 +103,7 @@ class Partitions:
         self.is_keyed = any(label_set.values_of(MESSAGE_KEY) for label_set in self.labels)
         """True if labels say by which key messages are mapped."""
         self._hashes: Any = None
+        """Hashes of the journals' names, computed by the first `choose`."""
         self._keys: LabelledKeys | None = None
 
     @classmethod

@@ -203,6 +203,7 @@ class Publisher:
         """The lines that grew since the hold began, each with its former length in bytes. True: the
         transaction had not published to the line before. None without a hold."""
         self._strict = True
+        """True if the hold is strict: see `hold`."""
         self._passed = ""
         """Why messages since a hold without ``strict`` cannot be undone. Empty if they can."""
 

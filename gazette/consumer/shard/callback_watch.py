@@ -79,6 +79,7 @@ class CallbackWatch:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
         self._probe: _Probe | None = None
+        """The probe that was sent to the loop last."""
 
     def add(self, running: RunningCallback) -> None:
         """Watch the callbacks of a shard from now on. Any thread."""

@@ -243,6 +243,7 @@ class HintsSize:
 
     def __init__(self) -> None:
         self._warned: HintsForm | None = None
+        """Form of hints that was warned of last; None while hints are small enough."""
 
     def note(self, spec: ShardSpec, hints: FSMHints, form: HintsForm, size: int) -> None:
         """Log a warning, once for each form, if the JSON takes more than half of what etcd accepts."""

@@ -89,6 +89,7 @@ class Primary:
         self._journals: dict[str, ListedJournal] = {}
         """The sources, as they were listed before the store was opened."""
         self._recorder: Recorder | None = None
+        """Made with the store. None for a shard without a log."""
         self._recovered_hints: FSMHints | None = None
         self._poison_policy: PoisonPolicy | None = None
         # Made now: a stop that comes while the store is opened must also stop the transactions.

@@ -70,6 +70,7 @@ class Shard(WithTimers):
         self.ended = asyncio.Event()
         """Set when the shard failed, or was stopped."""
         self.failure: BaseException | None = None
+        """The error that has made the shard FAILED; None so far."""
         self.verdict: RestartDecision | None = None
         """The decision about a restart, once the shard has failed."""
         self.lag: tuple[int, float] | None = None
@@ -97,6 +98,7 @@ class Shard(WithTimers):
         self._started_primary = False
         """True from the promotion on."""
         self._stopping = False
+        """True from `stop` on: later errors do not make the shard FAILED."""
         self._uses = 0
         """Number of queries that use the store."""
         self._unused = asyncio.Event()

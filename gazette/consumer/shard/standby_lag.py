@@ -27,6 +27,7 @@ class StandbyLag:
         self._heads: deque[tuple[float, int]] = deque(maxlen=SAMPLES_MAX)
         """(time, offset) of each sampled head that the standby has not reached, the oldest first."""
         self._head = 0
+        """Greatest head that was sampled."""
 
     def note_head(self, head: int, now: float) -> None:
         """Note that the log ended at the offset ``head`` at the time ``now``."""

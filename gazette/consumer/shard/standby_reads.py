@@ -40,7 +40,9 @@ class ReadSnapshot:
         self.as_of = as_of
         """Time of the monotonic clock, in seconds: all earlier commits are in the edition."""
         self.uses = 0
+        """Number of queries that use the edition."""
         self.replaced = False
+        """True once a newer edition was made."""
 
 
 class StandbyReads:
@@ -61,6 +63,7 @@ class StandbyReads:
         self._pool = pool
         self._scope = TaskScope("standby reads")
         self._view: StateView | None = None
+        """The application's view, made at the first query."""
         self._current: ReadSnapshot | None = None
         self._older: ReadSnapshot | None = None
         """The edition before, while a query uses it. No third edition is made until it is released."""

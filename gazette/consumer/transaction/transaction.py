@@ -105,6 +105,7 @@ class Transaction:
     input_ended: bool = False
     stalled_at: float | None = None
     """Time at which the maximum duration was reached, if the prior transaction was not done then."""
+    # Times of the monotonic clock at which these steps began or ended; None until then.
     prepared_at: float | None = None
     started_commit_at: float | None = None
     committed_at: float | None = None

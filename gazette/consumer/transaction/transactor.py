@@ -91,7 +91,9 @@ class PriorTransaction:
     recovered: bool = False
     """True for a restored checkpoint: its commit has succeeded, and its acknowledgements may be missing."""
     transaction: Transaction | None = None
+    """None for a restored checkpoint."""
     bytes: int = 0
+    """Bytes of the messages that the transaction has consumed."""
 
     def watch(self, wake: Callable[[object], None]) -> None:
         """Call ``wake`` when the commit or an acknowledgement is done."""
@@ -170,6 +172,7 @@ class Transactor:
         """True from ``begin_transaction`` to ``finished_transaction``."""
         self._input_ended = False
         self._bytes = 0
+        """Bytes of the messages that the running transaction has consumed so far."""
         self._extra_waits: list[OpFuture[Any]] = []
         self._stall_reported = False
         self._prior = PriorTransaction(Checkpoint(), {}, commit=resolved(None), recovered=True)

@@ -174,6 +174,7 @@ class CSVFraming(Framing[M]):
     def __init__(self, codec: MessageCodec[M], frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         super().__init__(codec, frame_bytes_max)
         self._width: int | None = None
+        """Number of fields of each record; None before the first record."""
         self._inside_quotes = False
         """True if only bytes with a quote can complete the pending record."""
 

@@ -61,6 +61,7 @@ class ClientPublisher:
         self._is_open = True
         self._turn = asyncio.Lock()
         self._holder: asyncio.Task[Any] | None = None
+        """Task that has a transaction open."""
 
     async def __aenter__(self) -> Self:
         self._bound.require()
@@ -209,6 +210,7 @@ class SyncPublisher:
         self._process = ClosedByOwner("a SyncPublisher")
         self._turn = threading.Lock()
         self._holder: int | None = None
+        """Identity of the thread that has a transaction open."""
         self._client: Client | None = None
         self._service: PublishingService | None = None
         self._loop = LoopThread("publisher")

@@ -95,6 +95,7 @@ class PublishingService:
         self._records: CommitRecords | None = None
         self._pool = BlockingPool("commit-records", 1)
         self._failure: BaseException | None = None
+        """Error after which the publisher cannot be used any more."""
         self._process = MadeBeforeFork("a publisher")
         self._closed = False
 

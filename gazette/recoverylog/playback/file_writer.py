@@ -27,6 +27,7 @@ class FileWriter:
         """Actions that have not begun. Their operations take ``_bytes`` bytes of the log."""
         self._bytes = 0
         self._writing: asyncio.Task[None] | None = None
+        """The task that performs actions. None, or done: no action is running."""
 
     async def add(self, scope: TaskScope, actions: list[FileAction], length: int) -> None:
         """Add actions of ``length`` bytes of the log. Begin them at once if no action is running.

@@ -125,6 +125,7 @@ class Playback:
         self.last_author: int | None = None
         """Author of the last operation that applied: the log's owner in these bytes. None: no operation."""
         self._handoff: int | None = None
+        """Author whose hand-off is awaited; None: no hand-off is."""
         self._handoff_outcome: bool | None = None
         self._buffer = b""
         self._raw: _RawBytes | None = None

@@ -131,6 +131,7 @@ class Player:
         self._writer = FileWriter(self._files, pool)
         self._reader: RetryReader | None = None
         self._pending: asyncio.Task[bytes | OffsetJump] | None = None
+        """The read whose result was not fed yet."""
 
     @property
     def progress(self) -> PlayProgress:

@@ -86,6 +86,7 @@ class Scan(Iterator[tuple[bytes, bytes]]):
         self._pinned: Pinned | None = pinned
         self._low, self._high, self._reverse = low, high, reverse
         self._last: bytes | None = None
+        """Key that was returned last; None before the first key."""
         self._ended = False
 
     def __next__(self) -> tuple[bytes, bytes]:
