@@ -165,7 +165,8 @@ class MessageCodec(ABC, Generic[M]):
         return error if self.values is None else self.values.refused(message, error, self.root)
 
     def acknowledgement_of(self, payload: bytes) -> Acknowledgement | None:
-        """Return the acknowledgement in a payload that does not decode as a message. None: it has none."""
+        """Return the acknowledgement in a payload that does not decode as a message; None if it is no
+        acknowledgement."""
         return None
 
     def acknowledges(self, message: M) -> bool:

@@ -156,8 +156,9 @@ def _jump(decoder: EnvelopeDecoder[Any], offset: Offset, on_malformed: OnMalform
 class UncommittedReader(Generic[M]):
     """Reader of every message of a journal, with duplicates and messages that are rolled back. Loop-bound.
 
-    ``params`` gives the offsets at which it begins and ends. Without ``block`` it ends at the head of the
-    journal. ``on_malformed`` is called with each malformed frame. Without it, such a frame ends the reading.
+    ``params`` gives the offsets at which the reader begins and ends. Without ``block``, reading ends at the
+    head of the journal. ``on_malformed`` is called with each malformed frame; without this function, a
+    malformed frame ends the reading.
     ``uuid`` is the place of the UUID in messages; empty: as the journal's label says. ``time`` is the field,
     function or `MessageTime` with the time of messages. None: as the label says, or else the clock of their
     publishers.

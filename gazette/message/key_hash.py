@@ -67,7 +67,8 @@ def _of_lengths(content: bytes, ends: Any) -> Any:
     order = _longest_first(lengths)
     begins, lengths = (ends - lengths)[order], lengths[order]
     hashes = np.full(len(lengths), _FNV_OFFSET, np.uint32)
-    # The few longest keys are in step only up to here: a loop over the rest of each is faster.
+    # Up to this length, `_FEW` keys or more have a byte at each position. For the rest of longer keys, a loop
+    # over each is faster.
     common_length = int(lengths[_FEW - 1])
     counts = np.searchsorted(-lengths, -np.arange(common_length), side="left")
     # Keys are in order, the longest first: those with a byte at this position are the first ``count``.

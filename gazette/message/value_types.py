@@ -129,8 +129,8 @@ def _runs_code(kind: type) -> bool:
     equals = kind.__eq__
     if not dataclasses.is_dataclass(kind):
         return equals not in _EQUALS
-    # Python compiles the `__eq__` that `dataclass` generates from a file "<string>". It leaves out fields
-    # without `compare`: values that are equal may differ in these.
+    # Python compiles the `__eq__` that `dataclass` generates from a file "<string>". This `__eq__` leaves out
+    # fields without `compare`: values that are equal may differ in these.
     is_generated = getattr(getattr(equals, "__code__", None), "co_filename", "") == "<string>"
     return not is_generated or not all(field.compare for field in dataclasses.fields(kind))
 

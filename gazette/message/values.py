@@ -90,7 +90,7 @@ class ValueEncoding(Generic[T]):
         """Raise ``InvalidValue`` for a part of a value that does not read back equal from its JSON, ``data``.
 
         Unlike `encode`, accept an equal part of another type, such as an int for a float. Paths begin with
-        ``name``. If it is empty, they begin with a field of the value.
+        ``name``; if ``name`` is empty, with a field of the value.
         """
         try:
             # Publishers call this hundreds of thousands of times a second.

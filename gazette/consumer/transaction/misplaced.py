@@ -67,7 +67,7 @@ class MisplacedMessages:
         self._poison.skip_misplaced(envelope, error)
 
     def _republished(self, envelope: Envelope[Any], check: KeyCheck, error: Misplaced) -> bool:
-        """Publish a message to its partition. Return False if that fails: it may have no valid key."""
+        """Publish a message to its partition. Return False if that fails: the key may be no valid one."""
         try:
             self._publisher.publish_uncommitted(check.place.mapping, envelope.message)
         except Invalid as refusal:

@@ -78,11 +78,11 @@ class PoisonSkipper:
         self._skip(envelope, error, "time" if isinstance(error, UnusableTime) else "application")
 
     def skip_untimed(self, envelope: Envelope[Any], error: UnusableTime) -> None:
-        """Publish a message without its declared time. It blocks and raises like `skip_message`."""
+        """Publish a message without its declared time. Block, and raise, as `skip_message` does."""
         self._skip(envelope, error, "time")
 
     def skip_misplaced(self, envelope: Envelope[Any], error: BaseException) -> None:
-        """Publish a message of another partition's key. It blocks and raises like `skip_message`."""
+        """Publish a message of another partition's key. Block, and raise, as `skip_message` does."""
         self._skip(envelope, error, "misplaced")
 
     def _skip(self, envelope: Envelope[Any], error: BaseException, reason: str) -> None:

@@ -64,7 +64,7 @@ class _Queue:
         return None if at_us is None else (at_us, "")  # No key is less: a lower bound.
 
     def put(self, row: TimerRow) -> None:
-        """Set a timer. At the cursor or before, it waits for the next pass."""
+        """Set a timer. A timer whose position is up to the cursor waits for the next pass."""
         self._revoke(row.key)
         self.table.put(self.domain, row)
         if row.position <= self.cursor:

@@ -112,7 +112,7 @@ class ClientPublisher:
     def transaction(self) -> ClientTransaction:
         """Return a transaction: its messages become visible together when its block ends, or never.
 
-        If an error leaves the block, it rolls the transaction back and is raised.
+        An error that leaves the block rolls the transaction back, and is raised.
         """
         return ClientTransaction(self)
 
@@ -275,7 +275,7 @@ class SyncPublisher:
     def transaction(self) -> SyncTransaction:
         """Return a transaction: its messages become visible together when its block ends, or never.
 
-        If an error or Ctrl-C leaves the block, it rolls the transaction back and is raised.
+        An error or Ctrl-C that leaves the block rolls the transaction back, and is raised.
         """
         return SyncTransaction(self)
 
@@ -385,7 +385,7 @@ def open_publisher(
 
     ``broker`` is the address of a broker, or of several, separated by commas. The default is
     ``BROKER_ADDRESS`` of the environment, and the credentials beside it, as for ``gazctl``. ``flags``
-    gives address and credentials in full, instead.
+    gives address and credentials in full, in place of these.
 
     ``mapping`` says how keys choose among journals: ``modulo`` or ``rendezvous``. Use the mapping of the
     application that publishes to the same journals. ``timeout_s`` bounds each call, in seconds.

@@ -176,7 +176,8 @@ class Drain(ABC, Generic[M]):
         return batch
 
     def consumed(self, count: int | None) -> None:
-        """Mark the first ``count`` (None: all) messages handed out as consumed. Hand the rest out again."""
+        """Mark the first ``count`` (None: all) messages handed out as consumed. `take` hands out the others
+        again."""
         count = self._taken if count is None else count
         if not 0 <= count <= self._taken:
             raise Bug("cannot consume more than was dequeued", consumed=count, dequeued=self._taken)

@@ -81,7 +81,7 @@ class BrokerLogs:
             if not end:
                 return 0, 0
             # Read the byte at 0. If it was deleted, the jump says where the remaining bytes begin. No broker
-            # serves a suspended log without bytes: it begins at its end.
+            # serves a suspended log without bytes: such a log begins at its end.
             begin = end
             async with self._client.retry_reader(
                 ReadParams(log, block=True, end_offset=end, metadata_only=True)
