@@ -321,6 +321,7 @@ def encoding_named(name: str) -> KeyEncoding:
     """Return the encoding that a label names. Raise ``Invalid`` for an unknown name."""
     if name in _KINDS:
         return _KINDS[name]
+    # A tuple has a name such as ``tuple=text+integer``, or ``tuple=text+..`` for any number of values.
     names = name.removeprefix(_TUPLE).split("+") if name.startswith(_TUPLE) else [name]
     more = names[-1] == _MORE
     names = [part_name for part_name in (names[:-1] if more else names) if part_name]

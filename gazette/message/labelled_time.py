@@ -90,6 +90,7 @@ def labelled_time(text: str) -> LabelledTime:
 
     If the time is a function of an application, the label has only its name. Then no message has a time.
     """
+    # A label may lack its last parts: the two empty texts stand for them.
     name, unit, ahead, *extra = [*text.split("/"), "", ""]
     if any(extra) or not (is_digits(ahead) or not ahead):
         raise Invalid(

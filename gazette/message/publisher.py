@@ -226,8 +226,9 @@ class Publisher:
 
         Raise `NotFound` if there is no partition. Raise `Invalid` if the content type is unknown, if the
         message does not fit its type, if a declaration gives the journal another type, and if the time that
-        the journal declares cannot be used. Raise ``Closed`` once the append service is closed. Errors of
-        ``validate()`` reach the caller. After an error nothing is published.
+        the journal declares cannot be used. Raise ``NotAllowed`` for a journal with messages of a strict
+        `hold`. Raise ``Closed`` once the append service is closed. Errors of ``validate()`` reach the caller.
+        After an error nothing is published.
 
         May wait for brokers that are behind, but never on the event loop.
         """

@@ -163,6 +163,7 @@ def _dict_difference(one: dict[Any, Any], other: dict[Any, Any], by_type: bool) 
 
 def _list_difference(one: Sequence[Any], other: Sequence[Any], by_type: bool) -> Misfit | None:
     for index, (value, other_value) in enumerate(zip(one, other, strict=False)):
+        # Most parts are equal, and need no call.
         if type(value) is type(other_value) and type(value) in _EXACT and value == other_value:
             continue
         if (misfit := difference(value, other_value, by_type=by_type)) is not None:

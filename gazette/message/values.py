@@ -20,7 +20,8 @@ from gazette.message.value_types import all_parts, misfit, runs_code, type_text
 T = TypeVar("T")
 
 STACK_RESERVE: Final = 100
-"""Frames of Python by which a reader's stack may be deeper than the stack of the writer of a nested value."""
+"""Frames of Python that a reader's stack may have more than the writer's. A nested value that the writer can
+just decode must be readable there, too."""
 REFUSALS: Final = (
     ArithmeticError,
     AttributeError,

@@ -98,6 +98,7 @@ def payload_maker(
     if not only_uuid:
         value = _zero_object(part, 0)
         if isinstance(value, list):
+            # In an array, the tag precedes the fields.
             tagged = isinstance(part, inspect.StructType) and part.tag is not None
             index = [f.encode_name for f in part.fields].index(names[0]) + tagged
             return lambda uuid: [*value[:index], uuid, *value[index + 1 :]]

@@ -157,8 +157,8 @@ def _require_parameters(callback: Any, full_name: str, expected: Sequence[str]) 
 
 
 def _require(owner: Any, name: str, allowed: tuple[str, ...] = ()) -> None:
-    """Check kind and parameters of a callback, if ``owner`` has it. ``allowed``: kinds that are right. Raise
-    ``Invalid`` for others."""
+    """Check kind and parameters of a callback, if ``owner`` has it. Raise ``Invalid`` for a kind that is
+    neither plain nor ``allowed``, and for other parameters."""
     if not hasattr(type(owner), name) and not hasattr(owner, name):
         return
     owner_type = type(owner)

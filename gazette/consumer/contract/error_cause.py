@@ -79,7 +79,7 @@ def _cause(error: BaseException, classify: Callable[[Exception], ErrorCause]) ->
             return ErrorCause.TRANSIENT
         case Exception():
             return classify(error)
-    return ErrorCause.STORE
+    return ErrorCause.STORE  # Outside of ``Exception``, such as SystemExit.
 
 
 def error_text(error: BaseException) -> str:

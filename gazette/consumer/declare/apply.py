@@ -102,7 +102,7 @@ async def _listed(
     brokers: Client,
     shards: tuple[ListedShard, ...],
 ) -> list[ListedJournal]:
-    """Return the journals that the declaration or a shard names."""
+    """Return the journals that the declaration or a shard names, and all in the directories of their logs."""
     selectors = [declared.selector for declared in declaration.journals]
     selectors += [LabelSelector.of(name=name) for name in declaration.dead_letters]
     logs = {spec.name for spec in log_specs(declaration, settings)}

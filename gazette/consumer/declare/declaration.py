@@ -74,7 +74,8 @@ class DeclaredJournals(msgspec.Struct, frozen=True):
 
     @property
     def labels(self) -> LabelSet:
-        """Labels of the journals, each with one value."""
+        """Labels of the journals. Each has one value, except `DECLARED_BY`: that has a value for each label
+        that a later declaration may remove."""
         key = () if self.key is None else self.key.labels
         uuid = ((MESSAGE_UUID, self.uuid),) if self.uuid else ()
         time = ((MESSAGE_TIME, self.message_time),) if self.message_time else ()

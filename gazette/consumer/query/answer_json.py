@@ -52,7 +52,8 @@ def answer_json(value: Any) -> bytes:
 def _misfit(value: Any, *, declared: bool) -> Misfit | None:
     """Return the first part that JSON cannot represent; None without such a part.
 
-    ``declared``: a class says the type of the part. Raise ``RecursionError`` for a value that holds itself.
+    ``declared``: a class says the type of the part, which may then be bytes. Raise ``RecursionError`` for a
+    value that holds itself.
     """
     if isinstance(value, float):
         return None if math.isfinite(value) else _not_finite(value)

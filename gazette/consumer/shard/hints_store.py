@@ -68,7 +68,8 @@ def checked_hints(value: bytes, recovery_log: str) -> FSMHints:
 async def read_hints(etcd: Etcd, spec: ShardSpec, *, check: bool = True) -> tuple[StoredHints, ...]:
     """Read all slots of a shard's hints at one revision: the primary's slot, then the backups.
 
-    Without ``check``, decode short values only, to move values. Raise ``Unavailable`` if etcd is away.
+    Without ``check``, leave long values undecoded, for callers that only move them or look for hints without
+    files. Raise ``Unavailable`` if etcd is away.
     """
     keys = (spec.hint_primary_key, *spec.hint_backup_keys)
     stored: list[StoredHints] = []

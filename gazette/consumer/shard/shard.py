@@ -92,6 +92,7 @@ class Shard(WithTimers):
         self._reads: StandbyReads | None = None
         self._recovered: asyncio.Future[RecoveredState]
         self._recovered = asyncio.get_running_loop().create_future()
+        """The result of play-back, for which `_take_over` waits."""
         self._scratch: Scratch | None = None
         self._playing = asyncio.Event()
         """Set once the player is made, or the shard has failed."""

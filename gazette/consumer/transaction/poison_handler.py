@@ -117,6 +117,7 @@ class PoisonSkipper:
         text = error_text(error)
         shown = text if isinstance(error, GazetteError) else f"{type(error).__name__}: {text}"
         letter.error = shown
+        # Bytes that were read again end at `raw_bytes_max`. If the message is longer, they are cut.
         letter.cut = len(letter.raw) > self.policy.raw_bytes_max or (
             reason in _READ_AGAIN and 0 < len(letter.raw) < letter.end - letter.begin
         )

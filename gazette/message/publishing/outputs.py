@@ -305,7 +305,8 @@ def choice_of_one(partition: Partition, rule: KeyRule, number: int) -> Choice:
 
 
 def choice_as_declared(output: DeclaredOutput, partitions: PartitionsFunc) -> Choice:
-    """Return the choice of a `Source` or `Output` among the partitions that exist."""
+    """Return the choice of a `Source` or `Output` among the partitions that exist. The choice raises
+    ``Invalid`` if these are not the declared ones, or if the caller's key is not that of the message."""
     mapping = output.mapping(partitions)
     checked: Partitions | None = None
 

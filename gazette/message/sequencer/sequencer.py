@@ -360,7 +360,8 @@ class Sequencer(Generic[M]):
 
     @property
     def replay_range(self) -> ReplayRange | None:
-        """Range to read again, and to feed as a replay, before anything can be dequeued."""
+        """Range to read again, and to feed as a replay, before anything can be dequeued. None: no replay is
+        needed."""
         drain = self.drain
         if isinstance(drain, SpanDrain) and drain.needs_replay:
             return drain.replay_range

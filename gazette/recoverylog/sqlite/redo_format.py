@@ -38,7 +38,7 @@ KIND_IMAGE_WITHIN: Final = 3
 _KINDS: Final = (KIND_COMMIT, KIND_IMAGE, KIND_IMAGE_WITHIN)
 WHOLE: Final = 0xFFFF
 PAYLOAD_BYTES_MAX: Final = 0xFFFF_0000 - (1 << 17)
-"""Upper bound in bytes of a frame before its last page: a length has 32 bits, and a page at most 64 KiB."""
+"""Greatest length in bytes of a frame before its last page, of 64 KiB at most: lengths have 32 bits."""
 
 _DAMAGED: Final = (
     "The file was changed since it was played back, or the log is cut within an append, which brokers never"
