@@ -316,8 +316,8 @@ class ShardTimers:
         self.reload()
 
     def restore_revoked(self, revoked: frozenset[str]) -> None:
-        """Undo cancellations in the present batch, after a savepoint has undone them in the store. ``revoked``
-        are the keys that were revoked at the savepoint."""
+        """Undo cancellations in the present batch, after a savepoint has undone them in the store.
+        ``revoked`` are the keys that were revoked at the savepoint."""
         self._firing.revoked = set(revoked)
 
     def wait_s(self) -> float | None:
