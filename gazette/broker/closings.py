@@ -69,7 +69,10 @@ class Closings:
         )
 
     async def _find(self, name: ClosingName, spec: JournalSpec) -> Closing | None:
-        """Return the closing from the first store that has it. Set ``reason`` if no store has it."""
+        """Return the closing from the first store that has it. Set ``reason`` if no store has it.
+
+        After such a miss, ask no store for `_AGAIN_S`, and return None.
+        """
         if self._found is not None and self._found.name == name:
             return self._found
         now = self._context.clock.monotonic()
@@ -105,7 +108,10 @@ class Closings:
         )
 
     def _missing(self, closing: Closing) -> str:
-        """Return what stores lack before the end of a closing; empty if they have everything."""
+        """Return why a closing does not close the head; empty if it does.
+
+        It does not if it ends before the head, or if stores lack bytes before its end.
+        """
         path, end, known_offset = closing.name.path, closing.end, self._head.offset
         if end < known_offset:
             return f"{path} says that it ended at {end}, before the known head {known_offset}"
@@ -118,7 +124,7 @@ class Closings:
         return f"{path} says that it ended at {end}, and stores lack [{gap_begin}, {gap_end})"
 
     async def remove_over(self, listed: Iterable[tuple[str, ClosingName]]) -> None:
-        """Remove closings of former primaries. ``listed`` has each closing that was listed, with its store.
+        """Remove closings that are not needed any more. ``listed`` has all that were listed, by store.
 
         If a store fails, its closings stay: the next listing finds them again.
         """

@@ -90,6 +90,10 @@ class HeadReaders:
             loop.call_soon(loop.call_soon, self._deliver)
 
     def _deliver(self) -> None:
+        """Serve up to `_READERS_PER_TURN` readers, and wake those that must continue alone.
+
+        Run again in the next turn of the loop if readers, or bytes for them, are left.
+        """
         self._due, has_more = False, False
         remaining = _READERS_PER_TURN
         for offset in list(self._waiting):

@@ -116,7 +116,7 @@ class Head:
         return replace(self, offset=offset, tenures=tenures, closed=None, lease=lease)
 
     def with_lost(self, lost: Iterable[tuple[Offset, Offset]]) -> Head:
-        """Return the head to write when an operator confirms ``lost`` as lost."""
+        """Return the head to write when an operator confirms ``lost`` as lost. Keep the last `_LOST_MAX`."""
         return replace(self, lost=tuple(sorted({*self.lost, *lost})[-_LOST_MAX:]))
 
     def limit(self, tenure: Revision) -> Offset | None:
@@ -380,6 +380,8 @@ class KnownHead:
             await asyncio.wait({self._noting}, timeout=timeout_s)
 
     async def _write_noted(self, tenure: Revision) -> None:
+        """Write `_noted` and `_closed`, as they are by then, until etcd has both. End if a later primary has
+        begun. Repeat writes that fail, without bound."""
         while self._head.offset < self._noted or self._head.closed != self._closed:
             try:
                 await self._write(

@@ -36,10 +36,12 @@ log = logging.getLogger(__name__)
 FIRST_PER_S: Final = 20.0
 """Greatest number of first fragments that pulses complete in a second. Each fragment causes an upload."""
 _AT_A_TIME: Final = 32
+"""Number of slots: running pulses that occupy all slots keep other pulses waiting."""
 _PATIENCE_S: Final = 0.25
 """Seconds after which a running pulse occupies no slot: another pulse may begin."""
 _RETRY_MIN_S: Final = 1.0
 _TICK_S: Final = 0.05
+"""Least time between two looks for due pulses, in seconds. `_IDLE_S` is the greatest."""
 _LEFT_OUT: Final = 9
 """Greatest number of pulses that the timer skips in a row while the replica rests. The next pulse is sent."""
 _IDLE_S: Final = 3600.0
@@ -161,6 +163,7 @@ class _Entry:
     has_first: bool = False
     """True if the first fragment of the journal is to be completed."""
     slot: int = 0
+    """The slot of the running pulse."""
 
 
 class Pulser:
@@ -184,6 +187,7 @@ class Pulser:
         self._entries: dict[Pulsed, _Entry] = {}
         self._due: Agenda[_Entry] = Agenda()
         self._first: deque[_Entry] = deque()
+        """Replicas whose journal's first fragment waits for the pulse that completes it, in order."""
         self._allowance = Allowance(FIRST_PER_S, clock.monotonic())
         self._slots = Slots(_AT_A_TIME, _PATIENCE_S, clock.monotonic())
         self._changed = asyncio.Event()
@@ -257,6 +261,7 @@ class Pulser:
         return False
 
     def _queue_first(self, entry: _Entry) -> None:
+        """Let a pulse complete the journal's first fragment, when `FIRST_PER_S` permits it."""
         self._first.append(entry)
         self._changed.set()
 
@@ -267,6 +272,7 @@ class Pulser:
             self._begin(entry)
 
     def _begin(self, entry: _Entry) -> bool:
+        """Begin the pulse of an entry. Return False if none begins: a pulse runs, or none is needed."""
         if entry.pulse is not None or self._scope.is_stopping:
             return False  # When the running pulse ends, `_settle` looks for changes of the route.
         if self._is_needless(entry):
@@ -287,6 +293,7 @@ class Pulser:
         return True
 
     def _is_needless(self, entry: _Entry) -> bool:
+        """Return True for a pulse of the timer if the replica rests, for another pulse if it is in step."""
         if entry.is_tick:
             return entry.heartbeat.on_timer(rests=entry.replica.rests)
         # An append may have brought the peers in step already.
@@ -323,7 +330,7 @@ class Pulser:
         if entry.has_first:
             self._queue_first(entry)
         if pulse.invalidated is not None and pulse.invalidated.is_set:
-            self._wake(entry)
+            self._wake(entry)  # The route has changed since the pulse was resolved.
             return
         entry.failed, entry.is_tick = bool(problem), not problem
         next_s = entry.heartbeat.next_s(succeeded=not problem)

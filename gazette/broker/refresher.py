@@ -29,6 +29,7 @@ _PATIENCE_S: Final = 0.25
 _TICK_S: Final = 0.05
 _IDLE_S: Final = 3600.0
 _SOON_S: Final = 1.0
+"""Seconds between the first two listings of a replica. The time doubles with each listing."""
 _RECOVERY_S: Final = 300.0
 
 
@@ -74,10 +75,13 @@ class Refresher:
         self._scope = scope
         self._entries: dict[Refreshed, _Entry] = {}
         self._first: Agenda[_Entry] = Agenda()
+        """Replicas without a listing that has succeeded, by the time of the next one."""
         self._again: Agenda[_Entry] = Agenda()
+        """Replicas whose stores were listed, by the time of the next listing."""
         self._allowance = Allowance(AGAIN_PER_S, clock.monotonic())
         self._slots = Slots(_AT_A_TIME, _PATIENCE_S, clock.monotonic())
         self._waiting: dict[ActiveStore, set[_Entry]] = {}
+        """By store: replicas to list once the store is healthy."""
         self._changed = asyncio.Event()
 
     def add(self, replica: Refreshed) -> None:

@@ -53,7 +53,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _REFRESH_FIRST_MAX_S: Final = 4.0
+"""Longest time between listings until one has succeeded, in seconds."""
 _REFRESH_HOLE_S: Final = 10.0
+"""Longest time between listings while the index has a hole or undecided fragments, in seconds."""
 _HEAD_WRITE_S: Final = 2.0
 """Seconds for which a replica that shuts down waits for etcd. After that, it leaves a closing in a store."""
 _SECOND_NS: Final = 1_000_000_000
@@ -516,7 +518,10 @@ class Replica:
             self.refresh_error = None
 
     async def _list(self, spec: JournalSpec) -> None:
-        """List the stores of ``spec``, and adopt the listing."""
+        """List the stores of ``spec``, decide about bytes that were stored aside, and adopt the listing.
+
+        Raise the error of a store or of etcd. Then the index stays as it was.
+        """
         listed_at = self._context.clock.now()
         nested = self._nested()
         cover = await list_fragments(self._context.blob_stores, spec, nested)
@@ -651,6 +656,7 @@ class Replica:
         return confirmed
 
     async def _is_confirmed(self, aside: SetAside) -> bool:
+        """Return True if no later primary has given the offsets of the bytes out again, as etcd says now."""
         await self.load_head(lives=True)
         limit = self.head.limit(aside.tenure)
         return limit is None or limit >= aside.fragment.end

@@ -192,9 +192,11 @@ class Resolver:
         self._etcd_header = key_space.header, etcd_header(key_space)
         self._long_lived = LongLived()
         self._found: dict[str, _Found] = {}
+        """Journals as they were last resolved, by name."""
         self._members: Sequence[DecodedKV] = ()
         """The members whose endpoints are in ``_found``."""
         self._torn_down: dict[asyncio.Task[None], str] = {}
+        """Replicas that shut down now: the journal of each by its task."""
         self.stopped = asyncio.Event()
         """Set once local replicas are no longer served: proxied streams then end, too."""
 
@@ -307,6 +309,10 @@ class Resolver:
     def _resolved(
         self, journal: str, claims: Claims, may_proxy: bool, require_primary: bool
     ) -> Resolution:
+        """Resolve a journal as of now, from a cache until the key space changes.
+
+        Raise ``Closed`` if this broker should serve the journal, and has stopped serving.
+        """
         entry, seen_revision = self._found.get(journal), self._ks.seen_revision
         if entry is None or entry.seen_revision != seen_revision:
             entry = self._find(journal)
@@ -325,6 +331,10 @@ class Resolver:
     def _resolution(
         self, journal: str, found: _Found | None, may_proxy: bool, require_primary: bool
     ) -> Resolution:
+        """Return a new resolution; ``found`` is None for a journal that the caller may not know to exist.
+
+        Raise ``Closed`` if this broker should serve the journal, and has stopped serving.
+        """
         local_id = self.local_id
         route = EMPTY_ROUTE if found is None else found.route
         process_id = local_id if local_id in route.members else None

@@ -143,7 +143,11 @@ class AppendApi:
             return response
 
     async def _run(self, driver: AppendDriver, claims: Claims) -> Outcome:
-        """Run the append to its end. Interrupt the append if its caller goes or its claims expire."""
+        """Run the append to its end, and return its outcome.
+
+        If the claims expire, interrupt the append, and return its outcome all the same. If the caller goes,
+        interrupt the append, and do not wait for its end.
+        """
         append_task = self._context.scope.spawn(driver.run(), name=f"append {driver.journal}")
         try:
             if claims.expires_at is None:
@@ -169,7 +173,7 @@ class AppendApi:
         """Pass the append on to the primary, as it arrives, until the caller's claims expire.
 
         Cancellation: the append is cancelled at the primary, too. Raise ``Unavailable`` if etcd has no
-        endpoint of the primary.
+        endpoint of the primary. End the call if the primary fails it, or if the claims expire.
         """
         peers = self._context.peers
         primary = at.header.process_id

@@ -33,7 +33,10 @@ class Call(Protocol):
 
 
 async def authorize(call: Call, verifier: Verifier, require: int) -> Claims:
-    """Return the caller's claims, which hold ``require``. End the call as `Verifier` says otherwise."""
+    """Return the caller's claims, which hold the capabilities ``require``.
+
+    End the call without such claims, or while the keys that verify them are not known: see `Verifier.verify`.
+    """
     try:
         return verifier.verify(authorization_of(call.invocation_metadata()), require)
     except (NotAllowed, Unavailable) as error:
@@ -57,7 +60,8 @@ def passed_on(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str]:
     """Return the code and details with which to end a call that another broker has failed.
 
     If that broker refused rights, it refused this broker's token: this broker has accepted the caller's
-    token. Clients give up when their own token is refused. So return UNAVAILABLE then.
+    token. Return UNAVAILABLE for such a refusal. With its own code, clients would give up, as for a refusal
+    of their own token.
     """
     details = error.details() or ""
     if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
@@ -68,8 +72,11 @@ def passed_on(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str]:
 
 @asynccontextmanager
 async def failing(call: Call) -> AsyncIterator[None]:
-    """End the call with code and text of a ``GazetteError`` from the block. A caller that goes cancels its
-    handler, as `GrpcCall` says."""
+    """End the call if the block raises a ``GazetteError``, with its code and text. Mark an ``Invalid`` by
+    `_INVALID_REQUEST`.
+
+    A caller that goes away needs no more: its handler is cancelled (`gazette.net.grpc.grpc_call`).
+    """
     try:
         yield
     except GazetteError as error:

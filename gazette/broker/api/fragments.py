@@ -88,7 +88,7 @@ class FragmentsApi:
     async def _signed(
         self, page: Sequence[Fragment], request: broker_pb2.FragmentsRequest
     ) -> list[str]:
-        """Return a URL for each fragment that is in a store, if the request asks for them."""
+        """Return a URL for each fragment: empty if no store has it, or if the request asks for no URLs."""
         if not request.HasField("signatureTTL"):
             return [""] * len(page)
         ttl_s = duration.from_pb(request.signatureTTL) / duration.SECOND

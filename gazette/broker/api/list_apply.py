@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 _MATCHES_PER_SLICE: Final = 500
 """Journals that are matched before other tasks get the loop: a few milliseconds."""
 _KEPT_MAX: Final = 8
+"""Greatest number of selectors whose matches are kept."""
 
 
 def with_prefix_as_name(selector: LabelSelector) -> LabelSelector:
@@ -222,7 +223,7 @@ class ListApplyApi:
         return _Matched(journals, (len(journals), newest), items_version, header)
 
     def _candidates(self, selector: LabelSelector) -> Sequence[DecodedKV]:
-        """Return the journals that can match the selector's name."""
+        """Return the journals that can match the selector by name: all, unless it has exactly one name."""
         name_labels = [label for label in selector.include.labels if label.name == META_NAME]
         if len(name_labels) != 1 or not name_labels[0].value:
             return self._context.state.items
@@ -237,7 +238,7 @@ class ListApplyApi:
         pages = [
             matched.journals[start : start + size]
             for start in range(0, len(matched.journals), size)
-        ] or [[]]
+        ] or [[]]  # The header needs a message even without journals.
         for index, page in enumerate(pages):
             response = broker_pb2.ListResponse(journals=page)
             if index == 0:
@@ -271,6 +272,10 @@ class ListApplyApi:
         raise AssertionError("unreachable: the call was aborted")
 
     async def _apply(self, request: broker_pb2.ApplyRequest) -> broker_pb2.ApplyResponse:
+        """Make the changes in one transaction. The response says if a revision that they expect is another.
+
+        Raise ``Invalid`` for too many changes, a reserved name, or a path that is too long for a store.
+        """
         context, changes = self._context, request.changes
         if len(changes) > MAX_TXN_OPS:
             raise Invalid(

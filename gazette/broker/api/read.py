@@ -66,7 +66,8 @@ class _Stream:
 
     @property
     def sender(self) -> Callable[[bytes, int], bool]:
-        """The function that sends encoded messages to a reader at the head: see ``HeadReader.send``."""
+        """The function that sends encoded messages to a reader at the head: see ``HeadReader.send``. It sends
+        nothing, and returns False, once the claims have expired."""
         send: Callable[[bytes, int], bool] = self.call.send_now
         if self.expiry.remaining_s is None:
             return send
@@ -136,7 +137,10 @@ class ReadApi:
     async def _serve(
         self, request: broker_pb2.ReadRequest, replica: Replica, header: Header, stream: _Stream
     ) -> Status:
-        """Serve from a local replica: for each fragment its metadata, then its content."""
+        """Serve from a local replica: for each fragment its metadata, then its content.
+
+        Return the status of the last metadata that was sent, or OK if the replica ends before.
+        """
         index, offset, is_first = replica.index, request.offset, True
         if not index.first_refresh.is_set and (offset == AT_WRITE_HEAD or not request.block):
             # Before the first listing, the index knows neither the head nor which offsets lack content.
@@ -192,6 +196,7 @@ class ReadApi:
         return reader.offset
 
     async def _metadata(self, found: IndexResult) -> broker_pb2.ReadResponse:
+        """Return the metadata of a fragment, with a signed URL if a store has the fragment."""
         response, fragment = located(found), found.fragment
         if fragment is not None and fragment.backing_store and fragment.mod_time:
             active = self._context.blob_stores.get(fragment.backing_store)
@@ -200,6 +205,7 @@ class ReadApi:
         return response
 
     async def _send(self, found: IndexResult, offset: Offset, end: Offset, stream: _Stream) -> None:
+        """Send the bytes from ``offset`` to ``end``: from the local file, or from the store without one."""
         size = self._context.settings.read_chunk_bytes
         if found.local is not None:
             await self._send_local(found.local, offset, end, size, stream)
@@ -345,8 +351,8 @@ class ReadApi:
 def reachable(context: BrokerContext, resolution: Resolution) -> tuple[str, Header]:
     """Return the endpoint of the broker that a resolution names, and the header for a call to it.
 
-    Without a named broker, choose the best one of the route. The returned header names the chosen broker. If
-    another broker has taken over the endpoint, that broker refuses a request with another name. Otherwise a
+    Without a named broker, choose the best one of the route. The returned header names the chosen broker. A
+    broker that has taken over the endpoint refuses a request with the name of another. Without a name, the
     request could be proxied again and again, even to this broker itself.
 
     Raise ``Unavailable`` if no member of the route has an endpoint.

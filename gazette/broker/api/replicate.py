@@ -118,7 +118,11 @@ class ReplicateApi:
     async def _join(
         self, journal: str, claims: Claims, header: Header
     ) -> tuple[Resolution, tuple[Replica, Spool] | None]:
-        """Wait for the spool. Return None for the spool if the primary's route is not the local route."""
+        """Wait for the spool. Return the local resolution, and the replica with its spool.
+
+        Return None in their place if the resolution failed, or is not the primary's: it has another route, or
+        the journal was created again since.
+        """
         while True:
             resolved = await self._resolve(journal, claims, header)
             if resolved.status is not Status.OK or not resolved.header.route.equivalent(
@@ -138,6 +142,7 @@ class ReplicateApi:
             except Superseded:
                 continue
             except Closed:
+                # The replica has ended. With a later resolution, another replica may have taken its place.
                 if not resolved.invalidated.is_set:
                     raise
 
@@ -167,6 +172,7 @@ class _Stream:
     """True if content has arrived that no accepted proposal has committed yet."""
 
     async def serve(self, proposal: Proposal) -> None:
+        """Apply and answer the first proposal, then all messages, until the primary ends its stream."""
         await self._propose(proposal, acknowledge=True)
         if getattr(self.call, "can_handle_each", False):
             await self.call.each(self._handle_now, self.expiry.bound)
@@ -177,8 +183,8 @@ class _Stream:
     def _handle_now(self, message: ReplicateMessage) -> Coroutine[Any, Any, None] | None:
         """Apply a message at once, and return None. If a step must wait, return a coroutine of the rest.
 
-        Most proposals commit what has arrived. Such a proposal has exactly the bytes that this broker would
-        send.
+        Most proposals commit exactly what has arrived. ``SpoolWriter.commit_now`` knows such a proposal by
+        its bytes, without decoding it: this broker would encode the same proposal to equal bytes.
         """
         self.expiry.check()
         if isinstance(message, ReplicateContent):
@@ -243,6 +249,7 @@ class _Stream:
             )
 
     def _follow(self, fragment: Fragment) -> None:
+        """Record that the primary has ``fragment``, too. Other followers may also have its new content."""
         replica, resolution = self.replica, self.at
         replica.follow(fragment, resolution.reassigned, resolution.tenure)
         if self.has_content:

@@ -237,6 +237,7 @@ class WholeAppend:
         self.line.leave(self.small)
 
     def _lead(self) -> None:
+        """Commit a group now if the pipeline is free and the journal ready. Otherwise start a task."""
         scope = self._context.scope
         if scope.is_stopping:
             self._call.refuse(grpc.StatusCode.UNAVAILABLE, "the broker stops")
@@ -281,6 +282,7 @@ class WholeAppend:
         return group
 
     async def _run(self) -> None:
+        """Commit a group in turn, or have a driver perform this append alone. Hand back a call to proxy."""
         group = await self._commit_in_turn()
         if group is not None:
             group.start()
@@ -299,7 +301,10 @@ class WholeAppend:
         self._answer(outcome, driver.flow)
 
     async def _commit_in_turn(self) -> AppendGroup | None:
-        """Wait for the pipeline, if another append holds it, and commit as ``_lead`` does."""
+        """Wait for the pipeline, if another append holds it, and commit as ``_lead`` does.
+
+        Return None if a driver must perform the append.
+        """
         resolution = self._resolved()
         if resolution is None or not resolution.takes_content:
             return None

@@ -41,7 +41,10 @@ class SuspendControl(IntEnum):
 
 
 class AppendTerms(msgspec.Struct, frozen=True, dict=True):
-    """The terms of an append, known before its content. ``offset`` is None if any offset will do."""
+    """The terms of an append, known before its content. ``offset`` is None if any offset will do.
+
+    ``check_registers`` selects the registers with which the append is accepted; None: any.
+    """
 
     journal: JournalName
     offset: Offset | None = None
@@ -226,6 +229,8 @@ class AllAcknowledged(msgspec.Struct, frozen=True):
 
 
 class RollSent(msgspec.Struct, frozen=True):
+    """A roll was sent. ``spool`` is the local spool after the roll."""
+
     spool: SpoolView
 
 
@@ -269,6 +274,8 @@ class StreamFailed(msgspec.Struct, frozen=True):
 
 
 class AcksGathered(msgspec.Struct, frozen=True):
+    """Peers have sent ``answers`` to the final proposal, all of them or up to the first refusal."""
+
     answers: tuple[PeerAnswer, ...]
 
 
@@ -413,7 +420,7 @@ class HoldContent(msgspec.Struct, frozen=True):
 
 
 class SendContent(msgspec.Struct, frozen=True):
-    """Send content to all replicas. → SendFailed, or nothing."""
+    """Send content to all replicas, ``delta`` bytes into the append. → SendFailed, or nothing."""
 
     content: bytes
     delta: int
@@ -480,8 +487,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """The result of an append.
 
     ``commit`` is the span of this append alone. ``uncertain``: the content was proposed for commit, and may
-    be in the journal although the append failed. ``context`` says where an error arose. ``repeated``:
-    ``commit`` is that of an earlier attempt of the same append.
+    be in the journal although the append failed. ``context`` names the step in which ``error`` arose.
+    ``repeated``: ``commit`` is that of an earlier attempt of the same append.
     """
 
     ending: Ending

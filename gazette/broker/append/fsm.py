@@ -125,8 +125,11 @@ class AppendFSM:
     _confirmed: Offset = 0
     """The head up to which missing bytes are recorded as lost; 0: nothing is recorded."""
     _final_status: Status = Status.OK
+    """Status of the answer after the commit. `SUSPENDED`: the journal was suspended already."""
     _begin: Offset = 0
+    """Offset of the append's first byte."""
     _length: int = 0
+    """Bytes of content that were sent to the replicas."""
     _content: bytes | None = None
     """The last message, while the journal's rate holds it back."""
     _intent: bool = False
@@ -135,6 +138,7 @@ class AppendFSM:
     """The outcome of this append once its roll-back or commit is acknowledged."""
 
     def start(self) -> tuple[Effect, ...]:
+        """Return the first effects, as ``step`` does. Too many registers in the terms end the append."""
         try:
             check_terms(self.terms)
         except TooLarge as error:
@@ -142,7 +146,11 @@ class AppendFSM:
         return self._resolve()
 
     def step(self, event: Event) -> tuple[Effect, ...]:
-        """Return the effects that ``event`` leads to. Empty: the append has ended, see ``outcome``."""
+        """Return the effects that ``event`` leads to; none once the append has ended (see ``outcome``).
+
+        The step that ends an append may still return an effect that gives its pipeline up. Raise ``Bug`` for
+        an event that the present state does not expect.
+        """
         if self.state is State.STREAM_CONTENT:
             return self._on_stream(event)
         match event:
@@ -200,6 +208,10 @@ class AppendFSM:
         return (ev.Resolve(self.read_through),)
 
     def _on_resolved(self, at: ev.Resolved) -> tuple[Effect, ...]:
+        """Resume a suspended journal, refuse the append, pass it on to the primary, or go on to a pipeline.
+
+        A pipeline that this append holds is kept only while the same replica is the primary.
+        """
         self.at = at
         if (
             at.status is Status.SUSPENDED
@@ -217,12 +229,15 @@ class AppendFSM:
             return (*give_back, *self._await_desired_replicas())
         if self.holds:
             if not at.same_members:
-                self._pipeline_route = None
+                self._pipeline_route = (
+                    None  # A member may have a new replica: build another pipeline.
+                )
             return self._start_pipeline()
         self.state = State.ACQUIRE_PIPELINE
         return (*give_back, ev.TakePipeline())
 
     def _start_pipeline(self) -> tuple[Effect, ...]:
+        """Use the held pipeline if it has the resolved route. Otherwise build another one."""
         route = self._pipeline_route
         if route is not None and route.equivalent(self._where.route):
             self._registers = self._held.registers
@@ -251,6 +266,10 @@ class AppendFSM:
         return spool_fragment.length > 0 and proposal.begin != spool_fragment.begin
 
     def _on_sync_answered(self, event: ev.SyncAnswered) -> tuple[Effect, ...]:
+        """Go on if all peers agree. Otherwise propose what the answers demand, or resolve a later route.
+
+        Fail after `SYNC_ROUNDS_MAX` proposals, and for an answer that no correct replica gives.
+        """
         try:
             verdict = judge_sync(event.answers, self._where, self._held.fragment, event.error)
         except GazetteError as error:
@@ -282,6 +301,7 @@ class AppendFSM:
         return (ev.TearDownPipeline(), *self._resolve())
 
     def _update_assignments(self) -> tuple[Effect, ...]:
+        """Store the route in the assignments, unless each of them has it already."""
         resolution = self._where
         if len(resolution.stored_routes) == len(resolution.route.members) and all(
             stored_route.equivalent(resolution.route) for stored_route in resolution.stored_routes
@@ -291,6 +311,10 @@ class AppendFSM:
         return (ev.PutAssignments(resolution.route.without_endpoints()),)
 
     def _await_desired_replicas(self) -> tuple[Effect, ...]:
+        """Go on if the route has as many replicas as desired: to the primary's checks, or to the proxy.
+
+        With more replicas, wait for a later route. With fewer, refuse the append.
+        """
         resolution = self._where
         self.state = State.AWAIT_DESIRED_REPLICAS
         if len(resolution.route.members) > resolution.desired_replication:
@@ -299,7 +323,8 @@ class AppendFSM:
             return self._resolve()
         if len(resolution.route.members) < resolution.desired_replication:
             if self.holds and self._held.fragment.length:
-                # Too few brokers hold these bytes: complete the fragment, so that it is uploaded now.
+                # Too few brokers hold these bytes: complete the fragment, so that it is uploaded now. After
+                # that, the spool is empty, and the append is refused.
                 self.roll_to = self._held.fragment.end
                 return self._resync(now=0.0)  # `roll_to` is set: the time does not matter.
             return self._refuse(Status.INSUFFICIENT_JOURNAL_BROKERS)
@@ -353,6 +378,7 @@ class AppendFSM:
             return self._refuse(Status.REGISTER_MISMATCH)
         if seen.undecided_to > max(head, resume_at):
             return self._refuse(Status.FRAGMENT_STORE_UNHEALTHY, store_error=seen.undecided)
+        # Exact: the head was closed where the journal ended, or the later suspension says where that was.
         is_head_exact = known_head.closed is not None or known_head.offset < resume_at
         if end < resume_at and (is_head_exact or not spec.may_write):
             self.roll_to = resume_at
@@ -431,6 +457,7 @@ class AppendFSM:
     # Content.
 
     def _begin_stream(self, now: float) -> tuple[Effect, ...]:
+        """Read content. First roll the spool, if its fragment is complete or must be completed."""
         spool = self._held
         try:
             self._registers = registers_after(spool.registers, self.terms)
@@ -501,6 +528,7 @@ class AppendFSM:
         return (ev.SendContent(content, delta), *self._read())
 
     def _on_stream_end(self, event: ev.StreamEnded) -> tuple[Effect, ...]:
+        """Propose the commit. Roll back without the caller's intent, or if only registers would change."""
         if not self._intent:
             return self._roll_back(self._failure(Broken("unexpected EOF")))
         if not self._length and self.terms.changes_registers:
@@ -531,6 +559,7 @@ class AppendFSM:
     # Acknowledgements, and endings.
 
     def _on_final_unsent(self, error: GazetteError) -> tuple[Effect, ...]:
+        # The pipeline was not handed over: `SendFinal` failed before `HandOver`.
         self._end_unacknowledged(error)
         return (ev.TearDownPipeline(),)
 

@@ -17,9 +17,9 @@ _GRACE_S: Final = 0.25
 class IdleTimeout:
     """Raises ``TimeoutError`` out of its block after ``seconds``; None: never.
 
-    If the event loop stood still when the time was up, allow `_GRACE_S` more: data may already be queued.
-    ``stalled`` is then True: the caller's speed is not known. Without this grace, a pause of the broker would
-    fail the append for good, with an unknown outcome.
+    If the event loop stood still when the time was up, the block gets `_GRACE_S` more: data may already be
+    queued. ``stalled`` is then True: the caller's speed is not known. Without this grace, a pause of the
+    broker would fail the append for good, with an unknown outcome.
     """
 
     def __init__(self, seconds: float | None) -> None:

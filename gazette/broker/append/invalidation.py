@@ -69,9 +69,9 @@ class Interruptible:
 
 
 async def take_unless(mutex: Mutex[T], invalidated: Latch) -> T:
-    """Take from ``mutex``. Raise ``Superseded`` if ``invalidated`` is set first.
+    """Take from ``mutex``. Raise ``Superseded`` if ``invalidated`` is set before the value is taken.
 
-    Raise ``Closed`` as ``Mutex.take`` does. Cancellation: the mutex keeps its value.
+    Raise ``Closed`` if the mutex is closed. Cancellation: the mutex keeps its value.
     """
     if invalidated.is_set:
         raise Superseded
@@ -101,7 +101,7 @@ async def take_unless(mutex: Mutex[T], invalidated: Latch) -> T:
 async def changed(invalidated: Latch, *changes: Awaitable[object]) -> None:
     """Return when the first of ``changes`` is done, or raise its error. Cancel the others.
 
-    Raise ``Superseded`` if ``invalidated`` is set. Cancellation cancels all of them.
+    Raise ``Superseded`` if ``invalidated`` is set. Cancellation cancels all ``changes``.
     """
     async with TaskScope("changed") as scope:
         waits = {scope.spawn(_wait(invalidated), name="invalidated")}

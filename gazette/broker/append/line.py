@@ -33,6 +33,7 @@ AHEAD_S: Final = 10.0
 _AHEAD_CHUNKS: Final = 4_096
 WAITING_MAX: Final = 512
 WAITING_BYTES_MAX: Final = 64 << 20
+"""Appends of one journal that wait, and bytes of them that were read: at either limit, the line is full."""
 SMALL_BYTES: Final = 1 << 16
 GROUP_BYTES: Final = 1 << 18
 """Content of one group commit, in bytes."""
@@ -63,8 +64,8 @@ class ContentAhead:
         """Read to the end of the stream, or `AHEAD_BYTES` of it. May be repeated.
 
         Keep an error of the stream: ``next`` raises it after the chunks that were read. Raise ``Broken`` if
-        the caller takes longer than `AHEAD_S`, or than ``rate_min`` bytes/s allows (0: no limit). After a
-        cancellation, the source cannot be read again.
+        the caller takes longer than `AHEAD_S` and than ``rate_min`` bytes/s allows (0: no limit of time).
+        After a cancellation, the source cannot be read again.
         """
         if self._enough():
             return
@@ -144,7 +145,7 @@ class Line:
 
     @contextmanager
     def wait(self, content: ContentAhead) -> Iterator[None]:
-        """Count an append while it waits. Raise ``Unavailable`` if the line is full."""
+        """Count an append as waiting during the block. Raise ``Unavailable`` if the line is full."""
         self.check_room()
         self._waiting[content] = None
         try:
@@ -174,7 +175,7 @@ class Line:
             )
 
     def join(self, *small: SmallAppend) -> None:
-        """Let small appends wait, in order. The first leads now if no other one does."""
+        """Let small appends wait, in order. The first of the line leads now if no small append leads."""
         self._small.extend(small)
         self._advance()
 
@@ -193,8 +194,10 @@ class Line:
     def take_along(
         self, bytes_max: int, permits: Callable[[SmallAppend], bool]
     ) -> list[SmallAppend]:
-        """Remove waiting small appends, in order, up to the first that is too large or not permitted. The
-        caller leads: it must settle all that it removes.
+        """Remove and return waiting small appends, in order. Stop before the first that ``permits`` refuses,
+        or that does not fit into ``bytes_max`` with those before it.
+
+        The caller leads, and must settle all that this call returns.
         """
         group: list[SmallAppend] = []
         while self._small:

@@ -39,10 +39,10 @@ class SyncVerdict:
 def judge_sync(
     answers: Iterable[PeerAnswer], at: Resolved, ours: Fragment, error: GazetteError | None
 ) -> SyncVerdict:
-    """Judge the answers to the proposal of ``ours``; ``error`` is of a peer that did not answer.
+    """Judge the answers to the proposal of ``ours``. ``error`` is of a peer that did not answer, if any.
 
-    A later route, which this broker does not know yet, decides first: the peers of that route will be asked.
-    Raise ``error``, or ``Broken`` for an answer that no correct replica gives.
+    A later route, which this broker does not know yet, outweighs all else: the peers of that route will be
+    asked. Without a later route, raise ``error``, or ``Broken`` for an answer that no correct replica gives.
     """
     read_through: Revision = 0
     roll_to: Offset | None = None
@@ -82,7 +82,7 @@ def unexpected_answer(answer: PeerAnswer) -> GazetteError:
 
 
 def is_dirty(index: IndexView, spec: JournalSpec, now: float) -> bool:
-    """Return True if only brokers hold the journal's newest content, or did until lately."""
+    """Return True if only brokers hold the journal's newest content, or did within the flush interval."""
     settled_s = spec.fragment.flush_interval_ns // _SECOND_NS or _DIRTY_FOR_DEFAULT_S
     return index.newest_mod_time == 0 or index.newest_mod_time > now - settled_s
 

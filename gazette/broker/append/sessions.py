@@ -73,7 +73,8 @@ class SessionLedger:
     def admit(self, append: SessionAppend, tenure: Revision, attempt: object) -> Admission:
         """Judge an attempt of an append by the primary of ``tenure``. Remember an attempt that is admitted.
 
-        Call ``ended`` when the attempt has ended. Until then, the attempt may be judged again.
+        A later tenure than that of the ledger begins the ledger again, and an earlier one is refused. Call
+        ``ended`` when the attempt has ended. Until then, the attempt may be judged again.
         """
         if tenure > self._tenure:
             self._tenure, self._generation = tenure, 1
@@ -107,8 +108,9 @@ class SessionLedger:
     def refusal(self, append: SessionAppend, tenure: Revision) -> Conflict | None:
         """Return the error by which the primary of ``tenure`` refuses an append of an unknown session.
 
-        An append may call this before its turn. Otherwise it would wait in line only to be refused and
-        repeated. In its turn it calls ``admit`` all the same.
+        Return None if ``admit`` may still admit the append. An append calls this before its turn: an unknown
+        session would wait in line only to be refused and repeated. In its turn, it calls ``admit`` all the
+        same.
         """
         is_known = append.session in self._newer or append.session in self._older
         if tenure == self._tenure and is_known:

@@ -127,7 +127,7 @@ class AppendDriver:
         """Run the append to its end and return its outcome, which holds errors of the append.
 
         Cancel only when the broker is torn down. Cancellation breaks the pipeline and gives it up. Content
-        that was not proposed for commit is in no replica's journal.
+        that was not proposed for commit gets into no journal.
         """
         self._waits.begin()
         fsm = self._fsm
@@ -138,6 +138,7 @@ class AppendDriver:
                 for effect in effects:
                     event = await self._perform(effect)
                     if event is not None:
+                        # A failure drops the other effects of the step. A success comes from the last effect.
                         break
                 effects = () if event is None else fsm.step(event)
             assert fsm.outcome is not None
@@ -154,6 +155,7 @@ class AppendDriver:
         self._waits.interrupt(reason)
 
     async def _perform(self, effect: ev.Effect) -> ev.Event | None:
+        """Perform an effect, and return the event to which it has led; None if it reports no success."""
         match effect:
             case ev.ReadContent(ticks):
                 return await self._read_content(ticks)
@@ -215,6 +217,7 @@ class AppendDriver:
         return None
 
     async def _suspend(self, level: SuspendLevel, offset: Offset) -> ev.Event:
+        """Change the suspension in etcd. To suspend, first close the known head where all replicas agree."""
         if level is not SuspendLevel.NONE:
             pipeline, head = self._held, self._hold.of.head
             try:
@@ -243,6 +246,7 @@ class AppendDriver:
         raise error
 
     async def _resolve(self, min_revision: Revision) -> ev.Event:
+        """Resolve the journal, without a wait if possible. Say if a held pipeline still fits the result."""
         call, context = self._call, self._context
         try:
             resolution: Resolution | None = None
@@ -279,6 +283,7 @@ class AppendDriver:
         )
 
     async def _take_pipeline(self) -> ev.Event:
+        """Take the pipeline when its turn comes. Report a pipeline that must be replaced as a missing one."""
         replica = self._at.replica
         assert replica is not None
         try:
@@ -327,6 +332,7 @@ class AppendDriver:
             await self._waits.run(readiness.change(resolution, replica, until))
 
     async def _build_pipeline(self) -> ev.Event:
+        """Replace the pipeline: take the spool, open streams to the peers, send what they lack, and lead."""
         replica, resolution = self._hold.of, self._at
         await self._hold.tear_down_former()
         try:
@@ -368,6 +374,7 @@ class AppendDriver:
         try:
             answers = await pipeline.catch_up(read)
         except Conflict as conflict:
+            # The next pipeline does not send these bytes again: see `Replica.has_unagreed`.
             replica.refused_to, error = pipeline.spool.fragment.end, conflict
         except GazetteError as failure:
             if self._at.reassigned.is_set:
@@ -463,7 +470,7 @@ class AppendDriver:
     async def _stream_ended(self) -> ev.Event:
         try:
             proposal = await self._held.next()
-        except Bug:
+        except Bug:  # Not a failure of the pipeline: it ends the broker.
             raise
         except GazetteError as error:
             return ev.SendFailed(error)
@@ -476,7 +483,7 @@ class AppendDriver:
         pipeline = self._held
         if not delta:
             self._sum = hashlib.sha1(usedforsecurity=False)
-            # The sum of an append that begins its fragment is the fragment's sum.
+            # If the append begins its fragment, take the fragment's sum: do not hash the content twice.
             pipeline.local.begin(self._sum.update if pipeline.spool.fragment.length else None)
         try:
             await pipeline.content(content, delta)

@@ -95,7 +95,7 @@ class ReadinessWatch:
 
     def _until(self, line: Line, *, ails: bool) -> float:
         """Return the monotonic time until which this append waits for a store that ``ails``; 0 if the store
-        works.
+        works. A store that works also ends the wait of the whole line.
 
         The time begins with the append's arrival, or later, with the first append that waits for the store.
         """

@@ -87,9 +87,14 @@ class AppendGroup:
             self._context.scope.add_cut_off(self._cut_off)
 
     def _cut_off(self) -> None:
+        """Break the pipeline, because the broker's tasks are cancelled. This fails the appends."""
         self._pipeline.fail(Broken("an append was cut short", journal=self._at.journal))
 
     def _settle(self, answered: LabelSet | GazetteError) -> None:
+        """Settle all appends: commit them with the registers ``answered``, or fail them with the error.
+
+        A bug ends the broker, too.
+        """
         scope = self._context.scope
         self._is_settled = True
         if self._awaits:
@@ -177,6 +182,10 @@ def may_join(terms: AppendTerms, registers: LabelSet) -> bool:
 
 
 def _passes(terms: AppendTerms, registers: LabelSet) -> bool:
+    """Return True if the append neither suspends the journal nor fails its check of registers.
+
+    Empty registers pass any check.
+    """
     check = terms.check_registers
     return terms.suspend in _NOT_SUSPENDING and (
         check is None or not registers.labels or check.matches(registers)
@@ -222,6 +231,7 @@ def _is_steady(
 
 
 def _is_healthy(context: BrokerContext, at: Resolution, replica: Replica) -> bool:
+    """Return True if the journal's first store is healthy and takes its fragments, or there is no store."""
     assert at.spec is not None
     stores = at.spec.fragment.stores
     if not stores:

@@ -66,6 +66,7 @@ _APPEND_CODES: Final = {
     Status.WRONG_APPEND_OFFSET: 412,
 }
 _ASSIGNED_SOON: Final = (Status.NO_JOURNAL_PRIMARY_BROKER, Status.INSUFFICIENT_JOURNAL_BROKERS)
+"""Statuses that last until the journal gets its brokers. Answers to appends have a ``Retry-After`` then."""
 _HEADERS_OF: Final[Mapping[int, Mapping[str, str]]] = {401: CHALLENGE, 503: {"Retry-After": "1"}}
 """Headers of the answer to a call that raised an error, by HTTP status. An answer with a status of the
 journal lacks these headers: the status may last."""
@@ -131,6 +132,12 @@ class HttpGateway:
             return _text(str(error), 503)
 
     async def _append(self, request: Request) -> Response:
+        """Append the body, and return the answer. Raise ``AioRpcError`` if the call fails.
+
+        Raise ``Invalid`` or ``Refusal`` for a request that cannot be honoured, ``NotAllowed`` for credentials
+        that no call can carry. Cancellation, and a body that breaks off: nothing is committed, unless all of
+        the body was sent.
+        """
         is_gzip = check_append(request)
         opening = broker_pb2.AppendRequest(journal=journal_of(request))
         validate_append_request_opening(opening)
@@ -179,9 +186,9 @@ class _Read:
     async def respond(self) -> Response:
         """Return the response. Raise ``Invalid`` or ``AioRpcError`` for a read that cannot begin.
 
-        Conditions, and a suffix, need the present head: an additional call reads the head first. Only a range
-        with a known end gets its ``Content-Range`` and ``Content-Length``. With ``block``, a range without
-        an end gets neither header.
+        Conditions, and a suffix, need the present head: an additional call reads the head before the content.
+        A range with a known end gets its own ``Content-Range`` and a ``Content-Length``. The head ends a
+        range without an end, except with ``block``: then the end is not known.
         """
         request, read_request = self._request, self._asked
         try:
@@ -224,8 +231,12 @@ class _Read:
         return StreamedBody(body_parts, 206, headers)
 
     async def _settle(self, wanted: ByteRange | None) -> ByteRange | Response | None:
-        """Check the conditions against the present journal. Return the range with a suffix resolved to
-        offsets. If the conditions decide the answer, return the response instead."""
+        """Check the conditions against the present journal. Return the range to read, with a suffix resolved
+        to offsets; None for the whole journal, also if ``If-Range`` does not hold.
+
+        Return a response if it is decided already: the journal cannot be read, a condition decides, or the
+        suffix has no bytes.
+        """
         request = self._request
         peek = broker_pb2.ReadRequest(journal=self._asked.journal, offset=-1, metadata_only=True)
         call, _, first_response = await self._start(peek)

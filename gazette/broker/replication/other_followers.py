@@ -20,6 +20,7 @@ Incarnation: TypeAlias = tuple[ProcessId, Revision]
 """A broker, and the creation revision of its member key, which differs for a later process of the same id."""
 
 _LEFT: Final = -1
+"""Revision of a follower that has left the journal. No member has it, so such a follower counts as gone."""
 
 
 class OtherFollowers:

@@ -35,11 +35,10 @@ def _do_nothing() -> None:
 
 
 class _Answers:
-    """The answers of a peer that have arrived, in order. Watches that the peer gives the answers that it
-    owes.
+    """The answers of a peer that have arrived, in order, and a watch over the answers that the peer owes.
 
     ``on_late`` is called if the peer makes no progress for ``timeout_s`` while it owes an expected answer.
-    One timer watches all of these.
+    One timer watches all expected answers.
     """
 
     __slots__ = ("_expected", "_on_late", "_progressed_at", "_timer", "arrived", "timeout_s")
@@ -84,7 +83,7 @@ class _Answers:
             return
         loop = asyncio.get_running_loop()
         left_s = self._progressed_at + self.timeout_s - loop.time()
-        if self.arrived:  # Another peer is late with the same answer.
+        if self.arrived:  # This peer is not late: the answer waits for that of another peer.
             left_s = self.timeout_s
         if left_s > 0:
             self._timer = loop.call_later(left_s, self._look)
@@ -140,7 +139,7 @@ class PeerStream:
             self.send_joined(b"".join(map(prefixed, messages)), *messages)
 
     def send_joined(self, joined: bytes, *messages: bytes) -> None:
-        """Send messages as ``send`` does. ``joined`` is their content in the stream: see `prefixed`."""
+        """Send messages as ``send`` does. ``joined`` are the same messages, each `prefixed`, in one piece."""
         if self.failure is not None:
             return
         if self._sender is not None or not self._call.send_now(joined, len(messages)):

@@ -239,8 +239,8 @@ class Pipeline:
     async def sync(self, proposal: Fragment, registers: LabelSet, *, opening: bool) -> None:
         """Propose to all replicas. Each replica answers whether it can go on from the proposal.
 
-        With ``opening``, the first proposal of the pipeline carries the route, addressed to each peer. The
-        failure of a peer is raised when its answer is gathered. Raise ``Bug`` if the local spool disagrees.
+        With ``opening``, the first proposal of the pipeline carries the route, addressed to each peer. A peer
+        that has failed raises nothing here: see ``gather_sync``. Raise ``Bug`` if the local spool disagrees.
         """
         request = _proposal(proposal, registers, acknowledge=True)
         if not opening or self._opened:
@@ -286,6 +286,10 @@ class Pipeline:
             return refusals
 
     async def _send_missing(self, peer: PeerStream, begin: Offset, read: ReadSpool) -> None:
+        """Send a peer the committed bytes from ``begin`` on, and wait until the peer has them.
+
+        Raise ``Conflict`` if the peer refuses the resulting fragment, or the failure of the peer.
+        """
         self.caught_up = True
         local, offset = self.spool.committed(), begin
         log.info(
@@ -500,8 +504,8 @@ class Pipeline:
 
     def gather_now(self) -> None:
         """Gather the answers of `commit_now` that have arrived, in order."""
-        if self._gathering:  # What is called below may send the next append, or break the pipeline.
-            return
+        if self._gathering:  # A callback below has sent the next append or broken the pipeline.
+            return  # The loop below goes on with it.
         self._gathering = True
         try:
             while self._unanswered and (turn := self._unanswered[0][0]).has_come:
@@ -523,8 +527,8 @@ class Pipeline:
             self._gathering = False
 
     def _take_acks(self) -> bool:
-        """Take the next answer of each peer, as ``gather_acks`` does. Return False if one must be awaited.
-        Raise the error of a peer that failed."""
+        """Take the next answer of each peer, as ``gather_acks`` does. If one has not arrived, take none, and
+        return False. Raise the error of a peer that failed or refused, or of ``agree``."""
         if self._failure is not None:
             raise self._failure
         for peer in self._peers:
@@ -580,7 +584,7 @@ class Pipeline:
 
 def _behind(answer: PeerAnswer, ours: Fragment) -> Offset | None:
     """Return the end of a peer's fragment if ``ours`` begins with that fragment and is longer; else None."""
-    if answer.status is Status.OK:
+    if answer.status is Status.OK:  # The peer has an empty spool at the beginning of ``ours``.
         return ours.begin
     fragment = answer.fragment
     if answer.status is not Status.PROPOSAL_MISMATCH or fragment is None:

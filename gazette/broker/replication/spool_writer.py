@@ -152,6 +152,7 @@ class SpoolWriter:
             raise asyncio.CancelledError
 
     def _take_batch(self) -> tuple[bytes, int]:
+        """Remove the gathered content. Return it, and the number of pending bytes before it."""
         batch = self._gathered[0] if len(self._gathered) == 1 else b"".join(self._gathered)
         begin = self._end - self._length
         self._gathered, self._length = [], 0
@@ -173,6 +174,7 @@ class SpoolWriter:
             self._failure = error
 
     async def _apply(self, batch: bytes, begin: int) -> None:
+        """Give a batch to the digest and to the spool. If the spool fails, drop what is gathered, too."""
         digest_future: concurrent.futures.Future[None] | None = None
         if self._digest is not None:
             if len(batch) > INLINE_BYTES:

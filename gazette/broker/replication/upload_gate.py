@@ -45,7 +45,7 @@ class UploadGate:
     """The agreed end of one replica, and the completed spools that wait for it. Loop-bound.
 
     All spools are of the journal that was created at revision ``life``. ``completed`` is called with the end
-    of each spool that a primary passes on: all replicas have acknowledged everything before it.
+    of each spool that a primary passes on: all replicas have acknowledged everything before that end.
 
     A follower passes its spools on at once, and says whether its primary has the same bytes. (Both may lose
     their leases at once, with bytes that a third replica does not have. The follower then uploads them.)
@@ -77,7 +77,7 @@ class UploadGate:
 
     @property
     def tenure(self) -> Revision:
-        """Creation revision of the assignment of the primary that appended last."""
+        """Tenure of the newest primary that this replica knows: its own once it leads; 0: none."""
         return self._tenure
 
     def lead(self, end: Offset, registers: LabelSet, tenure: Revision) -> None:
