@@ -123,7 +123,7 @@ class SpoolCompression:
         self._through = 0
         self._written = 0
         self._sum = hashlib.sha1(usedforsecurity=False)
-        self._usable = True
+        self._usable = True  # False during a step, and for good once a step has failed.
         self._finished = False  # True once the file is whole.
 
     @property
@@ -158,6 +158,7 @@ class SpoolCompression:
         return self._target - self._through >= COMPRESSION_BATCH_BYTES
 
     def _turn(self) -> None:
+        """Compress up to `_TURN_BYTES`, in a thread. Queue another turn if a batch is left by then."""
         with self._lock:
             if self._usable and not self._finished:
                 self._attempt(min(self._target, self._through + _TURN_BYTES), final=False)
@@ -234,7 +235,10 @@ class _FileContent(io.RawIOBase):
 
 
 class _VerifiedContent(_FileContent):
-    """The bytes of a spool, hashed as they are read. Read them from the start, in order."""
+    """The bytes of a spool, hashed as they are read. Read them from the start, in order.
+
+    A seek to the start begins again. Raises ``Corrupt`` in place of the last bytes if the digest differs.
+    """
 
     def __init__(self, file: SpoolContent, fragment: Fragment) -> None:
         super().__init__(file, fragment.length)

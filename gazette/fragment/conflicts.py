@@ -1,7 +1,8 @@
 """Fragments of the same offsets with different bytes.
 
 A conflict is proven if two fragments have the same begin and end, and a different SHA-1. One of the two has
-bytes that were not acknowledged at these offsets, or was written by hand. Only the later fragment is read.
+bytes that were not acknowledged at these offsets, or was written by hand. Only the fragment that is listed
+later is read.
 
 Two fragments that overlap in part, or of which one contains the other, prove no conflict and are not
 reported. Replicas close their fragments at different offsets as they join and leave. So such overlaps are

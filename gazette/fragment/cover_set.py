@@ -68,7 +68,7 @@ class CoverSet(Generic[S]):
     def longest_overlapping(self, offset: Offset) -> tuple[int, bool]:
         """Return the index of the span that covers ``offset`` and reaches farthest, and True.
 
-        If no span covers it, return the index of the next span (``len(self)`` at the end), and False.
+        If no span covers ``offset``, return the index of the next span (``len(self)``: none), and False.
         """
         after = bisect_right(self._begins, offset)
         if after and self._ends[after - 1] > offset:

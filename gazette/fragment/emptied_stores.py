@@ -1,4 +1,5 @@
-"""Stage 9 of the byte path: takes a listing of a journal's stores, and the former listing.
+"""Stage 9 of the byte path: takes a listing of a journal's stores, and adds the former fragments of stores
+that look emptied, before `index` gets the listing.
 
 A store that suddenly lists none of its fragments may be a file system that is not mounted: it looks like an
 empty directory. Brokers may store a new fragment there. Readers of old offsets would then jump to the new

@@ -39,6 +39,7 @@ Fragments may be stored out of order, so an earlier one may appear a little late
 """
 
 _FORGOTTEN_MAX: Final = 256
+"""Cancelled waits that may stay in a heap, in addition to as many as there are waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ class Index:
         first = self._set[0]
         holes = self.holes(self._set[-1].begin)
         if first.begin and self._is_settled(first):
-            holes = holes[1:]
+            holes = holes[1:]  # No fragment before the first can be missing any more.
         return not all(self._is_lost(*hole) for hole in holes)
 
     @property
@@ -207,6 +208,7 @@ class Index:
             self._add(self._hidden.popleft())
 
     def _add(self, local: LocalFragment) -> None:
+        """Let readers have a commit. Report a hole before it, or wake readers in a hole that it fills."""
         if self._set.grow_last(local):  # The same spool has grown.
             if not self._local.grow_last(local):
                 self._local.add(local)
@@ -350,8 +352,8 @@ class Index:
         return self.unexplained.outside(CoverSet[Span]([*self._set, *self._hidden]))
 
     def _require_explained(self, offset: Offset, at: int) -> None:
-        """Raise ``Unavailable`` if unexplained fragments have ``offset``, or later offsets of its hole. The
-        hole is before span ``at``."""
+        """Raise ``Unavailable`` if unexplained fragments have bytes from ``offset`` to span ``at``. If there
+        is no such span, look from the end of all fragments on."""
         if at < len(self._set):
             self.unexplained.check(self.journal, offset, self._set[at].begin)
         else:

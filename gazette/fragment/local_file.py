@@ -28,6 +28,7 @@ from gazette.protocol.ids import Offset
 log = logging.getLogger(__name__)
 
 _NO_WAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
+"""Flag of a read that fails if it would wait for the disk; None: the system has no such flag."""
 _WOULD_WAIT: Final = (errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS)
 
 

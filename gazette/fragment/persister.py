@@ -256,8 +256,9 @@ class Persister:
         self._idle.set()
 
     async def _left_to_primary(self, upload: Upload) -> bool:
-        """Wait for the primary's upload. Return False when this broker has to upload its own bytes.
+        """Wait for the primary's upload. Return True once the object was found, or the journal is gone.
 
+        Return False when this broker has to upload its own bytes, and when it ends.
         Meanwhile look for the object at intervals, to release the spool's file soon after the upload.
         """
         settings, now = self._settings, self._clock.monotonic
@@ -298,6 +299,10 @@ class Persister:
     async def _attempt(
         self, upload: Upload, spec: JournalSpec | None, outage: _Outage, *, look: bool
     ) -> bool:
+        """Attempt an upload once; with ``look``, only look for the object. Return True if the spool is done.
+
+        A failure is noted and logged, and not raised.
+        """
         former_failures = outage.failures
         try:
             if spec is None:
@@ -327,7 +332,7 @@ class Persister:
         metrics.PERSIST_FAILURES.inc()
         is_expected = isinstance(error, GazetteError)
         if not isinstance(error, Retryable | Closed):
-            self._refusals.failed(upload)
+            self._refusals.failed(upload)  # The error may last: the store may refuse this journal.
         is_grave = not is_expected or isinstance(error, Corrupt | Bug)
         log.log(
             logging.ERROR if is_grave else logging.WARNING,
@@ -378,8 +383,10 @@ class Persister:
         self._idle.set()
 
     async def _put_closing(self, closing: Closing) -> bool:
-        """Put a closing into the first store that permits it. Return True if a store has it, or if none is
-        needed."""
+        """Put a closing into the first store that permits it. Return False if no store has it now.
+
+        Return True also if the journal has no store, or is gone.
+        """
         name = closing.name
         spec = self._shared.spec_of(name.journal, name.life)
         for url in () if spec is None else spec.fragment.stores:  # None: the journal is gone.
@@ -404,6 +411,7 @@ class Persister:
         return not self._closings and all(upload.aside is not None for upload in self._uploads)
 
     def _backoff(self, failures: int) -> float:
+        """Return the seconds to wait after ``failures`` in a row, at random within a quarter."""
         settings = self._settings
         longest = settings.finish_backoff_max_s if self._hurry.is_set() else settings.backoff_max_s
         backoff = settings.backoff_min_s * 2.0 ** min(max(failures - 1, 0), 30)

@@ -189,6 +189,7 @@ class SpoolState:
         return proposed.end > end + self.delta or (proposed.end == end and not proposed.length)
 
     def _roll(self, proposal: Proposal) -> Completed | Restarted:
+        """Begin an empty fragment at the end of the proposal. Complete the present one if it has bytes."""
         fragment, end = self.fragment, proposal.fragment.end
         effect: Completed | Restarted = Restarted()
         if fragment.length:
@@ -208,6 +209,7 @@ class SpoolState:
     def _take(
         self, proposal: Proposal, pending_sum: Callable[[], bytes], now: float
     ) -> Committed | RolledBack | Mismatched:
+        """Commit or roll back the pending bytes, as the proposal says. Change nothing if it does not fit."""
         if self.fragment == proposal.fragment and self.registers == proposal.registers:
             return self.roll_back()  # To propose the committed fragment means to roll back.
         if (

@@ -240,7 +240,10 @@ class SpoolMemory:
         return not self.failing and self.unwritten + length <= self.limit
 
     def grew(self, holder: SpoolBytes, length: int, *, first: bool) -> None:
-        """Count ``length`` more bytes of ``holder`` (negative: fewer). ``first``: ``holder`` was empty."""
+        """Count ``length`` more bytes of ``holder`` (negative: fewer). ``first``: ``holder`` was empty.
+
+        Have a thread write to files once a part of the limit is in memory (`_WRITTEN_FROM`).
+        """
         if first:
             self._holders[holder] = None
         self._unwritten += length

@@ -88,6 +88,8 @@ class Spool:
         self._pending_sum = self._sum
         """Digest of committed and pending bytes; the same object as ``_sum`` while nothing is pending."""
         self._writing: concurrent.futures.Future[Any] | None = None
+        """The thread that writes or trims, until `_settle` or its caller has seen its end; None: there is no
+        such thread."""
 
     @property
     def fragment(self) -> Fragment:
@@ -182,6 +184,7 @@ class Spool:
         self._begin_file()
 
     async def _extend(self, request: Content) -> None:
+        """Add pending content. An error or a cancellation rolls all pending content back."""
         position = self._state.check_content(request)
         content = request.content
         try:
@@ -209,6 +212,7 @@ class Spool:
         self._pending_sum.update(content)
 
     def _begin_sum(self) -> None:
+        """Let pending bytes change a copy of the digest: a roll-back returns to the digest itself."""
         if self._pending_sum is self._sum:
             self._pending_sum = self._sum.copy()
 

@@ -178,6 +178,7 @@ class Upload:
         return True
 
     async def _cut(self, spec: JournalSpec) -> None:
+        """Cut the spool at ``cut``, if that is set. Its bytes are read to compute the digest of the rest."""
         if self.cut is not None and spec.fragment.stores:
             calls = self._shared.blob_stores.get(spec.fragment.stores[0]).calls
             self.spool = await self.spool.cut_to(self.cut, calls)
@@ -233,6 +234,7 @@ class Upload:
         return limit is not None and limit < end
 
     async def _limit(self) -> Offset | None:
+        """Return the limit of the upload; None without one. Raise ``_Deleted`` or ``Unconfirmed``."""
         try:
             return await self._shared.limit_of(self.spool.fragment.journal, self.life, self.tenure)
         except NotFound as error:
@@ -300,16 +302,20 @@ class Upload:
         return self.drop()
 
     async def _end_call(self) -> None:
-        """Wait for the upload's thread, if there is one. Raise the error of the thread."""
+        """Wait for the upload's thread, if there is one, and note whether it has put the object.
+
+        Raise the error of the thread, or ``Unavailable`` if it is given up or does not end in time.
+        """
         if self._call is not None:
             self.is_put = await self._outlive(self._call)
             if not self.is_put:
                 self.placed = None  # Another broker has put the object.
 
     async def _outlive(self, call: concurrent.futures.Future[bool]) -> bool:
-        """Wait for a thread, and return its result. Raise ``Unavailable`` after ``put_timeout_s``.
+        """Wait for a thread, and return its result.
 
-        The thread then stays with the upload: two threads must not write the same object.
+        Raise ``Unavailable`` after ``put_timeout_s``, and keep the thread: two threads must not write the
+        same object. Raise it, and let the thread go, if the journal has other stores now.
         """
         timeout_s = remaining_s = self._shared.put_timeout_s
         while not await ended(call, min(remaining_s, _NOTICE_S)):
