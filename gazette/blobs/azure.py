@@ -28,6 +28,7 @@ DELEGATION_KEY_S: Final = 2 * 60 * 60.0
 DELEGATION_KEY_RESERVE_S: Final = 60 * 60.0
 """Seconds. A delegated key with less remaining lifetime is replaced."""
 SIGNATURE_TTL_MAX_S: Final = 7 * 24 * 60 * 60 - DELEGATION_KEY_RESERVE_S
+"""Longest lifetime of a signed URL, in seconds. A delegated key is valid for seven days at most."""
 
 _TIMEOUTS: Final = {"connection_timeout": 5, "read_timeout": 30}
 _SKEW_S: Final = 300.0
@@ -54,7 +55,9 @@ class AzureStore(FsspecStore):
         self._clock = clock if clock is not None else SystemClock()
         self._signing = threading.Lock()
         self._delegation: tuple[float, Any] | None = None
+        """The last delegated key, after the Unix seconds at which it expires; None before the first."""
         self._with_key = url.scheme == "azure"
+        """True if the account's key signs URLs; False if a delegated key does."""
         if self._with_key:
             self._container, path = url.host, url.path
             self._options = _key_options(environ)
@@ -184,6 +187,10 @@ class AzureStore(FsspecStore):
             return self._signed(files, path, ttl_s, key)
 
     def _signed(self, files: Any, path: str, ttl_s: float, delegation: Any) -> str:
+        """Return a URL that the key ``delegation`` has signed, or for None the account's key.
+
+        Without either key, return the location. Raise ``Invalid`` if ``ttl_s`` is too long.
+        """
         from azure.storage.blob import BlobSasPermissions, generate_blob_sas
 
         located = self._locate(path)
@@ -214,6 +221,7 @@ class AzureStore(FsspecStore):
         return f"{self._blob_client(files, located).url}?{signature}"
 
     def _needed_until(self, now: float, ttl_s: float) -> float:
+        """Return the Unix seconds until which a delegated key must be valid to be used again."""
         return now + max(DELEGATION_KEY_RESERVE_S, ttl_s)
 
     def _blob_client(self, files: Any, located: str) -> Any:

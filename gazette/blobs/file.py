@@ -176,7 +176,7 @@ def write_durably(
 ) -> bool:
     """Write a whole file, and sync it and its directory, which must exist. Raise ``OSError`` if this fails.
 
-    Without ``replace``, do nothing if there is a file. Return True if the file was written. Call
+    Without ``replace``, keep a file that ``target`` names already. Return True if the file was written. Call
     ``on_written`` after the bytes are written, before the file gets its name.
     """
     directory, name = os.path.split(target)
@@ -228,6 +228,8 @@ def _sync_directory(directory: str) -> None:
 
 
 def _walk(directory: str, relative: str, after: str) -> Iterator[BlobInfo]:
+    """Yield the files below a directory whose paths sort behind ``after``. Remove files that killed writers
+    have left. ``relative`` is the directory's path in the listing: empty, or with ``/`` at its end."""
     try:
         entries = os.scandir(directory)
     except (FileNotFoundError, NotADirectoryError):

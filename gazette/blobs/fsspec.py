@@ -61,6 +61,7 @@ _VERSION_KEYS: Final = (
     "LastModified",
     "created",
 )
+"""Keys of fsspec's infos that tell versions of a file apart. Each file system has some of these keys."""
 _TIME_KEYS: Final = ("mtime", "updated", "last_modified", "LastModified", "modified", "created")
 _TRANSIENT: Final = ("InvalidBlockList",)
 """Codes of Azure's errors after which to repeat a request, although their status blames the request."""
@@ -95,6 +96,7 @@ class FsspecStore(ABC):
         self._root = root
         self._making = threading.Lock()
         self._made: Any = None
+        """The file system; None before the first call."""
 
     def exists(self, path: str) -> bool:
         with self._mapped(path) as files:
@@ -123,7 +125,7 @@ class FsspecStore(ABC):
             try:
                 try:
                     self.write(files, partial, source, content_encoding)
-                except FileNotFoundError:
+                except FileNotFoundError:  # The directory is missing.
                     files.makedirs(directory, exist_ok=True)
                     self.write(files, partial, source, content_encoding)
                 files.mv(partial, located)
@@ -198,6 +200,7 @@ class FsspecStore(ABC):
         write_file(files, located, source, {})
 
     def _begin(self, prefix: str) -> str:
+        """Return the beginning of the paths of all files below ``prefix``."""
         rewritten = self._rewrite.apply(prefix)
         if rewritten:
             validate_path(rewritten.removesuffix("/"))
@@ -309,6 +312,7 @@ class NamedStore(FsspecStore):
         return files
 
     def _locate(self, path: str) -> str:
+        # `_mapped` makes the file system, which says what `_root` is.
         with self._mapped(path):
             return super()._locate(path)
 
@@ -369,6 +373,10 @@ class _FileReader(io.RawIOBase):
         super().close()
 
     def _fetched(self, begin: int) -> bytes:
+        """Return the block from ``begin`` on. Attempt the request up to `ATTEMPTS_MAX` times.
+
+        Raise ``Unavailable`` if the block cannot be read whole, or if the object was removed or replaced.
+        """
         is_small = self._length < BLOCK_BYTES
         expected = min(BLOCK_BYTES, self._length - begin)
         for attempt in range(1, ATTEMPTS_MAX + 1):
@@ -446,6 +454,7 @@ def _refused(text: str, path: str) -> NotAllowed:
 
 
 def _status_of(error: BaseException) -> int | None:
+    """Return the HTTP status that an SDK's error carries; None without a status."""
     for name in ("status_code", "status", "code"):
         value = getattr(error, name, None)
         if isinstance(value, str) and is_digits(value):

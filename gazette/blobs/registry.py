@@ -207,6 +207,7 @@ class ActiveStore:
         """Return once a check has found the store healthy; never, if the store is not checked any more.
         Cancellation: no effect."""
         while self._health.error is not None:
+            # If no check follows, wait for an event that is never set.
             await (asyncio.Event() if self._final else self._changed).wait()
 
     @property
@@ -282,10 +283,13 @@ class BlobStores:
         )
         self._stores: dict[str, ActiveStore] = {}
         self._unchecked: list[ActiveStore] = []
+        """Stores whose checks have not begun."""
         self._news = asyncio.Event()
+        """Set when there is a store whose checks have not begun."""
         self._busy = asyncio.Event()
         """Set while calls that must be watched are in progress."""
         self._closing = threading.Event()
+        """Set by ``close``: it ends the pauses before repeated calls."""
         self._unused_pool = pools("checks of stores that are not in use", _UNUSED_AT_ONCE)
         self._unused_room = asyncio.Semaphore(_UNUSED_AT_ONCE)
 
@@ -427,6 +431,10 @@ class BlobStores:
         )
 
     def _make(self, url: str, *, counted: bool) -> RetryingStore:
+        """Make the store of ``url``. Failed calls are repeated; with ``counted``, metrics count all calls.
+
+        Raise ``Invalid`` or ``NotAllowed`` for a URL that is wrong, forbidden, or needs an extra.
+        """
         store_url = FragmentStoreUrl.parse(url)
         constructor = self._constructors.get(extras.kind_of(store_url.scheme))
         if constructor is None:
@@ -442,6 +450,7 @@ class BlobStores:
             self.sweep()
 
     async def _watch_calls(self) -> None:
+        """Look for calls that hang each second, while any call is in progress."""
         while True:
             await self._busy.wait()
             await self._clock.sleep(_WATCH_INTERVAL_S)

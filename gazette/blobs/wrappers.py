@@ -78,6 +78,7 @@ class InstrumentedStore:
 
     @contextmanager
     def _observed(self, operation: str) -> Iterator[None]:
+        """Count and time the block as one operation. Its thread waits for the store (`on_store`)."""
         started = self._monotonic()
         on_store()
         status = "error"

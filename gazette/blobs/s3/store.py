@@ -271,6 +271,8 @@ class S3Store:
             raise s3_client.map_errors(error, bucket=self.bucket, file=path) from error
 
     def _translated(self, path: str) -> Callable[[Exception], GazetteError]:
+        """Return a function that turns an error of the SDK about ``path`` into a ``GazetteError``."""
+
         def map_errors(error: Exception) -> GazetteError:
             from gazette.blobs.s3 import client as s3_client
 
@@ -354,6 +356,10 @@ class _ObjectReader(io.RawIOBase):
         raise Unavailable("the object ended early", missing=self._length - self._position)
 
     def _resumed(self) -> Any:
+        """Return a new response body that begins at the present position of the same object.
+
+        Raise ``Unavailable`` if the object was removed or replaced, or if the store fails.
+        """
         try:
             response = self._get(self._position, self._etag)
         except NotFound as error:
@@ -376,6 +382,7 @@ class _ObjectReader(io.RawIOBase):
         return body
 
     def _may_resume(self) -> bool:
+        """Count a broken connection. Return False if there were too many without progress."""
         if self._position - self._last_break >= _PROGRESS_BYTES:
             self._breaks = 0
         self._last_break = self._position
