@@ -29,6 +29,7 @@ _STATUS_OF_RESET: Final = {
     FaultCode.ENHANCE_YOUR_CALM.name: grpc.StatusCode.RESOURCE_EXHAUSTED,
     FaultCode.INADEQUATE_SECURITY.name: grpc.StatusCode.PERMISSION_DENIED,
 }
+"""Status of a call whose stream is reset, by the code of the reset. Any other code gives INTERNAL."""
 _NAME_LENGTH: Final = 40
 """Greatest number of characters that an error shows of an unknown encoding's name."""
 
@@ -179,6 +180,7 @@ class ClientCall(StreamListener):
             self._room.wake()
 
     def on_fields(self, fields: Fields, *, ended: bool) -> None:
+        """Take the head of the answer, or its trailers. End the call if gRPC does not permit them."""
         assert self._carrier is not None
         self._carrier.answered = True
         try:
@@ -228,6 +230,7 @@ class ClientCall(StreamListener):
                 self._give(self._sink)
 
     def on_fault(self, error: GazetteError) -> None:
+        """End the call by a fault of its stream or connection. Repeat a call that the server has refused."""
         if self._trailers is not None:
             return  # The call has succeeded already: its reader gets the responses and the status.
         name = str(error.facts.get("code"))
@@ -298,7 +301,7 @@ class ClientCall(StreamListener):
     # -- as in grpc.aio
 
     def cancel(self) -> bool:
-        """End the call. Return False if it has ended."""
+        """End the call. Return False if it has ended before."""
         if self.status is not None:
             return False
         self._cancelled = True
@@ -347,7 +350,8 @@ class ClientCall(StreamListener):
     async def write(self, request: Any) -> None:
         """Send a request. Return once the windows of the server and the socket have taken all of it.
 
-        Raise ``AioRpcError`` if the call ends meanwhile, ``InvalidStateError`` if it has ended.
+        Raise ``AioRpcError`` if the call ends meanwhile, ``InvalidStateError`` if the call or its requests
+        have ended before.
         """
         if self.status is not None:
             raise asyncio.InvalidStateError("RPC already finished.")
@@ -471,6 +475,7 @@ class ClientCall(StreamListener):
 
     @contextlib.contextmanager
     def _cancelling(self) -> Generator[None, None, None]:
+        """Cancel the call if the task of the block is cancelled."""
         try:
             yield
         except asyncio.CancelledError:

@@ -36,7 +36,9 @@ round trip of 1 ms, and 40 MB/s with 100 ms."""
 FIRST_BYTES: Final = 1 << 19
 """Bytes that a peer may send on a stream before the listener has consumed any."""
 CONNECTION_BYTES: Final = 1 << 23
+"""Greatest window of a connection, in bytes."""
 HELD_BYTES: Final = 1 << 25
+"""Upper bound of the bytes that all listeners hold, with those that the peer may still send."""
 _GRANT_BYTES_MIN: Final = CONNECTION_BYTES // 4
 """Least number of bytes by which the window of the connection is opened at a time."""
 _GRANT_BELOW: Final = CONNECTION_BYTES - _GRANT_BYTES_MIN
@@ -52,6 +54,7 @@ _SETTINGS_BYTES: Final = 64
 _LOOKS: Final = 100
 """Waiting streams that a change of windows examines for one unit of credit."""
 ALL_WORK: Final = 1 << 60
+"""More units of work than any call of ``receive`` can do."""
 _JOINED_BYTES: Final = 1 << 11
 """Greatest length of content that is copied behind the head of its frame, for one write."""
 _RESETS_KEPT: Final = 1_000
@@ -117,7 +120,7 @@ class Http2Stream:
         """Bytes of content that the head has announced and that have not arrived yet; None: not announced."""
         self._released = False
         self._taken = 0
-        """The stream's window minus ``connection.first_window``, which may change."""
+        """The stream's window minus ``connection.first_window``: if that changes, so do all windows."""
 
     @property
     def window(self) -> int:
@@ -187,7 +190,10 @@ class Http2Stream:
         return True
 
     def answer(self, head: bytes, content: bytes, trailers: bytes) -> bool:
-        """Send a whole answer: head, content and trailers. Send nothing and return False if it must wait."""
+        """Send a whole answer: head, content and trailers.
+
+        Send nothing and return False if it must wait, has no content, or needs several frames for a part.
+        """
         connection, length, id = self.connection, len(content), self.id
         limit = min(connection._frame_bytes, self.window, connection._window)
         largest = max(length, len(head), len(trailers))
@@ -500,6 +506,7 @@ class Http2Connection:
             self._rest, self._at = data[position:], 0
 
     def _check_head(self, length: int, kind: int, stream: int) -> None:
+        """Raise ``ConnectionFault`` for a frame that is too large or not permitted now."""
         if length > fr.FRAME_BYTES_MIN:
             raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, "a frame is too large")
         if self._block_of and (kind != fr.CONTINUATION or stream != self._block_of):
@@ -530,7 +537,7 @@ class Http2Connection:
             case fr.PUSH_PROMISE:
                 raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "PUSH_PROMISE is not accepted")
             case _:
-                self._credit.spend()
+                self._credit.spend()  # Frames of an unknown kind are ignored (RFC 9113, 5.5).
 
     def _on_stream_fault(self, fault: StreamFault) -> None:
         self._credit.spend()

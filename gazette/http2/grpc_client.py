@@ -1,9 +1,9 @@
 """A gRPC channel over our own HTTP/2, with the methods and states of `grpc.aio.Channel`.
 
 A channel connects for the first call. If a connection is lost, or its server drains it, the next call makes
-another one. After a failed attempt the channel waits before the next attempt, and calls fail meanwhile. A
-connection that soon ends without an answered call also counts as a failed attempt. The first in a row does
-not. For each connection, the channel resolves the host and reads the files of TLS.
+another one. After a failed attempt the channel waits before the next attempt, and calls fail meanwhile. Of
+connections in a row that soon end without an answered call, each but the first counts as a failed attempt.
+For each connection, the channel resolves the host and reads the files of TLS.
 """
 
 from __future__ import annotations
@@ -268,6 +268,7 @@ class Http2Channel:
             self._changed.wake()
 
     async def _attempt(self) -> None:
+        """Connect once. Then calls get the connection, or the channel waits before the next attempt."""
         connections: list[ClientConnection] = []
 
         def make() -> ClientConnection:
@@ -291,6 +292,11 @@ class Http2Channel:
             self._connected(connections[-1])
 
     async def _open_socket(self, make: Callable[[], ClientConnection]) -> None:
+        """Connect to the socket of the target, or to the first address of its host that accepts.
+
+        Raise ``OSError`` if none accepts, ``ValueError`` for a bad port, ``Unavailable`` for a server of TLS
+        without HTTP/2.
+        """
         loop = asyncio.get_running_loop()
         if self.target.startswith(_UNIX):
             path = self.target.removeprefix(_UNIX)
@@ -333,6 +339,7 @@ class Http2Channel:
         self.room(connection)
 
     def _not_connected(self, reason: str) -> None:
+        """Try again after a pause, which grows with each failure. Fail calls that wait for a connection."""
         self._connecting = False
         if self._closed:
             return
@@ -427,7 +434,7 @@ class Http2Channel:
             await self._scope.stop()
 
     def abort(self) -> None:
-        """Take no more calls, cancel running calls, and cut off the connections, at once. On the loop."""
+        """Take no more calls, cancel running calls, and cut off the connections, at once."""
         self._closed = True
         self._changed.wake()
         if self._retry is not None:

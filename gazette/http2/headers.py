@@ -28,6 +28,7 @@ _REFERENCE: Final = 0x80
 """Least first byte of a reference to one of the first 126 entries of the table (RFC 7541, 6.1)."""
 _KNOWN_MAX: Final = 64
 _KNOWN_BYTES_MAX: Final = 1 << 10
+"""Greatest number, and greatest length in bytes, of blocks whose fields are kept."""
 _UPDATE: Final = 0x20
 """Least first byte of a change of the table's size (RFC 7541, 6.3). Twice its value begins a field."""
 _UPDATES_MAX: Final = 2
@@ -70,6 +71,7 @@ class HeaderDecoder:
         return fields
 
     def _checked(self, block: bytes) -> Fields:
+        """Decode a block. Raise ``ConnectionFault`` if it is malformed, or its fields are too many bytes."""
         if block and _UPDATE <= block[0] < 2 * _UPDATE and _updates(block) > _UPDATES_MAX:
             text = "a header block changes the size of the table too often"
             raise ConnectionFault(FaultCode.COMPRESSION_ERROR, text)

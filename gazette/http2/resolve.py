@@ -26,7 +26,7 @@ class HostResolver:
     ) -> None:
         self._host = host
         self._getaddrinfo = getaddrinfo
-        self._answer: asyncio.Future[list[str]] | None = None
+        self._answer: asyncio.Future[list[str]] | None = None  # None: no thread asks now.
 
     async def find(self) -> list[str]:
         """Return the numeric addresses of the host, in the order in which to try them.
