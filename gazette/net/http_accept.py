@@ -61,7 +61,7 @@ STOPPED: Final = _unavailable(b"this server starts or stops just now\n")
 class Acceptor:
     """Hands accepted connections of ``listener`` to protocols that ``connect`` makes. Loop-bound.
 
-    ``connect`` gets a function, which its protocol calls once the connection is made. From then on, ``count``
+    ``connect`` gets a function that the protocol calls once the connection is made. From then on, ``count``
     includes the connection. At ``limit`` connections, ``make_room`` is called to close an idle one. If no
     connection can be closed, the new connection gets ``refusal`` and is closed.
     """
@@ -147,6 +147,7 @@ class Acceptor:
         return True
 
     def _wait_for_resources(self, error: OSError) -> None:
+        """Accept again after `_RETRY_S`: the process or the system has no free files or memory now."""
         HTTP_CONNECTIONS_REFUSED.labels("descriptors").inc()
         log.error(
             "cannot accept connections to %(endpoint)s: %(error)s",
@@ -157,6 +158,7 @@ class Acceptor:
         self._retry = self._loop.call_later(_RETRY_S, self.start)
 
     def _admit(self, connection: socket.socket) -> None:
+        """Begin a connection in a task. At the limit, close another one for it, or else refuse it."""
         if self._count() + self._uncounted >= self._limit and not self._evict():
             self._refuse(connection)
             return
@@ -210,6 +212,7 @@ class Acceptor:
                 connection.recv(1 << 16)  # Unread bytes would reset it before the client reads.
 
     async def _begin(self, connection: socket.socket, made: Callable[[], None]) -> None:
+        """Make the transport and the protocol of a connection. An error ends only this connection."""
         connection.setblocking(False)
         if connection.family != socket.AF_UNIX:
             with contextlib.suppress(OSError):  # The client is gone; the transport will notice it.

@@ -249,11 +249,13 @@ class HttpConnection(asyncio.Protocol):
             self._body_alarm.set(BODY_S if self.busy else LINGER_S)
 
     def _request_late(self) -> None:
+        """Close the connection. If the head of a request has begun, first answer 408."""
         if self.protocol.trailing_data[0] and not self.transport.is_closing():
             self.transport.write(_TOO_LATE)
         self.close()
 
     def _body_late(self) -> None:
+        """Close the connection if the body is late. Give the client more time if it had to wait itself."""
         request = self._request
         assert request is not None
         if request.complete:
@@ -329,10 +331,12 @@ class AsgiCycle:
         self._scope = _scope_of(connection.transport, head)
         self._awaits_continue = connection.protocol.they_are_waiting_for_100_continue
         self._body = bytearray()
+        # The body has ended; the application has got the end of the body; the client is gone.
         self._ended = self._told = self._lost = False
         self.started = False
         """True once the head of the answer was sent."""
         self.complete = False
+        """True once the end of the answer was sent."""
         self._changed = asyncio.Event()
 
     @property
@@ -375,6 +379,7 @@ class AsgiCycle:
                 self._fail()
 
     def _fail(self) -> None:
+        """Answer 500 if no answer has begun, and close the connection."""
         if not self.started and not self._lost:
             self.started = self.complete = True
             self._connection.answer(500, "Internal Server Error")

@@ -108,6 +108,7 @@ class HttpGuard:
     def _bad_host(
         self, scope: Scope, authority: str | None, headers: Mapping[str, list[str]]
     ) -> _Refusal | None:
+        """Return the refusal by rule 1; None if the request keeps it. ``authority`` is that of the target."""
         allowed = self._rules.hosts
         own_address = scope.get("server") or ("", None)
         if allowed is None or own_address[1] is None:  # A unix socket: no page can name it.
@@ -128,6 +129,7 @@ class HttpGuard:
         return None
 
     def _bad_origin(self, scope: Scope, headers: Mapping[str, list[str]]) -> _Refusal | None:
+        """Return the refusal by rule 2; None if the request keeps it."""
         if scope["method"] in _SAFE_METHODS:
             return None
         origins = headers.get("origin", [])
@@ -165,6 +167,7 @@ def _origin_form(scope: Scope) -> tuple[Scope, str | None] | None:
 
 
 def _bad_framing(scope: Scope, headers: Mapping[str, list[str]]) -> _Refusal | None:
+    """Return the refusal of a request whose end two readers may see at different places; else None."""
     if "transfer-encoding" not in headers:
         return None
     if "content-length" in headers:
@@ -221,5 +224,6 @@ def _is_own(origin: str, hosts: list[str], scheme: str) -> bool:
 
 
 def _with_port(authority: str, default: str) -> tuple[str, str] | None:
+    """Return host and port of ``host[:port]``, with the ``default`` port; None for another form."""
     host, match = _host_of(authority), _AUTHORITY.fullmatch(authority)
     return None if host is None or match is None else (host, match[2] or default)

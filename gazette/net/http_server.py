@@ -281,6 +281,10 @@ class HttpServer:
 
 
 async def _let_end(serving: Serving) -> None:
+    """Close used idle connections after `NEXT_REQUEST_S`, and unused ones after `FIRST_REQUEST_S`.
+
+    Return once all connections and requests have ended.
+    """
     serving.ends = True
     # An idle connection may be about to send its next request, and a new one its first.
     for wait_s, used in ((NEXT_REQUEST_S, True), (FIRST_REQUEST_S - NEXT_REQUEST_S, False)):
@@ -294,6 +298,7 @@ async def _let_end(serving: Serving) -> None:
 
 
 async def _wait(serving: Serving, timeout_s: float | None, done: Callable[[], bool]) -> None:
+    """Return once ``done`` returns True, or after ``timeout_s`` (None: no limit)."""
     # A timeout is no error here: the caller closes the connections that are left.
     with contextlib.suppress(TimeoutError):
         async with timeout(timeout_s):
@@ -303,6 +308,7 @@ async def _wait(serving: Serving, timeout_s: float | None, done: Callable[[], bo
 
 
 async def _cut_off(serving: Serving) -> None:
+    """Cancel the running requests, give them `_CUT_OFF_S` to end, and cut off all connections."""
     if serving.requests:
         log.error("%(count)d HTTP requests did not end in time", {"count": len(serving.requests)})
     for task in serving.requests:

@@ -193,6 +193,7 @@ def to_json(message: Message) -> dict[str, Any]:
 
 
 def _add_nulls(message: Message, value: dict[str, Any]) -> None:
+    """Set the absent messages of ``value``, the JSON form of ``message``, to None, at any depth."""
     for field in message.DESCRIPTOR.fields:
         if field.type != FieldDescriptor.TYPE_MESSAGE or _is_map(field):
             continue

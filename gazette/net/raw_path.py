@@ -67,6 +67,7 @@ def _cut_path(scope: Scope) -> str:
 
 
 def _text(name: str, value: str) -> str:
+    """Return a parameter with its slashes. Raise ``Invalid`` if it was not UTF-8."""
     text = value.replace(_SLASH, "/")
     try:
         text.encode()

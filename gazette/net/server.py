@@ -126,6 +126,10 @@ class Server:
         return port
 
     def _bind_http(self, scheme: str, grpc_port: int) -> None:
+        """Bind the HTTP server to its own port if one is given, or to the port after ``grpc_port``.
+
+        If no port is given at all, any free port will do. ``grpc_port`` is -1 for a unix socket.
+        """
         settings, http_port = self.settings, self.settings.http_port
         if not http_port and settings.port.startswith(UNIX_PREFIX):
             http_port = f"{settings.port}.http"

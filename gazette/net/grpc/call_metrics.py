@@ -185,6 +185,8 @@ class MeasuredMethod:
         return request
 
     def _coroutine(self, inner: Callable[[Any, Any], Awaitable[Any]]) -> Any:
+        """Return ``inner`` in a wrapper that measures and traces the call, and counts its messages."""
+
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             counting_context: Any = context
             if self.inner.response_streaming:

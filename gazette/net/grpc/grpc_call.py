@@ -103,7 +103,7 @@ class GrpcCall(ServicerContext):
         """The part of a response that waits for room."""
         self._kept = 0
         """Bytes of memory that the response counts as while it waits for room."""
-        self._ended = stream.remote_ended
+        self._ended = stream.remote_ended  # True once no more requests arrive.
         self._fault: GazetteError | None = None  # Why requests end too early.
         self._handling: Handling | None = None  # Set while `each` runs.
         self._head_sent = False
@@ -145,6 +145,7 @@ class GrpcCall(ServicerContext):
             self._end()
 
     def on_fault(self, error: GazetteError) -> None:
+        """Cancel the handler, and drop the requests that it has not taken: the caller has gone."""
         if self._fault is None:
             self._fault = error
         self._drop()
@@ -183,6 +184,7 @@ class GrpcCall(ServicerContext):
             self._count()
 
     def _count(self) -> None:
+        """Report what the call holds. Take over how far its caller may send ahead now."""
         self._held = self._queue.held + self._kept
         self._memory.hold(self, self._held)
         self._stream.connection.ahead_bytes = self._memory.ahead_bytes
@@ -283,6 +285,10 @@ class GrpcCall(ServicerContext):
             await self._send_rest(content[sent:], _CALL_BYTES + copies * len(content))
 
     async def _send_rest(self, content: memoryview, kept: int) -> None:
+        """Send the rest of a response as room comes, which counts as ``kept`` bytes of memory until then.
+
+        Raise ``CancelledError`` if the caller goes meanwhile.
+        """
         self._rest, self._kept = content, kept
         self._count()
         try:

@@ -409,6 +409,7 @@ class GrpcServer:
             handed_back += 1
 
     def _offer(self, calls: list[WholeCall]) -> None:
+        """Offer whole calls of one method to its function. Tasks serve the calls that it does not take."""
         self._whole.update(dict.fromkeys(calls))
         try:
             declined = calls[0].method.take(calls)
@@ -468,6 +469,7 @@ class GrpcServer:
         call.method.measured.count(code, seconds, call.received)
 
     def _method(self, path: bytes) -> _Method | None:
+        """Return the method at a path, wrapped once; None if no handler knows it."""
         method = self._methods.get(path)
         if method is None:
             name = path.decode("latin-1")
@@ -520,6 +522,7 @@ def _call_soon(call: Callable[[], None]) -> None:
 
 
 async def _only_request(call: GrpcCall) -> Any:
+    """Return the request of a call that has exactly one. Otherwise end the call, and raise ``AbortError``."""
     request = await call.read()
     if request is EOF:
         await call.abort(grpc.StatusCode.INTERNAL, "the call has no request")
@@ -531,6 +534,7 @@ async def _only_request(call: GrpcCall) -> Any:
 def _measured(
     name: str, handler: Any, clock: Clock, take: TakeWhole | None, admit: Admit | None
 ) -> _Method:
+    """Wrap a handler of a method, so that its calls are counted. Without ``admit``, use the handler's own."""
     measured = MeasuredMethod(name, handler, clock)
     wrapped = measured.handler
     shapes = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")

@@ -92,11 +92,13 @@ class Turns:
         self._ask()
 
     def _ask(self) -> None:
+        """Have the next turn begin, unless that was requested already."""
         if self._asked_at is None:
             self._asked_at = self._monotonic()
             self._call_soon(self._turn)
 
     def _turn(self) -> None:
+        """Give connections their shares, those with new work first. A long turn shortens the next one."""
         assert self._asked_at is not None
         took_s = self._monotonic() - self._asked_at
         self._asked_at = None

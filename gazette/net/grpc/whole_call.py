@@ -216,6 +216,7 @@ class WholeCall:
         self.give_up(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     def _end(self, code: grpc.StatusCode, *, gone: bool = False) -> None:
+        """Record that the call has ended. ``gone``: its function has not ended it, and must learn of that."""
         if not self.is_open:
             return
         self.is_open = False
