@@ -52,6 +52,7 @@ class Hopping:
         """Return the windows of a time, in order."""
         size_us, step_us = self.size // _MICROSECOND, self.step // _MICROSECOND
         last = at_us // step_us * step_us
+        # The first begin after `at_us - size_us`: this window ends after `at_us`.
         first = (at_us - size_us) // step_us * step_us + step_us
         return [(begin, begin + size_us) for begin in range(first, last + 1, step_us)]
 

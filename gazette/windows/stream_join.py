@@ -220,9 +220,10 @@ class StreamJoin(Generic[L, R]):
     def on_timer(
         self, shard: Shard, store: SQLiteStore, timer: Timer
     ) -> Sequence[JoinResult[L, R]]:
-        """Remove messages that can have no further partner. Return those without a partner, by ``kind``.
+        """Remove messages that can have no further partner. Return those of them that found no partner, if
+        the ``kind`` asks for their side.
 
-        Call it for each timer: it returns an empty list for timers of other objects.
+        Call it for each timer: it returns nothing for timers of other objects.
         """
         if timer.key != self._sweep.key:
             return ()
@@ -231,6 +232,7 @@ class StreamJoin(Generic[L, R]):
         until = self._sweep.until(store, watermark)
         unpaired: list[JoinResult[L, R]] = []
         if self.kind is not JoinKind.INNER:
+            # Sides up to the last one: both, or only the left side.
             last_side = _RIGHT if self.kind is JoinKind.OUTER else _LEFT
             rows: list[Any] = store.execute(
                 f"SELECT key, side, at, value FROM {self._table}"  # noqa: S608
@@ -243,6 +245,7 @@ class StreamJoin(Generic[L, R]):
         return unpaired
 
     def _joined(self, key: str, *rows: Sequence[Any]) -> JoinResult[L, R]:
+        """Return the result of one row or a pair. A row is its side, its time in Unix µs, and its value."""
         values: list[Any] = [None, None]
         times: list[datetime | None] = [None, None]
         for side, at_us, text in rows:

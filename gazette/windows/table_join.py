@@ -201,7 +201,7 @@ class TableJoin(Generic[V, R]):
     ) -> Sequence[TableJoinResult[V, R]]:
         """Return messages whose rows are known now, or missing. Remove rows that no message needs.
 
-        Call it for each timer: it returns an empty list for timers of other objects.
+        Call it for each timer: it returns nothing for timers of other objects.
         """
         if timer.key != self._sweep.key:
             return ()
@@ -217,7 +217,7 @@ class TableJoin(Generic[V, R]):
         for key, at_us, number, text in waiting:
             row_at, row = self._row(store, key, at_us)
             due = (at_us + self._wait if row_at is None else max(at_us, row_at)) + 1
-            if due > until:
+            if due > until:  # The row has changed, or is not known yet: the result is due later.
                 store.execute(
                     f"UPDATE {self._waiting} SET due = ?"  # noqa: S608
                     " WHERE key = ? AND at = ? AND number = ?",

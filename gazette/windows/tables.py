@@ -40,7 +40,8 @@ def check_name(name: object, what: str) -> str:
 
 
 def check_keeps(store: SQLiteStore, key: object, what: str) -> str:
-    """Return the key as a plain text (`check_key`). Raise ``Invalid`` unless in a `SQLiteStore`."""
+    """Return the key as a plain text, as `check_key` does. Raise ``Invalid`` for another kind of store than
+    `SQLiteStore`, ``InvalidValue`` for a key that no row can have."""
     if not isinstance(store, SQLiteStore):
         raise Invalid(
             f"{what} cannot be kept in a {type(store).__name__}", hint="Use a SQLiteStore."

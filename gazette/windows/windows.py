@@ -103,7 +103,10 @@ class Windows(Generic[S, V, R]):
         *,
         early: timedelta | None = None,
     ) -> None:
-        """Create windows. Raise ``Invalid`` for a bad name, or an aggregate that cannot be merged."""
+        """Create windows. Raise ``Invalid`` for a bad name, other ``spans``, or an ``early`` below 1 µs.
+
+        Raise it also for `Sessions` if the aggregate has no ``merge``.
+        """
         if not isinstance(spans, Tumbling | Hopping | Sessions):
             raise Invalid(
                 f"spans are of type {type(spans).__name__}",
@@ -169,6 +172,7 @@ class Windows(Generic[S, V, R]):
         value: V,
         closed_us: int | None,
     ) -> bool:
+        """Add a value to the windows of its time that end after ``closed_us``. Return False without any."""
         assert not isinstance(self.spans, Sessions)
         all_spans = self.spans.spans_of(unix_us(at))
         spans = [(begin, end) for begin, end in all_spans if closed_us is None or end > closed_us]
@@ -203,6 +207,10 @@ class Windows(Generic[S, V, R]):
         value: V,
         closed_us: int | None,
     ) -> bool:
+        """Add a value to the open sessions that ``span`` touches, merged into one; without any, to a new one.
+
+        Return False if the watermark ``closed_us`` has passed the span, and it touches no open session.
+        """
         begin, end = span
         touched = [
             _window(row)
@@ -251,6 +259,7 @@ class Windows(Generic[S, V, R]):
         state: str,
         former: _Open | None,
     ) -> None:
+        """Write a window that was ``former`` before. Set the timer of its early result, unless one is set."""
         begin, end = span
         early = 0 if former is None else former.early
         if self.early is not None and not early:
@@ -306,11 +315,13 @@ class Windows(Generic[S, V, R]):
         """Return the result of a timer's window. Close the window if the result is final.
 
         Call it for each timer: it returns an empty list for timers of other objects. Raise ``InvalidValue``
-        for a result that is NaN, infinite or too large: the state is from another version of the aggregate.
+        for a result that is NaN, infinite or too large: the state is then of another version of the
+        aggregate.
         """
         return list(self._results(shard, store, timer))
 
     def _results(self, shard: Shard, store: SQLiteStore, timer: Timer) -> Iterator[WindowResult[R]]:
+        """Yield at most one result: none for the timer of another object, or of a window that is gone."""
         # The parts of a timer's key: see `_timer`.
         name, _, remainder = timer.key.partition(":")
         kind, _, remainder = remainder.partition(":")
