@@ -1,8 +1,8 @@
 """The closings of one journal, as its replica finds them in stores: see `gazette.fragment.closing`.
 
 A primary that finds the known head open looks for the closing of the last primary that etcd names. If
-stores have all bytes before its end, the primary writes to etcd what the closing says. Then the head is
-closed, as if the last primary had closed it itself.
+stores have all bytes before the end that the closing gives, the primary writes what it says to etcd. Then the
+head is closed, as if the last primary had closed it itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _READ_S: Final = 10.0
 _REMOVE_S: Final = 10.0
 _AGAIN_S: Final = 1.0
-"""Seconds before stores without a closing are asked for it again."""
+"""Seconds before stores that had no such closing are asked for it again."""
 
 
 class Closings:
@@ -108,9 +108,9 @@ class Closings:
         )
 
     def _missing(self, closing: Closing) -> str:
-        """Return why a closing does not close the head; empty if it does.
+        """Return why a closing cannot close the head; empty if it can.
 
-        It does not if it ends before the head, or if stores lack bytes before its end.
+        The reason is an end before the head, or bytes before that end which stores lack.
         """
         path, end, known_offset = closing.name.path, closing.end, self._head.offset
         if end < known_offset:

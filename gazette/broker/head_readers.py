@@ -26,7 +26,7 @@ _MESSAGES: Final = 2
 
 class HeadReader:
     """A reader that has got everything before ``offset``. ``send`` takes encoded responses and their number.
-    It sends all without a wait, or sends none and returns False.
+    ``send`` sends all of them without a wait, or sends none and returns False.
     """
 
     __slots__ = ("offset", "send", "woken")

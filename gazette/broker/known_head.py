@@ -120,7 +120,7 @@ class Head:
         return replace(self, lost=tuple(sorted({*self.lost, *lost})[-_LOST_MAX:]))
 
     def limit(self, tenure: Revision) -> Offset | None:
-        """Return the least offset at which a primary later than ``tenure`` has begun; None: no later one."""
+        """Return the least offset at which a primary later than ``tenure`` began; None: no later primary."""
         return min((begin for later, begin in self.tenures if later > tenure), default=None)
 
 

@@ -1,4 +1,4 @@
-"""Left-overs below the name of a new journal: fragments of journals with its name, or one above or below.
+"""Left-overs below the name of a new journal: fragments of journals with this name, or one above or below it.
 
 The answer to Apply reports them. Otherwise a user would be surprised that a new journal goes on behind old
 bytes, or waits for a decision.
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _LOOK_S: Final = 2.0
 """Seconds for which an Apply waits for the stores of its new journals. Later answers are not reported."""
 _LOOKED_MAX: Final = 32
-"""Greatest number of new journals of one Apply whose stores are listed, and of listed objects of each."""
+"""Greatest number of new journals of one Apply whose stores are listed, and of objects of one listing."""
 _UNQUOTED: Final = " !\"#$&'()*+,-./:;<=>?@[]^_`{|}~"
 """Characters that metadata of gRPC may have unquoted."""
 

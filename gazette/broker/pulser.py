@@ -88,7 +88,7 @@ class Heartbeat:
         return may_leave_out
 
     def next_s(self, *, succeeded: bool) -> float:
-        """Return the seconds until the next pulse: few after a failure, and more after each further one."""
+        """Return the seconds until the next pulse: few after a failure, more after each further failure."""
         if succeeded:
             self._retry_s = _RETRY_MIN_S
             return self._interval_s
@@ -159,7 +159,7 @@ class _Entry:
     pulse: Pulse | None = None
     """The running pulse."""
     failed: bool = False
-    """True if the last pulse failed. The next one is not left out: it gives the reason again, or succeeds."""
+    """True if the last pulse failed. Then the next pulse is not left out: it succeeds, or logs the reason."""
     has_first: bool = False
     """True if the first fragment of the journal is to be completed."""
     slot: int = 0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gazette.blobs.registry import ActiveStore
 
 AGAIN_PER_S: Final = 100.0
-"""Greatest number of repeated listings that begin in a second. First listings have no limit: appends wait."""
+"""Limit of repeated listings that begin in a second. First listings have no limit: appends wait for them."""
 _AT_A_TIME: Final = 32
 _PATIENCE_S: Final = 0.25
 """Seconds after which a running listing occupies no slot: another first listing may begin."""
@@ -75,7 +75,7 @@ class Refresher:
         self._scope = scope
         self._entries: dict[Refreshed, _Entry] = {}
         self._first: Agenda[_Entry] = Agenda()
-        """Replicas without a listing that has succeeded, by the time of the next one."""
+        """Replicas without a listing that has succeeded, by the time of the next listing."""
         self._again: Agenda[_Entry] = Agenda()
         """Replicas whose stores were listed, by the time of the next listing."""
         self._allowance = Allowance(AGAIN_PER_S, clock.monotonic())
@@ -153,6 +153,7 @@ class Refresher:
         entry.task.add_done_callback(partial(self._ended, entry))
 
     def _ended(self, entry: _Entry, task: asyncio.Task[None]) -> None:
+        """Schedule the next listing of a replica, and begin another listing in the free slot."""
         entry.task = None
         self._slots.free(entry.slot)
         if not task.cancelled() and not self._scope.is_stopping:

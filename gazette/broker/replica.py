@@ -86,7 +86,7 @@ class Replica:
     The replica is of the journal that was created at revision ``life``, and of no later journal of that name.
 
     A pipeline of this broker, or a Replicate call of the primary, takes ``spool`` from its mutex.
-    ``pipeline`` holds None until a pipeline is built. An owner gives back what it took, or its successor.
+    ``pipeline`` holds None unless one is built. Its owner gives back the pipeline, its successor, or None.
     """
 
     def __init__(self, journal: JournalName, life: Revision, context: ReplicaContext) -> None:
@@ -155,8 +155,8 @@ class Replica:
             self._adopt_head()
 
     async def adopt_closing(self, tenure: Revision) -> None:
-        """Close the known head if the last primary has left a closing. Raise ``Conflict`` if a later one has
-        begun."""
+        """Close the known head if the last primary has left a closing. Raise ``Conflict`` if a later primary
+        has begun."""
         if self.spec is not None:
             await self.closings.adopt(self.spec, tenure)
             self._adopt_head()
@@ -431,8 +431,8 @@ class Replica:
             self._context.persister.close(closing, self.head.settled)
 
     def list_again(self) -> None:
-        """List the blob stores now, because they were changed. Cancel a running listing: the store that it
-        lists may hang, and may have been removed for that."""
+        """List the blob stores now: there are other stores, or fragments that may be stored by now. Cancel a
+        running listing: its store may hang, and may have been replaced for that reason."""
         self._context.refresher.list_again(self)
 
     @property

@@ -29,11 +29,11 @@ class Pools:
     """Threads that the whole broker shares. Each blob store has threads of its own: see ``BlobStores``."""
 
     spools: Pool
-    """For work of the processor, and for its reads and writes of the local disk."""
+    """For hashing and compression, with the reads and writes of the local disk that belong to them."""
     writes: Pool
     """For writing to spool files."""
     reads: Pool
-    """For reads of spool files that the page cache does not have."""
+    """For reads of bytes of spool files that the page cache lacks."""
 
     def close(self) -> None:
         self.spools.close()

@@ -54,7 +54,7 @@ class BrokerSettings(MemberSettings):
     """Seconds that a peer may take to answer one proposal, or to accept content."""
     store_check_timeout_s: float = 60.0
     listing_timeout_s: float = 15.0
-    """Seconds for which a call waits for the first listing of a journal's stores before it is refused."""
+    """Seconds for which a call waits for the first listing of a journal's stores. Then it is refused."""
     assignment_wait_s: float = 5.0
     """Seconds for which an append to a journal without brokers waits for them: the journal may be new."""
     spool_threads: int = 4

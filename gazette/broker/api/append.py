@@ -2,8 +2,8 @@
 `broker/commit/driver`, or to the broker that is the journal's primary.
 
 The Append call. `whole_append` serves a small append at once, together with other appends that have arrived
-by then. Any other call has two tasks. The task of its append reads the caller's stream. If the caller goes
-away, the append is interrupted and not cancelled: it rolls back on all replicas. `pipeline` and
+by then. Any other call has two tasks: its handler, and its append, which reads the caller's stream. If the
+caller goes away, the append is interrupted and not cancelled: it rolls back on all replicas. `pipeline` and
 `spool_writer` bound the content that is read and not written yet, for appends of any size.
 """
 
@@ -74,7 +74,7 @@ class ClientContent:
         """Read and discard what the caller still sends, for a limited time.
 
         Without the drain, the answer could cross a message on the wire. The caller's gRPC would then report
-        that the message was not sent, and not the answer.
+        only that the message was not sent, and drop the answer.
         """
         length = 0
         if self._ended:
@@ -230,6 +230,7 @@ def _call_of(
 
 
 def _response_of(ended: Outcome, driver: AppendDriver) -> broker_pb2.AppendResponse:
+    """Return the response as a message. It is decoded: `encoded` makes it for answers without a task, too."""
     assert driver.resolution is not None
     return broker_pb2.AppendResponse.FromString(
         encoded(ended, driver.resolution.append_header, driver.flow)

@@ -54,6 +54,7 @@ class FragmentsApi:
     async def _list(
         self, request: broker_pb2.FragmentsRequest, claims: Claims, call: Any
     ) -> broker_pb2.FragmentsResponse:
+        """Answer from the local replica, or let another broker of the journal answer."""
         resolution = await self._context.resolver.resolve(
             request.journal,
             claims=claims,
@@ -142,10 +143,10 @@ def _conflicts_metadata(conflicts: Sequence[FragmentConflict]) -> tuple[tuple[st
 def select_page(
     fragments: Sequence[Fragment], request: broker_pb2.FragmentsRequest, limit: int
 ) -> tuple[list[Fragment], Offset]:
-    """Return the fragments of a page, and the offset at which the next one starts (0: no more).
+    """Return the fragments of a page, and the offset at which the next page starts (0: no next page).
 
     ``begin_mod_time`` and ``end_mod_time`` are both inclusive. A fragment that is in no store yet counts as
-    newer than any begin. It is listed only if the request has no ``end_mod_time``.
+    newer than any begin, and is listed only if the request has no ``end_mod_time``.
     """
     page: list[Fragment] = []
     for fragment in fragments:

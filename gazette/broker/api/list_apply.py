@@ -223,7 +223,7 @@ class ListApplyApi:
         return _Matched(journals, (len(journals), newest), items_version, header)
 
     def _candidates(self, selector: LabelSelector) -> Sequence[DecodedKV]:
-        """Return the journals that can match the selector by name: all, unless it has exactly one name."""
+        """Return the journals that can match by name: all, unless the selector has exactly one name."""
         name_labels = [label for label in selector.include.labels if label.name == META_NAME]
         if len(name_labels) != 1 or not name_labels[0].value:
             return self._context.state.items
@@ -266,13 +266,14 @@ class ListApplyApi:
                 response = await self._apply(request)
                 outcome.status = Status(response.status)
                 if outcome.status is Status.OK and new:
-                    # While stores are asked, other brokers learn of the journals, too.
+                    # The answer waits for stores. Meanwhile, other brokers learn of the journals.
                     call.set_trailing_metadata(await left_overs(self._context.blob_stores, new))
                 return response
         raise AssertionError("unreachable: the call was aborted")
 
     async def _apply(self, request: broker_pb2.ApplyRequest) -> broker_pb2.ApplyResponse:
-        """Make the changes in one transaction. The response says if a revision that they expect is another.
+        """Make the changes in one transaction. If a key has not the revision that its change expects, make
+        none: the response has the status ETCD_TRANSACTION_FAILED.
 
         Raise ``Invalid`` for too many changes, a reserved name, or a path that is too long for a store.
         """
@@ -356,7 +357,7 @@ class ListApplyApi:
     async def _keeping(
         self, key: str, change: broker_pb2.ApplyRequest.Change
     ) -> broker_pb2.JournalSpec:
-        """Return the specification to put: the new one, with its unknown fields.
+        """Return the specification to put: that of the change, also with fields that we do not know.
 
         Add two parts of the former specification: the resume offset, and the labels that explain fragments.
         """

@@ -81,7 +81,7 @@ class ReadApi:
         self._stopped = False
 
     def stop(self) -> None:
-        """End the reads that are proxied, cleanly. Local ones end with their replicas."""
+        """End the reads that are proxied, cleanly. Local reads end with their replicas."""
         self._stopped = True
         for upstream in self._proxied:
             upstream.cancel()
@@ -104,6 +104,7 @@ class ReadApi:
     async def _read(
         self, request: broker_pb2.ReadRequest, claims: Claims, call: Any, outcome: Outcome
     ) -> None:
+        """Serve the read from the local replica, or from another broker. Answer a refusal as a status."""
         expiry = Expiry(claims, self._context.clock)
         resolving = self._context.resolver.resolve(
             request.journal,
@@ -300,7 +301,7 @@ class ReadApi:
             self._close(opening.result())
 
     def _close(self, file: DecodedFile) -> None:
-        """Close a stored file in a thread: this may take a call of its file system."""
+        """Close a stored file in a thread: its store may need the network for that."""
         try:
             self._context.pools.reads.submit(file.close)
         except RuntimeError:

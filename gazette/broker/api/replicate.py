@@ -39,7 +39,7 @@ from gazette.protocol.status import Status
 from gazette.runtime.tasks import TaskScope
 
 _STOPPING_GRACE_S: Final = 1.0
-"""Seconds for the present append to end. Until the lease is released, no other broker replaces this one."""
+"""Seconds for the present append to end. Nothing waits for them: this broker still has its lease."""
 _GRACES_PER_TIMEOUT: Final = 3
 """Divisor of ``peer_timeout_s``. After the quotient, in seconds, an idle stream of an old route is ended.
 
@@ -72,6 +72,7 @@ class ReplicateApi:
     async def _replicate(
         self, requests: AsyncIterator[ReplicateMessage], claims: Claims, call: Any, outcome: Outcome
     ) -> None:
+        """Wait for the spool, apply the primary's messages to it, and give it back at the end."""
         opening = await anext(requests, None)
         if opening is None:
             outcome.status = Status.OK
@@ -120,8 +121,8 @@ class ReplicateApi:
     ) -> tuple[Resolution, tuple[Replica, Spool] | None]:
         """Wait for the spool. Return the local resolution, and the replica with its spool.
 
-        Return None in their place if the resolution failed, or is not the primary's: it has another route, or
-        the journal was created again since.
+        Return None in place of replica and spool if the resolution failed, if it has another route than the
+        primary's, or if the journal was created again since.
         """
         while True:
             resolved = await self._resolve(journal, claims, header)
@@ -229,6 +230,7 @@ class _Stream:
         return await self.expiry.bound(anext(self.requests, None))
 
     async def _propose(self, proposal: Proposal, *, acknowledge: bool) -> None:
+        """Apply a proposal. Answer if ``acknowledge``, else raise ``Invalid`` if the spool refuses it."""
         if acknowledge:
             # Readers get what is committed. If this broker was paused, another broker may have these offsets.
             self.lease.check()

@@ -94,7 +94,7 @@ class PeerAnswer(msgspec.Struct, frozen=True):
     registers: LabelSet = EMPTY_LABELS
 
 
-# Events. The first ones say that a wait failed: they may follow any effect that waits.
+# Events. The first five say that a wait failed: they may follow any effect that waits.
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -205,7 +205,7 @@ class ReadinessSeen(msgspec.Struct, frozen=True):
     ``admission`` is the decision of the append's session ledger. ``monotonic`` is the present time, in
     seconds. The append waits until the monotonic time ``store_until`` for a store to be listed, or healthy.
     ``store_refuses`` says why the first store refuses the journal's fragments. ``undecided`` names stored
-    fragments that may or may not be the journal's; ``undecided_to`` is the end of the last one.
+    fragments that may or may not be the journal's; ``undecided_to`` is the end of the last of these.
     """
 
     store_error: str | None

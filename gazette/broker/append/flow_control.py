@@ -77,8 +77,8 @@ class RateBalance(msgspec.Struct):
 class AppendFlow(msgspec.Struct):
     """The flow of one append, from its first wait for content on.
 
-    ``rate_min`` is in bytes/s; zero means no minimum. Only the time of waiting for the client counts against
-    it. Time in which the broker held content back, or waited for replicas, does not count.
+    ``rate_min`` is in bytes/s; zero means no minimum. Only time in which the append waits for the client
+    counts as the client's. Time in which the broker held content back, or waited for replicas, does not.
     """
 
     balance: RateBalance
@@ -111,7 +111,7 @@ class AppendFlow(msgspec.Struct):
         self._allowance = min(earned, BURST_S * self.rate_min * TICKS_PER_S)
 
     def unlimit(self) -> None:
-        """Hold no content back any more: other appends wait for the end of this one."""
+        """Hold no content back any more: other appends wait for the end of this append."""
         self.rate_max = 0
 
     def delay(self, now: int) -> int:

@@ -1,9 +1,9 @@
 """Stage 4 of the byte path: takes an append from `broker/api/append` and decides each next step.
 `broker/commit/driver` performs the steps; content goes on to `pipeline` and `fragment/spool`.
 
-A pure state machine. Every append passes through it, also the zero-byte appends by which a primary keeps its
-replicas in step (`pulse`). In the common case it goes from RESOLVE to STREAM_CONTENT without a wait. Then the
-commit is the append's only round trip to the replicas.
+A pure state machine. Each append passes through it, except small appends in the usual case (`commit/steady`).
+So do the zero-byte appends by which a primary keeps its replicas in step (`pulse`). In the common case, an
+append goes from RESOLVE to STREAM_CONTENT without a wait. The commit is then its only round trip to replicas.
 
 An append that holds the pipeline, synchronized under a route, has the exclusive right to append to the
 journal. The machine gives the pipeline up in exactly one of three ways. ``GiveBackPipeline`` and ``HandOver``
@@ -318,7 +318,7 @@ class AppendFSM:
         resolution = self._where
         self.state = State.AWAIT_DESIRED_REPLICAS
         if len(resolution.route.members) > resolution.desired_replication:
-            # The allocator is about to remove a replica, possibly the primary. Wait until it has.
+            # The allocator is about to remove a replica, possibly the primary. Wait for that change.
             self.read_through = resolution.revision + 1
             return self._resolve()
         if len(resolution.route.members) < resolution.desired_replication:
@@ -559,7 +559,6 @@ class AppendFSM:
     # Acknowledgements, and endings.
 
     def _on_final_unsent(self, error: GazetteError) -> tuple[Effect, ...]:
-        # The pipeline was not handed over: `SendFinal` failed before `HandOver`.
         self._end_unacknowledged(error)
         return (ev.TearDownPipeline(),)
 

@@ -61,7 +61,7 @@ class Interruptible:
             self._is_waiting = False
 
     def _uncancel(self) -> GazetteError:
-        """Take back the cancellation by ``interrupt``. Raise ``CancelledError`` for one of another origin."""
+        """Take back the cancellation by ``interrupt``. Raise ``CancelledError`` for another cancellation."""
         assert self._task is not None
         if self.reason is None or self._task.uncancel() > 0:
             raise asyncio.CancelledError

@@ -134,6 +134,7 @@ class SessionLedger:
         )
 
     def _remember(self, session: str, last: _Last) -> None:
+        """Keep the last append of a session. If the newer generation is then full, forget the older one."""
         self._older.pop(session, None)
         self._newer[session] = last
         if len(self._newer) >= GENERATION_SESSIONS:

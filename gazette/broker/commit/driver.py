@@ -323,7 +323,7 @@ class AppendDriver:
         return await self._waits.run(take_unless(replica.pipeline, self._at.invalidated))
 
     async def _store_recovers(self, replica: Replica) -> None:
-        """Wait until the journal's store was listed and is healthy, or until this append has waited enough.
+        """Wait until the journal's store was listed and is healthy, or until the time for this wait is over.
 
         The append does not have its turn yet, so it delays no other append.
         """
@@ -458,6 +458,7 @@ class AppendDriver:
         return ev.ContentRead(content, now - began, now, stalled)
 
     async def _hold_content(self, ticks: int) -> ev.Event:
+        """Wait for ``ticks``, at most until the resolution is superseded or the append interrupted."""
         clock, superseded = self._context.clock, False
         try:
             await self._waits.run(changed(self._at.invalidated, clock.sleep(ticks / TICKS_PER_S)))
@@ -470,7 +471,7 @@ class AppendDriver:
     async def _stream_ended(self) -> ev.Event:
         try:
             proposal = await self._held.next()
-        except Bug:  # Not a failure of the pipeline: it ends the broker.
+        except Bug:  # A bug is no failure of the pipeline: it ends the broker.
             raise
         except GazetteError as error:
             return ev.SendFailed(error)
@@ -499,8 +500,8 @@ class AppendDriver:
             self._committing = (self._held.spool.fragment.end, effect.proposal.end)
         try:
             if is_final:
-                # Followers show a commit to readers at once. Without its lease, this broker must not send it:
-                # another broker may lead the journal by now.
+                # Followers show a commit to readers at once. Without a lease, do not send a commit: another
+                # broker may lead the journal by now, and commit other bytes.
                 self._context.lease.check()
             await self._held.propose(effect.proposal, effect.registers, acknowledge=is_final)
         except Bug:
@@ -531,6 +532,7 @@ class AppendDriver:
         return ev.AllAcknowledged(self._context.clock.now())
 
     async def _gather_acks(self) -> ev.Event:
+        """Gather the answers to the final proposal in turn. Record the first commit of a tenure in etcd."""
         turn = self._hold.turn
         assert turn is not None
         try:

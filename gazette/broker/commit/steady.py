@@ -143,7 +143,8 @@ def commit_now(
     """Commit the append that leads a line, with the appends behind it that may join and fit without a wait.
 
     Return None, without effect, if a check fails (see the module). ``at`` is resolved at the present
-    revision. ``pipeline`` is the pipeline of its replica, free or held by the caller.
+    revision. ``pipeline`` is that of the replica in ``at``, free or held by the caller; None: another append
+    holds it, or it must be built.
     """
     replica = at.replica
     if replica is None or pipeline is None:
@@ -193,8 +194,8 @@ def _passes(terms: AppendTerms, registers: LabelSet) -> bool:
 
 
 def _registers_of(terms: AppendTerms, registers: LabelSet, end: Offset) -> LabelSet | None:
-    """Return the registers after an append that leads. Return None if it is refused, or if the FSM must
-    decide."""
+    """Return the registers after an append that leads. Return None if the append is refused, or if the FSM
+    must decide."""
     if terms.offset not in (None, end) or not _passes(terms, registers):
         return None
     if terms.check_registers is None and not terms.changes_registers:

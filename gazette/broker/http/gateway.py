@@ -109,6 +109,7 @@ class HttpGateway:
         self.handle: Handler = cors.wrap(self._handle) if cors else self._handle
 
     async def _handle(self, request: Request) -> Response:
+        """Answer a request by its method. Turn errors into answers with a status of HTTP."""
         try:
             if request.method in ("GET", "HEAD"):
                 return await _Read(request, self._loopback()).respond()
@@ -275,8 +276,9 @@ class _Read:
     async def _start(
         self, asked: broker_pb2.ReadRequest
     ) -> tuple[Any, Any, broker_pb2.ReadResponse]:
-        """Call Read, and wait for its first response. Raise ``Invalid`` for a wrong request, ``AioRpcError``
-        if the call fails, ``Unavailable`` if it has no response."""
+        """Call Read. Return the call, an iterator of its later responses, and its first response. Raise
+        ``Invalid`` for a wrong request, ``AioRpcError`` if the call fails, ``Unavailable`` if no response
+        comes."""
         validate_read_request(asked)
         call = self._loopback.read(asked, metadata=self._metadata)
         messages = aiter(call)
@@ -315,7 +317,7 @@ def _end_of(wanted: ByteRange, head: int, *, block: bool) -> int:
 async def _body(
     call: Any, messages: Any, offset: int, end: int | None, *, endless: bool
 ) -> AsyncIterator[bytes]:
-    """Yield the content up to ``end``. For None: up to the head, or, if ``endless``, while the broker reads.
+    """Yield the content up to ``end``. Without an end: up to the head, or for ever if ``endless``.
 
     Raise ``Broken`` if the read ends earlier. Raise it also if bytes are missing: a message without content
     names the offset of the next content.
@@ -371,7 +373,7 @@ def parse_read(request: Request) -> broker_pb2.ReadRequest:
     block = arguments.get("block", "false").lower()
     if block not in ("true", "false", "1", "0"):
         raise Invalid(f"invalid block ({block}; expected true or false)")
-    if not -1 <= offset <= MAX_OFFSET:  # The request could not hold it.
+    if not -1 <= offset <= MAX_OFFSET:  # A `ReadRequest` cannot hold other numbers.
         offset_text = arguments["offset"][:50]
         raise Invalid(f"invalid Offset ({offset_text}; expected -1 <= Offset <= MaxInt64)")
     parsed = broker_pb2.ReadRequest(

@@ -1,13 +1,13 @@
 """The brokers that may upload bytes which this replica never received.
 
-A primary sends an append to all of its followers at once. If it ends just then, one follower may have bytes
-that another follower never gets. No client got an answer for such bytes, but the follower uploads them when
+A primary sends an append to all of its followers at once. If the primary ends just then, one follower may
+have bytes that another never gets. No client got an answer for such bytes, but the follower uploads them when
 it leaves (`upload_gate`). If the other follower leads next, it would give the same offsets to other bytes.
 
 A follower that stays reports such bytes: the first synchronization of the new pipeline compares the ends of
 all spools. Only followers that are gone matter. If one is gone, its late uploads must not count. So the new
-primary writes its begin to etcd, which ends late uploads, and lists the stores (``Replica.begin``). It does
-so only if a follower was lost with the former primary, or if it got no content from any primary.
+primary writes its begin to etcd, which ends late uploads, and lists the stores (``Replica.begin``). This is
+needed only if a follower was lost with the former primary, or if the new primary got no content as follower.
 """
 
 from __future__ import annotations

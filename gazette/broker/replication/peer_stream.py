@@ -194,7 +194,7 @@ class PeerStream:
         self._begin_sending()
 
     async def wait_end(self) -> None:
-        """Return when the call has ended. After ``timeout_s`` without progress, cut it off."""
+        """Return when the call has ended. After ``timeout_s`` without progress, cut the peer off."""
         while not self._ended:
             await self._progressed("does not end its stream")
 
@@ -243,6 +243,7 @@ class PeerStream:
         self.on_progress()
 
     def _fail(self, failure: GazetteError) -> None:
+        """Note why the call cannot be used any more, drop what was not sent, and wake all that wait."""
         if self.failure is None:
             self.failure = failure
         self._outbox.clear()
@@ -252,6 +253,7 @@ class PeerStream:
         self.on_progress = _do_nothing  # No progress follows. This frees the pipeline.
 
     async def _send_all(self) -> None:
+        """Send the outbox, until it is empty or the call ends. Then end the requests if that is due."""
         try:
             while self._outbox and self.failure is None:
                 message = self._outbox.popleft()

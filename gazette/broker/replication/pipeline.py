@@ -365,6 +365,7 @@ class Pipeline:
         return self.spool.next()
 
     async def _send_gathered(self) -> None:
+        """Send the gathered content to the peers and then to the local spool, waiting for room at each."""
         batch = self._gathered[0] if len(self._gathered) == 1 else b"".join(self._gathered)
         self._forget_gathered()
         for start in range(0, len(batch), _MESSAGE_BYTES_MAX):
@@ -504,8 +505,8 @@ class Pipeline:
 
     def gather_now(self) -> None:
         """Gather the answers of `commit_now` that have arrived, in order."""
-        if self._gathering:  # A callback below has sent the next append or broken the pipeline.
-            return  # The loop below goes on with it.
+        if self._gathering:
+            return  # A callback of the loop below has called this method. The loop goes on after it.
         self._gathering = True
         try:
             while self._unanswered and (turn := self._unanswered[0][0]).has_come:

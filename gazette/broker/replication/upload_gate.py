@@ -60,10 +60,10 @@ class UploadGate:
         self._tenure: Revision = 0
         self._end: Offset | None = None
         self._registers = EMPTY_LABELS
-        self._acknowledged: tuple[Offset, LabelSet] = (0, EMPTY_LABELS)
-        self._held: list[CompletedSpool] = []
-        self._confirmed: Fragment | None = None  # What its primary has, too; None: not known.
-        self._reassigned: Latch | None = None
+        self._acknowledged: tuple[Offset, LabelSet] = (0, EMPTY_LABELS)  # See `acknowledge`.
+        self._held: list[CompletedSpool] = []  # Spools that end behind the agreed end.
+        self._confirmed: Fragment | None = None  # The primary has it, too; None: not known.
+        self._reassigned: Latch | None = None  # Set once that primary may be gone.
 
     @property
     def end(self) -> Offset | None:
@@ -149,6 +149,7 @@ class UploadGate:
             self._give_agreed(spool)
 
     def _give_agreed(self, spool: CompletedSpool) -> None:
+        """Pass on the part of a spool before the agreed end, if there is such a part. Log the other part."""
         fragment, end = spool.fragment, self._end
         assert end is not None
         log.warning(
