@@ -23,7 +23,7 @@ _NAME: Final = re.compile(
     r"closed-(?P<life>[0-9]{1,19})-(?P<tenure>[0-9]{1,19})-(?P<lease>[0-9a-f]{16})"
 )
 _BYTES_MAX: Final = 64 << 20
-"""Upper bound of a closing in bytes. No closing has more: its registers fit into one message of brokers."""
+"""Upper bound of a closing in bytes. Each closing is shorter: its registers fit into a message of brokers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ClosingName:
 
     ``life`` is the creation revision of its journal, ``tenure`` is the creation revision of its assignment.
     ``lease`` is the lease of its broker. If etcd was restored from a backup, or begun from nothing, revisions
-    may repeat. Leases never repeat.
+    may repeat. Leases never repeat, so a name never stands for two primaries.
     """
 
     journal: JournalName
@@ -83,7 +83,8 @@ class Closing:
 
     @classmethod
     def decode(cls, name: ClosingName, content: bytes) -> Closing:
-        """Return the closing that ``content`` holds. Raise ``Corrupt`` if damaged or of another name."""
+        """Return the closing that ``content`` holds. Raise ``Corrupt`` if it is damaged, or has another
+        name."""
         try:
             fields = json.loads(content)
             body = fields["closing"]
@@ -101,8 +102,8 @@ class Closing:
 
     @classmethod
     def read(cls, name: ClosingName, store: BlobStore) -> Closing:
-        """Read a closing; this call blocks. Raise ``NotFound`` if it is missing, ``Corrupt`` if it is
-        damaged."""
+        """Read a closing; this call blocks. Raise ``NotFound`` if the closing is missing, ``Corrupt`` if it
+        is damaged."""
         with store.open(name.path) as source:
             return cls.decode(name, source.read(_BYTES_MAX))
 

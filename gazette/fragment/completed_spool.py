@@ -75,10 +75,10 @@ class CompletedSpool:
         return io.BufferedReader(_CompressedContent(self.file, self.fragment), _READ_BYTES)
 
     async def cut_to(self, end: Offset, pool: Pool) -> CompletedSpool:
-        """Return the same spool without the bytes at ``end`` and beyond. Its digest is computed in ``pool``.
+        """Return the same spool without the bytes at ``end`` and beyond. Compute its digest in ``pool``.
 
         ``end`` is within the fragment. Raise ``Corrupt`` or ``Unavailable`` if the file cannot be read, and
-        ``Corrupt`` if it differs from what the fragment says. Cancellation: no effect.
+        ``Corrupt`` if the file differs from what the fragment says. Cancellation: no effect.
         """
         fragment = self.fragment
         assert fragment.begin < end < fragment.end
@@ -114,7 +114,7 @@ class SpoolCompression:
     def __init__(self, source: SpoolContent, codec: Codec, pool: Pool) -> None:
         self._source = source
         self._pool = pool
-        self._target = 0  # Only the loop writes it.
+        self._target = 0  # Committed bytes of the spool. Only the loop sets this number.
         self._scheduled = False  # True while a thread will compress.
         # The thread that compresses holds the lock, which guards the attributes below.
         self._lock = pool.lock()

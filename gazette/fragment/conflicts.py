@@ -49,7 +49,7 @@ class FragmentCover(CoverSet[Fragment]):
         super().__init__(spans)
 
     def add(self, span: Fragment) -> bool:
-        """Add as `CoverSet.add` does. Of two fragments in conflict, keep the later one."""
+        """Add as `CoverSet.add` does. Of two fragments in conflict, keep the one that is added later."""
         self.listed.append(span)
         former = self.equal(span.begin, span.end)
         if former is not None and former.sum != span.sum:
@@ -63,7 +63,7 @@ class FragmentCover(CoverSet[Fragment]):
 
         A broker stored a refuted fragment, and could not confirm it. A later primary has given its offsets
         out again. If neither the stores nor ``local`` have other fragments at these offsets, that primary may
-        have relied on the same bytes. Then the fragment stays.
+        have relied on the same bytes, so the fragment stays.
         """
         hidden = self.doubted(refuted, local)
         cover = FragmentCover(fragment for fragment in self.listed if fragment not in hidden)

@@ -57,13 +57,13 @@ class EmptiedStores:
     ) -> list[EmptiedStore]:
         """Add the former fragments of each emptied store to ``cover``, and return these stores.
 
-        A store is emptied if ``cover`` has the offsets of none of its former fragments. These do not count:
+        A store is emptied if ``cover`` has the offsets of none of its former fragments. Do not count
 
         - fragments older than the retention (nanoseconds, 0: without end), as they may have been pruned;
         - fragments of ``refuted``, which the caller has taken out of ``cover``;
         - stores that the journal has no longer.
 
-        After `JUMP_AGE_S` the listing is accepted as it is.
+        A store that looks emptied for longer than `JUMP_AGE_S` is accepted as it is.
         """
         refuted_paths = {fragment.content_path() for fragment in refuted}
         now = self._clock.now()

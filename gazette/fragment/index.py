@@ -29,13 +29,13 @@ AT_WRITE_HEAD: Final = -1
 """Offset in a read request that stands for the head of the journal."""
 
 JUMP_AGE_S: Final = 6 * 60 * 60
-"""Readers jump a hole once the fragment after it was persisted this many seconds ago. Before that, a former
-broker of the journal may still upload the missing fragment."""
+"""Readers jump a hole once the fragment behind the hole was persisted this many seconds ago. Before that, a
+former broker of the journal may still upload the missing fragment."""
 
 SETTLED_S: Final = 60
 """Readers jump to the first fragment once a listing began this many seconds after the fragment was stored.
 
-Fragments may be stored out of order, so an earlier one may appear a little later.
+Fragments may be stored out of order, so an earlier fragment may appear a little later.
 """
 
 _FORGOTTEN_MAX: Final = 256
@@ -89,9 +89,9 @@ class Index:
         self._at_head: list[_Waiter] = []
         """Heap of the waits at the head: each has its offset, its number, and the waiter to wake."""
         self._in_holes: dict[asyncio.Future[None], None] = {}
-        self._waits = 0
+        self._waits = 0  # Number of waits so far. It orders the waits at one offset.
         self.conflicts: tuple[FragmentConflict, ...] = ()
-        """The conflicts of the last listing: fragments of the same offsets that hold other bytes."""
+        """The conflicts of the last listing: pairs of fragments with the same offsets and different bytes."""
         self.unexplained = NONE
         """Stored fragments that may or may not be the journal's, as of the last listing."""
         self.unexplained_to: Offset = 0
@@ -131,7 +131,7 @@ class Index:
 
     @property
     def has_hole(self) -> bool:
-        """True if fragments that may soon be uploaded are missing: between others, or before the first."""
+        """True if a fragment that may soon be uploaded is missing, between others or before the first."""
         if not len(self._set):
             return False
         first = self._set[0]
@@ -166,7 +166,7 @@ class Index:
         return [*holes, (covered_to, end)] if covered_to < end else holes
 
     def lacks(self, begin: Offset, end: Offset) -> list[tuple[Offset, Offset]]:
-        """Return the offsets of ``[begin, end)`` that no fragment has, except those known as lost."""
+        """Return the offsets of ``[begin, end)`` that no fragment has, except offsets known as lost."""
         clipped = ((max(begin, hole[0]), hole[1]) for hole in self.holes(end) if hole[1] > begin)
         return [hole for hole in clipped if not self._is_lost(*hole)]
 
@@ -287,8 +287,8 @@ class Index:
         If no fragment covers the offset, and an operator has confirmed the gap as lost, jump to the next
         fragment. Jump to the next persisted fragment in two more cases: it is the journal's first and has
         settled (`SETTLED_S`), or it was persisted long ago (`JUMP_AGE_S`). Skip persisted fragments older
-        than ``begin_mod_time`` (Unix seconds). If no fragment is found, return OFFSET_NOT_YET_AVAILABLE or,
-        with ``block``, wait for a fragment.
+        than ``begin_mod_time`` (Unix seconds). Without such a fragment, return OFFSET_NOT_YET_AVAILABLE or,
+        with ``block``, wait for one.
 
         Raise ``Closed`` when the index closes. Raise ``Unavailable`` if only unexplained fragments have the
         offset, or offsets that a jump would pass over. Cancellation: no effect; the caller owns the deadline.
@@ -322,7 +322,7 @@ class Index:
             raise Closed("index was closed", journal=self.journal)
 
     def _find(self, offset: Offset, begin_mod_time: int) -> IndexResult:
-        """Find the fragment of ``offset``, or the first one behind it that readers may skip to."""
+        """Find the fragment of ``offset``, or the first later fragment that readers may skip to."""
         while True:
             index, is_readable = self._set.longest_overlapping(offset)
             if not is_readable:

@@ -1,8 +1,8 @@
 """Stage 9 of the byte path: limits the local files of stored fragments that stay open for readers.
 
 A stored fragment is still read from its local file until the next listing of its journal: that is cheaper
-than to read from the store. There may be many journals, with refresh intervals of minutes. Then each fragment
-that is completed in an interval would keep a file. So the oldest files of all journals are released.
+than to read from the store. There may be many journals, with refresh intervals of minutes. Without a limit,
+each fragment that is completed in an interval would keep a file. So the oldest files are released.
 """
 
 from __future__ import annotations

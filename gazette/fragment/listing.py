@@ -49,7 +49,7 @@ async def list_fragments(
     With ``begin``, leave out the objects that sort before a fragment of that begin. Directly in the
     journal's directory, these are all fragments that begin earlier.
 
-    ``others`` are the journals below this one: their names begin with its name and ``/``. Additional names do
+    ``others`` are the journals below this journal: their names begin with its name and ``/``. Other names do
     no harm. Raise the error of any store: an incomplete index would permit appends at offsets that are taken.
     Objects that are not fragments of the journal are counted and logged. Unexplained fragments are listed
     beside the cover.

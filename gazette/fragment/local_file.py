@@ -43,7 +43,7 @@ class SpoolContent(Protocol):
         ...
 
     def pread_now(self, length: int, position: int) -> BytesLike | None:
-        """Read some of ``length`` bytes; none at its end. Return None if the read might have to wait."""
+        """Read some of ``length`` bytes; none at the end. Return None if the read might have to wait."""
         ...
 
     def sibling(self) -> SpoolFile:
@@ -166,8 +166,8 @@ class LocalFile:
             raise disk_error("read a spool file", self.directory, error) from error
 
     def pread_now(self, length: int, position: int) -> BytesLike | None:
-        """Read those of ``length`` bytes that the page cache has. Return None if it may lack the first byte:
-        always outside of Linux, and on some file systems. Raise ``Unavailable`` if the disk fails."""
+        """Read those of ``length`` bytes that the page cache has. Return None if the cache may lack the first
+        byte: always outside of Linux, and on some file systems. Raise ``Unavailable`` if the disk fails."""
         if _NO_WAIT is None:
             return None
         content = bytearray(length)

@@ -78,9 +78,9 @@ async def _no_limit(journal: JournalName, life: Revision, tenure: Revision) -> O
 class Persister:
     """Uploads completed spools, in the threads of their stores. Loop-bound.
 
-    ``spec_of`` returns the stores of a journal's fragments as of *now*. Until a spool is persisted, it
-    follows changes of its journal's stores and path postfix. A spool of a deleted journal is dropped, even
-    if a journal of the same name was created since.
+    ``spec_of`` returns the stores of a journal's fragments as of *now*. Until a spool is persisted, changes
+    of its journal's stores and path postfix apply to it. A spool of a deleted journal is dropped, even if a
+    journal of the same name was created since.
 
     A journal may be deleted and created again during an upload. The object would become part of the new
     journal, so it is removed again, unless the new journal relies on it. A replica of the new journal may
@@ -186,7 +186,7 @@ class Persister:
             )
             return
         uploads = [upload for upload in self._uploads if upload.is_of(name.journal, name.life)]
-        # No store has the spools that wait now: they begin at this offset or later.
+        # The first offset that no store has: the begin of the first spool that waits now, if one does.
         begin = min([closing.end, *(upload.spool.fragment.begin for upload in uploads)])
         closing = replace(closing, begin=begin)
         self._closings.add(closing)
@@ -258,7 +258,8 @@ class Persister:
     async def _left_to_primary(self, upload: Upload) -> bool:
         """Wait for the primary's upload. Return True once the object was found, or the journal is gone.
 
-        Return False when this broker has to upload its own bytes, and when it ends.
+        Return False when this broker has to upload its own bytes: it has waited enough, or the primary may be
+        gone, or this broker ends.
         Meanwhile look for the object at intervals, to release the spool's file soon after the upload.
         """
         settings, now = self._settings, self._clock.monotonic
@@ -411,14 +412,15 @@ class Persister:
         return not self._closings and all(upload.aside is not None for upload in self._uploads)
 
     def _backoff(self, failures: int) -> float:
-        """Return the seconds to wait after ``failures`` in a row, at random within a quarter."""
+        """Return the seconds to wait after ``failures`` in a row, varied at random by up to a quarter."""
         settings = self._settings
         longest = settings.finish_backoff_max_s if self._hurry.is_set() else settings.backoff_max_s
         backoff = settings.backoff_min_s * 2.0 ** min(max(failures - 1, 0), 30)
         return min(backoff, longest) * (0.75 + 0.5 * self._rng.random())
 
     async def _sleep(self, seconds: float, reassigned: Latch | None = None) -> None:
-        """Sleep until the time is over, ``finish`` begins, or ``reassigned`` is set."""
+        """Sleep until the time is over, ``finish`` begins, or ``reassigned`` is set. After the begin of
+        ``finish``, only the time counts."""
         if self._hurry.is_set():
             await self._clock.sleep(seconds)
             return

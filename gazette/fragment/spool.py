@@ -189,15 +189,15 @@ class SpoolState:
         return proposed.end > end + self.delta or (proposed.end == end and not proposed.length)
 
     def _roll(self, proposal: Proposal) -> Completed | Restarted:
-        """Begin an empty fragment at the end of the proposal. Complete the present one if it has bytes."""
+        """Begin an empty fragment at the end of the proposal. Complete a present fragment that has bytes."""
         fragment, end = self.fragment, proposal.fragment.end
         effect: Completed | Restarted = Restarted()
         if fragment.length:
             assert self.first_append_time is not None
             effect = Completed(fragment, self.registers, self.first_append_time)
         if end > fragment.end:
-            # Take registers of the proposal only if it is ahead. If both end at one offset, keep ours:
-            # different registers are then a mismatch.
+            # Take registers of the proposal only if it ends behind our end. If both end at one offset, keep
+            # ours: different registers are then a mismatch.
             self.registers = proposal.registers
         self.fragment = Fragment(
             journal=fragment.journal, begin=end, end=end, codec=proposal.fragment.codec
@@ -209,7 +209,7 @@ class SpoolState:
     def _take(
         self, proposal: Proposal, pending_sum: Callable[[], bytes], now: float
     ) -> Committed | RolledBack | Mismatched:
-        """Commit or roll back the pending bytes, as the proposal says. Change nothing if it does not fit."""
+        """Commit or roll back the pending bytes, as the proposal says. If it does not fit, change nothing."""
         if self.fragment == proposal.fragment and self.registers == proposal.registers:
             return self.roll_back()  # To propose the committed fragment means to roll back.
         if (

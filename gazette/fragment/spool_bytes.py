@@ -174,7 +174,7 @@ class SpoolBytes:
             self._memory.free(former_length - self._length)
 
     def _move(self) -> bool:
-        """Move one part from memory to the file. Return False if there was none."""
+        """Move one part from memory to the file. Return False if memory has no part."""
         with self._lock:
             part, begin = bytes(self._parts[0]) if self._parts else b"", self._begin
             self._valid = begin + len(part)
@@ -194,6 +194,7 @@ class SpoolBytes:
         return True
 
     def _write(self, content: bytes, position: int) -> None:
+        """Write to the file, which is made by the first write. Report success or failure to ``memory``."""
         try:
             if self._file is None:
                 self._file = self._disk.create()
@@ -220,7 +221,7 @@ class SpoolMemory:
         """Lengths that any thread has freed, and the event loop has not subtracted yet."""
         self._holders: weakref.WeakKeyDictionary[SpoolBytes, None] = weakref.WeakKeyDictionary()
         """All spools with bytes in memory, and some that had them."""
-        self._writing: concurrent.futures.Future[None] | None = None
+        self._writing: concurrent.futures.Future[None] | None = None  # The last call of `_write`.
 
     @property
     def unwritten(self) -> int:

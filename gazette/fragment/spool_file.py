@@ -117,7 +117,7 @@ class Spool:
     async def apply(self, request: Content | Proposal, *, primary: bool) -> SpoolResult:
         """Extend the spool by content, or make it what a proposal says.
 
-        ``primary`` says that this broker leads the journal: it compresses after each commit. Raise
+        With ``primary``, this broker leads the journal, and compresses after each commit. Raise
         ``Invalid`` for content that does not follow the pending bytes. Raise ``Unavailable`` for content that
         cannot be written, as when the disk is full. Then all pending bytes are rolled back, committed bytes
         are untouched, and the spool remains usable.
@@ -217,6 +217,7 @@ class Spool:
             self._pending_sum = self._sum.copy()
 
     async def _extend_in_thread(self, content: bytes, position: int) -> None:
+        """Write and hash content in a thread: it is long, or the memory for unwritten bytes is full."""
         self._begin_sum()
         spool_bytes, pending_sum = self._held(), self._pending_sum
 

@@ -23,7 +23,7 @@ _SHOWN_MAX: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Unexplained:
-    """Unexplained fragments. ``cover`` has the fewest of them that have all their offsets."""
+    """Unexplained fragments. ``cover`` has the fewest fragments that together have all their offsets."""
 
     cover: CoverSet[Fragment]
 

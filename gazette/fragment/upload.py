@@ -130,7 +130,10 @@ class Upload:
         return "" if self.placed is None else self.placed[0]
 
     async def set_aside(self, spec: JournalSpec) -> None:
-        """Store the bytes aside, unless they are already. See `gazette.fragment.set_aside`."""
+        """Store the bytes aside, unless that was done before. See `gazette.fragment.set_aside`.
+
+        Raise the error of the store, or of the spool's file. Then nothing is stored aside.
+        """
         await self._cut(spec)
         await self._end_call()
         if self.aside is None:
@@ -140,11 +143,11 @@ class Upload:
             path = SetAside(placed, self.life, self.tenure).path
             await active.calls.run(_put_object, active.store, path, self.spool)
             self.aside = url, path
-        # An object that was put before etcd fell silent stays. Replicas of the same bytes may have found it,
-        # and released their own spools. The object aside marks the other object as unconfirmed.
+        # A fragment that was put before etcd fell silent stays. Replicas of the same bytes may have found it,
+        # and released their own spools. The object aside marks that fragment as unconfirmed.
 
     async def put(self, spec: JournalSpec, *, look: bool) -> bool:
-        """Put the fragment into the journal's first store. Return True if it is there.
+        """Put the fragment into the journal's first store. Return True if the fragment is there.
 
         When the broker ends, use the next store if a store refuses access: readers use the next store as
         well, and no later attempt follows. Without stores, return True: there is nothing to do.
