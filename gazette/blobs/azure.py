@@ -187,9 +187,9 @@ class AzureStore(FsspecStore):
             return self._signed(files, path, ttl_s, key)
 
     def _signed(self, files: Any, path: str, ttl_s: float, delegation: Any) -> str:
-        """Return a URL that the key ``delegation`` has signed, or for None the account's key.
+        """Return a URL, signed by the delegated key ``delegation``, or by the account's key if that is None.
 
-        Without either key, return the location. Raise ``Invalid`` if ``ttl_s`` is too long.
+        Without the account's key, return the location. Raise ``Invalid`` if ``ttl_s`` is too long.
         """
         from azure.storage.blob import BlobSasPermissions, generate_blob_sas
 
@@ -229,8 +229,8 @@ class AzureStore(FsspecStore):
         return files.service_client.get_blob_client(self._container, name)
 
     def _delegated(self, files: Any, now: float, ttl_s: float) -> Any:
-        """Return a key for signatures that is valid for longer than ``ttl_s``. Use a key again until its last
-        hour."""
+        """Return a key for signatures that is valid for longer than ``ttl_s``. Use one key again and again,
+        until the last hour of its lifetime."""
         from fsspec.asyn import sync
 
         if self._delegation is None or self._delegation[0] < self._needed_until(now, ttl_s):

@@ -51,9 +51,9 @@ class BlobStore(Protocol):
     def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
         """Store all bytes of ``source``, from its position to its end.
 
-        On return the object is durable and whole. No reader ever sees a part of it: if reading ``source`` or
-        storing fails, ``path`` is what it was before. An existing object is replaced. ``content_encoding`` is
-        stored with the object, if the store can keep it.
+        On return the object is durable and whole. No reader ever sees a part of the object: if reading
+        ``source`` or storing fails, ``path`` has what it had before. An existing object is replaced.
+        ``content_encoding`` is stored with the object, if the store can keep it.
         """
         ...
 
@@ -81,12 +81,12 @@ class BlobStore(Protocol):
 
 @runtime_checkable
 class LocalSigner(Protocol):
-    """A store that can usually sign without input and output."""
+    """A store that can usually sign URLs by computation alone, without a request."""
 
     def sign_now(self, path: str, ttl_s: float) -> str | None:
         """Return the URL of ``sign_get`` by computation alone; None if that is not possible now.
 
-        Event loops call this: it takes no lock that another call may hold for long.
+        Event loops call this method: it takes no lock that another call may hold for long.
         """
         ...
 

@@ -1,6 +1,6 @@
 """Stage 8 of the byte path: objects as files below a directory, for ``file://`` stores.
 
-A fragment's spool is dropped once its ``put`` has returned, so the file is then the only copy. Before ``put``
+A fragment's spool is dropped once ``put`` has returned, so the file is then the only copy. Before ``put``
 returns, the file is synced and renamed into place, and its directory is synced.
 """
 
@@ -50,7 +50,7 @@ class FileStore:
         self._rewrite = parse_rewrite(parse_query(url.query, ("find", "replace")))
         self.directory = Path(os.path.normpath(f"{root}/{self._path}"))
         """The directory of the objects."""
-        self._real = ""  # The directory's real path, as it was last resolved.
+        self._real = ""  # The directory's real path, as last resolved; empty before.
         if ".." in self._path.split("/"):
             raise Invalid(f"cannot traverse outside the store ({url.path})", path="url")
 
@@ -129,7 +129,7 @@ class FileStore:
 
     def _place(self, path: str) -> str:
         """Return the file of a path that ``find`` and ``replace`` have rewritten already. Raise ``Invalid``
-        if it is outside of the store."""
+        if the file is outside of the store."""
         validate_path(path)
         base = self._base()
         target = os.path.join(base, path)

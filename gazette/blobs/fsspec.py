@@ -382,7 +382,7 @@ class _FileReader(io.RawIOBase):
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
                 with self._store._mapped(self._path) as files:
-                    # For a small object, ask for one byte more: it shows a larger replacement.
+                    # For a small object, ask for more bytes than it has: these show a larger replacement.
                     end = BLOCK_BYTES if is_small else begin + expected
                     content = self._store.read_range(files, self._located, begin, end)
                     is_last = not is_small and begin + expected == self._length
@@ -426,7 +426,7 @@ def mod_time_of(info: Mapping[str, Any]) -> int:
 def map_errors(scheme: str, error: Exception, path: str) -> GazetteError:
     """Return the ``GazetteError`` for an error of a file system.
 
-    The type of the error decides, or its HTTP status. If neither decides, look at its cause in the same way.
+    The type of the error decides, or its HTTP status. If neither decides, judge its cause in the same way.
     """
     text = f"{scheme}: {type(error).__name__}: {error}"
     cause: BaseException | None = error

@@ -179,12 +179,12 @@ class ActiveStore:
         return urls
 
     def failed(self) -> None:
-        """Record that a call has failed. A store that counts as healthy is then checked soon."""
+        """Record that a call has failed. If the store counts as healthy, have it checked soon."""
         if self._health.error is None:
             self._recheck.set()
 
     def worked(self) -> None:
-        """Record that a call has succeeded. A store that counts as unhealthy is then checked soon."""
+        """Record that a call has succeeded. If the store counts as unhealthy, have it checked soon."""
         if self._health.error is not None:
             self._recheck.set()
 
@@ -487,8 +487,8 @@ class BlobStores:
                 await self._clock.sleep(due_at - self._clock.monotonic())
 
     async def _check(self, active: ActiveStore) -> tuple[float, BaseException | None]:
-        """Return begin and error of one check. If the check hangs, report that. The next call then waits for
-        the same check."""
+        """Return the begin and the error of one check. If the check hangs, return an error that says so, and
+        wait for the same check in the next call."""
         assert active._threads is not None
         if active._checking is None:
             check_call = active._threads.checks.submit(health.check, active.store)

@@ -89,7 +89,7 @@ class InstrumentedStore:
             status = "success"
             raise
         finally:
-            # After "get" the opened object is still read from the store. All other operations have ended.
+            # After "get", the thread still reads the object from the store. All other operations have ended.
             (on_store if operation == "get" else off_store)()
             metrics.OPERATIONS.labels(self._name, operation, status).inc()
             metrics.OPERATION_SECONDS.labels(self._name, operation, status).observe(

@@ -13,9 +13,9 @@ from gazette.errors import Invalid
 class S3Settings:
     """Bounds of one request.
 
-    The SDK tries a request ``attempts`` times. So it repeats one part of an upload, or one page of a listing:
-    the store's own retries would begin at the first part or page. An object of ``part_bytes`` or more is
-    uploaded in such parts, one at a time. So a ``put`` holds at most two parts in memory.
+    The SDK tries a request up to ``attempts`` times. So only one part of an upload, or one page of a listing,
+    is repeated: retries of the whole call would begin at the first part or page. An object of ``part_bytes``
+    or more is uploaded in such parts, one at a time. So a ``put`` holds at most two parts in memory.
     """
 
     connect_timeout_s: float = 5.0
