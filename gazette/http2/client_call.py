@@ -208,6 +208,7 @@ class ClientCall(StreamListener):
             self._changed.wake()
 
     def on_data(self, content: BytesLike, *, ended: bool) -> None:
+        """Take content. End the call if it comes before the head, is malformed, or ends the stream."""
         stream, queue = self._stream, self._queue
         assert stream is not None
         if self.status is not None:
@@ -230,7 +231,7 @@ class ClientCall(StreamListener):
                 self._give(self._sink)
 
     def on_fault(self, error: GazetteError) -> None:
-        """End the call by a fault of its stream or connection. Repeat a call that the server has refused."""
+        """End the call after a fault of its stream or connection. Repeat a call that the server refused."""
         if self._trailers is not None:
             return  # The call has succeeded already: its reader gets the responses and the status.
         name = str(error.facts.get("code"))
@@ -317,7 +318,7 @@ class ClientCall(StreamListener):
         return self.status is not None
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Call ``callback`` with this call once the call has ended, or now if it has."""
+        """Call ``callback`` with this call once the call has ended, or now if it has ended already."""
         if self.status is not None:
             callback(self)
         else:

@@ -52,7 +52,7 @@ _BLOCK_BYTES: Final = 64
 _SETTINGS_BYTES: Final = 64
 """Bytes of settings for one unit of credit."""
 _LOOKS: Final = 100
-"""Waiting streams that a change of windows examines for one unit of credit."""
+"""Number of waiting streams that a change of windows examines for one unit of credit."""
 ALL_WORK: Final = 1 << 60
 """More units of work than any call of ``receive`` can do."""
 _JOINED_BYTES: Final = 1 << 11
@@ -327,7 +327,7 @@ class Http2Connection:
         """Number of the peer's last stream."""
         self._fields: Fields = []
         self._request = RequestHead(b"", b"", b"", [])
-        """The parsed form of ``_fields``, which are those of the last request."""
+        """The parsed form of ``_fields``, the header list of the last request."""
         self._next = 1
         """Number of the next stream that a client begins."""
         self._waiting: OrderedDict[Http2Stream, None] = OrderedDict()
@@ -540,6 +540,7 @@ class Http2Connection:
                 self._credit.spend()  # Frames of an unknown kind are ignored (RFC 9113, 5.5).
 
     def _on_stream_fault(self, fault: StreamFault) -> None:
+        """Reset the stream of a fault, and report the fault to its listener, if the stream is open."""
         self._credit.spend()
         stream = self._streams.get(fault.stream)
         if stream is None:
@@ -641,6 +642,7 @@ class Http2Connection:
     # Headers.
 
     def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
+        """Begin a header block, and handle it if it is complete. Raise a connection's or stream's fault."""
         if not number:
             raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "HEADERS has no stream")
         block = fr.without_padding(payload, flags)
@@ -684,7 +686,7 @@ class Http2Connection:
             self._on_later_fields(stream, fields, ended=ended)
         elif self._accept is not None:
             self._begin_stream(number, fields, ended=ended)
-        # Else: a client ignores late HEADERS of a stream that it began, and that has ended.
+        # No branch for late HEADERS of a stream that this client began, and that has ended: ignore them.
         elif number not in self._reset and (not number % 2 or number >= self._next):
             raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "HEADERS for a stream that is not ours")
 
@@ -702,7 +704,7 @@ class Http2Connection:
         self.work -= BEGIN_WORK
         if self.draining or self.running >= self._streams_max:
             raise StreamFault(number, FaultCode.REFUSED_STREAM, "no more streams are taken")
-        # For a block that it has kept, the decoder returns the same list. Then reuse the parsed request.
+        # The decoder returns the same list for a block that it has kept. Then reuse the parsed request.
         request = self._request if fields is self._fields else RequestHead.of(number, fields)
         self._fields, self._request = fields, request
         if ended and request.content_length:
@@ -737,6 +739,7 @@ class Http2Connection:
     # Other frames.
 
     def _on_window_update(self, number: int, payload: bytes) -> None:
+        """Open the window of the connection (number 0) or of a stream. Let waiting streams send."""
         self._credit.spend()
         increment = fr.read_long(payload, "WINDOW_UPDATE") & fr.WINDOW_MAX
         if not number:
@@ -763,6 +766,7 @@ class Http2Connection:
             self._give_room()
 
     def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
+        """Adopt and answer the peer's settings. Do nothing for an answer to our own settings."""
         self._credit.spend()
         if number:
             raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "SETTINGS has a stream")
@@ -820,6 +824,10 @@ class Http2Connection:
         stream.listener.on_fault(_reset_by_peer(number, code))
 
     def _on_goaway(self, number: int, payload: bytes) -> None:
+        """Begin no more streams. A client's streams that the server did not take fail as refused.
+
+        Raise ``ConnectionFault`` if the server has given the connection up because of a fault.
+        """
         self._credit.spend()
         if number:
             raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "GOAWAY has a stream")

@@ -1,8 +1,8 @@
 """Credit for frames that cause work and carry no content: a peer that sends only such frames is cut off.
 
-Pure. A stream that begins, a ping, a reset or an empty frame costs its sender a few bytes, and costs us an
-answer or a task. Each such frame costs credit. Time and bytes of content, sent or received, earn credit. The
-number of frames earns nothing: a peer may cut its content into as many frames as it likes.
+Pure. A stream that begins, a ping, a reset or an empty frame costs the peer a few bytes, and costs this side
+an answer or a task. Each such frame costs credit. Time and bytes of content, sent or received, earn credit.
+The number of frames earns nothing: a peer may cut its content into as many frames as it likes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FloodCredit:
             self._left += length / BYTES_PER_CREDIT
 
     def refund(self) -> None:
-        """Return the cost of a stream that we have answered to its end."""
+        """Give the cost of a stream back to the credit: this side has ended the stream."""
         if self._left < CREDIT_MAX:
             self._left += 1
 

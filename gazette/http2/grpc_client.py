@@ -50,7 +50,7 @@ _ADDRESSES_AT_ONCE: Final = 4
 _SOON_S: Final = 10.0
 """A connection counts as useful if its server answers a call, or if it lasts this many seconds."""
 _CONNECTIONS_MAX: Final = 16
-"""Greatest number of connections of a channel. A full connection makes the channel open one more."""
+"""Greatest number of connections of a channel. If all are full, the channel opens a further one."""
 _KEEPALIVE_MAX_S: Final = 7200.0
 _REFUSED_PINGS: Final = "too_many_pings"
 """The reason that a gRPC server gives when it refuses pings as too many."""
@@ -329,6 +329,7 @@ class Http2Channel:
         _end_when_unheard(transport.get_extra_info("socket"), self._options.keepalive_timeout_s)
 
     def _connected(self, connection: ClientConnection) -> None:
+        """Give calls to a connection whose settings have arrived, unless it is closing by now."""
         self._connecting = False
         self._connection = connection
         connection.is_ready = True
@@ -520,6 +521,7 @@ class ClientConnection(Http2Socket):
         super()._on_fault(fault)
 
     def _on_change(self) -> None:
+        """Let waiting calls begin. Close a connection that has no calls, and gets no more."""
         connection = self._connection
         self._settled.wake()
         if connection.draining:

@@ -172,7 +172,7 @@ def check_trailers(stream: int, fields: Fields) -> None:
 
 
 def check_field(stream: int, name: bytes, value: bytes) -> None:
-    """Raise ``StreamFault`` for a plain field with forbidden characters, or one of HTTP/1.1."""
+    """Raise ``StreamFault`` for a plain field with forbidden characters, or for a field of HTTP/1.1 alone."""
     if not is_field(name, value):
         raise _malformed(stream, "a header's name or value has a forbidden character")
     if name in _OF_THE_CONNECTION or (name == b"te" and value != b"trailers"):
@@ -185,6 +185,7 @@ def is_field(name: bytes, value: bytes) -> bool:
 
 
 def _length_of(stream: int, fields: Fields) -> int | None:
+    """Return the announced length of the content; None without one. Raise ``StreamFault`` if malformed."""
     values = {value for name, value in fields if name == b"content-length"}
     if not values:
         return None

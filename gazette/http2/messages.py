@@ -66,9 +66,9 @@ class MessageQueue:
         self._reported = 0
         """Bytes of the incomplete message that were reported as consumed."""
         self.inflated = 0
-        """Length of the last message that was taken, if it was compressed."""
+        """Length of the last message that was taken, decompressed; 0 if that message was not compressed."""
         self.held = 0
-        """Memory of waiting messages, of the announced message, and of the last one that was inflated."""
+        """Memory of waiting messages, of the announced message, and of the last message that was inflated."""
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -174,6 +174,7 @@ class MessageQueue:
             self._head = bytes(data[position:])
 
     def _decompressed(self, message: bytes) -> bytes:
+        """Decompress a message by the call's encoding. Raise ``Invalid`` or ``TooLarge`` if that fails."""
         bits = _WINDOW_BITS.get(self._encoding)
         if bits is None:
             raise Invalid("a message is compressed in a way that its call does not name")

@@ -202,5 +202,6 @@ def _quoted(text: str) -> bytes:
 
 
 def _unquoted(value: bytes) -> str:
+    """Return the text of a header whose other bytes are percent-encoded. Accept malformed text."""
     decoded = re.sub(rb"%([0-9A-Fa-f]{2})", lambda match: bytes([int(match[1], 16)]), value)
     return decoded.decode(errors="replace")

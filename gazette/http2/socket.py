@@ -26,7 +26,7 @@ CLOSING_S: Final = 5.0
 UNREAD_BYTES_MAX: Final = 1 << 24
 """Upper bound of bytes that wait for the socket. A peer that causes answers and reads none is cut off.
 
-Content waits in its streams. So the waiting bytes are heads, trailers and answers to pings.
+Content does not count: it waits in its streams. The bytes here are heads, trailers and answers to pings.
 """
 _FLUSH_BYTES: Final = 1 << 16
 _PING: Final = b"gazette\x01"
@@ -81,7 +81,7 @@ class Http2Socket(asyncio.Protocol):
         """Act after a call of ``receive``. A subclass may override this."""
 
     def eof_received(self) -> bool:
-        # False closes the transport: calls of a peer that has ended its side are not answered.
+        # False closes the transport. A peer that has ended its side gets no further answers.
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
