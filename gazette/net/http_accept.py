@@ -109,7 +109,7 @@ class Acceptor:
                 await next_turn(self._loop)
         finally:
             self._pause()
-        # Some systems refuse to shut down a listening socket. There, closing it has the same effect.
+        # Some systems refuse to shut down a listening socket. There, its owner's close has the same effect.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         if self._starting:
@@ -209,7 +209,7 @@ class Acceptor:
             if self._tls is None:
                 connection.send(self._refusal)
                 connection.shutdown(socket.SHUT_WR)
-                connection.recv(1 << 16)  # Unread bytes would reset it before the client reads.
+                connection.recv(1 << 16)  # A close with unread bytes would reset the connection.
 
     async def _begin(self, connection: socket.socket, made: Callable[[], None]) -> None:
         """Make the transport and the protocol of a connection. An error ends only this connection."""

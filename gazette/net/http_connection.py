@@ -193,6 +193,7 @@ class HttpConnection(asyncio.Protocol):
             self._watch()
 
     def _take(self, event: h11.Request | h11.Data | h11.EndOfMessage) -> None:
+        """Begin a request, or give the present request a part of its body or the end."""
         request = self._request
         if isinstance(event, h11.Request):
             self._asks_for_head = event.method == b"HEAD"
@@ -331,7 +332,7 @@ class AsgiCycle:
         self._scope = _scope_of(connection.transport, head)
         self._awaits_continue = connection.protocol.they_are_waiting_for_100_continue
         self._body = bytearray()
-        # The body has ended; the application has got the end of the body; the client is gone.
+        # In this order, True once: the body has ended; the application has got its end; the client is gone.
         self._ended = self._told = self._lost = False
         self.started = False
         """True once the head of the answer was sent."""
@@ -404,7 +405,7 @@ class AsgiCycle:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Wait for room, then send the head or a part of the body. Out of order, raise ``RuntimeError``."""
+        """Wait for room, then send the head or a part of the body. Raise ``RuntimeError`` if out of order."""
         await self._connection.writable.wait()
         if self._lost or self._connection.transport.is_closing():
             return

@@ -108,7 +108,7 @@ class HttpGuard:
     def _bad_host(
         self, scope: Scope, authority: str | None, headers: Mapping[str, list[str]]
     ) -> _Refusal | None:
-        """Return the refusal by rule 1; None if the request keeps it. ``authority`` is that of the target."""
+        """Return the refusal by rule 1, or None. ``authority`` is the host in the target, if there is one."""
         allowed = self._rules.hosts
         own_address = scope.get("server") or ("", None)
         if allowed is None or own_address[1] is None:  # A unix socket: no page can name it.
@@ -129,7 +129,7 @@ class HttpGuard:
         return None
 
     def _bad_origin(self, scope: Scope, headers: Mapping[str, list[str]]) -> _Refusal | None:
-        """Return the refusal by rule 2; None if the request keeps it."""
+        """Return the refusal by rule 2; None if the request does not break this rule."""
         if scope["method"] in _SAFE_METHODS:
             return None
         origins = headers.get("origin", [])

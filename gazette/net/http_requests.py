@@ -35,7 +35,7 @@ class Refusal(Invalid):
 
 
 def check_headers(request: Request) -> None:
-    """Raise ``Invalid`` or `Refusal` for headers that no request can honour."""
+    """Raise ``Invalid`` or `Refusal` for headers that cannot be honoured in any request."""
     for name in _SINGLE:
         if len(request.headers.getlist(name)) > 1:
             raise Invalid(f"the header {name} is given twice")
@@ -78,7 +78,7 @@ async def bounded_body(request: Request) -> bytes:
 
 
 def single_arguments(request: Request) -> dict[str, str]:
-    """Return the arguments of the query by name. Raise ``Invalid`` for one that is given twice."""
+    """Return the arguments of the query by name. Raise ``Invalid`` for an argument that is given twice."""
     arguments: dict[str, str] = {}
     for name, value in parse_qsl(request.url.query, keep_blank_values=True):
         if name in arguments:

@@ -92,7 +92,7 @@ def bind_unix(path: str) -> socket.socket:
 
 def bind_debug(port: str, host: str) -> socket.socket:
     """Return a listening socket for ``--debug.port``, on the host of the other ports. Raise ``Invalid`` for a
-    wrong port, ``Unavailable`` for one in use.
+    wrong port, ``Unavailable`` for a port in use.
     """
     if port.startswith(UNIX_PREFIX):
         return bind_unix(port.removeprefix(UNIX_PREFIX))
@@ -138,7 +138,7 @@ class ReloadedTls:
     """
 
     def __init__(self, files: TlsFiles) -> None:
-        """Read the files. Raise ``Invalid`` for one that cannot be read."""
+        """Read the files. Raise ``Invalid`` for a file that cannot be read."""
         self._files = files
         self.contents = files.read()
 

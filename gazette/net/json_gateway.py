@@ -171,7 +171,7 @@ def failure_response(error: GazetteError) -> Response:
 
 
 def not_implemented_route(allow_origins: Sequence[str]) -> Route:
-    """Return the route that answers 501 for all other paths below ``/v1/``."""
+    """Return the route that answers 501 for each path below ``/v1/`` that no earlier route serves."""
 
     async def handle(_request: Request) -> Response:
         code, text = grpc.StatusCode.UNIMPLEMENTED, "Not Implemented"

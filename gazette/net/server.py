@@ -1,6 +1,6 @@
 """A process's two servers: gRPC and HTTP on one port, HTTP on another.
 
-A member advertises the first port as its gRPC endpoint. The HTTP port is the next port, unless it is given.
+A member advertises the first port as its gRPC endpoint. By default, the HTTP port is the next port.
 """
 
 from __future__ import annotations

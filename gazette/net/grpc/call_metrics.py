@@ -37,7 +37,7 @@ _TYPES = {
 
 
 class MalformedRequest(DecodeError):
-    """A message of a stream that cannot be decoded as its type."""
+    """A message of a stream that cannot be decoded as the type that its method takes."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(f"malformed request: {cause}"[:_REASON_MAX])
@@ -211,6 +211,7 @@ class MeasuredMethod:
 
     @contextmanager
     def _measured(self, context: Any) -> Iterator[None]:
+        """Count the block as a call, with its duration and its status."""
         self._started.count += 1
         begin = self._clock.monotonic()
         code = grpc.StatusCode.UNKNOWN
@@ -246,7 +247,7 @@ class MeasuredMethod:
 def _writing(
     generator: Callable[[Any, Any], AsyncIterator[Any]],
 ) -> Callable[[Any, Any], Awaitable[None]]:
-    """Adapt a handler that yields its responses to one that writes them."""
+    """Adapt a handler that yields its responses: return a handler that writes them."""
 
     async def call(request: Any, context: Any) -> None:
         responses = generator(request, context)

@@ -38,7 +38,7 @@ from gazette.net.http_accept import next_turn
 _AT_HAND_MAX: Final = 1 << 20
 """Upper bound of the bytes that a handler takes from waiting messages before other tasks get the loop."""
 _MESSAGE_AT_HAND: Final = 1 << 8
-"""Bytes that a message counts as for `_AT_HAND_MAX`. A compressed one has its decompressed length added."""
+"""Bytes that a message counts as for `_AT_HAND_MAX`. A decompressed message also counts with its length."""
 _CALL_BYTES: Final = 1 << 14
 """Bytes of memory that a waiting response costs beside its content: for the call's task and handler."""
 _DECODED: Final = 4
@@ -118,6 +118,7 @@ class GrpcCall(ServicerContext):
             self._end()
 
     def on_data(self, content: BytesLike, *, ended: bool) -> None:
+        """Queue the messages in content, and have them handled. After a fault, drop the content."""
         length, queue = len(content), self._queue
         if self._fault is None and length:
             try:
@@ -184,7 +185,7 @@ class GrpcCall(ServicerContext):
             self._count()
 
     def _count(self) -> None:
-        """Report what the call holds. Take over how far its caller may send ahead now."""
+        """Report what the call holds to ``HeldMemory``, which says how far the caller may now send ahead."""
         self._held = self._queue.held + self._kept
         self._memory.hold(self, self._held)
         self._stream.connection.ahead_bytes = self._memory.ahead_bytes
@@ -248,9 +249,9 @@ class GrpcCall(ServicerContext):
     ) -> None:
         """Call ``handle`` with each further request, in order. Return at the end of the requests.
 
-        ``handle`` is called as soon as a request arrives. If it returns a coroutine, this is awaited before
-        the next request. ``bound`` wraps each wait for requests. Errors of ``read``, ``handle`` and ``bound``
-        end this call. Cancellation cancels the coroutine that ``handle`` has returned.
+        ``handle`` is called as soon as a request arrives. If it returns a coroutine, the coroutine is awaited
+        before the next request. ``bound`` wraps each wait for requests. Errors of ``read``, ``handle`` and
+        ``bound`` end this method. Cancellation cancels the coroutine that ``handle`` has returned.
         """
         handling = self._handling = Handling(self, self._queue.messages, handle)
         try:
@@ -285,7 +286,7 @@ class GrpcCall(ServicerContext):
             await self._send_rest(content[sent:], _CALL_BYTES + copies * len(content))
 
     async def _send_rest(self, content: memoryview, kept: int) -> None:
-        """Send the rest of a response as room comes, which counts as ``kept`` bytes of memory until then.
+        """Send the rest of a response as soon as there is room. Until then, it counts as ``kept`` bytes.
 
         Raise ``CancelledError`` if the caller goes meanwhile.
         """

@@ -1,4 +1,5 @@
-"""A gRPC server over our own HTTP/2: it takes handlers as `grpc.aio.server` does, and runs one task per call.
+"""A gRPC server over our own HTTP/2: it takes handlers as `grpc.aio.server` does. A task serves each call,
+except calls that are served as a whole (`whole_call`).
 
 Each connection is a protocol of asyncio that passes bytes to `connection`, and calls to the handlers. If its
 first bytes are not HTTP/2, an HTTP server of the process gets the connection: one port serves both.
@@ -144,9 +145,9 @@ class GrpcServer:
     ) -> None:
         """Serve the methods of ``handlers``, too. If several handlers know a method, the first serves it.
 
-        ``admit`` checks the head of each call. Without ``admit``, the ``admit`` of the method object checks
-        it, if there is one. With either, the first message must arrive within `unfinished.FIRST_MESSAGE_S`.
-        Methods of one request always have this limit.
+        ``admit`` checks the head of each call. Without ``admit``, an attribute ``admit`` of the method itself
+        checks the head, if there is such an attribute. With either check, the first message must arrive
+        within `unfinished.FIRST_MESSAGE_S`. Methods of one request always have this limit.
         """
         self._handlers += [(handler, admit) for handler in handlers]
 
@@ -195,8 +196,8 @@ class GrpcServer:
         return ServerConnection(self, made)
 
     def _make_room(self) -> bool:
-        """End a connection on which no call has a message, or return False. Prefer clients that were never
-        served, then the connection that is longest without a call."""
+        """End a connection on which no call has a message, or return False. Choose first among clients that
+        were never served; among equals, the connection that is longest without a call."""
         unfinished = self._unfinished.by_connection()
         useless = [
             connection
@@ -286,7 +287,7 @@ class GrpcServer:
     # -- calls
 
     def accept(self, stream: Http2Stream, request: RequestHead, ended: bool) -> StreamListener:
-        """Begin a call of the peer: a `WholeCall` if its method takes such calls."""
+        """Begin a call of the peer: a `WholeCall` if its method takes these. Refuse what is not gRPC."""
         del ended
         plan: _Plan | None = request.plan
         if plan is None:
@@ -350,6 +351,7 @@ class GrpcServer:
         return True
 
     def _spawn(self, call: GrpcCall, running: Coroutine[Any, Any, None], method: _Method) -> None:
+        """Serve a call by a task. The end of the task ends the call in any case."""
         task = self._scope.spawn(running, name=method.path.decode("latin-1"))
         call.task = task
         self._calls.add(task)

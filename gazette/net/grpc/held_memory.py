@@ -1,7 +1,7 @@
 """Memory of messages that no handler has taken yet, and of responses that wait for room at their caller.
 
 A message counts with its full length as soon as its prefix announces it. A compressed message that the
-handler has taken counts with its decompressed length until the handler takes the next one.
+handler has taken counts with its decompressed length until the handler takes the next message.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class HeldMemory:
     """The memory that calls hold, at most ``most`` bytes together. Loop-bound.
 
     When little is left, a call may send less ahead of its handler. When nothing is left, the call that has
-    held messages longest gives them up. A call that makes progress holds nothing between two messages.
+    held messages longest gives them up. That is a call without progress: any other call holds nothing between
+    two messages, and then counts as a new holder.
     """
 
     __slots__ = ("_held", "_most", "_total")

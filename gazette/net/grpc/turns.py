@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 WORK_MAX: Final = 1_024
-"""Upper bound of the work of all connections in a turn of the loop. `connection.BEGIN_WORK` has the unit."""
+"""Upper bound of the work of all connections in a turn of the loop. A unit: see `connection.BEGIN_WORK`."""
 WORK_MIN: Final = 64
 """Least work of all connections in a turn, however long turns take."""
 SHARE: Final = 256
 """Upper bound of the work of one connection before other connections have their turn."""
 TURN_S: Final = 0.02
-"""Seconds of a turn. After a longer turn comes one with less work: calls may cost more than their units."""
+"""Seconds of a turn. After a longer turn, the next has less work: calls may cost more than their units."""
 
 
 class BusyConnection(Protocol):
@@ -30,7 +30,7 @@ class BusyConnection(Protocol):
         ...
 
     def work(self, data: bytes, most: int) -> int:
-        """Take bytes, and handle at most ``most`` units of work. Return how many units it was."""
+        """Take bytes, and handle at most ``most`` units of work. Return how many units were done."""
         ...
 
     def keep(self, data: bytes) -> None:

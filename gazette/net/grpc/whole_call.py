@@ -1,9 +1,9 @@
 """Whole calls: calls of gRPC whose requests have all arrived before the call is served. Such calls need no
 task.
 
-Many calls are short, and arrive in one piece or a few. The server offers them to a function of their method.
-This function gets all calls together that one read of a socket has completed. A task serves a call that the
-function does not take. A task also serves a call that is long, or not complete within `GATHER_S`.
+Many calls are short, and arrive in one piece or a few. The server offers such calls to a function of their
+method. The function gets all calls together that one read of a socket has completed. A task serves a call
+that the function does not take. A task also serves a call that is long, or not complete within `GATHER_S`.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class WholeCall:
         if not self.stream.remote_ended or self.is_long:
             return None
         content, offset, requests = self.content(), 0, []
-        self._content = [content]  # Each part kept its whole read in memory.
+        self._content = [content]  # The former parts kept the bytes of whole reads in memory.
         end = len(content)
         while end - offset >= PREFIX_BYTES:
             begin = offset + PREFIX_BYTES
@@ -216,7 +216,7 @@ class WholeCall:
         self.give_up(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     def _end(self, code: grpc.StatusCode, *, gone: bool = False) -> None:
-        """Record that the call has ended. ``gone``: its function has not ended it, and must learn of that."""
+        """Record that the call has ended. With ``gone``, its function has not ended it: call ``on_gone``."""
         if not self.is_open:
             return
         self.is_open = False
