@@ -55,7 +55,7 @@ class JoinKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class JoinResult(Generic[L, R]):
-    """A pair of messages, with times in UTC. A message without a partner has None beside it."""
+    """A pair of messages, with times in UTC. In the place of a missing partner, message and time are None."""
 
     key: str
     left: L | None
@@ -173,7 +173,7 @@ class StreamJoin(Generic[L, R]):
     def add_right(
         self, shard: Shard, store: SQLiteStore, key: str, at: datetime, value: R
     ) -> JoinOutcome[L, R]:
-        """Add a message of the right side. Return its pairs. For the errors see `add_left`."""
+        """Add a message of the right side. Return its pairs with earlier messages. Errors: see `add_left`."""
         return self._add(shard, store, _RIGHT, key, unix_us(at), value)
 
     def _add(

@@ -199,7 +199,7 @@ class TableJoin(Generic[V, R]):
     def on_timer(
         self, shard: Shard, store: SQLiteStore, timer: Timer
     ) -> Sequence[TableJoinResult[V, R]]:
-        """Return messages whose rows are known now, or missing. Remove rows that no message needs.
+        """Return messages whose row, or lack of a row, is known now. Remove rows that no message needs.
 
         Call it for each timer: it returns nothing for timers of other objects.
         """

@@ -19,7 +19,7 @@ from gazette.message.message_time import LAST_US
 from gazette.stores.sqlite.store import SQLiteStore
 
 SWEPT_MAX: Final = 1_000
-"""Greatest number of rows of a table that one timer removes, except rows that are due at one time."""
+"""Greatest number of rows of a table that one timer removes, unless more rows are due at the same time."""
 KEY_CHARACTERS_MAX: Final = PAYLOAD_BYTES_MAX // 4
 """Greatest length of a key, in characters of up to 4 bytes: it fits into the payload of a timer."""
 MICROSECOND: Final = timedelta(microseconds=1)
