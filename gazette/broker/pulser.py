@@ -41,9 +41,9 @@ _PATIENCE_S: Final = 0.25
 """Seconds after which a running pulse occupies no slot: another pulse may begin."""
 _RETRY_MIN_S: Final = 1.0
 _TICK_S: Final = 0.05
-"""Least time between two looks for due pulses, in seconds. `_IDLE_S` is the greatest."""
+"""Least time between two looks for due pulses, in seconds. `_IDLE_S` is the greatest time."""
 _LEFT_OUT: Final = 9
-"""Greatest number of pulses that the timer skips in a row while the replica rests. The next pulse is sent."""
+"""Greatest number of pulses that the timer skips in a row while the replica rests. Then a pulse is sent."""
 _IDLE_S: Final = 3600.0
 _EXPECTED: Final = frozenset(
     {
@@ -272,7 +272,7 @@ class Pulser:
             self._begin(entry)
 
     def _begin(self, entry: _Entry) -> bool:
-        """Begin the pulse of an entry. Return False if none begins: a pulse runs, or none is needed."""
+        """Begin the pulse of an entry. Return False if one runs, if none is needed, or if another leads."""
         if entry.pulse is not None or self._scope.is_stopping:
             return False  # When the running pulse ends, `_settle` looks for changes of the route.
         if self._is_needless(entry):

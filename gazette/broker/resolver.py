@@ -331,7 +331,7 @@ class Resolver:
     def _resolution(
         self, journal: str, found: _Found | None, may_proxy: bool, require_primary: bool
     ) -> Resolution:
-        """Return a new resolution; ``found`` is None for a journal that the caller may not know to exist.
+        """Return a new resolution; ``found`` is None if no such journal exists, or the caller may not see it.
 
         Raise ``Closed`` if this broker should serve the journal, and has stopped serving.
         """
@@ -363,7 +363,7 @@ class Resolver:
         )
 
     def _find(self, journal: str) -> _Found | None:
-        """Return the journal in the key space, from a cache until the journal changes."""
+        """Return the journal in the key space, from a cache until it changes; None if it does not exist."""
         item = self._state.item(journal)
         if item is None:
             return None

@@ -266,7 +266,7 @@ class ListApplyApi:
                 response = await self._apply(request)
                 outcome.status = Status(response.status)
                 if outcome.status is Status.OK and new:
-                    # The answer waits for stores. Meanwhile, other brokers learn of the journals.
+                    # The wait for stores also gives other brokers time to learn of the journals.
                     call.set_trailing_metadata(await left_overs(self._context.blob_stores, new))
                 return response
         raise AssertionError("unreachable: the call was aborted")

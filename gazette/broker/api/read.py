@@ -66,8 +66,7 @@ class _Stream:
 
     @property
     def sender(self) -> Callable[[bytes, int], bool]:
-        """The function that sends encoded messages to a reader at the head: see ``HeadReader.send``. It sends
-        nothing, and returns False, once the claims have expired."""
+        """``HeadReader.send`` of this stream. Once the claims have expired, it sends nothing."""
         send: Callable[[bytes, int], bool] = self.call.send_now
         if self.expiry.remaining_s is None:
             return send
@@ -104,7 +103,7 @@ class ReadApi:
     async def _read(
         self, request: broker_pb2.ReadRequest, claims: Claims, call: Any, outcome: Outcome
     ) -> None:
-        """Serve the read from the local replica, or from another broker. Answer a refusal as a status."""
+        """Serve the read from the local replica, or from another broker. Otherwise answer with the status."""
         expiry = Expiry(claims, self._context.clock)
         resolving = self._context.resolver.resolve(
             request.journal,

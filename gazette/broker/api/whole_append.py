@@ -217,6 +217,7 @@ class WholeAppend:
             self._timer = asyncio.get_running_loop().call_later(remaining_s, self._expire)
 
     def _expire(self) -> None:
+        """End the append, because the caller's claims have expired, unless its group is proposed already."""
         error = NotAllowed(EXPIRED)
         if self._driver is not None:
             self._driver.interrupt(error)
@@ -282,7 +283,7 @@ class WholeAppend:
         return group
 
     async def _run(self) -> None:
-        """Commit a group in turn, or have a driver perform this append alone. Hand back a call to proxy."""
+        """Commit a group in turn, or have a driver perform this append. Hand back a call that is proxied."""
         group = await self._commit_in_turn()
         if group is not None:
             group.start()

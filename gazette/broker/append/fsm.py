@@ -338,26 +338,26 @@ class AppendFSM:
     # Preconditions.
 
     def _on_readiness(self, seen: ev.ReadinessSeen) -> tuple[Effect, ...]:
-        """Check the preconditions. Their order matters: the first that fails decides.
+        """Check the preconditions, by rules. Their order matters: the first rule that fails decides.
 
         1. The append session: a late copy is refused, and a repeated append answered, before all else.
         2. Index and store: until the first listing, the offsets of the later checks are not known.
         3. Registers: a fenced writer learns that it is fenced, and not that its offset is wrong.
         4. Stored fragments that may be the journal's: their offsets are not given out again.
         5. Offsets below which the journal must never go on: roll there, and check again.
-        6. Missing bytes: an append without an offset is refused. An append at the head's offset confirms it.
+        6. Missing bytes: an append at the head confirms it. Refuse appends without offset, and other offsets.
         7. Bytes of former primaries: end their uploads, list the stores, and check again.
         8. Suspension, last: it changes the specification in etcd.
         """
         if seen.head is None:
             return (ev.LoadHead(),)
-        if seen.admission.refusal is not None:
+        if seen.admission.refusal is not None:  # Rule 1.
             return self._end(
                 Outcome(Ending.FAILED, error=seen.admission.refusal, context="append session")
             )
         if seen.admission.commit is not None:
             return self._end_as_before(seen.admission.commit)
-        if seen.store_refuses:
+        if seen.store_refuses:  # Rule 2.
             return self._refuse(Status.FRAGMENT_STORE_UNHEALTHY, store_error=seen.store_refuses)
         if seen.unlisted or seen.store_error is not None:
             if seen.monotonic >= seen.store_until:
@@ -371,23 +371,23 @@ class AppendFSM:
         known_head = seen.head
         head = max(end, index.end, known_head.offset)
         if (
-            terms.check_registers is not None
+            terms.check_registers is not None  # Rule 3.
             and spool.registers
             and not terms.check_registers.matches(spool.registers)
         ):
             return self._refuse(Status.REGISTER_MISMATCH)
-        if seen.undecided_to > max(head, resume_at):
+        if seen.undecided_to > max(head, resume_at):  # Rule 4.
             return self._refuse(Status.FRAGMENT_STORE_UNHEALTHY, store_error=seen.undecided)
         # Exact: the head was closed where the journal ended, or the later suspension says where that was.
         is_head_exact = known_head.closed is not None or known_head.offset < resume_at
-        if end < resume_at and (is_head_exact or not spec.may_write):
+        if end < resume_at and (is_head_exact or not spec.may_write):  # Rule 5.
             self.roll_to = resume_at
             # A head that was closed at this offset has the registers of the lost spools. If it is not closed,
             # these registers are not known: the append then goes on as if bytes were missing.
             return self._resync(
                 seen.now, known_head.closed if known_head.offset == head == resume_at else None
             )
-        if head > max(end, index.end) and not spec.fragment.stores:
+        if head > max(end, index.end) and not spec.fragment.stores:  # Rule 6.
             # No store could ever hold the missing bytes: these are lost. Do not give their offsets out again.
             return self._go_on_at(head, seen.now)
         if end != head and terms.offset is None and spec.may_write:
@@ -405,9 +405,9 @@ class AppendFSM:
             return self._refuse(Status.WRONG_APPEND_OFFSET)
         if terms.offset is not None and end != head:
             return self._go_on_at(head, seen.now)
-        if seen.must_begin and terms.suspend not in _WITHOUT_CONTENT:
+        if seen.must_begin and terms.suspend not in _WITHOUT_CONTENT:  # Rule 7.
             return (ev.BeginTenure(end),)
-        return self._check_suspension(seen)
+        return self._check_suspension(seen)  # Rule 8.
 
     def _go_on_at(self, head: Offset, now: float) -> tuple[Effect, ...]:
         """Go on at ``head``. First record that the bytes that are missing before ``head`` are lost."""

@@ -82,7 +82,7 @@ def unexpected_answer(answer: PeerAnswer) -> GazetteError:
 
 
 def is_dirty(index: IndexView, spec: JournalSpec, now: float) -> bool:
-    """Return True if only brokers hold the journal's newest content, or did within the flush interval."""
+    """Return True if only brokers hold the newest content, or did less than the flush interval ago."""
     settled_s = spec.fragment.flush_interval_ns // _SECOND_NS or _DIRTY_FOR_DEFAULT_S
     return index.newest_mod_time == 0 or index.newest_mod_time > now - settled_s
 

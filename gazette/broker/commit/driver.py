@@ -99,7 +99,7 @@ class AppendDriver:
         self._sessions: SessionLedger | None = None
         """The ledger that admitted the append. None without a session."""
         self._sum: Any = None
-        """SHA-1 of the content so far."""
+        """SHA-1 of the content so far; None before the first content."""
         self._committing = (0, 0)
         """Begin and end offset of the last final proposal: a commit or a roll-back."""
         self._waits = Interruptible()
@@ -246,7 +246,7 @@ class AppendDriver:
         raise error
 
     async def _resolve(self, min_revision: Revision) -> ev.Event:
-        """Resolve the journal, without a wait if possible. Say if a held pipeline still fits the result."""
+        """Resolve the journal, without a wait if possible. Say whether a held pipeline still fits it."""
         call, context = self._call, self._context
         try:
             resolution: Resolution | None = None

@@ -80,7 +80,7 @@ class AppendGroup:
         pipeline.when_answered(self._settle)
 
     def start(self) -> None:
-        """Settle now if no answer has to be awaited, else later."""
+        """Settle now if no answer has to be awaited, otherwise once all answers have come."""
         self._pipeline.gather_now()
         if not self._is_settled:
             self._awaits = True
@@ -110,6 +110,7 @@ class AppendGroup:
             scope.fail(bug)
 
     def _committed(self, registers: LabelSet) -> None:
+        """Settle each append with its own span of the commit, and let the next append of the line lead."""
         begin, sessions = self._begin, self._at.held.sessions
         for append in self.small:
             end = begin + len(append.content)
@@ -143,8 +144,7 @@ def commit_now(
     """Commit the append that leads a line, with the appends behind it that may join and fit without a wait.
 
     Return None, without effect, if a check fails (see the module). ``at`` is resolved at the present
-    revision. ``pipeline`` is that of the replica in ``at``, free or held by the caller; None: another append
-    holds it, or it must be built.
+    revision. ``pipeline`` is that of the replica in ``at``, free or held by the caller; None: not available.
     """
     replica = at.replica
     if replica is None or pipeline is None:

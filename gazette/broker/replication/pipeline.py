@@ -170,7 +170,7 @@ class Pipeline:
         self._local: SpoolWriter | None = local
         self._peers = tuple(peers)
         self._gathered: list[bytes] = []
-        """Content that is not sent yet: ``_length`` bytes from delta ``_begin`` on."""
+        """Content that is not sent yet: ``_length`` bytes of the append, from its byte ``_begin`` on."""
         self._begin = 0
         self._length = 0
         self._failure: GazetteError | None = None  # The reason given to `fail`; None before.

@@ -46,7 +46,7 @@ class SpoolWriter:
         """Bytes in ``_gathered``."""
         self._end = spool.delta
         self._writing: asyncio.Task[None] | None = None  # None: no batch is being written.
-        self._failure: GazetteError | None = None  # Of a batch; not raised yet.
+        self._failure: GazetteError | None = None  # Error of a batch, not raised yet.
         self._encoder = ProposalEncoder()
 
     @property
