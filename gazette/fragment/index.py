@@ -39,7 +39,7 @@ Fragments may be stored out of order, so an earlier fragment may appear a little
 """
 
 _FORGOTTEN_MAX: Final = 256
-"""Cancelled waits that may stay in a heap, in addition to as many as there are waits."""
+"""Number of cancelled waits that a heap keeps, in addition to one for each wait that goes on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class _Suspicion:
 
 
 class Refusals:
-    """Keeps ``ActiveStore.refusals``: journals whose uploads fail for ``after_s`` s in a healthy store."""
+    """Keeps ``ActiveStore.refusals``: journals whose uploads fail for ``after_s`` in a healthy store."""
 
     def __init__(self, blob_stores: BlobStores, clock: Clock, after_s: float) -> None:
         self._blob_stores = blob_stores

@@ -246,7 +246,7 @@ class Upload:
             raise Unconfirmed(error) from error
 
     async def _is_superseded(self) -> bool:
-        """Cut the upload where a later primary has begun. Return True if no byte of the upload is left."""
+        """Set ``cut`` to where a later primary has begun, if one has. Return True if no byte is then left."""
         fragment = self.spool.fragment
         end = fragment.end if self.cut is None else self.cut
         limit = await self._limit()
