@@ -259,8 +259,8 @@ def _remove_left_over(entry: os.DirEntry[str]) -> None:
 
 @contextmanager
 def _mapped(path: str) -> Iterator[None]:
-    """Turn errors of the file system into ``GazetteError``. Raise ``NotAllowed``, ``Invalid`` if a retry
-    cannot help, else ``Unavailable``."""
+    """Turn errors of the file system into ``GazetteError``: ``NotAllowed`` or ``Invalid`` if a retry cannot
+    help, otherwise ``Unavailable``."""
     try:
         yield
     except GazetteError:

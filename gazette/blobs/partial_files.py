@@ -14,6 +14,7 @@ _LEFT_OVER_S: Final = 3600.0
 def is_left_over(mod_time: float) -> bool:
     """Return True if a file with ``PARTIAL_PREFIX`` was left by a writer that was killed.
 
-    A writer that was paused for so long finds its file gone: its ``put`` fails, and is repeated.
+    A writer that was paused for longer than `_LEFT_OVER_S` finds its file gone: its ``put`` fails, and is
+    repeated.
     """
     return 0 < mod_time < SystemClock().now() - _LEFT_OVER_S

@@ -39,7 +39,7 @@ THREADS: Final = 16
 
 _WATCH_INTERVAL_S: Final = 1.0
 _CHECK_AGAIN_S: Final = 1.0
-"""Least seconds from a failed health check to an early next check, for which a sign of recovery asks."""
+"""Least seconds from a failed health check to the next check, if a sign of recovery asks for an early one."""
 _SIGNING_HUNG_AFTER_S: Final = 15.0
 _UNUSED_AT_ONCE: Final = 4
 """Greatest number of checks at a time, of stores that are not in use. Checks that hang count."""
