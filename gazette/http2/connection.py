@@ -146,7 +146,7 @@ class Http2Stream:
             connection._end_local(self)
 
     def send(self, content: memoryview, *, ended: bool) -> int:
-        """Send as much as may be sent now, and return its number of bytes. ``ended``: the last byte ends the
+        """Send as much as may be sent now, and return how many bytes. ``ended``: the last byte ends the
         stream. If less than all was sent, ``on_room`` follows. Raise ``Closed`` if this side has ended."""
         if self.local_ended:
             raise Closed("the stream has ended")

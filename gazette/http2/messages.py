@@ -151,8 +151,8 @@ class MessageQueue:
             parts.append(bytearray(part))
 
     def _split(self, data: memoryview) -> None:
-        """Cut whole messages out of content. Keep the beginning of the next message. Raise ``TooLarge`` for
-        one of more than ``_max`` bytes."""
+        """Cut whole messages out of content. Keep the beginning of the next message. Raise ``TooLarge`` for a
+        message of more than ``_max`` bytes."""
         position, end = 0, data.nbytes
         while end - position >= PREFIX_BYTES:
             body = position + PREFIX_BYTES

@@ -33,6 +33,7 @@ class HostResolver:
 
         Raise ``OSError`` if the host has no address. Cancellation: the thread goes on, for the next caller.
         """
+        # A host that is an address already needs no resolver, and no thread.
         with contextlib.suppress(OSError, UnicodeError):
             return _addresses(self._getaddrinfo(self._host, None, flags=_NUMERIC))
         if self._answer is None:
