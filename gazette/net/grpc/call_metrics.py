@@ -51,7 +51,9 @@ class _Malformed:
 
 
 def _tolerant(decode: Callable[[bytes], Any] | None, *, streaming: bool) -> Any:
-    """Return a deserializer whose failures refuse the call without a traceback in the log."""
+    """Return a deserializer that causes no traceback. For bytes that cannot be decoded, it returns `_Malformed`
+    or, if ``streaming``, raises `MalformedRequest`. The wrapper of the handler then refuses the call.
+    """
     if decode is None:
         return None
 
