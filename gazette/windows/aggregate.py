@@ -115,7 +115,7 @@ def _sum(one: float, value: float) -> float:
     except (ArithmeticError, TypeError) as error:
         raise _refused(f"cannot be added to {shown(one)}", value, error) from error
     if type(result) is float and not isfinite(result):
-        finite(value, "value")
+        finite(value, "value")  # Raises if the value itself is NaN or infinite.
         raise InvalidValue(
             f"is {value}: added to {one}, it makes the sum overflow",
             path="value",

@@ -295,6 +295,7 @@ class Windows(Generic[S, V, R]):
         return text
 
     def _result(self, state: S) -> R:
+        """Return the result of a state. Raise ``InvalidValue`` if it is NaN, infinite or not computable."""
         try:
             return finite(self.aggregate.result(state), "result")
         except ArithmeticError as error:
