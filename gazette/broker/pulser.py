@@ -70,6 +70,7 @@ class Heartbeat:
 
     @property
     def control(self) -> SuspendControl:
+        """The control of the next pulse. Without appends for long, the pulse suspends a flushed journal."""
         if self._suspend_after is not None and self.idle_ticks >= self._suspend_after:
             return SuspendControl.IF_FLUSHED
         return SuspendControl.NO_RESUME

@@ -249,7 +249,7 @@ class Replica:
     def follow(self, fragment: Fragment, reassigned: Latch, tenure: Revision) -> None:
         """Record that this replica has the bytes that its primary proposed. See ``UploadGate.confirm``."""
         self._upload_gate.confirm(fragment, reassigned, tenure)
-        self._note_end(fragment.begin)
+        self._note_end(fragment.begin)  # The bytes behind this offset are in the local spool.
 
     def _note_end(self, end: Offset) -> None:
         """List soon if the journal seemed new, but reaches ``end``: a former owner may upload its bytes."""

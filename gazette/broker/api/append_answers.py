@@ -36,8 +36,7 @@ def under_lease(context: BrokerContext, ended: Outcome) -> Outcome:
 
 
 def failure_of(ended: Outcome) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
-    """Return code, text and trailing metadata of a failed append. The metadata name the ledger, if a ledger
-    has refused the append."""
+    """Return code, text and trailing metadata of a failed append; these name a ledger that has refused it."""
     error = ended.error
     assert error is not None
     trailing = introduction(error.facts.get("ledger", ""), error.facts.get("created", 0))
