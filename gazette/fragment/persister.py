@@ -328,6 +328,7 @@ class Persister:
         return is_done
 
     def _on_failure(self, upload: Upload, error: Exception) -> None:
+        """Note, count and log a failed attempt to store the upload."""
         upload.failures += 1
         upload.error = str(error) or repr(error)
         metrics.PERSIST_FAILURES.inc()

@@ -250,6 +250,7 @@ class Spool:
         self._writing = None
 
     def _perform(self, effect: SpoolEffect, *, primary: bool) -> None:
+        """Do to the file, its sums and the metrics what the state has decided."""
         match effect:
             case Committed():
                 self._on_committed(effect, primary=primary)

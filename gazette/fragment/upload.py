@@ -132,7 +132,7 @@ class Upload:
     async def set_aside(self, spec: JournalSpec) -> None:
         """Store the bytes aside, unless that was done before. See `gazette.fragment.set_aside`.
 
-        Raise the error of the store, or of the spool's file. Then nothing is stored aside.
+        Raise the error of the store, or of the spool's file. The call may then be repeated.
         """
         await self._cut(spec)
         await self._end_call()
