@@ -139,6 +139,8 @@ class RetryingStore:
         return self._listed(lambda: list_after(self._store, prefix, after))
 
     def _listed(self, begin: Callable[[], Iterator[BlobInfo]]) -> Iterator[BlobInfo]:
+        """List again after a failure, but only until the first object has come."""
+
         def first() -> tuple[BlobInfo | None, Iterator[BlobInfo]]:
             listing = begin()
             return next(listing, None), listing
