@@ -82,7 +82,7 @@ class HttpGuard:
         headers: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
-        target = _origin_form(scope)
+        target = _origin_form(scope)  # The scope with a path, and the authority.
         refusal = (
             _Refusal(400, "the request target is not a path", close=True)
             if target is None

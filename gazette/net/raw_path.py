@@ -34,7 +34,7 @@ class RawPathRoute(Route):
     ) -> None:
         super().__init__(path, endpoint, methods=list(methods))
         pattern = self.path_regex.pattern
-        if may_be_empty:
+        if may_be_empty:  # Let the group of this parameter match an empty text, too.
             group = f"(?P<{may_be_empty}>"
             pattern = pattern.replace(f"{group}[^/]+)", f"{group}[^/]*)")
         self._pattern = re.compile(pattern, re.DOTALL)

@@ -51,8 +51,8 @@ class _Malformed:
 
 
 def _tolerant(decode: Callable[[bytes], Any] | None, *, streaming: bool) -> Any:
-    """Return a deserializer that causes no traceback. For bytes that cannot be decoded, it returns `_Malformed`
-    or, if ``streaming``, raises `MalformedRequest`. The wrapper of the handler then refuses the call.
+    """Return a deserializer that causes no traceback in the log. For bytes that cannot be decoded, it returns
+    `_Malformed` or, if ``streaming``, raises `MalformedRequest`. The wrapper of the handler refuses the call.
     """
     if decode is None:
         return None

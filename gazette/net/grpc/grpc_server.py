@@ -364,7 +364,10 @@ class GrpcServer:
         task.add_done_callback(finish)
 
     def begin_calls(self) -> None:
-        """Serve the calls that the last reads of sockets have completed."""
+        """Serve the calls that the last reads of sockets have completed. Give long calls to tasks.
+
+        Other calls have `GATHER_S` to get complete.
+        """
         if not self._fresh:
             return
         complete_calls: dict[bytes, list[WholeCall]] = {}
