@@ -208,7 +208,7 @@ class Line:
         return group
 
     def _advance(self) -> None:
-        if self._advancing:  # A leader that ends at once calls `leave`: the loop below goes on.
+        if self._advancing:  # `leave`, of a leader that has ended at once: the loop below goes on.
             return
         self._advancing = True
         try:

@@ -138,7 +138,7 @@ class SessionLedger:
         self._older.pop(session, None)
         self._newer[session] = last
         if len(self._newer) >= GENERATION_SESSIONS:
-            # Keep appends with a running attempt, which may be repeated. The line bounds their number.
+            # Keep an append whose attempt runs: its caller may repeat it. The line bounds such appends.
             running = {
                 name: append for name, append in self._older.items() if append.attempt is not None
             }

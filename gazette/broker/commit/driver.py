@@ -221,8 +221,8 @@ class AppendDriver:
         if level is not SuspendLevel.NONE:
             pipeline, head = self._held, self._hold.of.head
             try:
-                # Gather all answers first. All replicas must have the bytes before the head, and a later
-                # answer would open the head again.
+                # Gather all answers first: then all replicas have the bytes before the head, and no answer
+                # comes after the head is closed. Such an answer would open the head again.
                 await self._waits.run(pipeline.all_turns())
                 if pipeline.failure is not None:
                     return ev.SendFailed(pipeline.failure)

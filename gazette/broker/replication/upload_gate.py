@@ -108,7 +108,7 @@ class UploadGate:
             self._acknowledged = (end, registers)
 
     def agree_acknowledged(self) -> None:
-        """Record that etcd names this primary, or may name it: all acknowledged bytes are agreed now."""
+        """Count all acknowledged bytes as agreed: etcd names this primary now, or may name it."""
         self.agree(*self._acknowledged)
 
     def confirm(self, fragment: Fragment, reassigned: Latch, tenure: Revision) -> None:
