@@ -307,7 +307,7 @@ class Upload:
     async def _end_call(self) -> None:
         """Wait for the upload's thread, if there is one, and note whether it has put the object.
 
-        Raise the error of the thread, or ``Unavailable`` if it is given up or does not end in time.
+        Raise the error of the thread, or ``Unavailable`` if the thread is given up or takes too long.
         """
         if self._call is not None:
             self.is_put = await self._outlive(self._call)
@@ -318,7 +318,7 @@ class Upload:
         """Wait for a thread, and return its result.
 
         Raise ``Unavailable`` after ``put_timeout_s``, and keep the thread: two threads must not write the
-        same object. Raise it, and let the thread go, if the journal has other stores now.
+        same object. Raise ``Unavailable``, and let the thread go, if the journal has other stores now.
         """
         timeout_s = remaining_s = self._shared.put_timeout_s
         while not await ended(call, min(remaining_s, _NOTICE_S)):
