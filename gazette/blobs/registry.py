@@ -515,7 +515,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _instead(url: FragmentStoreUrl) -> FragmentStoreUrl:
-    """Return the URL of the files that replace another store in development."""
+    """Return the URL of the files that replace the store of ``url`` in development. Keep URLs of files."""
     if url.scheme not in extras.EXTRAS:
         return url
     # Keep buckets apart: they may hold different histories of the same journal.

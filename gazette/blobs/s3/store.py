@@ -246,6 +246,7 @@ class S3Store:
         return url
 
     def _key(self, path: str) -> str:
+        """Return the object's key. Raise ``Invalid`` if ``path`` is bad, or gets so by the rewrite."""
         validate_path(path)
         path = self._rewrite.apply(path)
         validate_path(path)
