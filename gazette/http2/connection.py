@@ -844,7 +844,7 @@ class Http2Connection:
             if code != FaultCode.NO_ERROR:
                 reason = payload[8 : 8 + fr.GOAWAY_TEXT_BYTES].decode(errors="replace")
                 text = printable(reason, one_line=True)
-                raise ConnectionFault(  # With the code for our own GOAWAY: the fault is the peer's.
+                raise ConnectionFault(  # Our own GOAWAY has no error: the peer has found the fault.
                     FaultCode.NO_ERROR, f"the peer gave the connection up: {text}"
                 )
         self._changed()

@@ -46,6 +46,7 @@ class HostResolver:
         return await await_shared(self._answer)
 
     def _ask(self, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[list[str]]) -> None:
+        """Run in a thread. Set ``answer``, in its ``loop``, to the addresses or to an ``OSError``."""
         tell: Callable[[], None]
         try:
             addresses = _addresses(self._getaddrinfo(self._host, None, type=socket.SOCK_STREAM))
