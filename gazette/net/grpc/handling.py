@@ -32,7 +32,7 @@ HandleRequest: TypeAlias = Callable[[Any], Coroutine[Any, Any, None] | None]
 
 
 class Handling:
-    """Handles the requests of a call as they arrive, or else in the task of the call's handler."""
+    """Handles a call's requests: as they arrive while the task of the handler waits, else in that task."""
 
     __slots__ = ("_call", "_failure", "_handle", "_rest", "_waiting", "_woken")
 
