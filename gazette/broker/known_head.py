@@ -482,7 +482,7 @@ class UploadLimits:
 async def _read(
     etcd: Etcd, root: str, journal: JournalName, life: Revision
 ) -> tuple[bool, KeyValue | None]:
-    """Return whether the journal of ``life`` exists, and the key of its known head.
+    """Return True if the journal of ``life`` exists; and the key of its known head, if there is one.
 
     The head is deleted with the journal. If a journal exists without a head, no primary has begun.
     """

@@ -612,8 +612,8 @@ class Replica:
         """Make a fragment of bytes that a broker stored aside because it could not ask etcd.
 
         Return False if a later primary has given their offsets out again. Raise ``Unavailable`` if etcd or
-        the store fails, ``Conflict`` if the journal was deleted. Then the object aside stays. If a copy of it
-        stands at the fragment's place, the object says that the copy is not confirmed.
+        the store fails, ``Conflict`` if the journal was deleted. Then the object aside stays. It tells
+        brokers that a copy at the fragment's place, if there is one, is not confirmed.
         """
         active = self._context.blob_stores.get(aside.fragment.backing_store)
         if await self._is_confirmed(aside) and await self._place(aside, active):

@@ -62,8 +62,8 @@ class UploadGate:
         self._registers = EMPTY_LABELS
         self._acknowledged: tuple[Offset, LabelSet] = (0, EMPTY_LABELS)  # See `acknowledge`.
         self._held: list[CompletedSpool] = []  # Spools that end behind the agreed end.
-        self._confirmed: Fragment | None = None  # The primary has it, too; None: not known.
-        self._reassigned: Latch | None = None  # Set once that primary may be gone.
+        self._confirmed: Fragment | None = None  # See `confirm`; None: none was.
+        self._reassigned: Latch | None = None  # See `confirm`.
 
     @property
     def end(self) -> Offset | None:
