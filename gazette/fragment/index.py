@@ -360,7 +360,10 @@ class Index:
             self.unexplained.check(self.journal, max(offset, self.end_offset))
 
     def _may_jump(self, offset: Offset, at: int) -> bool:
-        """Return True if a reader at ``offset``, in the hole before span ``at``, may jump to that span."""
+        """Return True if a reader at ``offset``, in the hole before span ``at``, may jump to that span.
+
+        The hole's offsets must be lost, or lie before all fragments, or the span be old: see `JUMP_AGE_S`.
+        """
         if at == len(self._set):
             return False
         if self._is_lost(offset, self._set[at].begin):
