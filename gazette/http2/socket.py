@@ -115,7 +115,7 @@ class Http2Socket(asyncio.Protocol):
             self._transport.abort()
 
     def _on_change(self) -> None:
-        """Act after streams have ended, or after the peer's settings have changed."""
+        """Let a subclass act after streams have ended, or after the peer's settings have changed."""
 
     def _on_fault(self, fault: ConnectionFault) -> None:
         """Close the connection: the peer broke a rule of HTTP/2."""
