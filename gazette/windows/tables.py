@@ -116,7 +116,7 @@ class Sweep:
     def until(self, store: SQLiteStore, watermark: int) -> int:
         """Return the time up to which to remove rows now: the watermark, or earlier if many rows are due."""
         until = watermark
-        # Each statement finds the time of row number `SWEPT_MAX`, if so many rows are due.
+        # If `SWEPT_MAX` rows of a table are due, its statement finds the time of the last of them.
         for sql in self._nth:
             rows: list[Any] = store.execute(sql, (until,)).fetchall()
             until = rows[0][0] if rows else until
