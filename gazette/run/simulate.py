@@ -1,18 +1,21 @@
 """``gazette test``: simulate an application with many seeds, and tell the shortest story of a failure.
 
-Exit codes: 0 nothing is wrong; 1 a seed fails; 2 a mistake in the flags or the application.
+Exit codes: 0 nothing is wrong; 1 a seed fails; 2 a mistake in the flags or the application, or no seed was
+run; 130 Ctrl-C.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import closing
-from itertools import count
+from contextlib import closing, redirect_stdout
+from functools import partial
+from itertools import count, takewhile
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 from xml.sax.saxutils import escape, quoteattr
 
 import msgspec
@@ -34,6 +37,8 @@ from gazette.testing.simulation.seeds import (
 from gazette.testing.simulation.setup import Setup
 
 _HASH_SEED: Final = "0"
+_INTERRUPTED: Final = 130
+_NO_XML: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _STALE: Final = 200
 """Seeds without anything new after which ``--coverage`` ends a run."""
 
@@ -47,7 +52,11 @@ def run(argv: Sequence[str]) -> int:
             environ = {**os.environ, "PYTHONHASHSEED": _HASH_SEED}
             command = [sys.executable, "-m", "gazette.main", "test", *argv]
             os.execve(sys.executable, command, environ)  # noqa: S606 - the same program again
-        return _Run(setup_of(loaded), loaded.group(SimulationFlags), argv).run()
+        reports = sys.stdout
+        with redirect_stdout(sys.stderr):  # What the user's code prints must not be among reports.
+            return _Run(setup_of(loaded), loaded.group(SimulationFlags), argv, reports).run()
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     except Invalid as error:
         return exit_with(error, sys.stderr)
     except GazetteError as error:
@@ -58,7 +67,10 @@ def run(argv: Sequence[str]) -> int:
 class _Run:
     """One run of the command."""
 
-    def __init__(self, setup: Setup, flags: SimulationFlags, argv: Sequence[str]) -> None:
+    def __init__(
+        self, setup: Setup, flags: SimulationFlags, argv: Sequence[str], reports: TextIO
+    ) -> None:
+        self._say = partial(print, file=reports, flush=True)
         self._setup = setup
         self._flags = flags
         self._argv = list(argv)
@@ -70,7 +82,7 @@ class _Run:
     def run(self) -> int:
         flags, ended_by, clock = self._flags, "", SystemClock()
         begun, cpu = clock.monotonic(), 0.0
-        stale = 0
+        stale, interrupted = 0, False
         try:
             with closing(self._seeds(flags.seed or flags.first)) as outcomes:
                 for outcome in outcomes:
@@ -78,7 +90,7 @@ class _Run:
                     cpu += outcome.seconds
                     stale = 0 if self._note(outcome) else stale + 1
                     if flags.json:
-                        print(msgspec.json.encode(outcome).decode(), flush=True)
+                        self._say(msgspec.json.encode(outcome).decode())
                     if outcome.what:
                         self._tell(outcome)
                         break
@@ -89,13 +101,19 @@ class _Run:
                             f"The last {_STALE} seeds have reached nothing new, so this run ends."
                         )
                         break
+        except KeyboardInterrupt:
+            interrupted, ended_by = True, "Ctrl-C has ended this run."
         finally:
             self._elsewhere.close()
+        if not self._outcomes and not interrupted:
+            raise Invalid("no seed was run", path="gazette test", hint="Name more seeds.")
         if flags.junit is not None:
             self._write_junit(flags.junit, clock.monotonic() - begun)
         if not flags.json:
             self._summarize(cpu, ended_by)
-        return 1 if self._failures else 0
+        if self._failures:
+            return 1
+        return _INTERRUPTED if interrupted else 0
 
     def _seeds(self, first: int) -> Generator[SeedResult, None, None]:
         """Yield outcomes. The other process starts behind the first one, which is soon there."""
@@ -103,7 +121,7 @@ class _Run:
         chosen = iter(self._chosen(first))
         if flags.seed:
             self._elsewhere.start()
-            yield from in_child(lambda: [self._one(first)])
+            yield from in_child(self._setup, [first], self._one)
             return
         begin = next(chosen, None)
         if begin is None:
@@ -118,7 +136,11 @@ class _Run:
     def _chosen(self, first: int) -> Iterable[int]:
         flags = self._flags
         index, parts = _part(flags.shard)
-        seeds = count(first) if flags.minutes else range(first, first + flags.seeds)
+        seeds: Iterable[int] = range(first, first + flags.seeds)
+        if flags.minutes:
+            clock = SystemClock()
+            ends = clock.monotonic() + flags.minutes * 60
+            seeds = takewhile(lambda _: clock.monotonic() < ends, count(first))
         for seed in seeds:
             if seed % parts == index and (not flags.only or self._has(seed, flags.only)):
                 yield seed
@@ -136,12 +158,13 @@ class _Run:
     def _tell(self, outcome: SeedResult) -> None:
         self._elsewhere.start()
         failure = shortest(self._setup, outcome, self._elsewhere)
-        failure.replay = self.replay(outcome.seed)
+        again = shlex.join(["gazette", "test", *self._argv])
+        failure.replay = again if failure.after else self.replay(outcome.seed)
         self._failures.append(failure)
         if self._flags.json:
-            print(msgspec.json.encode(failure).decode(), flush=True)
+            self._say(msgspec.json.encode(failure).decode())
         else:
-            print(failure.text, flush=True)
+            self._say(failure.text)
 
     def replay(self, seed: int) -> str:
         """Return the command that runs a seed again."""
@@ -169,12 +192,12 @@ class _Run:
         done = len(self._outcomes)
         if self._flags.coverage:
             for reached, times in sorted(self._coverage.items()):
-                print(f"{times:6}  {reached}")
+                self._say(f"{times:6}  {reached}")
         if ended_by:
-            print(ended_by)
+            self._say(ended_by)
         rate = done / cpu if cpu else 0.0
         failed = len(self._failures)
-        print(f"{done} seeds, {failed} failed, {rate:.1f} seeds/s of one processor")
+        self._say(f"{done} seeds, {failed} failed, {rate:.1f} seeds/s of one processor")
 
     def _write_junit(self, path: Path, seconds: float) -> None:
         failures = {failure.outcome.seed: failure for failure in self._failures}
@@ -186,9 +209,9 @@ class _Run:
             if failure is None:
                 cases.append(f"{head}/>")
                 continue
-            text = escape(failure.text)
+            text, what = (_NO_XML.sub("?", text) for text in (failure.text, failure.outcome.what))
             cases.append(
-                f"{head}><failure message={quoteattr(failure.outcome.what)}>{text}</failure></testcase>"
+                f"{head}><failure message={quoteattr(what)}>{escape(text)}</failure></testcase>"
             )
         path.write_text(
             '<?xml version="1.0" encoding="utf-8"?>\n'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,13 +14,16 @@ from typing import Any
 from gazette.config.schema import Loaded, Schema, setting
 from gazette.errors import Invalid
 from gazette.run.target import RunTarget
+from gazette.runtime.user_code import place_of_error
 from gazette.testing.simulation.elsewhere import serve
 from gazette.testing.simulation.setup import Setup
+from gazette.testing.simulation.story import FaultForm
 
 flag: Any = partial(setting, flag_only=True)
 
 _DESCRIPTION = """Simulate an application: brokers, members and publishers in one process, with
 kills, zombies, hand-overs, late and repeated messages. A seed decides everything, and time is virtual."""
+_FAULTS = f"The faults are: {', '.join(FaultForm)}."
 _EXAMPLES = """examples:
   gazette test app.py --seeds 1000
   gazette test app.py --minutes 5 --coverage --junit report.xml
@@ -32,7 +37,7 @@ class SimulationFlags:
     seeds: int = flag(100, "number of seeds")
     minutes: float = flag(0.0, "minutes for which seeds run, in place of --seeds (0: no limit)")
     first: int = flag(1, "first seed")
-    seed: int = flag(0, "run this seed alone, and say what happens (0: run all)")
+    seed: int = flag(0, "run this seed alone")
     only: str = flag(
         "", "run only seeds with a fault whose name has this text, such as kill", short="k"
     )
@@ -49,6 +54,7 @@ class SimulationFlags:
         "whether results may depend on where transactions end",
         choices=("any", "recorded"),
     )
+    timeout: float = flag(120.0, "seconds after which a seed has failed that does not end")
     junit: Path | None = flag(None, "file for a report in the form of JUnit")
     coverage: bool = flag(False, "list faults and callbacks; end when no seed reaches new ones")
     json: bool = flag(False, "print each result as a line of JSON")
@@ -73,7 +79,7 @@ def setup_of(loaded: Loaded) -> Setup:
             path="gazette test",
             hint="Name its file or class, as in gazette test app.py.",
         )
-    flags = loaded.group(SimulationFlags)
+    flags = _checked(loaded)
     target = RunTarget.parse(loaded.arguments[0])
     cls = type(target.load())
     module = sys.modules[cls.__module__]
@@ -85,7 +91,29 @@ def setup_of(loaded: Loaded) -> Setup:
         invariant=_function(module, flags.invariant, "--invariant"),
         ignore=flags.ignore,
         recorded=flags.transactions == "recorded",
+        timeout_s=flags.timeout,
     )
+
+
+def _checked(loaded: Loaded) -> SimulationFlags:
+    """Return the flags. Raise ``Invalid`` for those with which no seed would run."""
+    flags = loaded.group(SimulationFlags)
+    is_one = loaded.sources.get("seed") == "flag"
+    for name, value in (("seeds", flags.seeds), ("first", flags.first), ("seed", flags.seed)):
+        if value < 1 and (name != "seed" or is_one):
+            raise Invalid(f"{value} is too small", path=f"--{name}", hint="Seeds begin at 1.")
+    for name, seconds in (("minutes", flags.minutes), ("timeout", flags.timeout - 1)):
+        if not 0 <= seconds < 1e9:
+            raise Invalid("the time is too short or too long", path=f"--{name}")
+    if flags.only and not any(flags.only in form for form in FaultForm):
+        raise Invalid(f"no fault has {flags.only!r} in its name", path="-k", hint=_FAULTS)
+    if flags.junit is not None:
+        try:
+            flags.junit.open("a").close()
+        except OSError as error:
+            what = f"{flags.junit} cannot be written: {error.strerror}"
+            raise Invalid(what, path="--junit") from error
+    return flags
 
 
 def _function(module: Any, name: str, path: str) -> Callable[..., Any] | None:
@@ -93,8 +121,11 @@ def _function(module: Any, name: str, path: str) -> Callable[..., Any] | None:
         return None
     if ":" in name:
         place, _, name = name.partition(":")
-        __import__(place)
-        module = sys.modules[place]
+        try:
+            module = importlib.import_module(place)
+        except Exception as error:
+            what = f"{place} cannot be imported: {type(error).__name__}: {error}"
+            raise Invalid(what, path=path, hint=place_of_error(error)) from error
     function = getattr(module, name, None)
     if not callable(function):
         raise Invalid(
@@ -106,8 +137,12 @@ def _function(module: Any, name: str, path: str) -> Callable[..., Any] | None:
 
 
 def fold_elsewhere(argv: Sequence[str]) -> int:
-    """Fold what a simulation asks for, on the standard streams."""
-    serve(setup_of(schema().load(argv, {})), sys.stdin.buffer, sys.stdout.buffer)
+    """Fold what a simulation asks for, on the standard streams. The user's code gets others."""
+    with os.fdopen(os.dup(0), "rb") as requests, os.fdopen(os.dup(1), "wb") as answers:
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), 0)
+        os.dup2(2, 1)
+        serve(setup_of(schema().load(argv, {})), requests, answers)
     return 0
 
 

@@ -60,6 +60,10 @@ def simulate(
     that are no names of a module.
     """
     numbers = range(1, seeds + 1) if isinstance(seeds, int) else seeds
+    if not numbers or numbers.start < 1 or numbers.step != 1:
+        raise Invalid(
+            f"{seeds!r} is no range of seeds", path="seeds", hint="Seeds begin at 1, and follow."
+        )
     place, module = _module_of(app, "app")
     words = [f"{place}:{app.__name__}", "--first", str(numbers.start), "--seeds", str(len(numbers))]
     words += ["--json", "--transactions", transactions]

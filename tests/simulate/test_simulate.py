@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +15,8 @@ from gazette.errors import Invalid
 from gazette.testing import SimulationFailed, simulate
 from gazette.testing.simulation.hints import HINTS
 from tests.simulate import invariants
+from tests.simulate.command import ROOT, gazette_test
 
-ROOT = Path(__file__).parents[2]
 MISTAKES = Path(__file__).with_name("mistakes")
 OF_MISTAKES = {
     "state_in_self": ("self", "self.totals"),
@@ -39,23 +36,6 @@ OF_MISTAKES = {
 FOUND_WITHIN = 20
 """Seeds."""
 QUICK = ("state_in_self",)
-
-
-def gazette_test(
-    *arguments: str, hash_seed: str = "random", directory: Path = ROOT
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gazette.main", "test", *arguments],
-        cwd=directory,
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}",
-            "PYTHONHASHSEED": hash_seed,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.mark.timeout(600)

@@ -8,17 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from gazette.consumer.contract.poison import DeadLetter
-from gazette.labels import CONTENT_TYPE, MESSAGE_TYPE
+from gazette.labels import CONTENT_TYPE
 from gazette.message.framing.frames import MalformedMessage
 from gazette.message.framing.framing import framing_of
 from gazette.protocol.journal import JournalSpec
 from gazette.testing.simulation.app_run import AppRun, Ended, Finding
-from gazette.testing.simulation.elsewhere import Elsewhere, as_text
+from gazette.testing.simulation.elsewhere import Elsewhere
 from gazette.testing.simulation.fold import Fold, FoldResult, Input, add_outputs, committed_spans
 from gazette.testing.simulation.setup import Setup
 from gazette.testing.simulation.shard_history import RecordedTransaction
-from gazette.testing.simulation.states import Deviation, Rows, deviation_of
+from gazette.testing.simulation.states import Deviation, deviation_of
 from gazette.testing.simulation.user_code import UserSurroundings
 
 _SHIFT_S: Final = 86_461.5
@@ -49,8 +48,10 @@ class Judge:
     def findings(self) -> list[Finding]:
         """Return what is wrong about the run; what it has deviation itself comes first."""
         ended = self._ended
-        if ended.findings or not ended.promotions:
+        if ended.findings:
             return ended.findings
+        if not ended.promotions:
+            return [Finding("the run has ended before anything was compared")]
         findings = self._consumed() or self._restarted() or self._folded()
         return ended.findings or findings
 
@@ -88,7 +89,8 @@ class Judge:
 
     def _input(self, spec: Any, chain: list[RecordedTransaction]) -> Input:
         steps = [transaction.steps for transaction in chain]
-        return Input(spec, self._setup.journals, self._ended.content, steps)
+        setup = self._setup
+        return Input(spec, setup.journals, self._ended.content, steps, setup.source_names)
 
     def _committed(self, journal: str) -> list[tuple[int, int]]:
         application, spec = self._setup.new_application(), self._specs[journal]
@@ -151,8 +153,7 @@ class Judge:
             if isinstance(result, str):
                 return [Finding(f"in another process, {shard_id} fails: {result}", hint="set")]
             results[shard_id] = result
-        states = {shard_id: as_text(state) for shard_id, state in self._ended.states.items()}
-        wrong = self._deviation(results, states)
+        wrong = self._deviation(results)
         if wrong is None:
             return []
         what, deviation = wrong
@@ -206,16 +207,14 @@ class Judge:
         results = self._results(recorded=recorded, shift_s=shift_s)
         if isinstance(results, str):
             return results, None
-        return self._deviation(results, self._ended.states)
+        return self._deviation(results)
 
     def _matches(self, results: dict[str, FoldResult]) -> bool:
-        return self._deviation(results, self._ended.states) is None
+        return self._deviation(results) is None
 
-    def _deviation(
-        self, results: Mapping[str, FoldResult], states: Mapping[str, Rows | None]
-    ) -> tuple[str, Deviation] | None:
+    def _deviation(self, results: Mapping[str, FoldResult]) -> tuple[str, Deviation] | None:
         for shard_id, result in results.items():
-            actual = states[shard_id]
+            actual = self._ended.states[shard_id]
             if actual is not None and result.state is not None:
                 deviation = deviation_of(actual, result.state)
                 if deviation is not None:
@@ -233,19 +232,11 @@ class Judge:
         )
 
     def _output_deviation(self, expected: Mapping[str, Counter[str]]) -> Deviation | None:
-        sources = {spec.name.rpartition("/")[0] or spec.name for spec in self._setup.sources}
         actual: dict[str, Counter[str]] = {}
         for journal, form in self._ended.forms.items():
-            if form.message_type is not DeadLetter and journal in self._ended.content:
+            if journal in self._ended.content and journal not in self._setup.source_names:
                 add_outputs(actual, journal, form, self._ended.content[journal])
-        letters = {
-            spec.name
-            for spec in self._setup.journals
-            if spec.labels.value_of(MESSAGE_TYPE) == DeadLetter.__name__
-        }
         for name in sorted(actual.keys() | expected.keys()):
-            if name in sources or name in letters:
-                continue
             ours, theirs = actual.get(name, Counter()), expected.get(name, Counter())
             for text in sorted(ours.keys() | theirs.keys()):
                 if ours[text] != theirs[text]:

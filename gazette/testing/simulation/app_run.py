@@ -23,6 +23,7 @@ from gazette.cluster.etcd.client import Compare, Etcd, EtcdSettings, Op
 from gazette.config.schema import Schema
 from gazette.consumer.application import Application
 from gazette.consumer.shard.shard import Shard
+from gazette.consumer.transaction.shard_timers import ShardTimers
 from gazette.errors import Aborted, Closed, Fenced, GazetteError, NotYet, Unavailable
 from gazette.protocol.shard import ShardSpec
 from gazette.protocol.text import duration
@@ -34,8 +35,8 @@ from gazette.testing.simulation.loop import NodeClock, SimNode, current_node
 from gazette.testing.simulation.members import MemberCluster, SimMember, Trap
 from gazette.testing.simulation.network import SimTransport
 from gazette.testing.simulation.setup import Setup
-from gazette.testing.simulation.shard_history import Promotion, ShardHistory
-from gazette.testing.simulation.states import Rows, state_of
+from gazette.testing.simulation.shard_history import Promotion, ShardHistory, wrapped
+from gazette.testing.simulation.states import Query, Rows, state_of
 from gazette.testing.simulation.story import FaultForm, PlannedFault, Story
 from gazette.testing.simulation.story_publisher import StoryPublisher
 from gazette.testing.simulation.user_code import UserSurroundings
@@ -46,6 +47,8 @@ _CALL_S: Final = 30.0
 _QUIET_S: Final = 300.0
 """After the last fault: how long until every shard has read all of its input."""
 _SETTLED_S: Final = 3.0
+_TIMERS_S: Final = 15.0
+"""After the last fault: until their time stands still, and then until no timer may fire any more."""
 _HARMLESS: Final = (Closed, Fenced, Unavailable, Aborted, NotYet)
 """Errors by which the runtime ends a shard, when it is to be served elsewhere or later."""
 
@@ -97,6 +100,8 @@ class AppCluster(MemberCluster):
         self.setup = setup
         super().__init__(seed, trace=trace)
         self.on_member_exited: Callable[[Any], None] = lambda process: None
+        self.timers_until = float("inf")
+        """When the time of timers begins to stand still, so that they come to rest."""
 
     def _new_member(self, host: str, id: str, number: int) -> AppMember:
         return AppMember(self, host, id, number)
@@ -105,17 +110,9 @@ class AppCluster(MemberCluster):
         super().on_member_exit(process)
         self.on_member_exited(process)
 
-
-class Query:
-    """Function by which an invariant reads the committed states of all shards."""
-
-    def __init__(self, stores: Mapping[str, Any]) -> None:
-        self.stores = stores
-        """The store of each shard, by its id."""
-
-    def __call__(self, sql: str, bindings: Any = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of all shards, whose stores are databases."""
-        return [row for store in self.stores.values() for row in store.query(sql, bindings)]
+    def timer_clock_us(self, call: Callable[[Any], int], timers: ShardTimers) -> int:
+        """Return the wall clock as timers see it."""
+        return call(timers) - round(max(0.0, self.loop.now - self.timers_until) * 1e6)
 
 
 class AppRun:
@@ -174,7 +171,7 @@ class AppRun:
         if process is not None:
             process.pause(seconds)
 
-    def _found(self, what: str, place: str, hint: str) -> None:
+    def _found(self, what: str, place: str = "", hint: str = "") -> None:
         if not any(finding.what == what for finding in self.ended.findings):
             self.ended.findings.append(Finding(what, place, hint=hint))
 
@@ -198,6 +195,7 @@ class AppRun:
             stack.enter_context(self.history.attached())
             self.ended.forms = stack.enter_context(noted_forms())
             stack.enter_context(self.user.attached())
+            stack.enter_context(wrapped(ShardTimers, "_clock_us", cluster.timer_clock_us))
             ended = cluster.run(until=36_000.0)
         if not main.done():
             cluster.violated("nothing is left to wait for" if not ended else "the run does not end")
@@ -248,7 +246,7 @@ class AppRun:
             assert promotion is not None
             ended.promotions[shard_id] = promotion
             ended.states[shard_id] = self._state(store)
-        names = {spec.name for spec in self.setup.sources} | {*self.setup.outputs, *ended.forms}
+        names = self.setup.source_names | {*self.setup.outputs, *ended.forms}
         for name in sorted(names):
             head = await self._head(client, name)
             ended.content[name] = await self._read(client, name, head)
@@ -263,11 +261,11 @@ class AppRun:
         try:
             result = invariant(Query(stores))
         except Exception as error:  # noqa: BLE001 - it is the user's finding
-            name = type(error).__name__
-            self._found(f"the invariant raises {name}: {error}", place_of_error(error), "")
+            what = f"the invariant raises {type(error).__name__}: {error}"
+            self._found(what, place_of_error(error))
             return
         if result is False:
-            self._found("the invariant does not hold", "", "")
+            self._found("the invariant does not hold")
 
     # The cluster.
 
@@ -341,26 +339,32 @@ class AppRun:
         cluster.late.clear()
 
     async def _quiet(self, client: Client) -> bool:
-        """Wait until every shard has consumed all of its input. Return False if one does not."""
+        """Wait until every shard has consumed all of its input, and rests. Return False if one does not."""
         heads = {}
         for spec in self.specs:
             for source in spec.sources:
                 heads[source.journal] = await self._head(client, source.journal)
-        deadline = self.cluster.loop.now + _QUIET_S
+        cluster = self.cluster
+        deadline = cluster.loop.now + _QUIET_S
+        cluster.timers_until = min(cluster.timers_until, cluster.loop.now + _TIMERS_S)
+        rested = max(cluster.timers_until, cluster.loop.now) + _TIMERS_S
         seen: list[int] = []
-        while self.cluster.loop.now < deadline:
+        while cluster.loop.now < deadline:
             await self._clock.sleep(_SETTLED_S)
             counts = [self._settled(spec, heads) for spec in self.specs]
             if None not in counts and counts == seen:
                 return True
             seen = [count for count in counts if count is not None]
+            if None not in counts and cluster.loop.now > rested:
+                break
             if self.ended.findings:
                 return False
         for spec in self.specs:
             if self._settled(spec, heads) is None:
-                self.ended.findings.append(
-                    Finding(f"{spec.id} does not consume all of its input: {self._states(spec.id)}")
-                )
+                states = self._states(spec.id)
+                self._found(f"{spec.id} does not consume all of its input: {states}")
+        if not self.ended.findings:
+            self._found("transactions do not end: messages or timers follow each other")
         return False
 
     def _settled(self, spec: ShardSpec, heads: Mapping[str, int]) -> int | None:

@@ -9,11 +9,12 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
 import msgspec
 
 from gazette.consumer.timers.timer import Timer
+from gazette.errors import Broken
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.shard import ShardSpec
 from gazette.testing.simulation.fold import Fold, FoldResult, Input
@@ -56,13 +57,16 @@ class Elsewhere:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process, before others are forked that use it."""
+        """Start the process, unless it runs. Call it before others are forked that use it."""
+        if self._process is not None and self._process.poll() is not None:
+            self.close()
         if self._process is None:
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, "PYTHONHASHSEED": HASH_SEED},
+                start_new_session=True,  # Ctrl-C is for the parent, which ends this process.
             )
 
     def fold(self, folded: Input, setup: Setup, seed: int) -> FoldResult | str:
@@ -84,12 +88,17 @@ class Elsewhere:
         )
         process.stdin.write(msgspec.json.encode(request) + b"\n")
         process.stdin.flush()
-        answer = msgspec.json.decode(process.stdout.readline(), type=_Answer)
+        line = process.stdout.readline()
+        if not line:
+            raise Broken(
+                f"the other process that folds {folded.shard.id} has died",
+                hint="Its standard error says why.",
+            )
+        answer = msgspec.json.decode(line, type=_Answer)
         if answer.error:
             return answer.error
         outputs = {name: Counter(counts) for name, counts in answer.outputs.items()}
-        state = None if answer.state is None else {n: dict(r) for n, r in answer.state.items()}
-        return FoldResult(state, outputs)
+        return FoldResult(answer.state, outputs)
 
     def close(self) -> None:
         """End the process."""
@@ -100,16 +109,6 @@ class Elsewhere:
                 if stream is not None:
                     stream.close()
             self._process = None
-
-
-def as_text(rows: Any) -> Any:
-    """Return rows with their values as text, as they come from the other process."""
-    if rows is None:
-        return None
-    return {
-        table: {key: each if isinstance(each, str) else repr(each) for key, each in of.items()}
-        for table, of in rows.items()
-    }
 
 
 def serve(setup: Setup, requests: IO[bytes], answers: IO[bytes]) -> None:
@@ -129,7 +128,7 @@ def _answer(setup: Setup, request: _Request, directory: Path) -> _Answer:
         [Consumed(s.now, s.journal, tuple(s.spans), s.timer) for s in steps]
         for steps in request.transactions
     ]
-    folded = Input(shard, setup.journals, request.content, transactions)
+    folded = Input(shard, setup.journals, request.content, transactions, setup.source_names)
     fold = Fold(
         setup.new_application(), folded, directory, recorded=request.recorded, seed=request.seed
     )
@@ -142,4 +141,4 @@ def _answer(setup: Setup, request: _Request, directory: Path) -> _Answer:
     except Exception as error:  # noqa: BLE001 - of the application
         return _Answer(f"{type(error).__name__}: {error}")
     outputs = {name: dict(counts) for name, counts in result.outputs.items()}
-    return _Answer("", as_text(result.state), outputs)
+    return _Answer("", result.state, outputs)

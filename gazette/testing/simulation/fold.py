@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,7 @@ from gazette.config.schema import Schema
 from gazette.consumer.application import Application, checked_store
 from gazette.consumer.application_name import name_of
 from gazette.consumer.contract.callbacks import initialized
+from gazette.consumer.contract.poison import DeadLetter
 from gazette.consumer.timers.timer import TimerTable, unix_us
 from gazette.consumer.transaction.dispatch import Deferred, Dispatcher, TimersDue
 from gazette.consumer.transaction.poison_handler import PoisonSkipper, checked_policy
@@ -42,7 +43,7 @@ from gazette.testing.driven_service import DrivenService
 from gazette.testing.memory_journals import JournalLog, MemoryAppends, MemoryJournals
 from gazette.testing.recovery import LOG, take_over
 from gazette.testing.simulation.shard_history import Consumed, wrapped
-from gazette.testing.simulation.states import Rows, state_of
+from gazette.testing.simulation.states import Rows, state_of, text_of
 from gazette.testing.stepped_inbox import SteppedInbox
 
 _COMMIT_S: Final = 30.0
@@ -57,6 +58,8 @@ class Input:
     journals: Sequence[JournalSpec]
     content: Mapping[str, bytes]
     transactions: Sequence[Sequence[Consumed]]
+    source_names: Collection[str] = ()
+    """Journals whose messages are no outputs: some shard reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,8 @@ class Fold:
             self._callbacks.store.destroy()
         outputs: dict[str, Counter[str]] = {}
         for journal, form in forms.items():
-            add_outputs(outputs, journal, form, self._appends.journals.content(journal))
+            if journal not in self._input.source_names:
+                add_outputs(outputs, journal, form, self._appends.journals.content(journal))
         return FoldResult(state, outputs)
 
     def _groups(self) -> Iterator[list[Consumed]]:
@@ -297,6 +301,8 @@ def add_outputs(
     outputs: dict[str, Counter[str]], journal: str, form: OutputForm, content: bytes
 ) -> None:
     """Count the committed messages of a journal, below its directory and without their UUIDs."""
+    if form.message_type is DeadLetter:
+        return  # It has a time.
     framing = framing_of(form.content_type, form.message_type, place=form.uuid)
     counted = outputs.setdefault(journal.rpartition("/")[0] or journal, Counter())
     place = framing.codec.place
@@ -304,7 +310,7 @@ def add_outputs(
         message = envelope.message
         if place is not None:
             message = place.put(message, type(place.get(message))())
-        counted[" ".join(repr(message).split())] += 1
+        counted[text_of(message)] += 1
 
 
 def committed(journal: str, framing: Any, content: bytes) -> Iterator[Envelope[Any]]:

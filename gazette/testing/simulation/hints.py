@@ -37,6 +37,8 @@ HINTS: Final = {
     "restart": "The state that a new owner recovers is another one. Keep all state in the store.",
     "memory": "The result depends on what was not in the store: attributes, globals, files, or errors that"
     " were caught.",
+    "hang": "A callback does not return, or the seed has more to do than --timeout permits.",
+    "death": "The process ended in your code, or in a library of C that it calls.",
 }
 """The hint of each mistake."""
 

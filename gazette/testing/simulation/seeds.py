@@ -9,29 +9,34 @@ import logging
 import os
 import re
 import signal
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import IO, Final, NoReturn
 
 import msgspec
 
-from gazette.errors import Broken
+from gazette.errors import Invalid
+from gazette.runtime.user_code import is_user_file, place_of_error, shown_path
 from gazette.testing.simulation.app_judge import Judge
 from gazette.testing.simulation.app_run import AppRun, Finding
 from gazette.testing.simulation.elsewhere import Elsewhere
-from gazette.testing.simulation.hints import advice, source_line
+from gazette.testing.simulation.hints import HINTS, advice, source_line
 from gazette.testing.simulation.setup import Setup
 from gazette.testing.simulation.story import Story
 from gazette.testing.simulation.user_code import UserSurroundings
 
 SLICE: Final = 12
 """Seeds that one process simulates: it ends with all that they leave."""
-HUNG_S: Final = 120
-"""Seconds after which a seed hangs."""
+_ENDED: Final = ("hang", "death")
+"""Causes of outcomes that no process could tell itself."""
+_FRAME: Final = re.compile(r'File "(.+)", line (\d+) in (.+)')
 _ATTEMPTS_MAX: Final = 30
 """Most runs that look for a shorter story."""
+_ATTEMPT_S: Final = 20.0
+"""Seconds of the processor after which a run was the last one that looks for a shorter story."""
 
 
 class SeedResult(msgspec.Struct):
@@ -50,6 +55,8 @@ class SeedResult(msgspec.Struct):
     details: str = ""
     cause: str = ""
     trace: list[str] = []
+    before: list[int] = []
+    """The seeds that ran before in the same process."""
 
     @property
     def key(self) -> str:
@@ -71,6 +78,8 @@ class FailedSeed(msgspec.Struct):
     """The line of ``place``."""
     replay: str = ""
     """The command that runs the seed again."""
+    after: str = ""
+    """The seeds without which it does not fail."""
 
     @property
     def text(self) -> str:
@@ -79,12 +88,15 @@ class FailedSeed(msgspec.Struct):
         lines = [f"seed {outcome.seed}: {outcome.what}", ""]
         if outcome.details:
             lines += [f"  {line}" for line in outcome.details.splitlines()] + [""]
-        count = len(self.story) - len(outcome.faults)
-        lines.append(
-            f"  the shortest story, {count} of {self.sends} messages and {len(outcome.faults)} of"
-            f" {self.faults} faults:"
-        )
-        lines += [f"  {line}" for line in self.story] + [""]
+        if self.after:
+            lines += [f"  it fails only after {self.after} in the same process", ""]
+        if self.story:
+            count = len(self.story) - len(outcome.faults)
+            lines.append(
+                f"  the shortest story, {count} of {self.sends} messages and {len(outcome.faults)} of"
+                f" {self.faults} faults:"
+            )
+            lines += [f"  {line}" for line in self.story] + [""]
         if self.place:
             lines += [f"  your code: {self.place}", f"      {self.line}"]
         if self.hint:
@@ -139,7 +151,13 @@ def story_of(setup: Setup, seed: int) -> Story:
 
 
 def shortest(setup: Setup, outcome: SeedResult, elsewhere: Elsewhere | None) -> FailedSeed:
-    """Leave messages and faults out of a failing story, as long as it fails in the same way."""
+    """Leave messages and faults out of a failing story, as long as it fails in the same way.
+
+    Ctrl-C ends the search, and not the command. A seed that hangs or kills its process has no story.
+    """
+    if outcome.cause in _ENDED:
+        hint, line = HINTS[outcome.cause], source_line(outcome.place)
+        return FailedSeed(outcome, [], hint, outcome.place, 0, 0, line)
     story = story_of(setup, outcome.seed)
     sends, faults = list(range(len(story.sends))), list(range(len(story.faults)))
     best, left = outcome, _ATTEMPTS_MAX
@@ -147,39 +165,51 @@ def shortest(setup: Setup, outcome: SeedResult, elsewhere: Elsewhere | None) -> 
     def fails(kept_sends: list[int], kept_faults: list[int]) -> bool:
         nonlocal best, left
         left -= 1
+        if elsewhere is not None:
+            elsewhere.start()
         (tried,) = in_child(
-            lambda: [
-                run_seed(
-                    setup, outcome.seed, sends=kept_sends, faults=kept_faults, elsewhere=elsewhere
-                )
-            ]
+            setup,
+            [outcome.seed],
+            lambda seed: run_seed(
+                setup, seed, sends=kept_sends, faults=kept_faults, elsewhere=elsewhere
+            ),
         )
+        if tried.cause in _ENDED and elsewhere is not None:
+            elsewhere.close()  # It may owe an answer.
+        if tried.cause == "hang" or tried.seconds > _ATTEMPT_S:
+            left = 0
         if tried.what and tried.key == outcome.key:
             best = tried
             return True
         return False
 
-    for fault in list(faults):
-        rest = [other for other in faults if other != fault]
-        if left and fails(sends, rest):
-            faults = rest
-    size = max(1, len(sends) // 2)
-    while size and left:
-        # Of messages of the user's load, only the last ones: the others may need those before them.
-        begin = 0 if setup.load is None else max(0, len(sends) - size)
-        while begin < len(sends) and left:
-            rest = sends[:begin] + sends[begin + size :]
-            if fails(rest, faults):
-                sends = rest
-            else:
-                begin += size
-        size //= 2
+    after = ""
+    with contextlib.suppress(KeyboardInterrupt):
+        if outcome.before and not fails(sends, faults):
+            after = f"seeds {outcome.before[0]} to {outcome.before[-1]}"
+            left = 0
+        for fault in list(faults):
+            rest = [other for other in faults if other != fault]
+            if left > 0 and fails(sends, rest):
+                faults = rest
+        size = max(1, len(sends) // 2)
+        while size and left > 0:
+            # Of messages of the user's load, only the last ones: the others may need those before them.
+            begin = 0 if setup.load is None else max(0, len(sends) - size)
+            while begin < len(sends) and left > 0:
+                rest = sends[:begin] + sends[begin + size :]
+                if fails(rest, faults):
+                    sends = rest
+                else:
+                    begin += size
+            size //= 2
     story.kept_sends, story.kept_faults = sends, faults
     application = type(setup.new_application())
-    hint, place = advice(best.cause, application, best.faults)
+    hint, place = advice("global" if after else best.cause, application, best.faults)
     place = best.place or place
     counts = len(story.sends), len(story.faults)
-    return FailedSeed(best, story.tell(), hint, place, *counts, source_line(place))
+    line = source_line(place)
+    return FailedSeed(best, story.tell(), hint, place, *counts, line, after=after)
 
 
 def run_seeds(
@@ -194,52 +224,104 @@ def run_seeds(
         first = False
         if not some:
             return
-        yield from in_child(
-            lambda some=some: (run_seed(setup, seed, elsewhere=elsewhere) for seed in some)  # type: ignore[misc]
-        )
+        yield from in_child(setup, some, lambda seed: run_seed(setup, seed, elsewhere=elsewhere))
 
 
-def in_child(call: Callable[[], Iterable[SeedResult]]) -> Iterator[SeedResult]:
-    """Yield what a call yields in a forked process. Raise ``Broken`` if that process dies."""
-    reading, writing = os.pipe()
-    gc.freeze()  # A child must not finalize what its parent left as garbage.
-    child = os.fork()
-    if not child:
-        os.close(reading)
-        _serve(call, writing)
-    gc.unfreeze()
-    os.close(writing)
-    ended = False
-    try:
-        with os.fdopen(reading, "rb") as file:
-            for line in file:
-                if line == b"done\n":
-                    ended = True
-                else:
-                    yield msgspec.json.decode(line, type=SeedResult)
-        if not ended:
-            raise Broken(
-                "a process of the simulation has died",
-                hint="Its standard error says why. A seed that hangs ends so, too.",
-            )
-    finally:
-        if not ended:
+def in_child(
+    setup: Setup, seeds: Sequence[int], call: Callable[[int], SeedResult]
+) -> Generator[SeedResult, None, None]:
+    """Yield what a call returns for each seed in a forked process. A seed fails that it does not survive.
+
+    Raise ``Invalid`` if the call does.
+    """
+    with tempfile.TemporaryFile() as report:
+        reading, writing = os.pipe()
+        gc.freeze()  # A child must not finalize what its parent left as garbage.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        child = os.fork()
+        if not child:
+            os.close(reading)
+            _serve(setup.timeout_s, seeds, call, writing, report)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        gc.unfreeze()
+        os.close(writing)
+        ended, status = False, 0
+        waiting = list(seeds)
+        try:
+            with os.fdopen(reading, "rb") as file:
+                for line in file:
+                    if line.startswith(b"{") and line.endswith(b"\n"):
+                        yield msgspec.json.decode(line, type=SeedResult)
+                        waiting.pop(0)
+                    elif line.startswith(b"["):
+                        message, path, hint = msgspec.json.decode(line)
+                        raise Invalid(message, path=path, hint=hint)
+                    else:
+                        ended = line == b"done\n"
+        except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+            raise
+        finally:
+            _, status = os.waitpid(child, 0)
+        if waiting and not ended:
+            report.seek(0)
+            outcome = _death(waiting[0], report.read().decode(errors="replace"), status)
+            yield msgspec.structs.replace(outcome, before=list(seeds[: -len(waiting)]))
 
 
-def _serve(call: Callable[[], Iterable[SeedResult]], writing: int) -> Any:
-    """Run a call, and write what it yields. Do not return."""
+def _death(seed: int, report: str, status: int) -> SeedResult:
+    """Return the outcome of a seed whose process has ended, by what its fault handler wrote."""
+    code = os.waitstatus_to_exitcode(status)
+    what, cause = f"its process exits with code {code}", "death"
+    if "Timeout (" in report:
+        what, cause = "it does not end in time", "hang"
+    elif code < 0:
+        what = f"its process dies by {signal.Signals(-code).name}"
+    threads = [_FRAME.findall(thread) for thread in report.split("\n\n")]
+    # First threads that run the user's code, and then those that it waits for.
+    stacks = sorted(threads, key=lambda frames: not (frames and is_user_file(frames[0][0])))
+    places = [
+        f"{shown_path(file)}:{line} in {name}"
+        for frames in stacks
+        for file, line, name in frames
+        if is_user_file(file)
+    ]
+    place = places[0] if places else ""
+    return SeedResult(seed, 0.0, "", 0, [], [], what, place, cause=cause)
+
+
+def _serve(
+    timeout_s: float,
+    seeds: Sequence[int],
+    call: Callable[[int], SeedResult],
+    writing: int,
+    report: IO[bytes],
+) -> NoReturn:
+    """Run a call for each seed, and write what it returns. Do not return."""
     code = 1
     try:
+        # Ctrl-C is for the parent, which ends this process.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.dup2(2, 1)  # What the user's code prints must not be among reports.
         logging.disable(logging.CRITICAL)
+        faulthandler.enable(report)
         with os.fdopen(writing, "wb") as file:
-            faulthandler.dump_traceback_later(HUNG_S, exit=True)
-            for outcome in call():
+            for index, seed in enumerate(seeds):
+                faulthandler.dump_traceback_later(timeout_s, exit=True, file=report)
+                try:
+                    outcome = call(seed)
+                except Invalid as error:
+                    text = msgspec.json.encode([error.message, error.path, error.hint])
+                    file.write(text + b"\n")
+                    break
+                except BaseException as error:  # noqa: BLE001 - the seed fails by it
+                    name, place = type(error).__name__, place_of_error(error)
+                    outcome = SeedResult(seed, 0.0, "", 0, [], [], f"{name}: {error}", place)
+                    outcome.details = "".join(traceback.format_exception(error)[-4:])
+                outcome.before = list(seeds[:index])
                 file.write(msgspec.json.encode(outcome) + b"\n")
                 file.flush()
-                faulthandler.dump_traceback_later(HUNG_S, exit=True)
             file.write(b"done\n")
         code = 0
     except BrokenPipeError:

@@ -20,7 +20,7 @@ from gazette.consumer.declare.specs import (
     log_specs,
     shard_specs,
 )
-from gazette.errors import Invalid, NotAllowed
+from gazette.errors import GazetteError, Invalid, NotAllowed
 from gazette.labels import CONTENT_TYPE
 from gazette.message.mapping import fixed_mapping
 from gazette.protocol.fragment import Codec
@@ -29,6 +29,7 @@ from gazette.protocol.journal_tree import JournalNode
 from gazette.protocol.shard import ShardSpec
 from gazette.protocol.shard_list import ShardList
 from gazette.protocol.text import duration
+from gazette.runtime.user_code import place_of_error
 from gazette.testing.app_driver import DrivenShard
 from gazette.testing.simulation.load import MessageLoad
 
@@ -53,6 +54,11 @@ class DrawnMessage:
     mapping: Callable[[Any], Any]
     message: Any
 
+    @property
+    def journal(self) -> str:
+        """The journal that the message goes to."""
+        return str(self.mapping(self.message).journal)
+
 
 @dataclass(slots=True)
 class Setup:
@@ -66,6 +72,8 @@ class Setup:
     ignore: tuple[str, ...] = ()
     recorded: bool = False
     """True if results may depend on where transactions end."""
+    timeout_s: float = 120.0
+    """How long one seed may take, by the clock on the wall."""
     _application: Application[Any] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,6 +89,16 @@ class Setup:
             raise NotAllowed(
                 "a TableApplication is not simulated", hint="Test it with gazette_driver."
             )
+        if not self.shards:
+            raise Invalid(
+                "there is no shard",
+                path="shards",
+                hint="Declare a Source in the application, or give YAML of journals and shards.",
+            )
+        for spec in self.shards:
+            spec.validate()
+        if missing := self.source_names - {spec.name for spec in self.journals}:
+            raise Invalid(f"shards read {min(missing)}, which is no journal", path="shards")
         if self.load is None:
             self._loads()  # Refuse types of which no messages can be drawn before the first seed.
 
@@ -93,6 +111,12 @@ class Setup:
         **more: Any,
     ) -> Setup:
         """Return a setup with the journals and shards that the application declares, or those of YAML."""
+        if (journals is None) != (shards is None):
+            raise Invalid(
+                "there is YAML for only one of journals and shards",
+                path="shards" if shards is None else "journals",
+                hint="Give both, or none for an application that declares its sources.",
+            )
         if journals is None or shards is None:
             declaration = declaration_of(new_application())
             specs = [
@@ -102,9 +126,9 @@ class Setup:
             ]
             shard_list = shard_specs(declaration, _SETTINGS)
         else:
-            tree = JournalNode.parse(journals.read_text()).push_down()
+            tree = JournalNode.parse(_text_of(journals)).push_down()
             specs = [node.spec for node in tree.journals()]
-            entries = ShardList.parse(shards.read_text()).push_down().shards
+            entries = ShardList.parse(_text_of(shards)).push_down().shards
             shard_list = [entry.spec for entry in entries]
         specs = [replace(spec, replication=1, fragment=_FRAGMENT) for spec in specs]
         return cls(new_application, specs, shard_list, **more)
@@ -112,14 +136,18 @@ class Setup:
     @property
     def sources(self) -> list[JournalSpec]:
         """The journals that shards read, in order."""
-        names = {source.journal for spec in self.shards for source in spec.sources}
-        return [spec for spec in self.journals if spec.name in names]
+        return [spec for spec in self.journals if spec.name in self.source_names]
 
     @property
     def outputs(self) -> list[str]:
         """The journals that are neither sources nor recovery logs."""
-        inner = {spec.name for spec in self.sources} | {spec.recovery_log for spec in self.shards}
+        inner = self.source_names | {spec.recovery_log for spec in self.shards}
         return [spec.name for spec in self.journals if spec.name not in inner]
+
+    @property
+    def source_names(self) -> frozenset[str]:
+        """The names of the journals that shards read: their messages are no outputs."""
+        return frozenset(source.journal for spec in self.shards for source in spec.sources)
 
     @property
     def skips_poison(self) -> bool:
@@ -131,16 +159,30 @@ class Setup:
         )
 
     def draw(self, rng: random.Random, times: Sequence[float], epoch: float) -> list[DrawnMessage]:
-        """Return a message for each of the times, or fewer if the user's load ends before."""
+        """Return a message for each of the times, or fewer if the user's load ends before.
+
+        Raise ``Invalid`` for a load that fails or yields nothing.
+        """
         if self.load is not None:
-            drawn = iter(self.load(rng))
-            return [self._sent(each) for each in islice(drawn, len(times))]
+            return self._of_load(self.load, rng, len(times))
         loads = self._loads()
         sent = []
         for at in times:
             mapping, load = rng.choice(loads)
             sent.append(DrawnMessage(mapping, load.draw(rng, epoch + at)))
         return sent
+
+    def _of_load(self, load: UserLoad, rng: random.Random, count: int) -> list[DrawnMessage]:
+        try:
+            drawn = [self._sent(each) for each in islice(load(rng), count)]
+        except GazetteError:
+            raise
+        except Exception as error:
+            what = f"load raises {type(error).__name__}: {error}"
+            raise Invalid(what, path="load", hint=place_of_error(error)) from error
+        if not drawn:
+            raise Invalid("load yields no message", path="load", hint="Yield at least one.")
+        return drawn
 
     def _loads(self) -> list[tuple[Callable[[Any], Any], MessageLoad]]:
         declared: list[Source[Any]] = sources_of(self._application)
@@ -195,3 +237,10 @@ class Setup:
             path="load",
             hint="Yield messages of the sources' types, or pairs of a source's name and a message.",
         )
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Invalid(f"{path} cannot be read: {error}", path="gazette test") from error

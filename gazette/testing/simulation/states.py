@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
+from google.protobuf import text_format
 
 from gazette.consumer.application import Store
 from gazette.stores.json_file import JSONFileStore
 from gazette.stores.sqlite.store import SQLiteStore
 
-Rows: TypeAlias = dict[str, dict[str, Any]]
-"""By table, a value for each row. The key of a row is the text that shows it."""
+Rows: TypeAlias = dict[str, dict[str, str]]
+"""By table, the text of each row's value. The key of a row is the text that shows it."""
 
 _OWN: tuple[str, ...] = (
     "gazette_checkpoint",
@@ -22,6 +23,8 @@ _OWN: tuple[str, ...] = (
     "sqlite_",
 )
 """Tables whose content is not the application's. ``gazette_timer`` is."""
+_NO_STEP: Final = frozenset(".[]()'")
+"""Characters of a key that would make another path of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,18 @@ class Deviation:
         )
 
 
+class Query:
+    """Function by which an invariant reads the committed states of all shards."""
+
+    def __init__(self, stores: Mapping[str, Any]) -> None:
+        self.stores = stores
+        """The store of each shard, by its id."""
+
+    def __call__(self, sql: str, bindings: Any = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of all shards, whose stores are databases."""
+        return [row for store in self.stores.values() for row in store.query(sql, bindings)]
+
+
 def state_of(store: Store, ignore: Collection[str] = ()) -> Rows | None:
     """Return the committed state of a store; None for a store of another kind.
 
@@ -50,8 +65,7 @@ def state_of(store: Store, ignore: Collection[str] = ()) -> Rows | None:
     if isinstance(store, SQLiteStore):
         return _sqlite_rows(store, ignore)
     if isinstance(store, JSONFileStore):
-        document = msgspec.json.decode(store._encoding.encode(store.read(), "state"))
-        return {"state": dict(_leaves(document, "", ignore))}
+        return {"state": dict(_leaves(store.read(), "", ignore))}
     if type(store).__module__.startswith("gazette.stores.rocksdb") or any(
         base.__module__ == "gazette.stores.rocksdb.store" for base in type(store).__mro__
     ):
@@ -69,11 +83,33 @@ def deviation_of(actual: Rows, expected: Rows) -> Deviation | None:
     return None
 
 
-def _shown(key: str, rows: Mapping[str, Any]) -> str:
-    if key not in rows:
-        return ""
-    value = rows[key]
-    return f"{key}: {value if isinstance(value, str) else repr(value)}"
+def text_of(value: Any) -> str:
+    """Return the same text for values that are equal and of the same types. It sorts sets and dicts."""
+    name = type(value).__name__
+    if isinstance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(map(text_of, value)))}}}"
+    if isinstance(value, dict):
+        return f"{{{', '.join(sorted(f'{text_of(k)}: {text_of(v)}' for k, v in value.items()))}}}"
+    if fields := _fields_of(value):
+        return f"{name}({', '.join(f'{field}={text_of(each)}' for field, each in fields)})"
+    if isinstance(value, (list, tuple)):
+        texts = ", ".join(map(text_of, value))
+        return f"[{texts}]" if isinstance(value, list) else f"({texts})"
+    if hasattr(value, "DESCRIPTOR"):
+        return f"{name}({text_format.MessageToString(value, as_one_line=True)})"
+    return repr(bytes(value) if isinstance(value, msgspec.Raw) else value)
+
+
+def _fields_of(value: Any) -> list[tuple[str, Any]]:
+    """Return the names and values of an object's fields, with the names of JSON; empty without fields."""
+    names = getattr(value, "__struct_fields__", ()) or getattr(value, "__dataclass_fields__", ())
+    names = tuple(names or getattr(value, "_fields", ()))
+    shown = getattr(value, "__struct_encode_fields__", names)
+    return [(show, getattr(value, name)) for show, name in zip(shown, names, strict=True)]
+
+
+def _shown(key: str, rows: Mapping[str, str]) -> str:
+    return f"{key}: {rows[key]}" if key in rows else ""
 
 
 def _sqlite_rows(store: SQLiteStore, ignore: Collection[str]) -> Rows:
@@ -82,44 +118,54 @@ def _sqlite_rows(store: SQLiteStore, ignore: Collection[str]) -> Rows:
     for (name,) in names:
         if name.startswith(_OWN) or name in ignore:
             continue
-        info = store.query(f"SELECT name, pk FROM pragma_table_info('{name}') ORDER BY cid")
+        info = store.query("SELECT name, pk FROM pragma_table_info(?) ORDER BY cid", (name,))
         columns = [column for column, _ in info if f"{name}.{column}" not in ignore]
         keys = [column for column, pk in info if pk and column in columns]
-        listed = ", ".join(f'"{column}"' for column in columns)
-        rows: dict[str, Any] = {}
-        for row in store.query(f'SELECT {listed} FROM "{name}"'):
-            named = dict(zip(columns, row, strict=True))
+        # Rows may have the same key: of NULL, or without a column that is ignored.
+        values: dict[str, list[str]] = {}
+        for row in store.query(
+            f"SELECT {', '.join(map(_quoted, columns)) or 1} FROM {_quoted(name)}"
+        ):
+            named = dict(zip(columns, row, strict=False))
             key = ", ".join(f"{column} = {named.pop(column)!r}" for column in keys)
-            if key:
-                rows[key] = ", ".join(f"{column} = {value!r}" for column, value in named.items())
-            else:
-                shown = ", ".join(f"{column} = {value!r}" for column, value in named.items())
-                rows[shown] = rows.get(shown, 0) + 1
-        tables[name] = rows
+            shown = ", ".join(f"{column} = {value!r}" for column, value in named.items())
+            values.setdefault(key or shown, []).append(shown)
+        tables[name] = {
+            key: " and ".join(sorted(shown)) if keys else str(len(shown))
+            for key, shown in values.items()
+        }
     return tables
 
 
-def _leaves(value: Any, path: str, ignore: Collection[str]) -> list[tuple[str, Any]]:
-    """Return the values of a JSON document by their paths."""
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _leaves(value: Any, path: str, ignore: Collection[str]) -> list[tuple[str, str]]:
+    """Return the texts of the values of a document by their paths."""
     if path in ignore:
         return []
-    items: list[tuple[str, Any]] = []
-    if isinstance(value, dict) and value:
-        for key in value:
-            items += _leaves(value[key], f"{path}.{key}" if path else str(key), ignore)
-        return items
-    if isinstance(value, list) and value:
-        for index, element in enumerate(value):
-            items += _leaves(element, f"{path}[{index}]", ignore)
-        return items
-    return [(path or "state", value)]
+    fields = value.items() if isinstance(value, dict) else _fields_of(value)
+    parts = [(_step(str(key), path), each) for key, each in fields]
+    if not parts and isinstance(value, (list, tuple)):
+        parts = [(f"{path}[{index}]", each) for index, each in enumerate(value)]
+    if not parts:
+        return [(path or "(document)", text_of(value))]
+    return [leaf for name, each in parts for leaf in _leaves(each, name, ignore)]
+
+
+def _step(key: str, path: str) -> str:
+    """Return the path of a key below another path."""
+    if not key or _NO_STEP & set(key):
+        return f"{path}[{key!r}]"
+    return f"{path}.{key}" if path else key
 
 
 def _rocksdb_pairs(store: Any, ignore: Collection[str]) -> Rows:
     tables: Rows = {}
     with store.view() as view:
         for family in store.column_families:
-            pairs = {repr(key): value for key, value in view.iterate(column_family=family)}
+            pairs = {repr(key): repr(value) for key, value in view.iterate(column_family=family)}
             tables[family] = {
                 key: value
                 for key, value in pairs.items()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from gazette.errors import Invalid
 from gazette.testing.simulation.load import spread
 from gazette.testing.simulation.loop import NodeClock
 from gazette.testing.simulation.setup import SHARDS_MAX, DrawnMessage, Setup
@@ -29,6 +30,8 @@ POINTS: Final = (
 )
 """Failpoints at which members are killed or held."""
 _MESSAGES: Final = (12, 20, 30, 40)
+_DRAWS_MAX: Final = 100
+"""Most draws of messages until one of them reaches a shard."""
 _FAULTS: Final = (0, 1, 1, 2, 2, 3, 4)
 
 
@@ -99,6 +102,9 @@ class SendForm(StrEnum):
     """As bytes that are no message."""
 
 
+_COMMITTED: Final = (SendForm.ALONE, SendForm.TOGETHER, SendForm.TWICE)
+
+
 @dataclass(frozen=True, slots=True)
 class Send:
     """One message of a story."""
@@ -149,18 +155,36 @@ class Story:
         span_s = rng.choice((8.0, 15.0, 25.0))
         times = spread(rng.choice(_MESSAGES), span_s, rng)
         kinds = random.Random(f"kinds {seed}")
-        sent = setup.draw(random.Random(f"load {seed}"), times, NodeClock.EPOCH_S)
-        for at, each in zip(times, sent, strict=False):
-            form, producer = _send_form(kinds, poison=poison), kinds.randrange(2)
-            if setup.load is not None:
-                # The messages may be a protocol: they keep their order, and none is missing.
-                producer = 0
-                form = SendForm.ALONE if form is SendForm.UNFINISHED else form
-            story.sends.append(Send(at, each, form, producer))
+        drawn = random.Random(f"load {seed}")
+        for _ in range(_DRAWS_MAX):
+            story.sends.clear()
+            sent = setup.draw(drawn, times, NodeClock.EPOCH_S)
+            for at, each in zip(times, sent, strict=False):
+                form, producer = _send_form(kinds, poison=poison), kinds.randrange(2)
+                if setup.load is not None:
+                    # The messages may be a protocol: they keep their order, and none is missing.
+                    producer = 0
+                    form = form if form in _COMMITTED else SendForm.ALONE
+                story.sends.append(Send(at, each, form, producer))
+            if reached := story._reached(setup):
+                break
+        else:
+            raise Invalid("no shard reads any of the messages", path="load")
+        kept = [id for id in story.shards if id in reached]
+        story.shards = kept or [kinds.choice(reached)]
         for _ in range(rng.choice(_FAULTS)):
             story.faults.append(_fault(rng, story, span_s))
         story.faults.sort(key=lambda fault: fault.at)
         return story
+
+    def _reached(self, setup: Setup) -> list[str]:
+        """Return the shards that committed messages reach, once for each message."""
+        journals = [send.sent.journal for send in self.sends if send.form in _COMMITTED]
+        readers: dict[str, list[str]] = {}
+        for spec in setup.shards:
+            for source in spec.sources:
+                readers.setdefault(source.journal, []).append(spec.id)
+        return [id for journal in journals for id in readers.get(journal, ())]
 
     def sends_to_make(self) -> list[Send]:
         kept = self.kept_sends

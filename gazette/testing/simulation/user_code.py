@@ -15,12 +15,14 @@ import threading
 import time
 import traceback
 import types
+import typing
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, Final
 
 from gazette.errors import Unavailable
 from gazette.message.publisher import Publisher
+from gazette.message.values import ValueEncoding
 from gazette.runtime.user_code import is_user_file, place_in
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.simulation.shard_history import wrapped
@@ -78,6 +80,7 @@ class UserSurroundings:
             for owner, name in _failing_calls():
                 stack.enter_context(wrapped(owner, name, self._call))
             stack.enter_context(wrapped(threading.Thread, "start", self._start_thread))
+            stack.enter_context(wrapped(ValueEncoding, "__init__", _with_real_type))
             stack.enter_context(_replaced_names(_substitutes(self)))
             try:
                 yield
@@ -137,7 +140,7 @@ def _substitutes(user: UserSurroundings) -> dict[int, Any]:
     """Return what stands for the system's clocks, by the identities of the originals."""
     real = datetime.datetime
 
-    class SimulatedDatetime(datetime.datetime, metaclass=_AnyInstance):
+    class SimulatedDatetime(datetime.datetime, metaclass=_RealInstances):
         real_class = real
 
         @classmethod
@@ -152,7 +155,7 @@ def _substitutes(user: UserSurroundings) -> dict[int, Any]:
         def today(cls) -> Any:
             return real.fromtimestamp(user.now())
 
-    class SimulatedDate(datetime.date, metaclass=_AnyInstance):
+    class SimulatedDate(datetime.date, metaclass=_RealInstances):
         real_class = datetime.date
 
         @classmethod
@@ -175,13 +178,56 @@ def _substitutes(user: UserSurroundings) -> dict[int, Any]:
     return substitutes | {id(getattr(datetime, name)): new for name, new in classes.items()}
 
 
-class _AnyInstance(type):
-    """Has instances of the real class for its own."""
+class _RealInstances(type):
+    """Makes instances of the real class, and has them for its own. The user's classes may derive from it."""
 
     real_class: type
 
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if "real_class" in vars(cls):
+            return cls.real_class(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
     def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, cls.real_class)
+        return cls.__subclasscheck__(type(instance))
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        if "real_class" in vars(cls):
+            return issubclass(subclass, cls.real_class)
+        return super().__subclasscheck__(subclass)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is vars(cls).get("real_class")
+
+    def __hash__(cls) -> int:
+        return hash(vars(cls).get("real_class")) if "real_class" in vars(cls) else id(cls)
+
+
+def _with_real_type(
+    call: Callable[..., None], encoding: Any, declared: Any = Any, path: str = ""
+) -> None:
+    call(encoding, _real_type(declared), path)
+
+
+def _real_type(declared: Any) -> Any:
+    """Return a type with the real classes in place of simulated ones: msgspec knows no others."""
+    if "real_class" in getattr(declared, "__dict__", {}):
+        return declared.real_class
+    parts, origin = typing.get_args(declared), typing.get_origin(declared)
+    real = tuple(map(_real_type, parts))
+    if all(part is each for part, each in zip(parts, real, strict=True)):
+        return declared
+    return typing.Union[real] if origin is types.UnionType else origin[real]  # noqa: UP007
+
+
+def _resolve_annotations(module: types.ModuleType) -> None:
+    """Let annotations of classes be types instead of text, which would be read with simulated classes."""
+    for cls in list(vars(module).values()):
+        if isinstance(cls, type) and cls.__module__ == module.__name__:
+            with contextlib.suppress(Exception):  # Some names are for type checkers only.
+                own = cls.__annotations__ if "__annotations__" in vars(cls) else {}
+                hints = typing.get_type_hints(cls, include_extras=True)
+                own.update({name: hints[name] for name in own})
 
 
 def _copy_of(module: types.ModuleType, changes: dict[str, Any]) -> types.ModuleType:
@@ -199,6 +245,7 @@ def _replaced_names(substitutes: dict[int, Any]) -> Iterator[None]:
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or not _is_user_file(file):
             continue
+        _resolve_annotations(module)
         names = vars(module)
         for name, value in list(names.items()):
             if id(value) in substitutes:
