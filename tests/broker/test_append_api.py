@@ -869,6 +869,24 @@ async def test_a_primary_without_a_lease_shows_its_readers_nothing_new(ready: Fi
     assert [written(ready, name) for name in "abc"] == [b"before"] * 3
 
 
+@pytest.mark.parametrize("via", ["a", "b"])
+async def test_a_primary_without_a_lease_refuses_no_append_for_what_it_has(
+    ready: FixedCluster, via: str
+) -> None:
+    """One that was paused beyond its lease: others may have changed the registers, and appended."""
+    ready["b"].replica(JOURNAL).stop_daemons()
+    await append(ready["b"], b"before", union_registers=LabelSet.of(("lock", "mine")).to_pb())
+    other = LabelSelector.parse("lock = other").to_pb()
+    unlike = {"check_registers": other}, {"offset": 7}
+    for terms in unlike:
+        response = await append(ready[via], b"x", **terms)
+        assert response.status in (Status.REGISTER_MISMATCH.value, Status.WRONG_APPEND_OFFSET.value)
+    ready["b"].lease.remaining_s = 0.0
+    for terms in unlike:
+        with call_refused(grpc.StatusCode.UNAVAILABLE, "lease may have ended"):
+            await append(ready[via], b"x", **terms)
+
+
 SESSION = "5" * 32
 
 

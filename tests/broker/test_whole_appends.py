@@ -280,7 +280,8 @@ async def test_nothing_is_answered_without_a_lease(
     brokers: list[BrokerFixture], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = brokers[0]
-    await broker.client.append(AppendParams(JOURNAL), b"before")
+    registers = LabelSet.of(("lock", "mine"))
+    await broker.client.append(AppendParams(JOURNAL, union_registers=registers), b"before")
     wire = await Wire.connect(broker)
 
     class Gone:
@@ -288,6 +289,13 @@ async def test_nothing_is_answered_without_a_lease(
 
     lease = broker.service.context.lease
     monkeypatch.setattr(lease, "_lease", Gone())
+    # Another broker may have changed the registers.
+    check = LabelSelector.parse("lock = other").to_pb()
+    opening = broker_pb2.AppendRequest(journal=JOURNAL, check_registers=check)
+    (stream,) = wire.send((opening, b"zero"))
+    code, details = await wire.status(stream)
+    assert code is grpc.StatusCode.UNAVAILABLE
+    assert "the broker's lease may have ended" in details
     opening = broker_pb2.AppendRequest(journal=JOURNAL)
     for stream in wire.send((opening, b"one"), (opening, b"two")):
         code, details = await wire.status(stream)

@@ -58,12 +58,12 @@ ROOMS: Final[dict[str, int]] = {
     "net/": 4233,
     "protocol/": 6623,
     "recoverylog/": 5451,
-    "run/": 7076,
+    "run/": 7134,
     "runconsumer/": 613,
     "runtime/": 2872,
     "spark/": 49,
     "stores/": 7803,
-    "testing/": 10248,
+    "testing/": 10502,
     "windows/": 1271,
 }
 """Most lines of each room: code, docstrings, comments and blank lines, without generated code."""

@@ -104,6 +104,7 @@ def _check_life(
             () if stays else gone,
         )
     yield from _registers(history, life, kept)
+    yield from _wrongly_refused(history, life, kept)
     finals = [piece for piece in pieces if piece.final]
     if life.deleted is None and finals:
         yield from _missing(kept, finals)
@@ -456,6 +457,38 @@ def _registers(history: History, life: Life, appends: list[Append]) -> Iterator[
             is_known = not _was_confirmed(history, life, known_since, append.ended)
             if is_known and tag not in answered and not answered & unknown:
                 yield f"{_name(append)} was answered with the register {answered}, and it was {tag}"
+
+
+def _wrongly_refused(history: History, life: Life, appends: list[Append]) -> Iterator[str]:
+    """Yield appends that were refused for a register which they required, and which was set all the time.
+
+    A broker that wakes up behind its lease may have older registers: it must not refuse by these.
+    """
+    places = {append.number: place for place, append in enumerate(appends)}
+    setting = [one for one in history.appends if one.journal == life.journal and one.tag]
+    for append in setting:
+        required = places.get(append.expected_tag or 0)
+        if required is None or append.ended is None or "REGISTER_MISMATCH" not in append.error:
+            continue
+        setter = appends[required]
+        if setter.ended is None or setter.ended > append.begun:
+            continue
+        # Another append may have set the register since: one behind, or one of which it is not known.
+        may_follow = any(
+            other.begun <= append.ended
+            and not other.refused
+            and other is not append
+            and (
+                places[other.number] > required
+                if other.number in places
+                else other.ended is None or other.ended >= setter.begun
+            )
+            for other in setting
+        )
+        if not may_follow and not _was_confirmed(history, life, setter.begun, append.ended):
+            yield (
+                f"{_name(append)} was refused for its register, and {setter.tag} was set all the time"
+            )
 
 
 def is_lost(history: History, append: Append, stored: list[Stored]) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from gazette.broker import known_head, replica, resolver, service
+from gazette.broker.api import append_answers
 from gazette.broker.append import rules as append_rules
 from gazette.broker.append.events import Ending, Outcome
 from gazette.broker.append.fsm import AppendFSM
@@ -108,6 +109,11 @@ def head_unknown() -> None:
 def lease_not_checked() -> None:
     """Let a broker that was paused beyond its lease acknowledge appends."""
     _replace(LeaseGuard, "holds", property(lambda self: True))
+
+
+def refused_without_a_lease() -> None:
+    """Let a broker that was paused beyond its lease refuse appends for the registers that it has."""
+    _replace(append_answers, "_BY_BYTES", frozenset())
 
 
 def uploads_not_cut() -> None:
@@ -387,6 +393,7 @@ PLANTS: Final[dict[str, Plant]] = {
         lives_by_name,
         head_unknown,
         lease_not_checked,
+        refused_without_a_lease,
         uploads_not_cut,
         registers_without_limit,
         assignments_by_name,

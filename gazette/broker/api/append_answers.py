@@ -24,14 +24,24 @@ _KEPT_REGISTERS_MAX: Final = 4
 """Greatest number of registers in a response whose encoded form is cached."""
 
 
+_BY_BYTES: Final = frozenset(
+    {Status.REGISTER_MISMATCH, Status.WRONG_APPEND_OFFSET, Status.INDEX_HAS_GREATER_OFFSET}
+)
+"""Refusals for what the journal has. Others may have appended since, if the lease has ended."""
+
+
 def under_lease(context: BrokerContext, ended: Outcome) -> Outcome:
-    """Return the outcome, or a failure if it is a commit and the lease may have ended since."""
-    if ended.ending is not Ending.COMMITTED:
+    """Return the outcome, or a failure if it says what the journal has and the lease may have ended since.
+
+    A broker that wakes up behind its lease would refuse an append for registers or an offset of the past.
+    """
+    is_commit = ended.ending is Ending.COMMITTED
+    if not is_commit and ended.status not in _BY_BYTES:
         return ended
     try:
         context.lease.check()
     except Unavailable as error:
-        return Outcome(Ending.FAILED, error=error, context="answer", uncertain=True)
+        return Outcome(Ending.FAILED, error=error, context="answer", uncertain=is_commit)
     return ended
 
 
