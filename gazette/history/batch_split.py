@@ -51,7 +51,8 @@ class BatchSplit(NamedTuple):
 def split_batch(columns: Columns, run: Run) -> BatchSplit:
     """Cut the next messages of a run into segments.
 
-    Leave out messages before ``run.begin``, or before the offset of their producer in ``run.since``.
+    Leave out messages before ``run.begin``. Of a producer in ``run.since``, leave out only those before its
+    offset there.
     """
     counts = columns.begins >= run.begin
     clocked = columns.uuids.clocks != 0
@@ -84,7 +85,10 @@ def segments_of(columns: Columns, rows: Array64) -> Iterator[Segment]:
 
 
 def _of_producer(columns: Columns, producer: int, rows: Array64) -> Iterator[Segment]:
-    """Yield the segments of the messages at ``rows``, which are all of one producer."""
+    """Yield the segments of the messages at ``rows``, which are all of one producer.
+
+    ``cuts[n]`` says whether a segment ends with message ``n``. ``first == last``: there are no `WHOLE_TXNS`.
+    """
     flags = columns.uuids.flags[rows]
     clocks = columns.uuids.clocks[rows]
     acknowledges = flags == ACK_TXN
@@ -115,9 +119,9 @@ def _are_whole(flags: Clocks, clocks: Clocks) -> bool:
     )
 
 
-def records(clocks: Clocks, newest: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of the clocks above ``newest`` and above all earlier clocks. All other clocks are
-    duplicates."""
+def mask_of_new(clocks: Clocks, newest: int) -> npt.NDArray[np.bool_]:
+    """Return a mask of the new clocks: above ``newest`` and above all clocks before them. All other clocks
+    are of duplicates."""
     bound = np.uint64(newest)
     if len(clocks) == 1:
         return clocks > bound

@@ -107,7 +107,7 @@ def require_uuids(journal: JournalName, shape: MessageFormat) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Messages of one journal, in its order. All arrays have the same length."""
+    """Messages of one journal, in its order: their offsets and UUIDs. All arrays have the same length."""
 
     begins: Array64
     ends: Array64
@@ -178,7 +178,8 @@ class ColumnDecoder:
     def decode(self, buffer: bytes, base: Offset) -> Decoded:
         """Decode the complete frames of ``buffer``, whose first byte is at offset ``base``.
 
-        Raise `MalformedMessage` at a malformed frame, if ``shape.malformed`` is ``fail``.
+        Raise `MalformedMessage` at a malformed frame, if ``shape.malformed`` is ``fail``. Raise
+        `MalformedArray` at an array of JSON, unless malformed frames are skipped.
         """
         decoded = self._decode(buffer, base)
         if FOREIGN_UUID in decoded.columns.uuids.flags:
@@ -247,7 +248,7 @@ class ColumnDecoder:
             ends += frames.ends
             uuids.append(frames.uuids or NIL_UUID * len(frames))
             if not frames.stopped:
-                break
+                break  # The remaining bytes are an incomplete frame. Otherwise a malformed frame follows.
         return Decoded(_columns(begins, ends, b"".join(uuids)), position)
 
     def _uuid_of_malformed(self, framing: Framing[Any], error: MalformedMessage) -> bytes:
@@ -264,7 +265,9 @@ class ColumnDecoder:
         if self.shape.malformed == "fail":
             raise error.of(self.journal) from error.__cause__
         # If the value in the place of the UUID is no UUID, a foreign UUID keeps it for the column ``uuid``.
-        about_uuid = hint_of(error.__cause__) is not None
+        about_uuid = (
+            hint_of(error.__cause__) is not None
+        )  # Only errors about a UUID have this hint.
         uuid = _ANY_FOREIGN if about_uuid else visible_uuid(codec, error.raw)
         # A malformed frame acknowledges nothing: readers do not commit transactions by such a frame.
         return NIL_UUID if parse_uuid(uuid).flags == ACK_TXN else uuid

@@ -26,6 +26,7 @@ class Combiner:
         self._combine = combine
         self._schema = schema
         self._held: list[pa.RecordBatch] = []
+        """Rows that wait, to be combined together with later rows."""
         self._rows = 0
 
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -52,6 +53,7 @@ class Combiner:
         self._held, self._rows = [], 0
 
     def _together(self) -> list[pa.RecordBatch]:
+        """Combine the rows that are held back. Hold back the result in their place, and return it."""
         assert self._combine is not None
         rows: Any = self._combine(pa.Table.from_batches(self._held, self._schema))
         if not isinstance(rows, pa.Table) or not rows.schema.equals(self._schema):

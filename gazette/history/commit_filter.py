@@ -20,7 +20,7 @@ from gazette.history.batch_split import (
     BatchSplit,
     Clocks,
     Segment,
-    records,
+    mask_of_new,
     split_batch,
 )
 from gazette.history.columns import Array64, Columns
@@ -41,6 +41,8 @@ class _Batch(Generic[T]):
 
 @dataclass(slots=True)
 class _Producer(Generic[T]):
+    """State of a producer: the last clock that is decided, and the last one, also of a pending message."""
+
     acked: int
     newest: int
     pending: list[tuple[_Batch[T], Array64, Clocks]] = field(default_factory=list)
@@ -102,21 +104,22 @@ class CommitFilter(Generic[T]):
             batch.committed[rows] = self._acks or columns.uuids.flags[rows] != ACK_TXN
             producer.acked = producer.newest = int(clocks[-1])
         elif segment.kind == CONTINUE_TXN:
-            is_new = records(clocks, producer.newest)
+            is_new = mask_of_new(clocks, producer.newest)
             if not is_new.all():
                 rows, clocks = rows[is_new], clocks[is_new]
             if len(rows):
                 producer.pending.append((batch, rows, clocks))
                 producer.newest = int(clocks[-1])
                 batch.pending += len(rows)
-        elif segment.kind == ACK_TXN:  # An earlier clock rolls back: it becomes the producer's.
+        elif segment.kind == ACK_TXN:
+            # A clock up to `acked` rolls back, and becomes the producer's clock all the same.
             clock = int(clocks[0])
             commits = clock > producer.acked
             producer.settle(clock if commits else None)
             producer.acked = producer.newest = clock
             batch.committed[rows] = commits and self._acks
         else:  # OUTSIDE_TXN: new if above `acked`. A new message rolls back pending ones.
-            is_new = records(clocks, producer.acked)
+            is_new = mask_of_new(clocks, producer.acked)
             batch.committed[rows] = is_new
             if is_new.any():
                 producer.settle(None)
@@ -142,7 +145,8 @@ class CommitFilter(Generic[T]):
             producer.settle(self._run.fates.get(number))
 
     def ready(self) -> Iterator[tuple[T, Mask]]:
-        """Yield decided batches in order: their payload, and a mask of the committed messages."""
+        """Yield and forget the batches before the first one with pending messages, in order: the payload, and
+        a mask of the committed messages."""
         while self._batches and not self._batches[0].pending:
             batch = self._batches.popleft()
             yield batch.payload, batch.committed

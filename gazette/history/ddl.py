@@ -49,6 +49,7 @@ class _Parser:
         self._at = 0
 
     def fields(self, *, colon: bool) -> list[pa.Field]:
+        """Parse columns with commas between them. ``colon``: require one between a name and its type."""
         fields = [self._field(colon)]
         while self.peek() == ",":
             self._take(",")
@@ -115,6 +116,7 @@ class _Parser:
             self.fail()
 
     def peek(self) -> str:
+        """Return the next token; an empty text at the end, or if no token is there."""
         match = _TOKEN.match(self._text, self._at)
         return "" if match is None else match[0].strip()
 

@@ -92,14 +92,18 @@ class FieldsBuilder:
     """Builder of the arrays of a schema. For one thread."""
 
     def __init__(self, schema: pa.Schema, encode_variant: EncodeVariant | None = None) -> None:
-        """Make a builder. Raise ``Invalid`` for a type that no JSON value converts to."""
+        """Make a builder. It finds a type that no JSON value converts to only later: see `arrays`."""
         self.fields = scannable(schema)
         """Fields for the scanner."""
         self._schema = schema
         self._encode_variant = encode_variant
 
     def arrays(self, found: FoundFields) -> ArrowColumns:
-        """Return the columns of the schema, and a mask of messages with a value that misfits (or None)."""
+        """Return the columns, and a mask of messages that are declined or have a value that does not fit.
+
+        The mask is None if there are no such messages. Raise ``Invalid`` for a type that no JSON value
+        converts to.
+        """
         unfit = [found.declined]
         columns = [
             self._array(column, field.type, unfit.append)
@@ -115,8 +119,8 @@ class FieldsBuilder:
             mask = None if mask is None else mask[found.kept]
         return ArrowColumns(columns, mask)
 
-    def _array(self, found: FieldColumn, kind: pa.DataType, rest: _AddUnfit) -> pa.Array:
-        """Return a column. Call ``rest`` with the slots (positions) of values that do not fit the column."""
+    def _array(self, found: FieldColumn, kind: pa.DataType, add_unfit: _AddUnfit) -> pa.Array:
+        """Return a column. Call ``add_unfit`` with the slots (positions) of values that do not fit it."""
         values: Any = found.values
         if isinstance(values, Texts):
             if pa.types.is_string(kind):
@@ -124,10 +128,10 @@ class FieldsBuilder:
             if pa.types.is_floating(kind):
                 # Convert from the digits: a cast from double to a narrower type would round twice.
                 return _strings(values, _bitmap(found.present)).cast(kind)
-            return self._read(found, kind, rest)
+            return self._read(found, kind, add_unfit)
         if pa.types.is_struct(kind):
             children = [
-                self._array(child, field.type, rest)
+                self._array(child, field.type, add_unfit)
                 for child, field in zip(found.children, kind, strict=True)
             ]
             buffers = [_bitmap(found.present)]
@@ -137,7 +141,7 @@ class FieldsBuilder:
 
             def add(slots: Any) -> None:
                 # A misfit item makes its list a misfit: find the list by its bounds.
-                rest(np.searchsorted(bounds, slots, side="right") - 1)
+                add_unfit(np.searchsorted(bounds, slots, side="right") - 1)
 
             items = self._array(found.children[0], kind.value_type, add)
             buffers = [_bitmap(found.present), pa.py_buffer(bounds)]
@@ -149,14 +153,14 @@ class FieldsBuilder:
             limit = 1 << (kind.bit_width - 1)
             unfit = present & ((values < -limit) | (values >= limit))
             if unfit.any():
-                rest(np.flatnonzero(unfit))
+                add_unfit(np.flatnonzero(unfit))
                 present = present & ~unfit
         array = pa.array(values, mask=None if present.all() else ~present)
         # Arrow casts only integers of 32 bits to days.
         return array.cast(pa.int32()).cast(kind) if pa.types.is_date(kind) else array.cast(kind)
 
-    def _read(self, found: FieldColumn, kind: pa.DataType, rest: _AddUnfit) -> pa.Array:
-        """Convert the texts of values by the specification. Call ``rest`` with the slots of misfits."""
+    def _read(self, found: FieldColumn, kind: pa.DataType, add_unfit: _AddUnfit) -> pa.Array:
+        """Convert the texts of values by the specification. Call ``add_unfit`` with the slots of misfits."""
         read_line = JsonRow(pa.schema([(_NAME, kind)]), self._encode_variant).read
         data, bounds = found.values.data.tobytes(), found.values.bounds.tolist()
         values: list[Any] = []
@@ -171,7 +175,7 @@ class FieldsBuilder:
             if misfits:
                 unfit.append(slot)
         if unfit:
-            rest(np.array(unfit))
+            add_unfit(np.array(unfit))
         return pa.array(values, kind)
 
 
@@ -189,6 +193,6 @@ def _decimals(found: FieldColumn, kind: pa.DataType) -> pa.Array:
     units: Any = found.values
     words = np.empty((len(units), _UNIT_WORDS), np.int64)
     words[:, 0] = units
-    words[:, 1] = units >> 63
+    words[:, 1] = units >> 63  # All bits of the upper word repeat the sign.
     buffers = [_bitmap(found.present), pa.py_buffer(words)]
     return pa.Decimal128Array.from_buffers(kind, len(units), buffers)

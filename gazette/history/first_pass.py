@@ -47,7 +47,7 @@ def summarise_run(access: OpenAccess, run: Run) -> Summary:
 
 
 def summarise_messages(access: OpenAccess, run: Run) -> Summary:
-    """Return the summary of a run also if UUIDs are unknown: then only its offsets are right."""
+    """Do the same as `summarise_run`, also if UUIDs are unknown: then only the offsets are right."""
     store = access.summaries(run.pieces)
     try:
         if store is not None and not run.beyond:
@@ -64,7 +64,7 @@ def summarise_messages(access: OpenAccess, run: Run) -> Summary:
 def read_and_summarise(
     access: OpenAccess, run: Run, fields: Sequence[Field]
 ) -> Generator[tuple[Batch, BatchSplit], None, Summary | None]:
-    """Yield all messages of a run that replays none, with their split. Keep the summary, and return it.
+    """Yield all messages of a run without replayed messages, and their split. Keep the summary; return it.
 
     Return None if a message continues from one piece to the next. Raise `Invalid` if UUIDs are unknown,
     and the errors of `read_columns`.
@@ -184,6 +184,7 @@ def _combined(
 
 
 def _counts_all(run: Run) -> bool:
+    """Return True if all messages of a run count, since none is before ``run.begin``."""
     return run.pieces[0].begin >= run.begin
 
 
@@ -246,7 +247,7 @@ def _pending_in(
 
 
 def _pending_from(summary: ProducerSummary, at: Offset) -> ProducerSummary | None:
-    """Return the part of a summary from its first pending message on; None if ``at`` is not its offset.
+    """Return the part of a summary from ``at`` on; None if its first pending message is at another offset.
 
     All later messages of the producer are pending, or duplicates. So the summary needs only their greatest
     clock.
@@ -274,7 +275,7 @@ def _summary(access: OpenAccess, run: Run, kept: SummaryStore, piece: Piece) -> 
     if kept_summary is not None:
         return kept_summary
     reading = _read(access, run, kept, piece)
-    while True:
+    while True:  # Only the summary is wanted: drop the messages.
         try:
             next(reading)
         except StopIteration as end:
@@ -355,10 +356,12 @@ def _keep_portions(access: OpenAccess, run: Run, piece: Piece, portion_bytes: in
 
 
 def _part(run: Run, piece: Piece) -> Run:
+    """Return one piece of a run as a run, all of whose messages count."""
     sure = run.sure and piece.begin == run.pieces[0].begin
     return Run(run.journal, run.shape, run.number, (piece,), piece.begin, sure=sure)
 
 
 def _first_beyond(access: OpenAccess, run: Run, producer: int, clock: int) -> Offset:
+    """Read a run again for `first_beyond`: find the producer's first pending message above ``clock``."""
     columns = (batch.columns for batch in RunReader(access, run).batches())
     return first_beyond(run, columns, producer, clock)

@@ -23,7 +23,8 @@ class Gap:
     begin: Offset
     end: Offset
     pruned: bool
-    """True if the gap is before the first fragment: the bytes will not come."""
+    """True if the gap is before the journal's first piece. The bytes were pruned or, if that piece is
+    ``recent``, may still come."""
     settled: bool
     """True if the fragment after the gap is so old that the bytes will not come."""
     recent: bool
@@ -64,7 +65,8 @@ class ConfirmedLosses:
 def find_gaps(
     journal: JournalSnapshot, pieces: Sequence[Piece], losses: ConfirmedLosses, now: float
 ) -> Iterator[Gap]:
-    """Yield the gaps of a journal's snapshot, in order. ``pieces`` are all pieces of the journal."""
+    """Yield the gaps of a journal's snapshot, in order. ``pieces`` are all pieces of the journal, also behind
+    the snapshot."""
     offset = journal.pieces_begin
     pieces_behind = [piece for piece in pieces if piece.begin >= journal.end]
     # The last gap may reach to the end: the first piece behind the end shows how old the next fragment is.
@@ -91,7 +93,8 @@ def find_gaps(
 def require_final(gaps: Iterable[Gap], journal: JournalSnapshot, *, fails: bool, hint: str) -> None:
     """Raise ``NotYet`` with ``hint`` for the first gap whose bytes may still come.
 
-    If ``fails``, raise ``Corrupt`` for a gap of lost bytes. A gap that an operator has confirmed is no error.
+    Bytes before the first piece count as pruned here, however new that piece is. If ``fails``, raise
+    ``Corrupt`` for a gap of lost bytes. A gap that an operator has confirmed is no error.
     """
     for gap in gaps:
         if gap.confirmed:
@@ -117,6 +120,6 @@ def require_final(gaps: Iterable[Gap], journal: JournalSnapshot, *, fails: bool,
 def _is_harmless(gap: Gap, journal: JournalSnapshot) -> bool:
     """Return True if the bytes were pruned, and the snapshot begins behind them or at offset 0.
 
-    If pruned bytes have pending messages of the begin, the fold raises an error once these commit.
+    If messages that are pending at the begin were pruned, the fold raises an error once these commit.
     """
     return gap.pruned and (journal.begin >= gap.end or journal.begin == 0)

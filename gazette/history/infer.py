@@ -12,6 +12,7 @@ import pyarrow as pa
 from gazette.history import lenient_json
 
 _LONG_DIGITS: Final = 18
+"""Greatest number of digits that always fit an integer of 64 bits."""
 _DECIMAL_DIGITS_MAX: Final = 38
 _INT64: Final = range(-(1 << 63), 1 << 63)
 
@@ -31,7 +32,7 @@ _Kind: TypeAlias = "pa.DataType | _Object | _List | None"
 
 
 def infer_json(lines: Iterable[bytes]) -> pa.Schema:
-    """Return the fields of some lines, by their first appearance. Skip lines that are not objects.
+    """Return the fields of some lines, in order of first appearance. Skip lines that are not objects.
 
     A field with values of several kinds is a decimal or a double if all are numbers, else a string. A field
     that is always null is a string. Leave out fields that are always empty objects, or that have no name.
@@ -57,6 +58,7 @@ def _kind_of(value: Any) -> _Kind:
         case int() if value in _INT64:
             return pa.int64()
         case int():
+            # No decimal holds an integer of more digits: it is a double.
             digits = len(str(abs(value))) if abs(value) < 10**_DECIMAL_DIGITS_MAX else 0
             return pa.decimal128(digits, 0) if digits else pa.float64()
         case float():
@@ -98,7 +100,7 @@ def _is_numeric(kind: _Kind) -> bool:
 
 
 def _digits(kind: Any) -> int:
-    """Return the number of digits of a decimal that holds all integers of a kind."""
+    """Return the number of digits of a decimal that holds all integers of a kind: 20 for a long, as Spark."""
     return _LONG_DIGITS + 2 if pa.types.is_int64(kind) else int(kind.precision)
 
 

@@ -120,14 +120,16 @@ class Wanted(NamedTuple):
     key_nodes: Any
     """By key: its node, or `_ABSENT` for the key of the UUID if that key is no field."""
     key_bounds: Any
-    """Bounds of the keys of each node. Only objects have keys."""
+    """By node: the number of its first key. A last element is the number of all these keys. Only objects
+    have keys."""
     kinds: Any
     """By node: its kind."""
     scales: Any
     """By node of a decimal: digits after the point, and greatest number of digits."""
     rows: Any
-    """By node: its rows in ``Arrays.numbers`` and ``Arrays.texts``."""
+    """By node: its rows in ``Arrays.numbers`` and ``Arrays.texts``. `_ABSENT`: the node has no row there."""
     parents: Any
+    """By node: its parent."""
     items: Any
     """By node of a list: the node of its items."""
     null_bounds: Any
@@ -202,6 +204,7 @@ _NJIT: Any = numba.njit
 
 
 def _compiled(inline: str = "never") -> Callable[[F], F]:
+    """Return a decorator that compiles a function by Numba, and caches the machine code if it can."""
     options = {"nogil": True, "inline": inline, "error_model": "numpy"}
 
     def compile_(function: F) -> F:
@@ -830,7 +833,8 @@ def _scan_lines(
 
     ``counts``: by node, the number of slots so far. Node 0 is the line. ``written``: by node, the number of
     bytes of its texts, or of slots of its items. ``memory`` has the keys of the previous line. Keep this one
-    function: when parts of it were functions, even inlined by Numba, it was 7 to 18 % slower.
+    function: when parts of it were functions, even inlined by Numba, it was 7 to 18 % slower. ``is_lenient``:
+    the line has a number that JSON lacks. ``is_loose``: a text or number that declared types may refuse.
     """
     # Unpack the tuples once: each access to an element counts references to its array, which costs time.
     names, bounds, kinds, scales, rows = tree.names, tree.bounds, tree.kinds, tree.scales, tree.rows
@@ -925,9 +929,9 @@ def _scan_lines(
                                 if uuid_at < 0:
                                     return False
                             if uuid_at and _byte(buffer, uuid_at) == 0x6E:
-                                uuid_at = 0
+                                uuid_at = 0  # The value is null.
                         if node != _ABSENT and counts[node] != counts[container]:
-                            return False
+                            return False  # The object has this key twice.
                     if uuid_at:
                         if _byte(buffer, uuid_at) != _QUOTE or uuid_at + _TEXT_CHARS + 2 > stop:
                             return False
@@ -983,7 +987,7 @@ def _scan_lines(
                             return False
                         if kind >= STRUCT:
                             _append_null(node, tree, into, counts, written)
-                            kind = _ABSENT
+                            kind = _ABSENT  # The slot is filled.
                         is_present = 0
                     elif kind >= STRUCT:
                         if first_byte != (_OPEN if kind == STRUCT else _OPEN_LIST):

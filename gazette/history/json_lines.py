@@ -193,7 +193,8 @@ class LineScanner:
     def scan(self, buffer: bytes, stop: int) -> Scanned | None:
         """Scan the lines of ``buffer`` before ``stop``, where a line ends.
 
-        Return None if too many lines are declined. The caller then uses the specification for all lines.
+        Return None without a compiled pass, or if too many lines are declined. Return None for good after
+        `_DECLINED_MAX` such buffers in a row. The caller then uses the specification for all lines.
         """
         if self._kernel is None or self._declined_buffers >= _DECLINED_MAX:
             return None
@@ -225,6 +226,7 @@ class LineScanner:
     def _column(
         self, number: int, kind: FieldKind, children: tuple[FieldColumn, ...]
     ) -> FieldColumn:
+        """Return copies of what the kernel wrote for the node ``number``."""
         arrays = self._arrays
         rows = int(arrays.counts[number])
         present = arrays.present[number, :rows] != 0
@@ -248,7 +250,8 @@ class LineScanner:
 
 
 def _numbered(fields: Sequence[Field]) -> list[tuple[int, Field, range]]:
-    """Return the fields, with their numbers in the kernel and the numbers of their children."""
+    """Return the fields, with their numbers in the kernel and the numbers of their children. The line itself
+    has the number 0."""
     numbered: list[tuple[int, Field, range]] = []
     nodes = list(fields)
     for field in nodes:  # The list grows in the loop: breadth first.

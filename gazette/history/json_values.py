@@ -27,7 +27,8 @@ from gazette.history.lenient_json import NO_JSON, NOT_FINITE
 Convert = Callable[[bytes, list[str]], Any]
 """Function that converts the text of a value. Raises ``ValueError`` if the value does not fit.
 
-A nested value that does not fit becomes null. The function appends a description of it to the list.
+A field of an object that does not fit becomes null. The function appends a description of it to the list. If
+an item of a list or map does not fit, the whole list or map does not fit.
 """
 
 EncodeVariant = Callable[[str], dict[str, bytes]]
@@ -48,7 +49,8 @@ _EXPONENT_MAX: Final = 400
 """Greatest exponent of a decimal that is expanded. With a greater one, the value is zero or does not fit."""
 
 _BASE64_GROUP: Final = re.compile(r"[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==)")
-# Before Python 3.11.5, a possessive repetition matches wrongly if its group must backtrack (gh-106052).
+# The outer repetition is not possessive: before Python 3.11.5, such a one matches wrongly if its group must
+# backtrack (gh-106052).
 _BASE64: Final = re.compile(rf"(?:[\x00-\x20]*+{_BASE64_GROUP.pattern})*[\x00-\x20]*+")
 
 _DAY: Final = re.compile(
@@ -108,6 +110,7 @@ class JsonRow:
 
 
 def _line(line: bytes) -> Mapping[str, msgspec.Raw | bytes]:
+    """Return the unparsed values of a line, by name. Raise ``ValueError`` if the line is no object."""
     try:
         line.decode()  # The parser does not check the bytes of strings that it does not decode.
         return _decode_object(line)
@@ -151,6 +154,8 @@ def _member(
 
 
 def _convert(path: str, kind: pa.DataType, encode_variant: EncodeVariant | None) -> Convert:
+    """Return the function for a type, which returns None for null. Raise ``Invalid`` for a type that no JSON
+    value converts to."""
     if is_variant(kind) and encode_variant is not None:
         return _variant(encode_variant)  # A VARIANT encodes null as a value.
     convert = _convert_present(path, kind, encode_variant)
@@ -295,6 +300,8 @@ def _days(year: int, month: int, day: int) -> int:
 
 
 def _date(raw: bytes, _: list[str]) -> int:
+    """Return the days since 1970 of a date, as Spark reads it. A text of four to seven digits is a year. Any
+    other integer in quotes counts days. Raise ``ValueError`` for another value."""
     if not _is_text(raw):
         raise _misfit(raw, "a date")
     text = _text(raw)
@@ -307,7 +314,7 @@ def _date(raw: bytes, _: list[str]) -> int:
         if days in _INT32:
             return days
     elif _DAYS.fullmatch(text):
-        # Days since 1970. Before the Gregorian calendar, Spark counts some days twice.
+        # Refuse days before the Gregorian calendar: Spark counts some of them twice.
         days = int(text)
         if days in _INT32 and days >= _GREGORIAN_BEGIN:
             return days
@@ -316,7 +323,7 @@ def _date(raw: bytes, _: list[str]) -> int:
 
 def _instant(raw: bytes, _: list[str]) -> int:
     """Return microseconds since 1970. A number counts seconds. A time without a zone is UTC. Raise
-    ``MalformedMessage`` for another value."""
+    ``ValueError`` for another value."""
     if _is_text(raw):
         return _micros(raw, zoned=True)
     if len(raw) <= 20 and _INTEGER.fullmatch(raw) and (micros := int(raw) * _MICROS) in _INT64:
@@ -325,14 +332,15 @@ def _instant(raw: bytes, _: list[str]) -> int:
 
 
 def _local(raw: bytes, _: list[str]) -> int:
-    """Return the microseconds since 1970 of a time without a zone. Raise ``MalformedMessage`` for another
-    value."""
+    """Return the microseconds since 1970 of a time without a zone. Raise ``ValueError`` for another value."""
     if not _is_text(raw):
         raise _misfit(raw, "a timestamp without a zone")
     return _micros(raw, zoned=False)
 
 
 def _micros(raw: bytes, *, zoned: bool) -> int:
+    """Return the microseconds since 1970 of a text. ``zoned``: the text may end with a zone; without one, its
+    time is UTC. Raise ``ValueError`` for another text."""
     match = _TIME.fullmatch(_text(raw).strip())
     expected = "a timestamp" if zoned else "a timestamp without a zone"
     if match is None:

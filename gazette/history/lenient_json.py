@@ -73,7 +73,7 @@ def is_array(line: bytes) -> bool:
 def members(text: bytes) -> dict[str, bytes]:
     """Return the unchanged text of an object's values, by name. Of equal names, the last one counts.
 
-    Ignore text after the object. Raise ``ValueError`` if the line is no such object.
+    Ignore text after the object. Raise ``ValueError`` if no object is there, or if the object is not UTF-8.
     """
     token = _token(text, _begin(text))
     if token.sign != "{":
@@ -89,7 +89,7 @@ def members(text: bytes) -> dict[str, bytes]:
         position = token.end
         if token.sign not in ",}":
             raise _unexpected(text, token.begin)
-    text[: token.end].decode()
+    text[: token.end].decode()  # Raise for bytes that are not UTF-8.
     return values
 
 
@@ -130,6 +130,7 @@ def strict(text: bytes, *, kinds_only: bool = False) -> bytes:
 
 
 def _repaired(text: bytes, kinds_only: bool) -> bytes:
+    """Return the first value of a text as strict JSON, token by token: see `strict`."""
     begin = _begin(text)
     end = _value_end(text, begin)
     return b"".join(
@@ -201,6 +202,7 @@ def _key(text: bytes, at: int) -> tuple[str, int]:
 def _value_end(text: bytes, at: int) -> int:
     """Return the end of the value at ``at``. Raise ``ValueError`` if no value is there."""
     closing: list[str] = []
+    """Signs that close the objects and lists around position ``at``, the innermost last."""
     while True:
         token = _token(text, at)
         at = token.end

@@ -29,9 +29,10 @@ class CommittedRun:
 
     run: Run
     known: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By producer of this run that earlier bytes have too: its clocks ``acked`` and ``newest`` there."""
+    """By producer of this run that has earlier messages: the clocks ``acked`` and ``newest`` of these."""
     fates: dict[int, int] = field(default_factory=dict)
-    """By producer with messages that are pending at the end: the clock up to which they committed later."""
+    """By producer with messages that are pending at the end: the clock up to which they committed later. A
+    producer without a clock here committed none of them."""
     clock_min: int = 0
     """Least clock of the run's messages; zero if some messages have no clock."""
     clock_max: int = 0
@@ -162,6 +163,10 @@ class _JournalFold:
                 self._unread.add(number)
 
     def fold(self, parts: Sequence[_Part]) -> SourceCheckpoint:
+        """Step over the journal's runs in order. Return the checkpoint of a consumer that has read them.
+
+        Raise ``Corrupt`` if the start of a committed transaction was pruned.
+        """
         end = self._begin
         for run, run_summary in parts:
             end = max(end, run_summary.end)
@@ -196,6 +201,7 @@ class _JournalFold:
         state, fate = summary.apply(former, lambda clock: self._resolve(run.run, producer, clock))
         waiting = self._waiting.setdefault(producer, [])
         if fate is not Undecided.PENDING:
+            # The fate is a clock, up to which pending messages have committed, or all are rolled back.
             if isinstance(fate, int) and former.begin is not None:
                 if producer in self._lost:
                     raise self._corrupt(producer, self._lost[producer])

@@ -28,6 +28,7 @@ META: Final[dict[str, pa.DataType]] = {
 _HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
 _TEXT_CHARS: Final = 36
 _DIGITS: Final = np.array([index for index in range(_TEXT_CHARS) if index not in (8, 13, 18, 23)])
+"""Positions of the digits in the text of a UUID."""
 _UNIX_EPOCH: Final = clock_at(0)
 
 

@@ -30,7 +30,7 @@ from gazette.message.framing.frames import MalformedMessage
 LOGGER: Final = logging.getLogger(__name__)
 
 COMMITTED: Final = -1
-"""Number of the part with the rows that committed within the run. The others have a producer's number."""
+"""Number of the part with the rows that committed within the run. Other parts have numbers of producers."""
 _PENDING_MAX: Final = 64
 """Greatest number of producers whose pending rows are kept apart. With more, the run is read again."""
 
@@ -55,9 +55,10 @@ def read_once(
 ) -> Generator[Part, None, OnePass]:
     """Yield the rows of a run, as if it repeated no messages of earlier runs. Return its summary.
 
-    If the result says that the run must be read again, ignore the rows. Also read again if a message is
+    If the result says that the run must be read again, ignore the rows. It says so, too, if a message is
     malformed or does not fit, or if ``combine`` raises. Such a message may never commit, or may be the end of
-    a message of the run before: the second reading shows this. Raise the errors of `summarise_run`.
+    a message of the run before: the second reading shows this. A run with replayed messages is not read here.
+    Raise the errors of `summarise_run`.
     """
     result = None
     if run.pieces[0].begin >= run.begin:
@@ -106,7 +107,8 @@ def _parts_that_count(run: CommittedRun, found: OnePass) -> set[int] | None:
         if summary.first_clock <= newest:
             return None  # The run may repeat messages of earlier runs.
         if summary.outside is not None and summary.pending == summary.first_clock:
-            # A message outside of transactions may be new, although its clock is below the first clock.
+            # A message outside of transactions may be new, although its clock is below the first clock:
+            # `read_once` took the message for a duplicate.
             return None
     parts = {COMMITTED}
     for pending in found.pending:
@@ -150,6 +152,7 @@ class _NotCombined(Exception):
 
 
 def _guarded(combine: Combine, rows: pa.Table) -> pa.Table:
+    """Call ``combine``. Raise its error as the cause of `_NotCombined`."""
     try:
         return combine(rows)
     except Exception as error:
@@ -166,6 +169,7 @@ class _Rows:
         self._combiners: dict[int, Combiner] = {}
 
     def add(self, part: int, found: Iterator[tuple[Batch, Mask]]) -> Iterator[Part]:
+        """Add the messages in the masks to a part. Yield its rows that are not held back."""
         combiner = self._combiners.get(part)
         if combiner is None:
             combiner = self._combiners[part] = Combiner(self._combine, self._format.schema)

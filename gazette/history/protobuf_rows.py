@@ -34,7 +34,7 @@ def protobuf_schema(message_type: Any) -> pa.Schema:
 def protobuf_row(message_type: Any, schema: pa.Schema) -> Callable[[Any], dict[str, Any]]:
     """Return a function from messages of a class to the values of a schema's fields, for Arrow.
 
-    Raise `Invalid` for a field that the class does not have.
+    Raise `Invalid` for a field that the class does not have, or that its type in the schema cannot hold.
     """
     return _row(message_type.DESCRIPTOR, list(schema))
 
@@ -57,6 +57,7 @@ def _kind(field: FieldDescriptor, depth: int) -> pa.DataType:
 
 
 def _single(field: FieldDescriptor, depth: int) -> pa.DataType:
+    """Return the type of one value: of one item, if the field is repeated."""
     if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
         return pa.struct(_struct(_message(field), depth + 1))
     if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
@@ -97,6 +98,7 @@ def _value(field: FieldDescriptor, kind: pa.DataType) -> Value:
 
 
 def _one(field: FieldDescriptor, kind: pa.DataType) -> Value:
+    """Return the function from one value of a field, or one item, to its value for Arrow."""
     if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
         if not pa.types.is_struct(kind):
             raise Invalid(f"the field is a message and cannot be read as {kind}", path=field.name)

@@ -79,8 +79,9 @@ class RunReader:
     def batches(self) -> Iterator[Batch]:
         """Yield the messages that begin in the run. Leave out an incomplete message at its end.
 
-        Raise `MalformedMessage` for a malformed message, unless the format skips it. Raise ``Corrupt`` if
-        the run begins inside a message, in spite of ``run.sure``. Raise the errors of `OpenAccess.chunks`.
+        Raise `MalformedMessage` for a malformed message, unless the format skips it or makes a null of it.
+        Raise it for any message of more than `FRAME_BYTES_MAX`. Raise ``Corrupt`` if the run begins inside a
+        message, in spite of ``run.sure``. Raise the errors of `OpenAccess.chunks`.
         """
         run = self._run
         yield from self._decoded(self._placed_chunks())
@@ -147,7 +148,7 @@ class RunReader:
         blocks, size = [self.rest], len(self.rest)
         decode_at = 2 * size
         for offset, data in chunks:
-            if offset != self.reached + size:
+            if offset != self.reached + size:  # The journal has lost the bytes before this chunk.
                 yield from self._decode(blocks)
                 self._cut(offset)
                 blocks, size, decode_at = [], 0, 0
@@ -164,8 +165,9 @@ class RunReader:
         if len(blocks) > 1:
             yield from self._decode(blocks)
 
-    def _decode(self, held: Sequence[bytes]) -> Iterator[Batch]:
-        buffer, base = b"".join(held), self.reached
+    def _decode(self, blocks: Sequence[bytes]) -> Iterator[Batch]:
+        """Decode the bytes from ``reached`` on. Keep an incomplete frame in ``rest``."""
+        buffer, base = b"".join(blocks), self.reached
         columns, consumed, fields = self._decoder.decode(buffer, base)
         self.rest, self.reached = buffer[consumed:], base + consumed
         if len(columns):
@@ -257,8 +259,8 @@ def read_envelopes(
 ) -> Iterator[list[Envelope[Any]]]:
     """Yield the committed messages of a run as envelopes, by offset, without acknowledgements.
 
-    Raise `MalformedMessage` for a malformed message or one of another type, `UnusableTime` for a message
-    without the declared ``time``, and the errors of `read_columns`.
+    Unless the format skips such messages, raise `MalformedMessage` for a malformed message or one of another
+    type, and `UnusableTime` for a message without the declared ``time``. Raise the errors of `read_columns`.
     """
     times = None if time is None else TimeReader(time, access.clock.now)
     # The UUIDs are known already, and the type may have no field for them.
@@ -313,7 +315,8 @@ def _decoded(framing: Framing[Any], batch: Batch, rows: Array64) -> list[Any] | 
 def _decoded_each(
     framing: Framing[Any], batch: Batch, rows: Array64, journal: JournalName, *, skips: bool
 ) -> tuple[Array64, list[Any]]:
-    """Return the rows that are messages of the type, and these. Raise `MalformedMessage` for other rows."""
+    """Return the rows that are messages of the type, and the messages. For another row, raise
+    `MalformedMessage`, or skip it."""
     kept_rows: list[int] = []
     messages: list[Any] = []
     for row in rows.tolist():

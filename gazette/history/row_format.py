@@ -26,7 +26,7 @@ class RowFormat:
 
     ``schema`` has all columns in order. ``meta`` maps columns of metadata to keys of `META`. Other columns
     are fields of the message; for ``text`` and ``binary``, one column has the whole message.
-    Messages with clocks in ``[clock_begin, clock_end)`` become rows.
+    Messages with clocks in ``[clock_begin, clock_end)`` become rows; with ``acks``, acknowledgements, too.
     """
 
     value: Value
@@ -42,7 +42,7 @@ class RowFormat:
 
     @classmethod
     def of(cls, value: str, schema: pa.Schema, prefix: str, **more: Any) -> RowFormat:
-        """Return a format. ``prefix`` is the prefix of metadata columns; ``more`` are further fields."""
+        """Return a format. ``prefix`` begins names of metadata columns; ``more`` are further fields of it."""
         meta = tuple((f"{prefix}{key}", key) for key in META if f"{prefix}{key}" in schema.names)
         return cls(cast(Value, value), schema, meta, **more)
 
@@ -59,7 +59,8 @@ class RowFormat:
         return self.fields if self.value == "json" else pa.schema([])
 
     def validate(self) -> None:
-        """Raise `Invalid` if the columns contradict each other."""
+        """Raise `Invalid` if two columns have one name, or if a column of metadata, of corrupt records, or of
+        texts or bytes has another type than it needs."""
         require_distinct(self.schema)
         for name, key in self.meta:
             column_type = self.schema.field(name).type

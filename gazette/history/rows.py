@@ -48,7 +48,8 @@ def read_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a run, by offset: the committed rows of a `CommittedRun`, all rows of a `Run`.
 
-    Raise `Unfit` if a message does not fit its columns, and the errors of `read_columns`.
+    Raise `Unfit` if a message does not fit its columns and malformed messages fail. Raise the errors of
+    `read_columns`, and `Invalid` for a column that no message fits.
     """
     if isinstance(run, CommittedRun):
         yield from read_parts(access, run.run, (run,), format)
@@ -128,7 +129,8 @@ class RowMaker:
             yield _batch(arrays, self._format.schema, len(fit))
 
     def arrays(self, found: Batch, wanted: Mask) -> tuple[Any, list[pa.Array]]:
-        """Return the positions of wanted messages within the bounds, and their columns, if any."""
+        """Return the positions of the wanted messages that become rows, and their columns. Both are empty if
+        no message does. Raise `Unfit` if a message does not fit and malformed messages fail."""
         columns = found.columns
         wanted = self._format.bounded(columns, wanted)
         if not wanted.any():
@@ -146,6 +148,7 @@ class RowMaker:
         return fit, [arrays[name] for name in self._format.schema.names]
 
     def _parsed(self, found: Batch, wanted: Mask) -> _Parsed:
+        """Return the wanted messages. Parse only those whose fields the first pass has not found."""
         if found.arrays is None:
             return self._parse(found, wanted)
         fields, unparsed = found.arrays
@@ -260,6 +263,7 @@ class RowMaker:
         record = parse_record(frame, 0)
         if record is None or record.error:
             raise Invalid("not one record")
+        # The first value is the UUID. Missing values become null, and further values are ignored.
         values = record.fields[1:] if self._run.shape.uuid_field else record.fields
         return dict(zip(self.fields.names, values, strict=False))
 
@@ -340,7 +344,8 @@ def _reason(error: BaseException) -> str:
 
 
 def strict_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return values of protobuf as an array. Convert texts to times, dates and decimals where needed."""
+    """Return values of protobuf as an array. Convert texts to times, dates and decimals where needed. In a
+    column of strings, other values become JSON. Raise one of `ROW_ERRORS` for a value that does not fit."""
     if _needs_cast(kind) and any(isinstance(value, str) for value in values):
         return pa.array(values, pa.string()).cast(kind)
     if pa.types.is_string(kind):

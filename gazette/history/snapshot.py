@@ -70,7 +70,7 @@ class JournalSnapshot:
 
     ``producers`` are the states of its producers at ``begin``, from a checkpoint with that offset; empty
     without a checkpoint. Messages that were pending at ``begin`` are read again only for the producers in
-    ``replays``. Messages of other producers have not committed in the snapshot: most never do.
+    ``replays``. Such messages of other producers are taken not to commit in the snapshot: most never do.
     """
 
     journal: JournalName
@@ -124,7 +124,8 @@ class JournalSnapshot:
 
     @property
     def missed(self) -> tuple[LostBytes, ...]:
-        """``lost`` bytes from ``begin`` on. If ``begin`` is 0, pruned bytes are not among them."""
+        """``lost`` bytes from ``begin`` on. If ``begin`` is 0, pruned bytes are not among them, unless an
+        operator has confirmed the loss."""
         first = self.pieces[0].begin if self.pieces else self.end
         return tuple(
             lost._replace(begin=max(lost.begin, self.begin))
@@ -156,6 +157,7 @@ class JournalSnapshot:
                 begin=self.begin,
                 since=since if group[0].begin < self.begin else {},
                 last=index == len(groups) - 1,
+                # The run is the first one, or the bytes before it are lost: nothing continues into it.
                 sure=index == 0 or groups[index - 1][-1].end < group[0].begin,
             )
             for index, group in enumerate(groups)

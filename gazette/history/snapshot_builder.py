@@ -71,10 +71,12 @@ class Selection:
     path_postfix_template: str = ""
     """Template of the paths of fragments in ``stores``."""
     begin: Mapping[JournalName, Offset] = field(default_factory=dict)
+    """By journal: the offset at which to begin. ``end`` has those at which to end."""
     end: Mapping[JournalName, Offset] = field(default_factory=dict)
     begin_all: Offset = 0
     """Offset at which to begin journals that ``begin`` does not name."""
     end_all: Offset | None = None
+    """Offset at which to end journals that ``end`` does not name. None: at the head or last fragment."""
     sources: Mapping[JournalName, SourceCheckpoint] = field(default_factory=dict)
     """Checkpoint to resume from. It takes precedence over ``begin``."""
     lives: Mapping[JournalName, JournalLife] = field(default_factory=dict)
@@ -84,10 +86,10 @@ class Selection:
     lost: Lost = "settled"
     """Treatment of lost bytes. Skipped ranges are in `JournalSnapshot.lost`.
 
-    - ``settled`` skips bytes that will not come, as readers do. It raises ``NotYet`` for others.
-    - ``fail`` raises ``Corrupt`` for bytes that will not come, and ``NotYet`` for others.
+    - ``settled`` skips bytes that will not come, as readers do. It raises ``NotYet`` for bytes that may.
+    - ``fail`` raises ``Corrupt`` for bytes that will not come, and ``NotYet`` for bytes that may.
     - ``skip`` skips missing bytes, even if they may still come.
-    - ``wait`` skips bytes that will not come, and ends the snapshot before others.
+    - ``wait`` skips bytes that will not come, and ends the snapshot before bytes that may.
 
     Each treatment skips bytes that an operator has confirmed as lost.
     """
@@ -117,13 +119,13 @@ class FragmentPlaces:
     def __init__(self) -> None:
         self._begins: dict[JournalName, list[Offset]] = {}
         self._listed_at: dict[JournalName, float] = {}
-        """Time of the last listing of each whole journal, by the machine's clock."""
+        """Time of the last whole listing of each journal, by the machine's clock."""
 
     def begin_for(self, journal: JournalName, wanted: Offset, now_s: float) -> Offset:
         """Return the offset from which to list fragments, to find the bytes from ``wanted`` on.
 
-        Return zero if the offset is unknown, or if the last listing of the whole journal is old: only that
-        finds new fragments whose names sort before.
+        Return zero if the offset is unknown, or if the last whole listing of the journal is old. Only a whole
+        listing finds new fragments whose names sort before those that are known.
         """
         begins = self._begins.get(journal, [])
         position = bisect_right(begins, wanted) - _EARLIER
@@ -134,7 +136,7 @@ class FragmentPlaces:
     def add(
         self, journal: JournalName, begin: Offset, pieces: Sequence[Piece], now_s: float
     ) -> None:
-        """Remember a listing that began at ``begin``."""
+        """Remember a listing that began at ``begin``, in place of what was known from there on."""
         begins = self._begins.get(journal, []) if begin else []
         if not begin:
             self._listed_at[journal] = now_s
@@ -192,7 +194,7 @@ async def _take(access: OpenAccess, selection: Selection, places: FragmentPlaces
     limit = asyncio.Semaphore(_LISTS_AT_ONCE)
     client = None if selection.stores else await access.client()
 
-    async def one(spec: JournalSpec) -> JournalSnapshot:
+    async def snapshot_of(spec: JournalSpec) -> JournalSnapshot:
         name = spec.name
         begin = 0
         # With a path postfix, fragments sort by the postfix first.
@@ -227,10 +229,10 @@ async def _take(access: OpenAccess, selection: Selection, places: FragmentPlaces
 
     if client is None:
         specs = [_spec_of(name, selection) for name in selection.journals]
-        journals = [await one(spec) for spec in specs]
+        journals = [await snapshot_of(spec) for spec in specs]
     else:
         specs = await journal_specs(access, selection.journals, selection.selector)
-        journals = list(await asyncio.gather(*map(one, specs)))
+        journals = list(await asyncio.gather(*map(snapshot_of, specs)))
     return Snapshot(tuple(sorted(journals, key=lambda journal: journal.journal)))
 
 
@@ -352,6 +354,7 @@ async def _head(access: OpenAccess, client: Client, journal: JournalName) -> _He
 
 
 def _require_life(selection: Selection, journal: JournalName, life: JournalLife | None) -> None:
+    """Raise ``Corrupt`` if the selection's offsets belong to another life of the journal. None: unknown."""
     expected = selection.lives.get(journal)
     if expected is not None and life is not None and life.is_other(expected):
         raise created_again(journal, expected.created, life.created)
@@ -365,7 +368,7 @@ def _journal(
     now: float,
 ) -> JournalSnapshot:
     """Return the snapshot of one journal: its range of offsets, its pieces, and its lost bytes. Raise
-    ``Invalid`` if the end is beyond the known bytes."""
+    ``Invalid`` if the end is beyond the known bytes, and the errors of `require_final`."""
     journal = spec.name
     source = selection.sources.get(journal)
     begin = selection.begin.get(journal, selection.begin_all)

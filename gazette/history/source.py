@@ -176,7 +176,8 @@ class OpenAccess:
     async def client(self) -> Client:
         """Return the client of the brokers. Call this on the loop.
 
-        Raise `Invalid` without brokers. Raise ``Unavailable`` if no broker answers the first call.
+        Raise `Invalid` without brokers. Raise ``Unavailable`` if no broker answers in time: the next call
+        tries again.
         """
         if self._client is None:
             brokers = self.settings.brokers
@@ -296,6 +297,7 @@ class OpenAccess:
     def _through_brokers(
         self, journal: JournalName, piece: Piece
     ) -> Iterator[tuple[Offset, bytes]]:
+        """Yield the bytes of a piece as brokers serve them. The reader is loop-bound: use it by `run`."""
         params = ReadParams(journal, piece.begin, block=True, end_offset=piece.end)
 
         async def opened() -> Any:

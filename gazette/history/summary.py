@@ -28,7 +28,7 @@ from gazette.history.batch_split import (
     WHOLE_TXNS,
     BatchSplit,
     Segment,
-    records,
+    mask_of_new,
     split_batch,
 )
 from gazette.history.columns import Columns
@@ -142,6 +142,7 @@ def combine(first: Summary, second: Summary, first_beyond: FindBeyond) -> Summar
         producers[number] = (
             summary if earlier is None else _joined(earlier, summary, partial(first_beyond, number))
         )
+    # A part without messages has no clocks.
     return Summary(
         producers,
         second.end if second.rows else first.end,
@@ -212,6 +213,7 @@ class Summariser:
     _after: dict[int, State] = field(default_factory=dict)
     """States of producers after an acknowledgement. Then only this part of their summaries changes."""
     _end: Offset = -1
+    """End of the last message; -1 before the first one."""
     _rows: int = 0
     _clock_min: int | None = None
     _clock_max: int = 0
@@ -263,7 +265,7 @@ def first_beyond(run: Run, columns: Iterable[Columns], producer: int, clock: int
         for segment in split_batch(batch_columns, run).segments:
             # The wanted message comes before any acknowledgement.
             if segment.producer == producer and segment.kind == CONTINUE_TXN:
-                above = records(segment.clocks, clock)
+                above = mask_of_new(segment.clocks, clock)
                 if above.any():
                     return int(batch_columns.begins[segment.rows[int(np.argmax(above))]])
     raise Bug("a run differs from its first read", journal=run.journal, number=run.number)

@@ -113,6 +113,7 @@ class SummaryStore:
             self._give_up(error, "written")
 
     def _give_up(self, error: Exception, what: str) -> None:
+        """Write no more and, if ``what`` is "read", read no more. Warn unless that was so already."""
         with self._lock:
             is_logged = not (self._readable if what == "read" else self.writable)
             self.writable = False
@@ -160,6 +161,7 @@ def _path(journal: JournalName, pieces: Sequence[Piece], identity: bytes) -> str
 
 
 def _decode(content: bytes, identity: bytes) -> _Kept | None:
+    """Return the content of an object; None if it is damaged, or has another identity."""
     header_bytes = len(_MARK) + _SUM_BYTES
     body = content[header_bytes:]
     if content[:header_bytes] != _MARK + hashlib.sha256(body).digest():

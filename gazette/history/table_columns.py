@@ -54,6 +54,7 @@ class TableColumns:
     acks: bool
     clock_begin: int
     clock_end: int | None
+    """Clocks of messages to return: ``[clock_begin, clock_end)``. None: without an end."""
 
     def snapshot(self, access: OpenAccess) -> Snapshot:
         """Return the journals as of now. Raise ``NotFound`` for a missing one: see `take_snapshot`."""
@@ -62,7 +63,7 @@ class TableColumns:
         return snapshot
 
     def known_fields(self, value: str) -> pa.Schema | None:
-        """Return the fields of messages; None if they must be inferred from messages."""
+        """Return the fields of messages; no fields if only metadata are wanted. None: infer the fields."""
         if self.fields is not None:
             return self.fields
         if self.columns and set(self.columns) <= {f"{self.meta_prefix}{key}" for key in META}:
@@ -93,7 +94,8 @@ class TableColumns:
         not exist, and for two columns of the same name.
         """
         meta = [pa.field(f"{self.meta_prefix}{name}", type_) for name, type_ in META.items()]
-        # Leave out a field that is the UUID: the metadata have it. Keep it if journals have UUIDs elsewhere.
+        # Leave out the field of the UUID: the metadata have it. If journals have their UUIDs in different
+        # fields, leave out none.
         uuid_fields = {shape.uuid_field for shape in shapes}
         uuid_fields = uuid_fields or {self.selection.shape.uuid_field or DEFAULT_PLACE}
         names = {field.name for field in meta} & uuid_fields if len(uuid_fields) == 1 else set()
@@ -117,7 +119,8 @@ class TableColumns:
         return pa.schema([by_name[name] for name in self.columns])
 
     def require_leading(self, columns: Sequence[str]) -> None:
-        """Raise `Invalid` unless ``columns`` are the first fields of CSV: its fields have only positions."""
+        """Raise `Invalid` unless the fields in ``columns`` are the first ones of the CSV, whose fields have
+        only positions."""
         meta_names = {f"{self.meta_prefix}{key}" for key in META}
         field_names = [name for name in columns if name not in meta_names]
         # Without given fields, the names are c1, c2 and so on.
@@ -132,7 +135,8 @@ class TableColumns:
 
 
 def value_of_all(value: str, shapes: Iterable[MessageFormat]) -> str:
-    """Return the form of all journals' messages: ``value`` if given. Raise `Invalid` if the forms differ."""
+    """Return the form of all journals' messages: ``value`` if given; without journals, ``json``. Raise
+    `Invalid` if the forms differ."""
     values = {value or _value_of(shape.content_type) for shape in shapes}
     if len(values) > 1:
         raise Invalid(

@@ -49,7 +49,7 @@ class TableOptions(TypedDict, total=False):
     """Template ``path_postfix_template`` of the journals, with ``store``."""
     begin: int | Mapping[str, int]
     """Offset at which to begin, for all journals or by journal. Of a transaction that began before it, only
-    the messages from the offset on are returned."""
+    the messages from this offset on are returned."""
     end: int | Mapping[str, int]
     """Offset at which to end. The default is the head, as of the call."""
     begin_time: Time

@@ -107,7 +107,7 @@ class TableRead(TableColumns):
         )
 
     def batches(self) -> pa.RecordBatchReader:
-        """Do the first pass, and return a reader of the committed rows. See `read_batches`."""
+        """Return a reader of the rows: see `read_batches`. For committed rows, do the first pass before."""
         with self.access.open() as opened:
             snapshot = self.snapshot(opened)
             warn_of_loss(snapshot)
@@ -125,6 +125,7 @@ class TableRead(TableColumns):
         parts: Mapping[JournalName, list[CommittedRun]],
         format: RowFormat,
     ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows. Open the access again: the reader is used after `batches` has returned."""
         with self.access.open() as opened:
             for journal in snapshot.journals:
                 try:
@@ -157,7 +158,8 @@ class TableRead(TableColumns):
 
 
 def _require_readable(format: RowFormat, shape: MessageFormat) -> None:
-    """Raise `Invalid` for a column of a type that no value of a message fits, or that may not be null."""
+    """Raise `Invalid` for a column that may not be null, or whose type would change values. Raise it, too,
+    for a type that no JSON value converts to, and a field that the protobuf class lacks or cannot fill."""
     for field in format.fields:
         for path, kind in _parts(field.name, field.type):
             if nearest := _nearest(kind):
@@ -168,6 +170,7 @@ def _require_readable(format: RowFormat, shape: MessageFormat) -> None:
                 )
         if not field.nullable:
             raise Invalid("columns of journals may be null", path=field.name)
+    # Make the reader only for its errors.
     if format.value == "json":
         JsonRow(format.fields)
     elif format.value == "protobuf":

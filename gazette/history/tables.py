@@ -38,7 +38,8 @@ def read_batches(
 
     Raise ``Invalid`` for wrong options, or without the extra ``tables``. Raise ``NotFound`` for a missing
     journal. Raise ``Unavailable`` if brokers are not reached, or do not answer. Raise ``NotYet`` for missing
-    bytes that may still come. Raise ``Unfit`` or ``MalformedMessage`` for a message that does not fit.
+    bytes that may still come, and ``Corrupt`` for lost bytes that are not skipped. Raise ``Unfit`` or
+    ``MalformedMessage`` for a message that does not fit. The reader, too, raises errors of reading.
     """
     return _implementation().TableRead.parse(journals, options).batches()
 

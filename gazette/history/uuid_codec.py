@@ -37,7 +37,8 @@ class UuidCodec(MessageCodec[Any]):
         self.decode_lines = self._decoder.decode_lines
 
     def decode(self, payload: bytes) -> Any:
-        """Return the message; None for a blank line, which Spark skips too."""
+        """Return the message; None for a blank line, which Spark skips too. Raise one of `CODEC_ERRORS` for a
+        malformed line."""
         try:
             return self._decoder.decode(payload)
         except msgspec.ValidationError:

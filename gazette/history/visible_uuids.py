@@ -54,6 +54,7 @@ def _of_protobuf(codec: ProtobufCodec[Any], raw: bytes) -> bytes:
 
 
 def _numbers(descriptor: Descriptor, names: Sequence[str]) -> list[int]:
+    """Return a path of nested fields by their numbers."""
     numbers = []
     for name in names:
         field: Any = descriptor.fields_by_name[name]
@@ -81,6 +82,7 @@ def _texts(payload: bytes) -> Iterator[tuple[int, bytes]]:
     last value may be incomplete."""
     position = groups = 0
     while (tag := _varint(payload, position)) is not None:
+        # The lowest three bits of a key are the kind of the field, all others its number.
         (key, position), kind = tag, tag[0] & 7
         varint = _varint(payload, position) if kind in (_VARINT, _LENGTH) else (0, position)
         if varint is None or kind not in _KINDS:

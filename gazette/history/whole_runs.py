@@ -46,7 +46,10 @@ def whole_runs(runs: Sequence[Run], summarise: Summarise) -> tuple[tuple[Run, ..
 
 
 def _mend(chain: list[_Link]) -> None:
-    """Change the first run that does not begin and end where messages do, and drop its summary."""
+    """Change the first run that does not begin and end where messages do.
+
+    Drop the summary of a run whose messages change. Raise `MalformedMessage` for a message that is cut off.
+    """
     for position, link in enumerate(chain):
         run, summary = link.run, link.summary
         if summary is None:
@@ -97,6 +100,8 @@ def _beyond(links: Sequence[_Link], begin: Offset) -> tuple[Piece, ...]:
 
 
 def _cut_off(run: Run, summary: Summary, offset: Offset) -> None:
+    """Raise `MalformedMessage` for the run's last message, which lost bytes before ``offset`` cut off. Do
+    nothing if the format does not let such messages fail."""
     if run.shape.malformed == "fail":
         raise MalformedMessage(
             f"a message is cut off: the journal continues at offset {offset}",

@@ -199,7 +199,7 @@ def consumed(backfill: Backfill, batches: Batches) -> Batches:
 
 
 def run_task(task: ShardTask, on_read: OnRead = _ignore) -> Attempt:
-    """Build the shard's state from its messages, and stage it. Blocks."""
+    """Build the shard's state from its messages, and stage it. Blocks. Errors: see `build_state`."""
     backfill = task.load()
 
     count = 0
@@ -285,7 +285,8 @@ def has_state(shard: str) -> NotAllowed:
 def _fill_verified(
     task: ShardTask, backfill: Backfill, fill: Callable[[StateBuilder], int], builder: StateBuilder
 ) -> int:
-    """Fill a database, and compare the result with a replay. Raise ``Corrupt`` for a difference: no commit.
+    """Fill a database, and compare the result with a replay. Raise ``Corrupt`` for a difference, before the
+    commit.
 
     Replay and build run in the same transaction: the replay comes first, and a savepoint undoes it. Raise
     ``Invalid`` for a store without savepoints.
@@ -325,6 +326,7 @@ def differs_from_replay(shard: str, reason: str) -> Corrupt:
 def _stage(
     task: ShardTask, staging: Staging, attempt: str, builder: StateBuilder, built: BuiltState
 ) -> Attempt:
+    """Put a built state into the staging area: its log, if it has one, and then its description."""
     name = state_name(task.run_id, task.spec.id, attempt)
     if built.log:
         staging.put(name, builder.path)

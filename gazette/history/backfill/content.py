@@ -16,7 +16,7 @@ from gazette.stores.json_file import JSONFileStore
 from gazette.stores.rocksdb.store import DEFAULT, RocksDBStore
 from gazette.stores.sqlite.store import SQLiteStore
 
-_OURS: Final = "gazette_checkpoint"
+_CHECKPOINT_TABLE: Final = "gazette_checkpoint"
 
 
 def content_of(store: Any) -> Iterator[Any]:
@@ -43,7 +43,7 @@ def sqlite_rows(connection: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
         " ORDER BY name"
     ).fetchall()
     for (name,) in tables:
-        if name == _OURS:
+        if name == _CHECKPOINT_TABLE:
             continue
         quoted = '"' + name.replace('"', '""') + '"'
         columns = len(connection.execute(f"PRAGMA table_info({quoted})").fetchall())

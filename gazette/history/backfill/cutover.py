@@ -84,6 +84,7 @@ class Cutover:
         self._forgotten: set[str] = set()
         """Shards whose former state is unreadable: the user has accepted to lose its acknowledgements."""
         self._ends: Mapping[JournalName, Offset] = {}
+        """By journal: the end of the history."""
 
     async def look(self, listed: Sequence[ListedShard], held: Mapping[str, HeldState]) -> None:
         """Read the former states of shards. The states in databases are in ``held``.
@@ -132,6 +133,7 @@ class Cutover:
 
     @contextmanager
     def _forgiving(self) -> Iterator[None]:
+        """Log a ``NotAllowed`` of the block, and go on, if the user has accepted to lose publications."""
         try:
             yield
         except NotAllowed as error:

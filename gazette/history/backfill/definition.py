@@ -98,7 +98,8 @@ class Backfill:
     ) -> MessageTime | None:
         """Return where messages of a journal have their time. Default: the application's declaration.
 
-        Override it for journals of a ``history`` that are not sources of the application.
+        None: their time is the clock of their publisher. Override this method for journals of a ``history``
+        that are not sources of the application.
         """
         return application.message_time_of(journal)
 
@@ -329,6 +330,7 @@ class _Transaction:
         self._fire(timers)
 
     def _fire(self, timers: ShardTimers) -> None:
+        """Let timers fire that are due, also those that become due thereby. Messages take no turns here."""
         while timers.is_due(ready=False) and timers.confirm_due():
             self._begin()
             for timer in timers.fire(REPLAY_TIMERS):
@@ -339,10 +341,8 @@ class _Transaction:
                 self._consumed += 1
 
     def _require_deferrable(self, message: Envelope[Any]) -> None:
-        """Raise ``GazetteError`` for a transaction without a consumed message, which would be deferred again.
-
-        Raise ``Invalid`` if the store cannot commit before the end.
-        """
+        """Raise ``GazetteError`` if the transaction has consumed nothing: the next one would defer the
+        message again. Raise ``Invalid`` if the store cannot commit before the end."""
         facts: dict[str, Any] = {
             "journal": message.journal,
             "begin": message.begin,
@@ -365,6 +365,7 @@ class _Transaction:
             )
 
     def _deliver(self, messages: Sequence[Envelope[Any]]) -> int:
+        """Return how many messages the application has consumed, before it deferred one or consumed all."""
         self._begin()
         return deliver_in_halves(messages, self._attempt)
 
@@ -375,7 +376,8 @@ class _Transaction:
             require_none("begin_transaction", result)
 
     def _attempt(self, messages: Sequence[Envelope[Any]]) -> int:
-        """Let the application consume messages. As on a shard, it may defer only before any change."""
+        """Let the application consume messages. If it defers, undo what it did with them, if the store can.
+        Without savepoints, it may defer only before any change, as on a shard."""
         savepoint = self._store.savepoint() if self._undoes else None
         try:
             result: object = self._application.consume_messages(  # type: ignore[func-returns-value]
@@ -392,6 +394,7 @@ class _Transaction:
         return len(messages)
 
     def finalize(self) -> None:
+        """End the transaction, if one is running, for the commit that follows."""
         if self._running:
             result: object = self._application.finalize_transaction(  # type: ignore[func-returns-value]
                 self._shard, self._store, self._publisher

@@ -112,8 +112,8 @@ def step_of(names: Iterable[str], shards: int) -> str:
 def staged_orphans(staging: Staging) -> list[Orphan]:
     """Return objects that no run needs, of any age. Blocks.
 
-    For a run without a manifest, these are duplicate states of a shard, and incomplete states. An attempt
-    may still complete an incomplete state.
+    For a run without a manifest, these are duplicate states of a shard, and incomplete states, which their
+    attempts may still complete.
     """
     orphans: list[Orphan] = []
     for run, objects in sorted(runs_of(staging).items()):
@@ -148,8 +148,10 @@ def _surplus(run: str, objects: Sequence[StagedObject]) -> list[tuple[StagedObje
     return surplus
 
 
-def _staged(one: StagedObject, reason: str) -> Orphan:
-    return Orphan(STAGED, one.name, one.size, one.mod_time, reason, "gazctl shards backfill --gc")
+def _staged(item: StagedObject, reason: str) -> Orphan:
+    return Orphan(
+        STAGED, item.name, item.size, item.mod_time, reason, "gazctl shards backfill --gc"
+    )
 
 
 def scratch_orphans(parent: Path | None, before_s: float) -> list[Orphan]:
@@ -192,7 +194,7 @@ async def branch_orphans(
     """
     limit = asyncio.Semaphore(_CALLS_MAX)
 
-    async def one(shard: str) -> list[Orphan]:
+    async def orphans_of(shard: str) -> list[Orphan]:
         hints: ShardHints | None = None
         async with limit:
             with suppress(NotFound):  # The shard is gone: no hints name a branch.
@@ -213,7 +215,9 @@ async def branch_orphans(
         ]
 
     return [
-        orphan for group in await asyncio.gather(*map(one, sorted(intents))) for orphan in group
+        orphan
+        for group in await asyncio.gather(*map(orphans_of, sorted(intents)))
+        for orphan in group
     ]
 
 

@@ -102,6 +102,8 @@ class LocalRunner:
         return run_task(task, reading)
 
     def _in_process(self, task: ShardTask, on_read: OnRead) -> Attempt:
+        """Run a task in a child process. Raise the task's error, ``Closed`` after `stop`, or ``Broken`` if
+        the process dies."""
         with self._child() as child:
             assert child.stdin is not None
             assert child.stdout is not None
@@ -124,6 +126,7 @@ class LocalRunner:
 
     @contextlib.contextmanager
     def _child(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Start a child process for the block, and kill it afterwards. Raise ``Closed`` after `stop`."""
         with self._lock:
             self._check()
             child = subprocess.Popen(

@@ -95,8 +95,8 @@ def plan_snapshot(
 ) -> Snapshot:
     """Return the snapshot to read. Blocks. ``ends`` and ``begins`` are the offsets of a resumed plan.
 
-    Raise ``Invalid`` for ends of journals outside the history. Raise ``NotFound`` for absent
-    journals. Raise ``NotYet`` for missing bytes that may still come.
+    Raise ``Invalid`` without sources or a history, and for ends of journals outside the history. Raise
+    ``NotFound`` for absent journals. Raise ``NotYet`` for missing bytes that may still come.
     """
     if backfill.history:
         selection = Selection(selector=LabelSelector.parse(backfill.history))
@@ -255,7 +255,8 @@ def tasks_of(
     claims: Mapping[str, BackfillClaim] | None = None,
     verified: Collection[str] = (),
 ) -> list[ShardTask]:
-    """Return a task for each shard. Raise ``Invalid`` without a mapping, ``Corrupt`` for a lost begin."""
+    """Return a task for each shard. Raise ``Invalid`` for a backfill with a history and no mapping. Raise the
+    error of `require_replayable`."""
     require_replayable(folded)
     application = settings.application or name_of(backfill.new_application())
     if backfill.history:

@@ -188,8 +188,8 @@ class Publication:
 
         With ``enable``, also enable the shards. Raise ``Conflict`` when a shard was changed since the run
         began, ``NotAllowed`` when it is live, ``Fenced`` when its log has another author. After an error
-        nothing is published, except of more than `SHARDS_MAX` shards. A cancelled call may have published: a
-        resumed run sees what was published.
+        nothing is published; but of more than `SHARDS_MAX` shards, some may be. A cancelled call may have
+        published, too: a resumed run sees what was published.
         """
         for begin in range(0, len(targets), SHARDS_MAX):
             await self._publish_batch(targets[begin : begin + SHARDS_MAX], enable=enable)

@@ -85,7 +85,8 @@ class RunRecords:
             )
 
     async def manifest(self) -> set[tuple[str, str]] | None:
-        """Return the manifest's (shard, attempt) pairs; None if it is absent. ``Corrupt`` if damaged."""
+        """Return the manifest's (shard, attempt) pairs; None without a manifest. Raise ``Corrupt`` if it is
+        damaged."""
         data = await self._find(self._object(MANIFEST))
         return None if data is None else manifest_attempts(data)
 
@@ -145,14 +146,16 @@ class RunRecords:
         await self.blocking(self.staging.remove, name)
 
     async def note_appending(self, attempt: Attempt, head: int, number: str) -> None:
-        """Note, before the append, that a state will be in its log from ``head`` on. ``number`` is unique."""
+        """Note, before an append, that the log gets a state at offset ``head`` or later. ``number`` tells the
+        notes of one attempt apart."""
         name = appending_name(self.run_id, attempt.shard, attempt.attempt, number)
         built = attempt.built
         intent = Intent(built.log, built.branch.author, head, built.size)
         await self._create(name, msgspec.json.encode(intent))
 
     async def appended(self, attempt: Attempt) -> int | None:
-        """Return a state's first offset in its log, None before the append. ``Corrupt`` if malformed."""
+        """Return a state's first offset in its log; None if no append is noted. Raise ``Corrupt`` for a
+        malformed note."""
         name = appended_name(self.run_id, attempt.shard, attempt.attempt)
         if (data := await self._find(name)) is None:
             return None

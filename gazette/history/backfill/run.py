@@ -46,7 +46,7 @@ from gazette.stores.claims import HeldState
 
 
 class BackfillRun:
-    """One run of a backfill. Other processes load ``backfill`` by ``name``, or by pickle if that is empty."""
+    """One run of a backfill. Other processes load ``backfill`` by ``name``, or by pickle without a name."""
 
     def __init__(
         self,
@@ -105,6 +105,7 @@ class BackfillRun:
             self._records.close()
 
     async def _run(self, on_begin: Callable[[], None], *, dry_run: bool) -> Report:
+        """Do the steps of `run`, in order: first all checks, since a refused run must store nothing."""
         begin_s = self._clock.monotonic()
         listed = await self._list()
         if not dry_run and (report_before := await self._published_before(listed)):
@@ -166,7 +167,7 @@ class BackfillRun:
                 )
 
     async def _refusals(self, listed: Sequence[ListedShard]) -> list[str]:
-        """Return reasons to refuse a run now, for a plan. A run may have more: it looks into databases."""
+        """Return reasons to refuse a real run now. A run may have more: it looks into databases."""
         refusals = []
         try:
             require_idle(listed)
@@ -205,7 +206,8 @@ class BackfillRun:
         return await write_head(self._client, spec.recovery_log) > 0
 
     async def _published_before(self, listed: Sequence[ListedShard]) -> Report | None:
-        """Return the report of this run if its states were published already; else None."""
+        """Return the report of this run if its states were published already; else None. Raise ``Conflict``
+        if the run was of other shards."""
         if not await self._records.is_published():
             manifest = await self._records.manifest()
             if manifest is None or not await self._all_published(manifest, listed):
@@ -219,6 +221,7 @@ class BackfillRun:
     async def _all_published(
         self, manifest: set[tuple[str, str]], listed: Sequence[ListedShard]
     ) -> bool:
+        """Return True if hints name all states of a manifest. No hints name a state in a database."""
         ids = {listed_shard.spec.id for listed_shard in listed}
         for shard, attempt in manifest:
             built = (await self._records.staged(shard, attempt)).built
@@ -334,6 +337,8 @@ class BackfillRun:
     async def _verify(
         self, tasks: Sequence[ShardTask], attempts: Sequence[Attempt], directory: Path
     ) -> tuple[str, ...]:
+        """Compare some states with a replay. Return the verified shards, also those verified while they were
+        built. Raise ``Corrupt`` for a difference."""
         chosen = set(_spread(self._settings.verify, [task.spec.id for task in tasks]))
         with_tasks = list(zip(tasks, attempts, strict=True))
         # States in a database were verified before their commit.

@@ -201,7 +201,7 @@ class S3Staging(Staging):
         base = base if base.endswith("/") else f"{base}/"
         with within("--staging"):
             self._store = S3Store(FragmentStoreUrl.parse(f"{base}{mark}{query}"), settings)
-        never = threading.Event()
+        never = threading.Event()  # A pause is a wait for this event, which is never set.
         self._retrying = RetryingStore(self._store, random.SystemRandom(), never.wait)
 
     def create(self, name: str, data: bytes) -> bool:
@@ -273,6 +273,8 @@ class FsspecStaging(Staging):
         return f"{self._root}/{_checked(name)}"
 
     def _call(self, name: str, call: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the file system. Pass ``FileExistsError``. Turn its other errors into ``NotFound`` and
+        ``Unavailable``."""
         try:
             return call(*args, **kwargs)
         except FileExistsError:

@@ -54,6 +54,7 @@ class Column(NamedTuple):
     name: str
     """Name of the field in JSON, or in protobuf."""
     attribute: str
+    """Name of the attribute in a message's object."""
     type: pa.DataType
     info: inspect.Type | None
     """Type of the field, if the class says it."""
@@ -119,7 +120,8 @@ class MessageColumns:
         return [_array(column, messages) for column in self.columns]
 
     def fitting(self, messages: Sequence[Any]) -> tuple[list[pa.Array], int, BaseException | None]:
-        """Return the columns of all messages before the first misfit, their number, and its error."""
+        """Return the columns of all messages before the first one that does not fit, the number of these
+        messages, and the error of the misfit. The error is None if all messages fit."""
         try:
             return self.arrays(messages), len(messages), None
         except ROW_ERRORS as error:
@@ -135,6 +137,7 @@ class MessageColumns:
 
 
 def _fields(codec: Any) -> list[Column]:
+    """Return the columns of a codec's type. Raise ``Invalid`` for a type without declared fields."""
     message_type = codec.message_type
     if isinstance(codec, PydanticCodec):
         return [
@@ -156,7 +159,8 @@ def _fields(codec: Any) -> list[Column]:
 
 
 def _default_of(field: inspect.Field) -> Any:
-    """Return the value of a field that is missing; ``UNSET`` and ``NODEFAULT`` are of msgspec."""
+    """Return the value of a missing field. ``UNSET``: the field may be missing, without a value.
+    ``NODEFAULT``: the field is required, or code makes its value."""
     has_default = field.default is not msgspec.NODEFAULT
     if has_default or field.required or field.default_factory is not msgspec.NODEFAULT:
         return field.default
@@ -220,6 +224,7 @@ def _require_types(values: Iterable[Any], data_type: pa.DataType) -> None:
             _require_types([value.get(part.name) for value in present], part.type)
         return
     for python in set(map(type, present)):
+        # A datetime is a date, too: Arrow would cut its time off.
         cut = pa.types.is_date(data_type) and issubclass(python, datetime)
         if cut or not issubclass(python, _CLASSES.get(data_type, list | tuple)):
             raise TypeError(f"a value of type {python.__name__} is no {data_type}")

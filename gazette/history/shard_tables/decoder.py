@@ -76,6 +76,7 @@ class TableDecoder(EnvelopeDecoder[Any]):
             messages = [messages[row] for row in rows.tolist()]
         fields, count, misfit = self._form.message.fitting(messages)
         if is_ack.any():
+            # Give acknowledgements, and messages from the misfit on, a row of nulls.
             index = np.cumsum(~is_ack) - 1
             fields = _taken(fields, pa.array(index, mask=is_ack | (index >= count)))
         if misfit is not None:
@@ -92,6 +93,7 @@ class TableDecoder(EnvelopeDecoder[Any]):
             return None
         begins = scanned.begins + self.begin
         columns = Columns(begins, np.append(begins[1:], self.begin + stop), scanned.uuids)
+        # The decoder of the type reads doubtful messages again: it may read them differently, or refuse them.
         doubtful = columns.uuids.clocks == 0
         doubtful[scanned.fields.lenient] = True
         try:
@@ -134,6 +136,7 @@ class TableDecoder(EnvelopeDecoder[Any]):
                 break
         if not messages:
             return cut
+        # Take the messages that were read again from behind the scanned ones.
         index = np.arange(len(columns))
         index[read_rows] = len(columns) + np.arange(len(messages))
         order = pa.array(index[: len(cut.columns)])
@@ -189,6 +192,7 @@ def _checked(array: pa.Array, column: Column, doubtful: Mask, buffer: bytes) -> 
     if not array.null_count:
         return array
     is_missing_null = column.default in (None, msgspec.UNSET)
+    # A missing field gives null, and so does a null, if the type has null or the buffer has no null.
     if is_missing_null and (column.is_optional or b"null" not in buffer):
         return array
     # If no message has a null, the field is missing where the value is.

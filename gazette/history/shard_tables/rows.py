@@ -169,7 +169,7 @@ class CommittedRows(MessageRows):
                 self._envelopes[position] = source.envelopes(self._rows[[position]])[0]
             return self._envelopes[position]
         part = CommittedRows(self._sources, self._which[index], self._rows[index], self.keys[index])
-        if "table" in vars(self):
+        if "table" in vars(self):  # The table is made already: share its columns.
             begin, end, _ = index.indices(len(self))
             part.table = self.table.slice(begin, max(0, end - begin))
         return part

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from gazette.errors import Corrupt
-from gazette.history.batch_split import WHOLE_TXNS, Clocks, Segment, records, segments_of
+from gazette.history.batch_split import WHOLE_TXNS, Clocks, Segment, mask_of_new, segments_of
 from gazette.history.columns import Array64
 from gazette.history.shard_tables.rows import CommittedRows, DecodedRows, Picked
 from gazette.message.envelope import Envelope
@@ -145,7 +145,7 @@ class TableSequencer(Sequencer[Any]):
         uuids = rows.columns.uuids
         chunk = _Sequenced(rows, np.full(len(rows), QueueOutcome.OUTSIDE_COMMIT, np.int64), [], [])
         clocked = uuids.clocks != 0
-        if not clocked.all():
+        if not clocked.all():  # Messages without a clock commit at once.
             plain = np.flatnonzero(~clocked & (uuids.flags != ACK_TXN))
             chunk.picked.append(Picked(rows, plain, plain))
         at = np.flatnonzero(clocked)
@@ -157,7 +157,8 @@ class TableSequencer(Sequencer[Any]):
         return chunk
 
     def _sequence_run(self, chunk: _Sequenced, at: Array64) -> bool:
-        """Sequence messages of many producers that commit at once and in order. Return False for others."""
+        """Sequence messages of many producers that commit at once and in order. For other messages, return
+        False and change nothing."""
         uuids, partials = chunk.rows.columns.uuids, self._partials[chunk.rows.form.journal]
         # To look at a few first takes little of the time that it takes to sort the producers of all.
         if len(np.unique(uuids.producers[at[:_LOOKED_AT]])) < _MANY_PRODUCERS:
@@ -189,6 +190,7 @@ class TableSequencer(Sequencer[Any]):
         return True
 
     def _sequence_segments(self, chunk: _Sequenced, at: Array64) -> None:
+        """Sequence messages producer by producer. Note each producer's state before its first segment."""
         journal, last = chunk.rows.form.journal, -1
         partials = self._partials[journal]
         for segment in segments_of(chunk.rows.columns, at):
@@ -218,7 +220,7 @@ class TableSequencer(Sequencer[Any]):
             behind_ack = np.append(True, is_ack[:-1])
             of_acks = np.where(behind_ack, *_ACKS)
             return np.where(is_ack, of_acks, np.where(behind_ack, *_CONTINUES))
-        is_new = records(clocks, partial.min_clock)
+        is_new = mask_of_new(clocks, partial.min_clock)
         if is_new.any():
             self.clobbers += partial.begin is not None
             partial.reset(int(clocks.max()))
@@ -227,8 +229,9 @@ class TableSequencer(Sequencer[Any]):
         return np.where(is_new, *_OUTSIDES)
 
     def _continue(self, partial: PartialSequence, segment: Segment, rows: DecodedRows) -> Any:
+        """Add the new messages of a segment to the pending ones. Return the outcomes of all."""
         at, clocks = segment.rows, segment.clocks
-        is_new = records(clocks, partial.max_clock)
+        is_new = mask_of_new(clocks, partial.max_clock)
         outcomes = np.where(clocks <= np.uint64(partial.min_clock), *_REPEATS)
         outcomes[is_new] = _CONTINUES[1]
         if is_new.any():
@@ -244,6 +247,7 @@ class TableSequencer(Sequencer[Any]):
     def _acknowledge(
         self, partial: PartialSequence, clock: int, row: int, chunk: _Sequenced
     ) -> QueueOutcome:
+        """Commit the producer's pending messages up to ``clock``, or roll all back. Return the outcome."""
         if clock <= partial.min_clock:
             self.rewinds += clock < partial.min_clock
             outcome = QueueOutcome.ACK_ROLLBACK
@@ -257,6 +261,7 @@ class TableSequencer(Sequencer[Any]):
         return outcome
 
     def _state(self, partial: PartialSequence | None) -> _State:
+        """Return a copy of a producer's state, for `restore`."""
         if partial is None:
             return _State(None)
         clocks = partial.min_clock, partial.max_clock
@@ -282,7 +287,10 @@ class TableSequencer(Sequencer[Any]):
                 self._pending.add(partial)
 
     def consume_first(self, rows: DecodedRows, committed: CommittedRows, count: int) -> None:
-        """Sequence a chunk again up to the acknowledgement within which ``count`` rows end."""
+        """Sequence a chunk again after `restore`, as if only the first ``count`` committed rows were in it.
+
+        These rows may end within those that one acknowledgement commits. Then the others stay pending.
+        """
         key = int(committed.keys[count])
         if key:
             self.sequence(rows.part(0, key))
@@ -341,6 +349,8 @@ class _ChunkDrain(Drain[Any]):
         return super().take(len(committed))
 
     def consumed(self, count: int | None) -> None:
+        """Note that the first ``count`` taken rows were consumed; None: all. If some were not, undo the
+        chunk, and sequence it again up to there."""
         taken = self._taken
         rows, committed, self._taken = self._rows, self._ready, 0
         if not taken or rows is None:
@@ -399,6 +409,7 @@ class _ReplayDrain(Drain[Any]):
         return batch
 
     def _refill(self) -> None:
+        """Get the span's rows of the next chunk that has some; after the last chunk, those that are kept."""
         while self._replay is not None and not self._ready:
             rows = next(self._replay, None)
             if rows is None:
@@ -412,7 +423,8 @@ class _ReplayDrain(Drain[Any]):
                 self._ready: Any = CommittedRows.of(picked)
 
     def _accept(self, rows: DecodedRows) -> list[Picked]:
-        """Return the rows of the span. Raise `Corrupt` if the range does not begin with its first message."""
+        """Return the rows of a chunk that the acknowledgement commits. Raise `Corrupt` if the first chunk
+        does not begin where the range does."""
         wanted = self.replay_range
         if self._is_first and rows.begin != wanted.begin:
             raise Corrupt(
@@ -428,7 +440,7 @@ class _ReplayDrain(Drain[Any]):
         )
         clocks = uuids.clocks[at]
         if len(at):
-            is_new = records(clocks, self._seen)
+            is_new = mask_of_new(clocks, self._seen)
             at, clocks = at[is_new], clocks[is_new]
         if not len(at):
             return []
@@ -446,6 +458,7 @@ class _ReplayDrain(Drain[Any]):
             self._finish()
 
     def _finish(self) -> None:
+        """Go on behind the acknowledgement: the producer has nothing pending then."""
         self._offsets[self.partial.journal] = self._ack.end
         self.partial.reset(self._clock)
 

@@ -167,6 +167,7 @@ class SparkRunner:
             spark.stop()
 
     def _release(self) -> None:
+        """Remove the rows that the last fold has kept, if there are any."""
         rows, self._rows = self._rows, None
         if rows is not None:
             rows.close()
@@ -249,6 +250,7 @@ def _load_each(
 
 
 def _load(task: ShardTask, batches: Iterable[pa.RecordBatch]) -> Attempt:
+    """Build a shard's state by ``load`` from its rows, and stage it. The rows count as its messages."""
     backfill = task.load()
     rows = 0
 

@@ -15,7 +15,7 @@ _RAISED: Final = re.compile(r"[A-Za-z_][\w.]*(: |$)")
 _HINT: Final = re.compile(rf"^{WHAT_TO_DO}(.*)", re.MULTILINE)
 _CALLING: Final = "An error occurred while calling"
 """Begin of the line with the name of the Java method."""
-_OURS: Final = ("py4j", "pyspark")
+_SPARK_PACKAGES: Final = ("py4j", "pyspark")
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def wrap_spark_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in _OURS:
+        if type(error).__module__.partition(".")[0] not in _SPARK_PACKAGES:
             raise
         text = str(error)
         cause = cause_in(text)

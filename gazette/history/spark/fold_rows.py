@@ -1,10 +1,10 @@
-"""The rows of a history that a backfill folds as a DataFrame: `FoldRows`.
+"""The rows of a history, as the DataFrame that a backfill folds: `FoldRows`.
 
 The first pass finds which messages have committed, and the second pass makes the rows. With ``combine``, the
 tasks of the first pass make the rows, too: each task reads its runs once (`read_once`). The summaries go to
 the driver. The combined rows stay on the executors, as cached partitions. If Spark loses a partition, it
 makes the partition again from its runs. When the summaries are folded, the driver knows which rows count. The
-second pass reads only runs that must be read again.
+second pass reads only runs whose rows the first pass could not decide: see `select_parts`.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ class FoldRows:
         return folded
 
     def _read_all(self, runs: Sequence[Run], on_read: OnRead) -> list[Summary]:
+        """Read each run once, by tasks, and cache the rows. Return the summaries."""
         assert self._combine is not None
         work = partial(run_each, self._access, partial(_read_run, self._format, self._combine))
         row = pa.struct(list(self._format.schema))
@@ -152,11 +153,13 @@ def _once_schema(row: pa.DataType) -> Any:
 def _read_run(
     format: RowFormat, combine: Combine, access: OpenAccess, run: Run
 ) -> Iterator[Part | OnePass]:
+    """Yield the parts of a run, and then its result."""
     yield (yield from read_once(access, run, format, combine))
 
 
 def _once_batch(row: pa.DataType, number: int, found: Part | OnePass) -> pa.RecordBatch:
-    """Return rows of a run, or the run's result, as a batch."""
+    """Return rows of a run, or the run's result, as a batch. A result has a part without rows: `_AGAIN`, or
+    null, which joins with nothing."""
     part: int | None
     if isinstance(found, Part):
         count, part, result = found.rows.num_rows, found.number, None

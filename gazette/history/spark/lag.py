@@ -34,7 +34,7 @@ class JournalLag:
     end: Offset
     """End of the journal when the batch was planned, also if the stream waits for earlier bytes."""
     read_until: datetime.datetime | None
-    """Time of the newest committed message read. None before the first, and for ``read_uncommitted``."""
+    """Time of the newest committed message read. None: no message was read yet, or ``read_uncommitted``."""
     at: datetime.datetime
     """Time at which the batch began."""
     awaited: tuple[Offset, Offset] | None = None

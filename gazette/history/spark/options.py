@@ -14,6 +14,7 @@ from gazette.runtime.numbers import parse_integer, parse_number
 T = TypeVar("T")
 
 _IGNORED: Final = frozenset({"path", "queryname"})
+"""Names of options that Spark passes of its own accord."""
 _CREDENTIALS: Final[dict[str, tuple[str, str]]] = {
     "authKeys": ("auth_keys", "base64 keys to sign tokens with"),
     "authToken": ("auth_token", "token to present"),
@@ -70,6 +71,7 @@ class Options:
         return self._values.get(name.lower(), default).strip()
 
     def fail(self, name: str, reason: str, hint: str = "") -> NoReturn:
+        """Raise ``Invalid`` for an option. Without a ``hint``, give the description of the option."""
         value = self._values.get(name.lower())
         value_text = "is not given" if value is None else f"is {value!r}"
         spelt, text = self._known.get(name.lower(), (name, "not known"))
@@ -84,6 +86,7 @@ class Options:
         return text == "true" if text else default
 
     def number(self, name: str, default: T, least: float = 0, kind: type = int) -> Any | T:
+        """Return an integer, or with another ``kind`` any number, of at least ``least``."""
         text = self.text(name)
         if not text:
             return default
@@ -96,6 +99,7 @@ class Options:
         return value
 
     def choice(self, name: str, kind: Any, default: str) -> Any:
+        """Return one of the texts of ``kind``, a ``Literal``, in lower case."""
         text = self.text(name, default).lower()
         choices = [choice for choice in get_args(kind) if choice]
         if text not in choices and text != default:

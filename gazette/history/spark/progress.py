@@ -34,8 +34,8 @@ class StageTasks(NamedTuple):
 def reporting(spark: Any, tasks: int, length: int, on_read: OnRead) -> Iterator[None]:
     """Report the progress of the stage with ``tasks`` tasks that the block runs on this thread.
 
-    Call ``on_read`` with an equal part of ``length`` bytes for each task that ends. At the end of the block,
-    call ``on_read`` with the remaining bytes, unless the block raises. Another thread makes the calls.
+    Call ``on_read`` with an equal part of ``length`` bytes for each task that ends. Another thread may make
+    these calls. At the end of the block, call ``on_read`` with the remaining bytes, unless the block raises.
     """
     counter = _Counted(tasks, length, on_read)
     context = getattr(spark, "sparkContext", None)  # A session of Spark Connect has no context.
@@ -45,6 +45,8 @@ def reporting(spark: Any, tasks: int, length: int, on_read: OnRead) -> Iterator[
 
 
 class _Counted:
+    """Bytes that were reported so far: no call of ``on_read`` reports a byte twice."""
+
     def __init__(self, tasks: int, length: int, on_read: OnRead) -> None:
         self._tasks = tasks
         self._length = length
@@ -78,7 +80,8 @@ def tasks_ended(stages: Iterable[StageTasks], tasks: int) -> int:
 
 @contextmanager
 def _by_polling(context: Any, see: Callable[[Iterable[StageTasks]], None]) -> Iterator[None]:
-    """Look every half second, on a thread that ends with the block."""
+    """Call ``see`` with the stages of the block's jobs each half second, on a thread that ends with the
+    block."""
     group = f"gazette-{uuid.uuid4().hex}"
     ended = threading.Event()
 

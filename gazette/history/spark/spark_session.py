@@ -20,6 +20,7 @@ _PY_FILES: Final = "spark.submit.pyFiles"
 _CONNECT_MODE: Final = "SPARK_CONNECT_MODE_ENABLED"
 """Environment variable that PySpark sets for a session of Spark Connect, and keeps after its end."""
 _SERVER: Final = "SPARK_REMOTE"
+"""Environment variable with the URL of a server: it sets the mode of Spark Connect for the whole process."""
 _ONE_SESSION: Final = "Use that one, or stop it first."
 _STARTS: Final = 3
 _NOT_STARTED: Final = "JAVA_GATEWAY_EXITED"

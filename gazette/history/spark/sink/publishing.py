@@ -102,6 +102,8 @@ async def _service(access: OpenAccess) -> AppendService:
 
 
 async def _partitions(access: OpenAccess, options: WriteOptions) -> Partitions:
+    """Return the journals of the options. Raise `Invalid` for one without a content type, or with another
+    than that of the messages."""
     specs = await journal_specs(access, options.journals, options.selector)
     partitions = []
     ordered = sorted(specs, key=lambda spec: spec.name)
@@ -194,10 +196,13 @@ class _Publishing:
             )
 
     async def _appended(self) -> None:
+        """Wait until all appends of the service are done. Raise the error of one that fails."""
         for future in self._service.pending_except(""):
             await await_future(future)
 
     def _give_up(self) -> None:
+        """Roll back the messages. If that fails, too, only log it: the caller raises the first failure."""
+
         async def append() -> None:
             rolls_back = self._rolls_back or self._publisher.build_rollbacks(self._begin_clock)
             for journal, content in rolls_back.items():

@@ -66,7 +66,8 @@ class _Writer:
                 path="option journalColumn",
             )
         require_distinct(self._schema)
-        # The column that names the journal is no part of messages. In CSV and protobuf, nor is the UUID's.
+        # The column that names the journal is no part of messages. In CSV and protobuf, the same is true of
+        # the column of the UUID.
         self._is_place = options.shape.uuid_field in ("", _UUID) and options.value != "json"
         extras = {*([column] if column else []), *([_UUID] if self._is_place else [])}
         self._fields = pa.schema([field for field in self._schema if field.name not in extras])

@@ -192,6 +192,8 @@ class SourceOptions(Options):
         return names
 
     def shape(self) -> MessageFormat:
+        """Return the encoding of messages. Raise `Invalid` if ``value`` and ``message`` do not fit, and for a
+        class that cannot be imported."""
         value = self.choice("value", Value, "")
         message = self.text("message")
         if message and value not in ("", "protobuf", "binary"):
@@ -220,6 +222,7 @@ class SourceOptions(Options):
             self.fail("uuidField", error.message, error.hint)
 
     def access(self, *, direct: bool) -> Access:
+        """Return the access. With ``direct``, no broker is needed, and ``file://`` stores may be anywhere."""
         address = self.text("broker.address")
         if not address and not direct:
             self.fail(
@@ -272,6 +275,7 @@ class ReadOptions(TableColumns):
     """The bytes to read, and how to decode them."""
 
     has_mode: bool
+    """True if the option ``mode`` is given."""
     corrupt: str
     """Name of the column for messages that do not fit the other columns."""
     run_bytes: int

@@ -124,11 +124,12 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 break
             ends = {**ends, **further}
         ahead = self._ahead_ends(journals, sources, asked, limit)
+        # Nothing was read, no journal begins again, and tasks were asked for all summaries.
         if sources is logged and all(asked.get(name, 0) >= to for name, to in ahead.items()):
             return start
         self._planned = True
         end = encode_offset(sources, {**asked, **ahead}, decode_since(start), self._journals.lives)
-        if self._folded is not None:
+        if self._folded is not None:  # `partitions` gets the same offsets, and need not fold again.
             self._folded = (start, end, self._folded[2])
         return end
 
@@ -303,6 +304,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return journal.begin if end is None else end
 
     def _last_end(self, journal: JournalSnapshot, *, sure: bool) -> Offset | None:
+        """Return the end of the pieces' last complete message; None without one. ``sure`` is as in `Run`."""
         run = Run(journal.journal, journal.shape, 0, journal.pieces, journal.begin, sure=sure)
         summary = summarise_messages(self._journals.access, run)
         return summary.end if summary.rows else None
@@ -314,6 +316,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known: Sources,
         ends: Mapping[JournalName, Offset],
     ) -> FoldedSnapshot:
+        """Return the fold of a batch. Do not fold again what `latestOffset` has folded."""
         if self._folded is not None and self._folded[:2] == (start, end):
             return self._folded[2]
         return self._fold_to(known, ends)
@@ -352,7 +355,7 @@ def _further(
     ends: Mapping[JournalName, Offset],
     sources: Sources,
 ) -> dict[JournalName, Offset]:
-    """Return later ends for journals of which nothing was read, because the next message is longer."""
+    """Return later ends for journals of which nothing was read: the next message is longer than the batch."""
     further = {}
     for journal in listed:
         begin = begins[journal.journal]

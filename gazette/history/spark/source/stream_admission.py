@@ -12,7 +12,7 @@ from gazette.protocol.ids import JournalName, Offset
 
 FindMessage = Callable[[JournalSnapshot, Piece, int], tuple[int, Offset]]
 """Function from a journal, a piece and a limit to the number of messages of the piece, and the piece's end.
-If the piece has more messages than the limit: to the limit, and the begin of the next message."""
+If the piece has more messages than the limit, it returns the limit, and the begin of the next message."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class BatchAdmission:
             else:
                 cost, end = self.find_message(journal, piece, budget)
             if end < piece.end and ends:
-                break
+                break  # The piece is too large for the rest. Only the first piece of a batch is cut.
             ends[journal.journal] = min(end, piece.end)
             self._served = journal.journal
             budget -= cost

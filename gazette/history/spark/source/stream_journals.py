@@ -33,6 +33,7 @@ _ASK_BROKERS: Final = (
     "with direct=true instead of store"
 )
 _LAG_S: Final = 30.0
+"""Seconds for which a broker that lags behind its peers may show less than what was read."""
 _LAG_POLL_S: Final = 0.5
 
 
@@ -58,6 +59,7 @@ class StreamJournals:
         self._access: OpenAccess | None = None
         self._listed: _Listed | None = None
         self._target: dict[JournalName, Offset] | None = None
+        """Ends of the journals at which the query ends. None: it does not end there."""
         self._places = FragmentPlaces()
         self._again: dict[JournalName, Offset] = {}
         """By journal that has lost bytes which the query had read: its end in the last listing."""
@@ -143,7 +145,8 @@ class StreamJournals:
         return [_until(j, self._target[j.journal]) for j in journals if j.journal in self._target]
 
     def kept(self, known: Sources) -> Sources:
-        """Return ``known`` without journals that were created again: read them from their begin."""
+        """Return ``known`` without journals that were created again, or have lost what was read: read these
+        from their begin."""
         self._list(known)
         again = {
             name

@@ -76,7 +76,8 @@ def decode_offset(offset: StreamOffset) -> dict[JournalName, SourceCheckpoint]:
 
 
 def decode_ahead(offset: StreamOffset) -> dict[JournalName, Offset]:
-    """Return, by journal, the offset to which tasks were asked for summaries. `Corrupt`: a wrong offset."""
+    """Return, by journal, the offset up to which tasks were asked for summaries. Raise `Corrupt` for an
+    offset of another source."""
     with _decoding():
         return {name: int(value[_AHEAD]) for name, value in offset.items() if _AHEAD in value}
 
@@ -111,6 +112,7 @@ def encode_ends(journals: Iterable[JournalSnapshot]) -> StreamOffset:
 
 @contextmanager
 def _decoding() -> Iterator[None]:
+    """Turn errors of the block into ``Corrupt``."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:

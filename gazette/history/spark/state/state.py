@@ -98,7 +98,8 @@ class ShardPartition(InputPartition):
 
 
 def list_partitions(options: StateOptions) -> list[ShardPartition]:
-    """Return the matching shards. Blocks. Raise ``NotFound`` if there are none, ``Invalid`` without a log."""
+    """Return the matching shards. Blocks. Raise ``NotFound`` if there are none, and ``Invalid`` for a shard
+    without a recovery log."""
 
     async def listed() -> list[ShardPartition]:
         partitions: list[ShardPartition] = []
@@ -241,7 +242,7 @@ def rows_of(
         indices = [("key", "value").index(name) for name in names]
         for pair in state.iterate(column_family=options.column_family):
             yield tuple(pair[index] for index in indices)
-    else:
+    else:  # JSON: `columns_of` has refused all other kinds.
         yield (msgspec.json.encode(state.document()).decode(),)
 
 
