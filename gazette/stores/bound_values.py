@@ -79,6 +79,7 @@ def has_memory(value: Any) -> bool:
 
 
 def _object_objection(value: Any) -> Objection | None:
+    """Return why SQLite does not keep an object; None for a ``memoryview`` of plain bytes."""
     class_name = type(value).__name__
     if not has_memory(value):
         advice = "Give str(…), int(…), float(…) or bytes(…)."

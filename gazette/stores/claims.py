@@ -56,7 +56,7 @@ class Claimable(Protocol):
     """The methods that backfills call of a store in a database. Both methods block."""
 
     def held(self, shard: Shard) -> HeldState:
-        """Return what the database holds, and change nothing. Raise ``Unavailable`` if it does not answer."""
+        """Return what the database holds, and change nothing. Raise ``Unavailable`` without an answer."""
         ...
 
     def claim(self, shard: Shard, claim: BackfillClaim) -> HeldState:

@@ -43,6 +43,7 @@ class DoubleBuffer(StateView, Generic[CopyT]):
         self._open_reader = open_reader
         self.copies = tuple(copies)
         self._free = list(copies)
+        """Copies without a reader, the newest last."""
         self._used: dict[int, tuple[Reader, CopyT]] = {}
 
     def refresh(self, files: PlayedFiles) -> Any:

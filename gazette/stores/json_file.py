@@ -66,7 +66,7 @@ class JSONFileStore(Store, Generic[StateT]):
         self._directory = recorder.directory
         self._lock = threading.Lock()
         self._thread: int | None = threading.get_ident()
-        """The shard's thread."""
+        """The shard's thread. None: this is a view, without one."""
         self._checkpoint = Checkpoint()
         self._timers: MemoryTimers | None = None
         self._encoding: ValueEncoding[StateT] = ValueEncoding(state_type, "state_type")
@@ -112,6 +112,7 @@ class JSONFileStore(Store, Generic[StateT]):
         return self._encoding.encode(self.state, "state")
 
     def _load(self, data: bytes) -> StateT:
+        """Return the state in a file. Take over its checkpoint and timers. Raise ``Corrupt`` for damage."""
         *lines, tail = data.split(b"\n")
         if tail:
             lines = []  # The file lost its end.

@@ -67,6 +67,7 @@ class BuiltState:
     messages: int = 0
     """Number of messages from which the state was built; of rows of a fold, if only their number is known."""
     facts: dict[str, Any] = field(default_factory=dict)
+    """``verified``: a replay gave the same state. ``found``: the database had the state already."""
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(
@@ -153,6 +154,7 @@ class OfflineShard(WithTimers):
         self._fqn = fqn
         self._commit = commit
         self.waits: list[OpFuture[Any]] = []
+        """Futures of the application that the next commit waits for."""
 
     @property
     def id(self) -> str:
@@ -299,6 +301,7 @@ class StateBuilder:
             raise
 
     def _open(self, store: Store) -> HeldState:
+        """Restore a state with a log, or claim a state in a database. Return what the store holds."""
         if self._recorder is not None:
             return HeldState(0, store.restore_checkpoint(self.shard))
         if self._claim is None:

@@ -81,7 +81,8 @@ class WrittenAhead:
 
 
 def lookup(layers: Sequence[Layer], key: bytes) -> tuple[bool, bytes | None]:
-    """Return True if a layer has a write of the key, and the value (None: deleted). Layers: oldest first."""
+    """Return True if a layer has a write of the key, and the newest value (None: deleted). ``layers`` begins
+    with the oldest layer."""
     for layer in reversed(layers):
         values = layer.pending.values
         if key in values:

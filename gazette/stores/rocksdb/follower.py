@@ -67,7 +67,7 @@ class FollowedFamily:
 
 
 class FollowedRocksDB:
-    """One copy."""
+    """One copy of the database."""
 
     def __init__(self, native: Any, directory: Path, cache: Any) -> None:
         self._native = native
@@ -201,6 +201,7 @@ class FollowedRocksDB:
             self._wals[name] = wal
 
     def _layers_of(self, family: int) -> tuple[Layer, ...]:
+        """Return the writes to a family that its tables may lack, oldest first."""
         first_wal = self._manifest.first_wals.get(family, 0)
         return tuple(
             layer
@@ -222,6 +223,7 @@ def _is_taken(name: str) -> bool:
 
 
 def _linked(source: Path, target: Path) -> bool:
+    """Link a file. Return False if this file system or user cannot, so that a copy is needed."""
     try:
         os.link(source, target)
     except OSError as error:

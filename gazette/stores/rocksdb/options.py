@@ -242,6 +242,7 @@ class _Tuned:
 
 
 def _make_recordable(native: Any, database: Any) -> None:
+    """Set options on which recording relies, and bounds of the log. This overrides ``tune``."""
     database.create_if_missing(True)
     database.create_missing_column_families(True)
     database.set_max_total_wal_size(WAL_BYTES)

@@ -311,6 +311,7 @@ class RocksDBRecording:
         return tracked
 
     def _hold_wals(self, names: Collection[str]) -> None:
+        """Hold the WALs among ``names``, too. Raise ``FileNotFoundError`` if RocksDB has removed one."""
         wals = {wal.name: wal for wal in self._wals}
         wals |= {name: self._hold(name) for name in names if WAL.fullmatch(name)}
         self._wals = sorted(wals.values(), key=lambda wal: int(wal.name.partition(".")[0]))
@@ -333,7 +334,7 @@ class RocksDBRecording:
                     self._append(group, tracked, data)
                 self._logged += group.bytes
         finally:
-            if self._sample is not None:
+            if self._sample is not None:  # Before the first sync, hold all files: see `start`.
                 self._release(tracked)
 
     def _read_small(self, names: Collection[str]) -> dict[str, bytes]:

@@ -107,7 +107,7 @@ class RocksDBStore(Store):
         """The shard's thread: its views have the writes of the running transaction."""
         self._closed = False
         self._copy: FollowedRocksDB | None = None
-        """The copy that a hot standby reads."""
+        """The copy that a hot standby reads. None: this is the store of a primary."""
         self._views: weakref.WeakSet[RocksDBView] = weakref.WeakSet()
         self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
         self._marks: dict[str, int] = {}  # Offsets up to which sources were read, as stored.
@@ -268,6 +268,7 @@ class RocksDBStore(Store):
         return ErrorCause.MESSAGE
 
     def _pending_of(self, column_family: str) -> Pending:
+        """Return the transaction's writes to a family. Raise ``Closed`` after `destroy`, or `no_family`."""
         if self._closed:
             raise self._closed_error()
         try:

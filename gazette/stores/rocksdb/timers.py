@@ -62,6 +62,7 @@ class RocksDBTimers(TimerTable):
         return None if row is None else row.at_us
 
     def _rows(self, domain: TimeDomain, after: Position, until_us: int) -> Iterator[TimerRow]:
+        """Yield the timers behind position ``after`` with times up to ``until_us``, in order."""
         low = _at_key(domain, max(after, self._floor[domain])) + b"\x00"
         prefix = TIMER_AT_PREFIX + bytes((domain.value,))
         # All keys up to `until_us` in the domain are before `high`.
@@ -84,6 +85,7 @@ class RocksDBTimers(TimerTable):
 
 
 def _at(at_us: int) -> bytes:
+    """Return a time as bytes. They sort as times do, also before 1970: so the time has a bias."""
     return _AT.pack(at_us + _BIAS)
 
 

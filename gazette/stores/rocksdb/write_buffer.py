@@ -71,6 +71,7 @@ class PendingSavepoint:
 
     def __init__(self, pending: Iterable[Pending]) -> None:
         self._marks: list[tuple[Pending, list[Callable[[], object]] | None, int]] = []
+        """Families, each with its functions to undo before this savepoint, and the number of these."""
         for family in pending:
             self._marks.append((family, family.undo, len(family.undo or ())))
             if family.undo is None:
@@ -94,7 +95,8 @@ def merged(
     pending: Pending,
     reverse: bool,
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the entries of ``scan`` as ``pending`` changes them. ``ours``: its writes in the range."""
+    """Yield the entries of ``scan`` as ``pending`` changes them. ``ours``: the writes of ``pending`` in the
+    range of the scan."""
     values, ranges = pending.values, pending.ranges
     unchanged = (
         entry

@@ -64,7 +64,7 @@ class ClaimedRow:
     def lock(self, connection: sa.Connection) -> None:
         """Lock the row until the transaction ends, and leave the mark. Raise ``Fenced`` for another fence.
 
-        Wait for a transaction that holds the lock. Once locked, the row keeps its owed ACK intents.
+        Wait for a transaction that holds the lock. Remember the row's owed ACK intents, for `carrying`.
         """
         table = self._table
         if self._claim.fence:
@@ -86,6 +86,7 @@ class ClaimedRow:
         return replace(checkpoint, ack_intents={**self._owed, **checkpoint.ack_intents})
 
     def _insert(self, connection: sa.Connection, key: str, fence: int, value: bytes) -> None:
+        """Insert a row. Raise ``Fenced`` if it exists: an owner or another attempt was faster."""
         insert = self._table.insert().values(shard_fqn=key, fence=fence, checkpoint=value)
         try:
             connection.execute(insert)

@@ -129,6 +129,7 @@ class RunningTransaction:
         self.transaction.commit()
 
     def _require_whole(self) -> None:
+        """Raise ``GazetteError`` if the application has rolled the transaction back."""
         if self.rolled_back or not self.transaction.is_active:
             raise GazetteError(
                 "the application rolled the transaction back, and its earlier changes are lost",
@@ -223,6 +224,7 @@ class SQLCommit:
             pool.submit(self._run, error)
 
     def _take(self, step: _Step) -> bool:
+        """Move from WAITING to ``step``. Return False if another thread has left WAITING before."""
         with self._lock:
             waiting = self._step is _Step.WAITING
             if waiting:
@@ -257,6 +259,7 @@ class SQLCommit:
             self._running.drop()
 
     def _perform(self, dependency: BaseException | None) -> None:
+        """Commit. Raise ``Broken`` for a failed dependency, or the error of `_why_none` for another fence."""
         if dependency is not None:
             raise Broken(
                 f"a dependency of the commit failed: {dependency}", shard=self._fqn

@@ -60,7 +60,7 @@ def create_tables(engine: sa.Engine, metadata: sa.MetaData) -> None:
 def create_engine(url: str, **options: Any) -> sa.Engine:
     """Return an engine of SQLAlchemy with the settings that stores need. All shards may share it.
 
-    Each connection is tested when it leaves the pool, so that none is used that a restart has broken.
+    Connections to a server are tested when they leave the pool: a restart may have broken them.
     SQLite uses WAL mode, takes the write lock when a transaction begins, and waits up to 30 s for the lock.
     Raise ``Invalid`` for a URL of no known database, or if its driver is not installed.
     """
@@ -93,7 +93,7 @@ def create_engine(url: str, **options: Any) -> sa.Engine:
 
 
 def shared_engine(url: str, metadata: sa.MetaData) -> sa.Engine:
-    """Return the process's only engine for a URL, and create missing tables of ``metadata``.
+    """Return the process's only engine for a URL and ``metadata``. Create the missing tables of ``metadata``.
 
     Any thread; the first call blocks until the tables are created. ``metadata`` is the
     application's, with `checkpoint_table`; keep the object while the process runs. Raise ``Invalid``

@@ -81,7 +81,8 @@ def translating(
     hint: str | None = None,
     is_fenced: Callable[[], bool] | None = None,
 ) -> Iterator[None]:
-    """Raise a `GazetteError` for an error of the connection. With ``table``, also for errors of a restore.
+    """Raise a `GazetteError` for an error of the connection. With ``table``, the table of checkpoints, raise
+    one also for errors of a restore.
 
     Let other errors pass. Raise ``Unavailable`` without a connection, ``Aborted`` if another transaction was
     faster, and ``Invalid`` if ``table`` is missing. If the session was ended, call ``is_fenced``: raise

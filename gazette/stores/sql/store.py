@@ -42,6 +42,7 @@ from gazette.stores.sql.timers import TIMERS, SQLTimers, create_timer_table, tim
 
 _RESTORE_ATTEMPTS: Final = 10
 
+# End sessions of former owners, which may hold locks: those that wait within a transaction.
 _END_FORMER: Final = sa.text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = :name"
     " AND usename = current_user AND datname = current_database()"
@@ -95,9 +96,11 @@ class SQLStore(Store):
         self._timers = timer_table(sa.MetaData(), timers)
         self._pool = BlockingPool("sql commit", 1)
         self._fence: int | None = None
+        """The fence that a commit requires. None: no checkpoint was restored or claimed."""
         self._fqn = ""
         """Key of the shard whose checkpoint was restored."""
         self._claimed: ClaimedRow | None = None
+        """The row that a backfill has claimed. None: the store is not of a backfill."""
         self._session_name = ""
         self._running: RunningTransaction | None = None
         self._commit: SQLCommit | None = None

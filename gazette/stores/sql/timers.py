@@ -63,6 +63,7 @@ class SQLTimers(TimerTable):
         self._write(domain.value, row.key.encode(), row.at_us, row.payload)
 
     def _write(self, domain: int, key: bytes, at_us: int, payload: bytes) -> None:
+        """Insert a row, or replace the row with its key."""
         row = {"shard_fqn": self._fqn, "domain": domain, "key": key}
         value = {"at_us": at_us, "payload": payload}
         if self._dialect in ("postgresql", "sqlite"):

@@ -203,6 +203,7 @@ class ConnectionSetup:
 
 
 def _setting(name: str, value: PragmaValue) -> _Setting:
+    """Return a setting as SQL. Raise ``Invalid`` for a PRAGMA or a value that no connection accepts."""
     path = f"connection_pragmas[{name!r}]"
     name = name.lower()
     if name not in CONNECTION:

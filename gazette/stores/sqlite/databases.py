@@ -176,6 +176,7 @@ class RedoDatabases:
 
     @property
     def _file_bytes(self) -> int:
+        """Size at which a file of images is full, in bytes."""
         return self.live_bytes // self._image_files
 
     def _bound_horizon(self) -> None:
@@ -197,8 +198,8 @@ class RedoDatabases:
     def _bound_files(self) -> None:
         """Merge files if an older version, or many short-lived owners, left too many.
 
-        To make the oldest image again replaces the oldest files first: these are the smallest. A whole cycle
-        of images replaces each file.
+        An image that is made again replaces the oldest files first, which are the smallest. A whole cycle of
+        images replaces each file.
         """
         if not self._many_files:
             self._until_merge = 0

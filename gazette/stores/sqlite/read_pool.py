@@ -53,6 +53,8 @@ class ReadPool:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[apsw.Connection]:
+        """Wait for a connection, and hold it for the block. Raise ``Closed`` when the pool is closed, also
+        meanwhile. Raise ``NotAllowed`` if the block writes."""
         with self._slots:
             connection = self._take()
             try:
@@ -89,6 +91,7 @@ class ReadPool:
         return Closed("the store was destroyed", path=str(self._path))
 
     def _connect(self) -> apsw.Connection:
+        """Open a connection. Raise ``Closed`` if the database is gone: the store was destroyed."""
         try:
             connection = self._open()
         except apsw.CantOpenError as error:

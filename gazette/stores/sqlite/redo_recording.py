@@ -118,6 +118,7 @@ class RedoRecording:
         return is_in_log
 
     def _require_groups(self) -> None:
+        """Raise ``Corrupt`` for an image of a group of another size than ours."""
         for number, image in self._state.groups.items():
             if image.first != number * self._group_pages + 1 or image.count > self._group_pages:
                 raise Corrupt(
@@ -130,6 +131,7 @@ class RedoRecording:
                 )
 
     def _begin(self, connection: apsw.Connection, *, recorded: bool) -> None:
+        """Follow the commits of an opened database. Record it whole if it is new."""
         connection.set_busy_timeout(BUSY_MS)
         self._configure(connection)
         # This read makes SQLite create the index of the empty WAL.
@@ -209,6 +211,8 @@ class RedoRecording:
         return collected.changes
 
     def _resize(self, pages: int) -> None:
+        """Note the size of the database. New groups need redo from the current file on. `record` drops lost
+        groups, since this drops their files from the log."""
         former_count, self._state.pages = self._group_count(), pages
         count = self._group_count()
         for number in range(former_count, count):

@@ -61,6 +61,7 @@ def _count_unshared() -> int:
 _UNSHARED: Final = _count_unshared()
 """Count of references to an object that one attribute and one local variable hold, in this Python."""
 _TEXTS_KEPT: Final = 256
+"""Greatest number of texts of SQL whose kind is remembered."""
 _NOT_BEGUN: Final[Mapping[str, bool]] = MappingProxyType({})
 _HAS_SCHEMA: Final = "SELECT 1 FROM sqlite_master WHERE name = 'gazette_checkpoint'"
 
@@ -130,6 +131,7 @@ class SQLiteStore(Store):
         self._querying = False
         """True while ``query`` runs on the shard's thread: then only reading is authorized."""
         self._rolled_back = False
+        """True if an error has rolled the running transaction back, and not the store itself."""
         self._returns_none: dict[str, bool] = {}
         """By the SQL of one statement: True if it never returns rows, False if it reads."""
         self._begun: Mapping[str, bool] = _NOT_BEGUN
@@ -531,6 +533,7 @@ def _is_closed(cursor: apsw.Cursor) -> bool:
 
 
 def _only_if_reading(cursor: apsw.Cursor, _sql: str, _bindings: object) -> bool:
+    """Raise ``NotAllowed`` before a statement that writes: a trace of execution."""
     if not cursor.is_readonly:
         raise only_reads()
     return True

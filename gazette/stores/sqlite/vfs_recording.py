@@ -77,6 +77,7 @@ class _Written:
 
 
 _Noted = _Opened | _Emptied | _Deleted | _Written
+"""What SQLite did to a file, by its path in the log."""
 
 
 class _WriteNotes:
@@ -297,6 +298,7 @@ class VfsRecording:
         with self.recorder.group() as group:
             # Unlink in the same append: our files may have the names of the original's files.
             self._former.end(group)
+            # Of the noted events, only new journals and WALs count: the databases are recorded whole below.
             for event in self._notes.take():
                 if isinstance(event, _Emptied | _Opened) and event.path not in mains:
                     group.create(event.path)

@@ -138,6 +138,7 @@ class WalChanges:
         self._hook_frames = -1
         """Frames in the WAL when SQLite last called the hook; -1 without a call since the last `collect`."""
         self._commits = 0
+        """Number of commits in SQLite's index at the last `collect`."""
         self._collected_frames = 0
         """Number of frames of the WAL that were collected."""
         self._salt = b""
