@@ -80,8 +80,10 @@ class DrivenShard(WithTimers):
         self._application = application
         self._spec = spec
         self.timers: ShardTimers | None = None
-        self.waits: Callable[[OpFuture[Any]], None] = lambda future: None
+        self.add_wait: Callable[[OpFuture[Any]], None] = lambda future: None
+        """Makes the next commit wait for a future. Set once the transactor exists."""
         self.published: list[OpFuture[Any]] = []
+        """Futures of the application; most of them are not done."""
 
     @property
     def id(self) -> str:
@@ -96,7 +98,7 @@ class DrivenShard(WithTimers):
         return self._spec
 
     def publish_future(self, future: OpFuture[Any]) -> None:
-        self.waits(future)
+        self.add_wait(future)
         self.published = [other for other in self.published if not other.done()] + [future]
 
     def _open_timers(self) -> ShardTimers:
@@ -403,6 +405,7 @@ class AppDriver(Generic[StoreT]):
         return self.journals.is_waiting(life.appends, LOG) or not all(wait.done() for wait in waits)
 
     def _alive(self) -> _Life:
+        """Return the life of the shard. After a crash, promote the shard first."""
         if self._life is None:
             self._life = self._promote()
             self._await_idle(self._life)
@@ -469,7 +472,7 @@ class AppDriver(Generic[StoreT]):
             application_name=self._owner.name,
             timers=shard.timers,
         )
-        shard.waits = transactor.add_wait
+        shard.add_wait = transactor.add_wait
         running = thread.submit(partial(transactor.run, checkpoint))
         running.add_done_callback(lambda _: inbox.note_end())
         return _Life(

@@ -139,12 +139,12 @@ class BrokerFixture:
 
     @property
     def endpoint(self) -> str:
-        """URL of its gRPC server: the address for clients."""
+        """URL of the broker's gRPC server: the address for clients."""
         return self.service.server.endpoint
 
     @property
     def http(self) -> str:
-        """URL of its HTTP server."""
+        """URL of the broker's HTTP server."""
         return self.service.server.http_endpoint
 
     async def create(self, *specs: JournalSpec) -> None:

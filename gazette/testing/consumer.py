@@ -141,12 +141,12 @@ class ConsumerFixture:
 
     @property
     def endpoint(self) -> str:
-        """URL of its gRPC server."""
+        """URL of the member's gRPC server."""
         return self.service.server.endpoint
 
     @property
     def http(self) -> str:
-        """URL of its HTTP server."""
+        """URL of the member's HTTP server."""
         return self.service.server.http_endpoint
 
     # -- shards
@@ -174,8 +174,8 @@ class ConsumerFixture:
         return list(key_space.prefixed(f"{key_space.root}{ASSIGNMENTS}{shard_id}#"))
 
     def status_of(self, shard_id: str, *, of_primary: bool = True) -> ReplicaStatus | None:
-        """Return the status of the shard's primary, or of this member's replica. Return None without
-        such a replica.
+        """Return the status of the shard's primary or, without ``of_primary``, of this member's replica.
+        Return None without such a replica.
         """
         for kv in self.assignments(shard_id):
             assignment: Assignment = kv.decoded

@@ -36,6 +36,7 @@ class _Journal:
     registers: LabelSet = EMPTY_LABELS
     queue: list[_Append] = field(default_factory=list)
     held: bool = False
+    """True while the first append of the queue is held: then all of the queue waits."""
 
 
 class MemoryJournals:
@@ -113,6 +114,7 @@ class MemoryJournals:
             append.future.set_exception(Closed("the process has crashed"))
 
     def enqueue(self, append: _Append) -> None:
+        """Apply an append as soon as its futures are done, behind those that were enqueued before."""
         with self._lock:
             self._of(append.params.journal).queue.append(append)
         for future in append.waits:
@@ -130,6 +132,7 @@ class MemoryJournals:
             return [append.content for append in self._of(journal).queue]
 
     def pending_except(self, owner: object, journal: str) -> frozenset[OpFuture[Any]]:
+        """Return the futures of an owner's appends that wait, except those to ``journal``."""
         with self._lock:
             return frozenset(
                 append.future
@@ -143,7 +146,8 @@ class MemoryJournals:
             self._pump(name)
 
     def _pump(self, name: str) -> None:
-        """Apply the appends of a journal's queue, in order, up to the first held one."""
+        """Apply the appends of a journal's queue in order, up to one that is held, or waits for a future. An
+        append whose future has failed fails with the same error."""
         while True:
             with self._lock:
                 journal = self._of(name)
@@ -184,6 +188,8 @@ class MemoryJournals:
 
 
 class MemoryTxn:
+    """An open append."""
+
     def __init__(self, appends: MemoryAppends, append: _Append) -> None:
         self._appends = appends
         self._append = append

@@ -113,6 +113,7 @@ class RemoteStoreTests(ABC):
         store.destroy()
 
     def _start(self, store: Any, number: int, *wait_for: OpFuture[Any]) -> OpFuture[Any]:
+        """Start a commit with the checkpoint of this number. Return the commit's future."""
         return store.start_commit(_as_shard(self.shard), checkpoint(number), wait_for)  # type: ignore[no-any-return]
 
     def _commit(self, store: Any, number: int, n: int = 1) -> None:

@@ -17,7 +17,8 @@ class _DirectLoop:
 
 
 class SteppedInbox(Inbox):
-    """An inbox that reports when its thread has nothing to do, and ignores time."""
+    """An inbox that reports when its thread has nothing to do. It ignores time: only an event, `wake` or
+    `stop` ends a wait of its thread."""
 
     def __init__(self) -> None:
         super().__init__(1 << 40, _DirectLoop())  # type: ignore[arg-type]
@@ -64,5 +65,6 @@ class SteppedInbox(Inbox):
             return self._changed.wait_for(lambda: self._idle or ended(), timeout_s)
 
     def note_end(self) -> None:
+        """Let `await_idle` see that the thread has ended."""
         with self._changed:
             self._changed.notify_all()
