@@ -265,9 +265,8 @@ class ColumnDecoder:
         if self.shape.malformed == "fail":
             raise error.of(self.journal) from error.__cause__
         # If the value in the place of the UUID is no UUID, a foreign UUID keeps it for the column ``uuid``.
-        about_uuid = (
-            hint_of(error.__cause__) is not None
-        )  # Only errors about a UUID have this hint.
+        # `hint_of` returns a hint only for errors about the UUID.
+        about_uuid = hint_of(error.__cause__) is not None
         uuid = _ANY_FOREIGN if about_uuid else visible_uuid(codec, error.raw)
         # A malformed frame acknowledges nothing: readers do not commit transactions by such a frame.
         return NIL_UUID if parse_uuid(uuid).flags == ACK_TXN else uuid
@@ -302,6 +301,7 @@ def _whole(buffer: bytes, base: Offset) -> Decoded:
 
 
 def _framing_of(shape: MessageFormat) -> Framing[Any]:
+    """Return the framing of a format. Raise `Invalid` for an unknown content type or message class."""
     match shape.content_type:
         case labels.CONTENT_CSV:
             return framing_of(CONTENT_CSV, CSVRecord)

@@ -33,7 +33,7 @@ _UNIT_WORDS: Final = 2
 
 
 class ArrowColumns(NamedTuple):
-    """The columns of messages. ``rest`` masks the messages whose fields are not parsed yet. None: none.
+    """The columns of messages. ``rest`` masks the messages whose fields are not parsed yet. None: all are.
 
     The columns have a meaningless row for each message of ``rest``.
     """

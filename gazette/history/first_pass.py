@@ -209,6 +209,7 @@ def _before(
     if pending is not None:
         yield piece, pending
         return
+    # Cut where the replay of a producer begins, since a summary counts all messages of a part.
     cuts = {offset for offset in since.values() if piece.begin < offset < piece.end}
     for begin, end in pairwise([piece.begin, *sorted(cuts), piece.end]):
         part = Piece(begin, end, piece.fragment)
@@ -247,11 +248,13 @@ def _pending_in(
 
 
 def _pending_from(summary: ProducerSummary, at: Offset) -> ProducerSummary | None:
-    """Return the part of a summary from ``at`` on; None if its first pending message is at another offset.
+    """Return the part of a summary from offset ``at`` on, where a checkpoint says that messages are pending.
 
-    All later messages of the producer are pending, or duplicates. So the summary needs only their greatest
-    clock.
+    Return None if the summary does not show that the pending messages begin there. All later messages of the
+    producer are pending, or duplicates. So the part needs only their greatest clock.
     """
+    # At its end, the run may leave one of these states. Which one depends on the state before the run, except
+    # after an acknowledgement. The one with pending messages from `at` on is the state of the checkpoint.
     states = (
         summary.after,
         summary.after_outside if summary.after is None else None,

@@ -50,6 +50,7 @@ def infer_json(lines: Iterable[bytes]) -> pa.Schema:
 
 
 def _kind_of(value: Any) -> _Kind:
+    """Return the kind of one value of JSON."""
     match value:
         case None:
             return None

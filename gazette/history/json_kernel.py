@@ -175,7 +175,7 @@ def _hex_table() -> Any:
 
 
 def _plain_table() -> Any:
-    """Return a table of bytes: True for a plain one, which is no quote, backslash or control character."""
+    """Return a table of bytes: True for ASCII, except quotes, backslashes and control characters."""
     table = np.ones(256, np.uint8)
     table[:_SPACE] = table[0x80:] = 0
     table[_QUOTE] = table[_BACKSLASH] = 0
@@ -564,11 +564,11 @@ def _integer(buffer: Any, begin: int, end: int) -> Any:
 
 @_compiled()
 def _units(buffer: Any, begin: int, end: int, scale: int, precision: int) -> Any:
-    """Return a number without an exponent in units, rounded half up; `_NO_VALUE` for too many digits."""
+    """Return the units of a number, rounded half up. `_NO_VALUE`: it has an exponent, or too many digits."""
     at: Any = begin + (_byte(buffer, begin) == _MINUS)
     value = np.int64(0)
     digits = 0
-    decimals = -1
+    decimals = -1  # No point was read yet.
     rounds_up = False
     while at < end:
         byte = _byte(buffer, at)

@@ -49,8 +49,8 @@ _EXPONENT_MAX: Final = 400
 """Greatest exponent of a decimal that is expanded. With a greater one, the value is zero or does not fit."""
 
 _BASE64_GROUP: Final = re.compile(r"[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==)")
-# The outer repetition is not possessive: before Python 3.11.5, such a one matches wrongly if its group must
-# backtrack (gh-106052).
+# The outer repetition is not possessive: before Python 3.11.5, a possessive one matches wrongly if its group
+# must backtrack (gh-106052).
 _BASE64: Final = re.compile(rf"(?:[\x00-\x20]*+{_BASE64_GROUP.pattern})*[\x00-\x20]*+")
 
 _DAY: Final = re.compile(
@@ -163,6 +163,7 @@ def _convert(path: str, kind: pa.DataType, encode_variant: EncodeVariant | None)
 
 
 def _convert_present(path: str, kind: pa.DataType, encode_variant: EncodeVariant | None) -> Convert:
+    """Return the function for values that are not null. Raise ``Invalid`` for a type without JSON values."""
     if pa.types.is_struct(kind):
         fields = [kind.field(position) for position in range(kind.num_fields)]
         return _struct(
@@ -222,6 +223,7 @@ def _boolean(raw: bytes, _: list[str]) -> bool:
 
 
 def _integer(bits: int) -> Convert:
+    """Return the function for integers of ``bits`` bits. A fraction, an exponent or quotes do not fit."""
     fit = range(-(1 << (bits - 1)), 1 << (bits - 1))
     # No longer text fits. Do not convert it: a conversion of a million digits takes long.
     digits_max = len(str(fit.start))
@@ -235,6 +237,7 @@ def _integer(bits: int) -> Convert:
 
 
 def _double(raw: bytes, _: list[str]) -> float:
+    """Return a number. Of texts, only those of `NOT_FINITE` are numbers."""
     # Spark accepts numbers that JSON does not have, such as NaN, with quotes and without.
     text = _text(raw).encode("utf-8", "replace") if _is_text(raw) else raw
     if value := NOT_FINITE.get(text):
@@ -254,6 +257,7 @@ def _single(raw: bytes, misfits: list[str]) -> float:
 
 
 def _decimal(precision: int, scale: int) -> Convert:
+    """Return the function for decimals. It takes texts, too, ignores commas in them, and rounds half up."""
     unit = decimal.Decimal((0, (1,), -scale))
 
     def convert(raw: bytes, _: list[str]) -> decimal.Decimal:
@@ -263,6 +267,7 @@ def _decimal(precision: int, scale: int) -> Convert:
             raise _misfit(raw, "a number")
         value = _DECIMALS.create_decimal(text)
         exponent = value.adjusted()
+        # Do not expand an extreme exponent, which would take much memory.
         if not value or exponent < -_EXPONENT_MAX:
             value = decimal.Decimal(0)
         elif exponent > precision:

@@ -29,7 +29,7 @@ class CommittedRun:
 
     run: Run
     known: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By producer of this run that has earlier messages: the clocks ``acked`` and ``newest`` of these."""
+    """By producer of this run with earlier messages: its clocks ``acked`` and ``newest`` at the begin."""
     fates: dict[int, int] = field(default_factory=dict)
     """By producer with messages that are pending at the end: the clock up to which they committed later. A
     producer without a clock here committed none of them."""

@@ -66,6 +66,7 @@ def _single(field: FieldDescriptor, depth: int) -> pa.DataType:
 
 
 def _row(descriptor: Descriptor, columns: Sequence[pa.Field]) -> Callable[[Any], dict[str, Any]]:
+    """Return the function from a message to the values of columns, by name. Errors: see `protobuf_row`."""
     readers = []
     for column in columns:
         field = descriptor.fields_by_name.get(column.name)

@@ -79,7 +79,7 @@ class RunReader:
     def batches(self) -> Iterator[Batch]:
         """Yield the messages that begin in the run. Leave out an incomplete message at its end.
 
-        Raise `MalformedMessage` for a malformed message, unless the format skips it or makes a null of it.
+        Raise `MalformedMessage` for a malformed message, unless the format skips it or makes nulls of it.
         Raise it for any message of more than `FRAME_BYTES_MAX`. Raise ``Corrupt`` if the run begins inside a
         message, in spite of ``run.sure``. Raise the errors of `OpenAccess.chunks`.
         """

@@ -1,4 +1,4 @@
-"""The columns of rows that are made from messages, and their bounds: `RowFormat`. Needs pyarrow. Pure."""
+"""The columns of rows, and which messages become rows: `RowFormat`. Needs pyarrow. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RowFormat:
 
     @classmethod
     def of(cls, value: str, schema: pa.Schema, prefix: str, **more: Any) -> RowFormat:
-        """Return a format. ``prefix`` begins names of metadata columns; ``more`` are further fields of it."""
+        """Return a format, with its further fields ``more``. Names of metadata columns have ``prefix``."""
         meta = tuple((f"{prefix}{key}", key) for key in META if f"{prefix}{key}" in schema.names)
         return cls(cast(Value, value), schema, meta, **more)
 

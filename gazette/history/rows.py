@@ -95,6 +95,7 @@ class RowMaker:
     """Maker of the rows of one run."""
 
     def __init__(self, run: Run, format: RowFormat) -> None:
+        """Make a maker. Raise `Invalid` for a type that no JSON value converts to, and for a wrong class."""
         self._run = run
         self._format = format
         self.fields = format.fields
@@ -107,6 +108,7 @@ class RowMaker:
         """The fields that the scanner looks for."""
         self._parse = self._parser()
         self._journals = pa.array([], pa.string())
+        """The column ``journal``, as long as the longest batch so far."""
 
     def batches(self, access: OpenAccess) -> Iterator[Batch]:
         """Yield all messages of the run, for `rows`. Raise the errors of `read_columns`."""
@@ -183,6 +185,8 @@ class RowMaker:
         return pa.compute.replace_with_mask(array, pa.array(foreign), pa.array(texts, pa.string()))
 
     def _parser(self) -> Callable[[Batch, Mask], _Parsed]:
+        """Return the function that parses wanted messages of a batch. Raise `Invalid` for a column that the
+        class of protobuf messages lacks."""
         if not len(self.fields) and not self._format.corrupt:
             return lambda _batch, wanted: _Parsed(np.flatnonzero(wanted), [])
         match self._format.value:

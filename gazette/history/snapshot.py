@@ -70,7 +70,8 @@ class JournalSnapshot:
 
     ``producers`` are the states of its producers at ``begin``, from a checkpoint with that offset; empty
     without a checkpoint. Messages that were pending at ``begin`` are read again only for the producers in
-    ``replays``. Such messages of other producers are taken not to commit in the snapshot: most never do.
+    ``replays``. Those of other producers are taken not to commit in the snapshot, since most never do. The
+    fold finds those that do.
     """
 
     journal: JournalName

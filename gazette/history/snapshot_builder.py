@@ -190,6 +190,7 @@ def require_stored(
 
 
 async def _take(access: OpenAccess, selection: Selection, places: FragmentPlaces) -> Snapshot:
+    """Do the work of `take_snapshot` on the loop. With brokers, list several journals at once."""
     now, now_s = access.clock.now(), access.clock.monotonic()
     limit = asyncio.Semaphore(_LISTS_AT_ONCE)
     client = None if selection.stores else await access.client()
@@ -354,7 +355,7 @@ async def _head(access: OpenAccess, client: Client, journal: JournalName) -> _He
 
 
 def _require_life(selection: Selection, journal: JournalName, life: JournalLife | None) -> None:
-    """Raise ``Corrupt`` if the selection's offsets belong to another life of the journal. None: unknown."""
+    """Raise ``Corrupt`` if the selection's offsets belong to another life. An unknown life (None) passes."""
     expected = selection.lives.get(journal)
     if expected is not None and life is not None and life.is_other(expected):
         raise created_again(journal, expected.created, life.created)

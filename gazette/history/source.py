@@ -266,6 +266,7 @@ class OpenAccess:
         return bool(self.settings.direct and fragment is not None and fragment.backing_store)
 
     def _stored(self, piece: Piece) -> Iterator[tuple[Offset, bytes]]:
+        """Yield the bytes of a piece from its fragment in the blob store. Errors: see `chunks`."""
         fragment = piece.fragment
         assert fragment is not None
         path = fragment.content_path()

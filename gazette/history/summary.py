@@ -112,7 +112,7 @@ class Summary:
 
     producers: dict[int, ProducerSummary]
     end: Offset
-    """End offset of the last complete message; the begin of the run without one."""
+    """End offset of the last complete message; without such a message, the begin of the run."""
     reached: Offset
     """Offset up to which messages are complete, also malformed ones. A later message ends in another run."""
     rows: int

@@ -241,6 +241,8 @@ def _stores(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _access(options: TableOptions, *, direct: bool) -> Access:
+    """Return the option ``access``; else stores without brokers, if ``direct``; else the brokers of the
+    option or the environment. Raise ``Invalid`` for options that contradict each other."""
     answer_s = _positive("answer_s", options, _ANSWER_S)
     if (access := options.get("access")) is not None:
         if "broker" in options:
@@ -285,6 +287,7 @@ def _shape(options: TableOptions) -> tuple[MessageFormat, str]:
 
 
 def _importable(message: type[Any]) -> str:
+    """Return ``module:Class`` of a class. Raise ``Invalid`` unless the class can be imported by this name."""
     if not hasattr(message, "DESCRIPTOR"):
         raise Invalid(
             f"not a generated class of protobuf: {message!r}",

@@ -48,7 +48,7 @@ class UuidCodec(MessageCodec[Any]):
 
     def _decode_lenient(self, payload: bytes) -> Any:
         """Decode a line that only Spark accepts: reduce it to the path to the UUID, as strict JSON. Raise
-        ``Invalid`` for an acknowledgement."""
+        ``Invalid`` for an acknowledgement: only a line of strict JSON commits messages."""
         reduced = b"null"
         value = payload
         for name in self.names:

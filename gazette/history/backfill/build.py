@@ -228,9 +228,9 @@ def build_state(
 ) -> Attempt:
     """Build a state by ``fill``, which returns the number of its messages, and stage the state. Blocks.
 
-    Raise ``NotAllowed`` when the shard's database has a state already. Raise ``Fenced`` when an
-    owner has opened that state since the run began. Raise the errors of ``fill`` and of the store, and
-    ``Unavailable`` if the staging area fails. Always remove the build from the local disk.
+    Raise ``NotAllowed`` when the shard's database has a state already that must not be overwritten. Raise
+    ``Fenced`` when an owner has opened that state since the run began. Raise the errors of ``fill`` and of
+    the store, and ``Unavailable`` if the staging area fails. Always remove the build from the local disk.
     """
     staging = open_staging(task.staging)
     rng = random.SystemRandom()

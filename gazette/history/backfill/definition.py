@@ -321,7 +321,8 @@ class _Transaction:
             self._commit()
 
     def consume_with_timers(self, timers: ShardTimers, envelope: Envelope[Any]) -> None:
-        """Let the application consume a message at the message's time. Fire timers due before and after."""
+        """Let the application consume a message at the message's time. Fire the timers that are due before
+        the message, and those that are due behind it."""
         self._shard.advance(envelope)
         self._fire(timers)
         timers.begin_pass()
@@ -330,7 +331,7 @@ class _Transaction:
         self._fire(timers)
 
     def _fire(self, timers: ShardTimers) -> None:
-        """Let timers fire that are due, also those that become due thereby. Messages take no turns here."""
+        """Let all timers fire that are due, also those that become due thereby."""
         while timers.is_due(ready=False) and timers.confirm_due():
             self._begin()
             for timer in timers.fire(REPLAY_TIMERS):
@@ -365,7 +366,7 @@ class _Transaction:
             )
 
     def _deliver(self, messages: Sequence[Envelope[Any]]) -> int:
-        """Return how many messages the application has consumed, before it deferred one or consumed all."""
+        """Let the application consume messages up to the first one that it defers. Return their number."""
         self._begin()
         return deliver_in_halves(messages, self._attempt)
 

@@ -71,7 +71,7 @@ class Orphan:
 
 
 class Intent(msgspec.Struct, frozen=True):
-    """Note before the append of a state to a log: ``author`` will write at offset ``begin`` or later."""
+    """A note that precedes the append of a state: ``author`` will write to a log at ``begin`` or later."""
 
     log: str
     author: int

@@ -95,6 +95,8 @@ class LocalRunner:
             raise Closed("the backfill was stopped")
 
     def _here(self, task: ShardTask, on_read: OnRead) -> Attempt:
+        """Run a task in this process. After `stop`, the next read raises ``Closed``."""
+
         def reading(count: int) -> None:
             self._check()
             on_read(count)

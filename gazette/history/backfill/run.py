@@ -142,6 +142,7 @@ class BackfillRun:
         )
 
     async def _list(self) -> list[ListedShard]:
+        """Return the selected shards, sorted by id. Raise ``NotFound`` if no shard matches."""
         shards = (await self._shards.list_shards(self._settings.selector)).shards
         if not shards:
             raise NotFound(

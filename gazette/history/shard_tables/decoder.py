@@ -192,12 +192,13 @@ def _checked(array: pa.Array, column: Column, doubtful: Mask, buffer: bytes) -> 
     if not array.null_count:
         return array
     is_missing_null = column.default in (None, msgspec.UNSET)
-    # A missing field gives null, and so does a null, if the type has null or the buffer has no null.
+    # The default is null, and nothing else: all nulls are right, if the type permits null, or no text has it.
     if is_missing_null and (column.is_optional or b"null" not in buffer):
         return array
-    # If no message has a null, the field is missing where the value is.
+    # No text has a null: so the field is missing, where the column has null. Give it the default.
     if not is_missing_null and column.default is not msgspec.NODEFAULT and b"null" not in buffer:
         return array.fill_null(pa.scalar(column.default, array.type))
+    # Otherwise a null may be an error, or code makes the default: the decoder of the type decides.
     doubtful |= array.is_null().to_numpy(zero_copy_only=False)
     return array
 

@@ -93,6 +93,8 @@ class TableSequencer(Sequencer[Any]):
         self._chunks = 0
 
     def queue_batch(self, envelopes: Sequence[Envelope[Any]], start: int = 0) -> int:
+        """Make the drain of rows from ``start`` on. Return the position behind them. They end before a row
+        that may commit messages which are not kept: that row has a drain of its own."""
         assert isinstance(envelopes, DecodedRows)
         rows = envelopes.part(start, len(envelopes))
         stop = self._replaying_row(rows)
@@ -135,7 +137,10 @@ class TableSequencer(Sequencer[Any]):
         return int(np.argmax(ends_span)) if ends_span.any() else len(rows)
 
     def _needs_replay(self, rows: DecodedRows) -> bool:
-        """Return True if the first row, of a producer whose messages are not all kept, commits them."""
+        """Return True if the first row commits messages that are not kept, so that they must be read again.
+
+        Call it for a row of `_replaying_row`: the messages of its producer are not all kept.
+        """
         uuids = rows.columns.uuids
         partial = self._partials[rows.form.journal][_producer(uuids.producers[0])]
         return bool(uuids.flags[0] == ACK_TXN and int(uuids.clocks[0]) > partial.min_clock)
@@ -373,7 +378,7 @@ class _ChunkDrain(Drain[Any]):
 
 
 class _ReplayDrain(Drain[Any]):
-    """Drain of a span of which the first messages are read again."""
+    """Drain of a span whose first messages must be read again, since they are not kept."""
 
     def __init__(
         self, partial: PartialSequence, ack: DecodedRows, offsets: dict[JournalName, Offset]

@@ -69,6 +69,7 @@ def stream_lag(progress: Mapping[str, Any]) -> list[JournalLag]:
 
 
 def _of_source(source: Mapping[str, Any], at: datetime.datetime) -> Iterator[JournalLag]:
+    """Yield the lag behind each journal of a source; nothing for a source of another kind."""
     try:
         sources = decode_offset(json.loads(source["endOffset"] or "{}"))
         latest = json.loads(source["latestOffset"] or "{}")

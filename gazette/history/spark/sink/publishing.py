@@ -221,7 +221,9 @@ class _Publishing:
 def choice_of(options: WriteOptions, partitions: Partitions) -> Choice:
     """Return the function from a message and the value of its mapping column to a partition.
 
-    If a declaration has made the journals, their labels say which key the messages have.
+    The journal is that of ``journal_column``, or the only one. Otherwise it follows from the key: if a
+    declaration has made the journals, their labels name the key. Without any key, the journal is random.
+    Raise ``Invalid`` for a journal whose labels name a key, and whose name is not that of a partition.
     """
     if options.journal_column:
         by_name = {
@@ -349,6 +351,8 @@ class _Record:
                 path.unlink(missing_ok=True)
 
     def _load(self) -> dict[str, dict[JournalName, bytes]] | None:
+        """Return the recorded commits; None without a record. Raise ``Unavailable`` if the disk refuses, and
+        ``Corrupt`` for a damaged record."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:

@@ -99,6 +99,7 @@ class _Writer:
 
     @with_hints()
     def write(self, iterator: Iterator[Any]) -> Published:
+        """Publish the rows of a task, pending, and return what the driver needs to commit them."""
         options = self._options
         make = _maker(options, self._fields.names)
         if self._is_place and _UUID in self._schema.names:
@@ -254,6 +255,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _text(value: Any) -> str:
+    """Return a value as the text of a field of CSV, from which it reads back equal."""
     match value:
         case None:
             return ""

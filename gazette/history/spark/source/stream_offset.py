@@ -39,8 +39,8 @@ def encode_offset(
     since: int = 0,
     lives: Mapping[JournalName, JournalLife] = {},
 ) -> StreamOffset:
-    """Encode sources. `StreamOffset` says what ``ahead``, ``since`` and ``lives`` are. Keys ascend, since
-    Spark compares offsets as texts."""
+    """Encode sources. `StreamOffset` says what ``ahead``, ``since`` and ``lives`` are. Leave out an ``ahead``
+    that was read already. Keys have a fixed order, since Spark compares offsets as texts."""
     offset: StreamOffset = {}
     for journal, source in sorted(sources.items()):
         producers = {}
