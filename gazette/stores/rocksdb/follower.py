@@ -191,6 +191,7 @@ class FollowedRocksDB:
             database.close()
 
     def _follow_wals(self, paths: Mapping[str, Path]) -> None:
+        """Read the new bytes of the present WALs, in order. Read a file that was replaced from its begin."""
         former_wals, self._wals = self._wals, {}
         names = [name for name in paths if WAL.fullmatch(name)]
         for name in sorted(names, key=_number):

@@ -85,7 +85,7 @@ class Manifest:
 
     @classmethod
     def of(cls, data: bytes) -> Manifest:
-        """Read a manifest. Raise ``Corrupt``, or ``NotAllowed`` for edits of another RocksDB."""
+        """Read a manifest. Raise ``Corrupt`` for damage, ``NotAllowed`` for edits of another RocksDB."""
         manifest = cls()
         for record, _ in records(data, 0):
             manifest._apply(RecordReader(record))

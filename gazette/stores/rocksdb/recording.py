@@ -327,6 +327,7 @@ class RocksDBRecording:
                 self._record_table(name)
 
     def _record_table(self, name: str) -> None:
+        """Record the bytes of a table that the log lacks, piece by piece."""
         tracked = self._hold(name)
         try:
             while data := os.pread(tracked.fd, PIECE, tracked.recorded):
@@ -346,6 +347,7 @@ class RocksDBRecording:
         return contents
 
     def _record_small(self, group: Group, small: dict[str, bytes]) -> None:
+        """Record small files that have changed, and unlink those that RocksDB has removed."""
         for name, content in sorted(small.items()):
             path = "/" + name
             if path in PROPERTY_PATHS:

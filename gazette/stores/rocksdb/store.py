@@ -193,17 +193,17 @@ class RocksDBStore(Store):
         return value
 
     def put(self, key: bytes, value: bytes, *, column_family: str = DEFAULT) -> None:
-        """Set a key. Raise ``Invalid`` for a reserved key."""
+        """Set a key. Raise ``Invalid`` for a reserved key, and for what is no bytes."""
         require_writable(key, value, column_family == DEFAULT)
         self._pending_of(column_family).set(key, value)
 
     def delete(self, key: bytes, *, column_family: str = DEFAULT) -> None:
-        """Remove a key, if it exists. Raise ``Invalid`` for a reserved key."""
+        """Remove a key, if it exists. Raise ``Invalid`` for a reserved key, and for what is no bytes."""
         require_writable(key, b"", column_family == DEFAULT)
         self._pending_of(column_family).set(key, None)
 
     def delete_range(self, begin: bytes, end: bytes, *, column_family: str = DEFAULT) -> None:
-        """Remove every key from ``begin`` up to, and without, ``end``."""
+        """Remove every key from ``begin`` up to, and without, ``end``, except reserved keys."""
         require_bytes(begin=begin, end=end)
         pending = self._pending_of(column_family)
         if begin >= end:

@@ -112,7 +112,7 @@ class FamilyCopy:
         )
 
     def _open(self, items: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the items. Raise ``Closed`` once the view is closed: the writes in memory would go on."""
+        """Yield the items. Raise ``Closed`` once the view is closed, also between writes in memory."""
         for entry in items:
             if self._closed:
                 raise closed_error()

@@ -57,6 +57,7 @@ class Pending:
     def between(
         self, low: bytes, high: bytes | None, *, reverse: bool
     ) -> list[tuple[bytes, bytes | None]]:
+        """Return the writes to keys from ``low`` up to ``high``, in the order of a scan."""
         entries = [
             (key, value)
             for key, value in self.values.items()

@@ -137,7 +137,7 @@ class RunningTransaction:
             )
 
     def give_up(self) -> None:
-        """Roll back, and return the connection to the pool."""
+        """Roll back, and return the connection to the pool. After a refused commit, close the connection."""
         self._ours = True
         # After a refused commit, SQLAlchemy takes the transaction for ended, and would not roll back.
         if self.transaction.is_active:

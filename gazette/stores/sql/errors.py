@@ -55,6 +55,7 @@ def classify(error: Exception) -> ErrorCause:
 
 
 def _of_driver(error: Exception) -> ErrorCause:
+    """Return the cause of a driver's error: by its SQLSTATE first, then by the names of its classes."""
     state = _state_of(error) or ""
     if state[:2] in _OF_THE_MESSAGE or state == _VALUE_TOO_LARGE:
         return ErrorCause.MESSAGE
@@ -128,6 +129,7 @@ def _name(engine: sa.Engine) -> str:
 
 
 def _is_missing(engine: sa.Engine, table: str) -> bool:
+    """Return True if the database lacks a table; False if the table exists, or the database does not say."""
     try:
         return not sa.inspect(engine).has_table(table)
     except exc.SQLAlchemyError:

@@ -171,7 +171,10 @@ class SQLStore(Store):
         return translating(self.engine, what, hint=hint, is_fenced=self._is_fenced)
 
     def _is_fenced(self) -> bool:
-        """Return True if another owner has restored the checkpoint. Blocks, on a connection of its own."""
+        """Return True if another owner has restored the checkpoint. Blocks, on a connection of its own.
+
+        Return False before a restore, and for a backfill: its statements require the fence.
+        """
         if self._fence is None or self._claimed is not None:
             return False
         with self.engine.connect().execution_options(**{READING: True}) as connection:

@@ -75,6 +75,7 @@ class SQLTimers(TimerTable):
         self._execute(sa.insert(self._table).values(**row, **value))
 
     def _of(self, domain: int) -> tuple[Any, ...]:
+        """Return the conditions of the shard's rows of a domain. `_one` and `_behind` add more conditions."""
         return self._table.c.shard_fqn == self._fqn, self._table.c.domain == domain
 
     def _one(self, domain: int, key: bytes) -> tuple[Any, ...]:

@@ -46,6 +46,7 @@ class ManyBindings:
         self._connection = connection
         self._number = 0
         self._row: Bindings = ()
+        """The row that was bound last. ``_number`` is its position."""
         self.bound: Iterable[Any] = rows if are_rows_kept(rows) else self._each()
         """The bindings that SQLite gets."""
 

@@ -214,6 +214,7 @@ class RedoDatabases:
         return sum(db.files for db in self._all) > FILES_PER_IMAGE_FILE * self._image_files
 
     def _merge_files(self) -> None:
+        """Make the oldest image again, of the database with the most files."""
         max(self._all, key=lambda database: database.files).renew(self._bound, self._file_bytes)
 
     def _of_oldest_file(self) -> RedoRecording | None:

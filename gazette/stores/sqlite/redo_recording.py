@@ -143,6 +143,8 @@ class RedoRecording:
             self._record_all()
 
     def _configure(self, connection: apsw.Connection) -> None:
+        """Set WAL mode and what recording needs. Raise ``Corrupt`` unless pages have the recorded size."""
+
         def pragma(text: str) -> Any:
             # Fetch every row: a pragma that returns rows runs only as its rows are fetched.
             return connection.execute(f"PRAGMA {self.schema}.{text}").fetchall()
@@ -211,8 +213,8 @@ class RedoRecording:
         return collected.changes
 
     def _resize(self, pages: int) -> None:
-        """Note the size of the database. New groups need redo from the current file on. `record` drops lost
-        groups, since this drops their files from the log."""
+        """Note the size of the database. New groups need redo from the current file on. `record` drops groups
+        that are lost: it has an append, in which their files are unlinked."""
         former_count, self._state.pages = self._group_count(), pages
         count = self._group_count()
         for number in range(former_count, count):
@@ -285,8 +287,8 @@ class RedoRecording:
             self._create_redo(group, previous_end)
 
     def _oldest_group(self) -> int:
-        """Return the group that needs the oldest redo, with an image or without one. Both dicts are in order
-        of age."""
+        """Return the group that needs the oldest redo, with an image or without one. At least one group must
+        exist. Both dicts are in order of age."""
         imaged = next(iter(self._state.groups), None)
         bare = next(iter(self._first_redo), None)
         if imaged is None or bare is None:

@@ -378,7 +378,7 @@ class SQLiteStore(Store):
         return _Savepoint(self)
 
     def classify_error(self, error: Exception) -> ErrorCause:
-        """Return the cause of an error: the message for SQLite's errors of values and constraints."""
+        """Return the cause of an error: see `cause_of_error`."""
         return cause_of_error(error)
 
     def timer_table(self, shard: Shard) -> TimerTable:
@@ -514,7 +514,7 @@ class SQLiteStore(Store):
         self._destroyed = True
         self._begun = _NOT_BEGUN
         self._readers.close()
-        self._ours = True
+        self._ours = True  # To close rolls an open transaction back, which the hooks must permit.
         self._recording.close()
 
     def __del__(self) -> None:

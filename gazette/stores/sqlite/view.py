@@ -121,6 +121,7 @@ class FollowedDatabases:
     def _follow(
         self, names: list[str], before: Mapping[str, FollowedDatabase], files: PlayedFiles
     ) -> dict[str, FollowedDatabase]:
+        """Follow these databases, each with its copy of ``before`` or a new one. Count the rebuilds."""
         followed: dict[str, FollowedDatabase] = {}
         for name in names:
             database = followed[name] = before.get(name) or FollowedDatabase(self._directory, name)
