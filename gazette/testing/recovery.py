@@ -82,6 +82,7 @@ class MemoryLog:
         return self.enqueue(content)
 
     def enqueue(self, content: bytes) -> OpFuture[AppendResult]:
+        """Append at once, or at `release_held` if ``held``. Fail if ``failure`` is set."""
         future: OpFuture[AppendResult] = OpFuture()
         if self.failure is not None:
             future.set_exception(self.failure)
