@@ -89,6 +89,7 @@ class _Parser:
         return data_type
 
     def _within(self, opening: str, closing: str, count: int) -> list[pa.DataType]:
+        """Return ``count`` types that commas part, between ``opening`` and ``closing``."""
         self._take(opening)
         types = [self._type()]
         for _ in range(count - 1):
@@ -126,6 +127,7 @@ class _Parser:
         self._next()
 
     def _name(self, what: str) -> str:
+        """Take a name, without its quotes, and return it. ``what`` says in an error what was expected."""
         match = _TOKEN.match(self._text, self._at)
         name = None if match is None else match["name"] or match["quoted"]
         if name is None:

@@ -249,6 +249,7 @@ def _double(raw: bytes, _: list[str]) -> float:
 
 
 def _single(raw: bytes, misfits: list[str]) -> float:
+    """Return a value as a float of 32 bits."""
     if not _is_number(raw) or raw == b"-0" or raw in NOT_FINITE:
         return _double(raw, misfits)
     # Convert from the digits: a conversion through double would round twice.
@@ -287,6 +288,7 @@ def _string(raw: bytes, _: list[str]) -> str:
 
 
 def _binary(raw: bytes, _: list[str]) -> bytes:
+    """Return the bytes of a text in base64."""
     if not _is_text(raw):
         raise _misfit(raw, "base64")
     text = _text(raw)
@@ -392,6 +394,8 @@ def _offset_s(zone: str, local_s: int) -> int:
 
 
 def _struct(fields: Sequence[tuple[str, Convert]]) -> Convert:
+    """Return the function for structs. ``fields`` has the function for each field."""
+
     def convert(raw: bytes, misfits: list[str]) -> dict[str, Any]:
         if raw[0] != 0x7B:
             raise _misfit(raw, "an object")
@@ -402,6 +406,8 @@ def _struct(fields: Sequence[tuple[str, Convert]]) -> Convert:
 
 
 def _array(item: Convert) -> Convert:
+    """Return the function for arrays. ``item`` is the function for their items."""
+
     def convert(raw: bytes, misfits: list[str]) -> list[Any]:
         if raw[0] != 0x5B:
             raise _misfit(raw, "an array")
@@ -411,6 +417,8 @@ def _array(item: Convert) -> Convert:
 
 
 def _map(item: Convert) -> Convert:
+    """Return the function for maps. ``item`` is the function for their values. Keys stay texts."""
+
     def convert(raw: bytes, misfits: list[str]) -> list[tuple[str, Any]]:
         if raw[0] != 0x7B:
             raise _misfit(raw, "an object")

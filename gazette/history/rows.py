@@ -207,6 +207,7 @@ class RowMaker:
         return self._payload_of(self._frame(batch, row))
 
     def _payload_of(self, frame: bytes) -> bytes:
+        """Return a frame without its line end or header, if it has one."""
         match self._run.shape.content_type:
             case "application/x-ndjson" | "text/csv":
                 return frame[:-1]
@@ -222,6 +223,7 @@ class RowMaker:
         return batch.buffer[begin:end]
 
     def _parse_payloads(self, batch: Batch, wanted: Mask) -> _Parsed:
+        """Return the wanted rows' payloads as one column, of texts or of bytes."""
         rows = np.flatnonzero(wanted)
         column_type = self.fields.field(0).type
         payloads = [self._payload(batch, row) for row in rows.tolist()]
@@ -313,6 +315,7 @@ class RowMaker:
 
 
 def _message(kind: Any, frame: bytes) -> Any:
+    """Return the message of Protobuf in a frame. Raise ``Invalid`` for bytes that are no frame."""
     payload = fixed_payload(frame)
     if payload is None:
         raise Invalid("no frame begins at this offset")

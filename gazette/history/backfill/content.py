@@ -53,6 +53,7 @@ def sqlite_rows(connection: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
 
 
 def _pairs(store: RocksDBStore) -> Iterator[tuple[str, bytes, bytes]]:
+    """Yield family, key and value of each pair: the default family's first, then by the families' names."""
     for family in sorted(store.column_families, key=lambda name: (name != DEFAULT, name)):
         for key, value in store.iterate(column_family=family):
             yield family, key, value

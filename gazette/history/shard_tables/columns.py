@@ -172,6 +172,7 @@ def _name(message_type: Any) -> str:
 
 
 def _info_of(annotation: Any) -> inspect.Type | None:
+    """Return what msgspec says of a type; None for a type that msgspec does not know."""
     try:
         return inspect.type_info(annotation)
     except (TypeError, NameError):

@@ -454,6 +454,7 @@ class _ReplayDrain(Drain[Any]):
         return [Picked(rows, at, np.zeros(len(at), np.int64))] if len(at) else []
 
     def _advance(self, consumed: Sequence[Any]) -> None:
+        """Move the producer's state behind the consumed rows; after the last, behind the acknowledgement."""
         assert isinstance(consumed, CommittedRows)
         self.partial.min_clock = consumed.clock_of(len(consumed) - 1)
         after = self._next + len(consumed)
