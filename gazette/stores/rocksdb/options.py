@@ -93,7 +93,7 @@ Families = Mapping[str, RocksDBOptions | None]
 
 def named_families(given: Mapping[str, RocksDBOptions] | Iterable[str]) -> Families:
     """Return the families of ``column_families``. Raise ``Invalid`` for wrong names, types or options."""
-    # A text would name a family for each of its characters.
+    # Refuse a single text: its characters would become names of families.
     if isinstance(given, str | bytes | bytearray) or not isinstance(given, Iterable):
         raise _no_families(given)
     names: Any = list(given)

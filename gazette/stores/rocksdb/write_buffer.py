@@ -79,10 +79,12 @@ class PendingSavepoint:
                 family.undo = []
 
     def release(self) -> None:
+        """End the savepoint. Keep its changes, which a savepoint around it may still undo."""
         for family, outer, _ in self._marks:
             family.undo = outer
 
     def roll_back(self) -> None:
+        """End the savepoint, and undo its changes."""
         for family, outer, length in self._marks:
             undo, family.undo = family.undo or [], None
             while len(undo) > length:

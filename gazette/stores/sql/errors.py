@@ -137,6 +137,7 @@ def _is_missing(engine: sa.Engine, table: str) -> bool:
 
 
 def _agrees(is_fenced: Callable[[], bool]) -> bool:
+    """Return whether the database, too, says that the session is fenced; False if it does not answer."""
     try:
         return is_fenced()
     except (GazetteError, exc.SQLAlchemyError):

@@ -122,6 +122,7 @@ class RedoDatabases:
         return connection
 
     def _record_images(self) -> None:
+        """Record images of all databases. Settle all first. Raise ``Broken`` if one is still being read."""
         for database in self._all:
             database.settle()
         for database in self._all:

@@ -167,6 +167,7 @@ class RedoRecording:
             self._create_redo(group, previous_end)
 
     def _create_redo(self, group: Group, previous_end: int) -> None:
+        """Record a new redo file. Its header names where the previous file ends."""
         self._redo_fnode = group.create("/" + redo_name(self.database, self._redo_index))
         header = encode_header(self._state.page_size, self._redo_index, previous_end)
         group.write(self._redo_fnode, 0, header)
@@ -281,6 +282,7 @@ class RedoRecording:
         return True
 
     def _rotate(self) -> None:
+        """Go on in a new redo file."""
         with self.recorder.group() as group:
             previous_end = self._redo_end
             self._redo_index += 1
