@@ -35,6 +35,7 @@ class SteppedInbox(Inbox):
         return super().get_call(0)
 
     def _await_work(self, has_work: Callable[[], bool]) -> None:
+        """Block until there is work, or until the inbox is woken or stopped. Meanwhile the shard is idle."""
         with self._changed:
             while not (has_work() or self._woken or self.stopped):
                 self._idle = True
