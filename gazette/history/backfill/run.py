@@ -366,7 +366,7 @@ class BackfillRun:
 
 
 def _require_complete(tasks: Sequence[ShardTask], attempts: Iterable[str]) -> None:
-    """Raise `Bug` unless ``attempts`` are the shards of exactly the tasks."""
+    """Raise `Bug` unless ``attempts``, which are ids of shards, are those of the tasks' shards."""
     expected, built = {task.spec.id for task in tasks}, set(attempts)
     if expected != built:
         raise Bug(
