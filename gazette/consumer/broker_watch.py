@@ -67,7 +67,7 @@ class BrokerWatch:
             cause = await self._ask()
             now = self._clock.monotonic()
             if cause:
-                self._note(cause, now, now - answered_at)
+                self._report(cause, now, now - answered_at)
             else:
                 answered_at, self.not_answered = now, ""
             await self._clock.sleep(_PAUSE_S if cause else _PAUSE_ANSWERED_S)
@@ -84,7 +84,7 @@ class BrokerWatch:
             return str(error)
         return ""
 
-    def _note(self, cause: str, now: float, seconds: float) -> None:
+    def _report(self, cause: str, now: float, seconds: float) -> None:
         """Note why brokers have not answered for ``seconds``. Log a cause once in `REPEAT_S` seconds."""
         if self.not_answered:
             self.not_answered = f"brokers have not answered yet: {cause}"

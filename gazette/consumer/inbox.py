@@ -139,7 +139,7 @@ class Inbox:
         with self._changed:
             while self._messages >= messages_max and not self.stopped:
                 self._changed.wait()
-            self.check()
+            self.require_running()
             self._events.append(Messages(batch))
             self.inputs += 1
             self._messages += len(batch)
@@ -166,7 +166,7 @@ class Inbox:
 
     # Called on the shard's thread:
 
-    def check(self) -> None:
+    def require_running(self) -> None:
         """Raise ``Closed`` once stopped. Long work without ``get`` calls it."""
         if self.stopped:
             raise Closed("the shard has stopped")
@@ -201,19 +201,19 @@ class Inbox:
             if self.stopped:
                 raise Closed("the shard has stopped")
             self._woken = False
-            return self._take() if self._events else None
+            return self._pop_first() if self._events else None
 
-    def get_next(self, chunk: Chunk) -> Chunk | None:
+    def take_continuation(self, chunk: Chunk) -> Chunk | None:
         """Take the next event if it is a chunk of the same journal: it continues ``chunk``. Return None for
         any other event. Do not wait."""
         with self._changed:
             event = self._events[0] if self._events else None
             if not isinstance(event, Chunk) or event.journal != chunk.journal:
                 return None
-            self._take()
+            self._pop_first()
             return event
 
-    def _take(self) -> Event:
+    def _pop_first(self) -> Event:
         """Remove and return the first event. Wake those that wait for room: for chunks, once half is free."""
         event = self._events.popleft()
         if not isinstance(event, Call):  # `inputs` counts all events but calls.
@@ -249,7 +249,7 @@ class Feed:
 
         Raise ``Closed`` when the shard has stopped, or the feed was closed. Raise ``Bug`` on the event loop.
         """
-        self._check()
+        self._require_open()
         if asyncio._get_running_loop() is not None:
             raise Bug(
                 "cannot wait for a feed on the event loop",
@@ -274,7 +274,7 @@ class Feed:
             self._ended = True
             self._inbox.put(SourceFailed("of the application", error))
 
-    def _check(self) -> None:
-        self._inbox.check()
+    def _require_open(self) -> None:
+        self._inbox.require_running()
         if self._ended:
             raise Closed("the feed was closed")

@@ -113,11 +113,11 @@ class QueryRouter:
             except Retryable as error:
                 if query.header is not None:
                     raise
-                attempts.failed(error)
+                attempts.note_failure(error)
             # Not after the first attempt: the second one asks standbys, which outlast a failed primary.
             if attempt:
                 self._require_not_failed(query.shard)
-            await self._change_or(pause_s)
+            await self._await_change_or_pause(pause_s)
             pause_s = min(_PAUSE_MAX_S, 2 * pause_s)
         raise AssertionError("unreachable: attempts are counted without end")
 
@@ -131,7 +131,7 @@ class QueryRouter:
                 hint=hint or "Correct the cause, then: gazctl shards unassign --failed.",
             )
 
-    async def _change_or(self, pause_s: float) -> None:
+    async def _await_change_or_pause(self, pause_s: float) -> None:
         """Wait for a change of the key space, at most ``pause_s`` seconds."""
         async with TaskScope("pause") as scope:
             waits = {
@@ -159,13 +159,13 @@ class _Attempts:
         self._resolver = self.router.resolver
         self._shard_id = self.query.shard
 
-    def failed(self, error: Retryable) -> None:
+    def note_failure(self, error: Retryable) -> None:
         """Keep the reason of a failed attempt."""
         facts = {name: value for name, value in error.facts.items() if name != "shard"}
         reason = str(GazetteError(error.message, **facts))
         self.describe = lambda: reason
 
-    def _waits(self, describe: Callable[[], str]) -> None:
+    def _note_wait(self, describe: Callable[[], str]) -> None:
         self.describe = describe
 
     async def run(self) -> QueryResult[Any]:
@@ -180,9 +180,9 @@ class _Attempts:
         if resolution.status is not ShardStatus.OK:
             raise Moved(f"its status is {resolution.status.name}", shard=self._shard_id)
         if resolution.is_local:
-            return await self._local(resolution)
+            return await self._ask_local(resolution)
         try:
-            return await self._remote(resolution.header)
+            return await self._ask_remote(resolution.header)
         except Retryable:
             self.primary_failed = True
             raise
@@ -198,7 +198,7 @@ class _Attempts:
                 may_proxy=query.header is None,
                 proxy_header=query.header,
                 read_through=query.read_through,
-                on_wait=self._waits,
+                on_wait=self._note_wait,
             )
         except Closed as error:
             raise Unavailable(str(error), shard=self._shard_id) from error
@@ -207,15 +207,15 @@ class _Attempts:
                 raise
             raise Moved(str(error), shard=self._shard_id) from error
 
-    async def _local(self, resolution: Resolution) -> QueryResult[Any]:
+    async def _ask_local(self, resolution: Resolution) -> QueryResult[Any]:
         shard = resolution.shard
         assert shard is not None
         # The store stays in use until `serve` has ended on its thread: a cancellation here does not stop it.
         shard.begin_use()
-        value = await self._served(resolution.store, shard.end_use)
+        value = await self._serve_on_thread(resolution.store, shard.end_use)
         return QueryResult(value, resolution.local_id)
 
-    async def _served(self, store: Any, done: Callable[[], None]) -> Any:
+    async def _serve_on_thread(self, store: Any, done: Callable[[], None]) -> Any:
         """Return the result of ``serve(store)`` on a thread. Call ``done`` on the loop when that has ended.
 
         Raise ``Unavailable`` if the member has stopped, and ``Moved`` if the store was closed. Errors of
@@ -261,7 +261,7 @@ class _Attempts:
         self.primary_failed = False
         for header in resolver.standby_headers(self._shard_id, query.claims):
             try:
-                return await self._remote(header)
+                return await self._ask_remote(header)
             except Retryable as error:
                 log.info(
                     "a standby of %(shard)s did not answer: %(error)s",
@@ -290,10 +290,10 @@ class _Attempts:
             )
             return None
         staleness_s = reads.age_s(edition)
-        value = await self._served(edition.reader, lambda: reads.end(edition))
+        value = await self._serve_on_thread(edition.reader, lambda: reads.end(edition))
         return QueryResult(value, self._resolver.local_id, staleness_s)
 
-    async def _remote(self, header: Header) -> QueryResult[Any]:
+    async def _ask_remote(self, header: Header) -> QueryResult[Any]:
         """Ask a member. Raise ``Moved`` if the member was primary, and another one becomes primary
         meanwhile."""
         endpoint = self.router.peers.pick(header.route, process_id=header.process_id)
@@ -324,7 +324,7 @@ class _Attempts:
         self, channel: grpc.aio.Channel, header: Header, endpoint: str
     ) -> QueryResult[Any] | GazetteError:
         """Return the peer's answer, or the error that its status means. To raise the error would cancel
-        `_remote`."""
+        `_ask_remote`."""
         try:
             with open_channel("query", shard=self._shard_id):
                 answer = await self.proxy(channel, replace(self.query, header=header))

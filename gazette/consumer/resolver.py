@@ -61,7 +61,7 @@ class Resolution:
 
 
 @dataclass(slots=True)
-class _Held:
+class _LocalShard:
     """A local shard, and the key revisions by which `Resolver` sees that the shard has to start again."""
 
     shard: Shard
@@ -84,7 +84,7 @@ class Resolver:
         self._state = state
         self._scope = scope
         self._new_shard = new_shard
-        self._held: dict[str, _Held] = {}
+        self._local: dict[str, _LocalShard] = {}
         self._by_source: dict[str, list[ShardSpec]] | None = None
         """Shards by the journals that they read. None: the key space has changed since it was computed."""
         self._stops: dict[asyncio.Task[None], str] = {}
@@ -102,7 +102,7 @@ class Resolver:
     @property
     def local_shards(self) -> Mapping[str, Shard]:
         """The shards that this member holds, as primary or standby, by their ids. For any thread."""
-        return {shard_id: local.shard for shard_id, local in self._held.items()}
+        return {shard_id: local.shard for shard_id, local in self._local.items()}
 
     def shards_with_source(self, journal: str) -> tuple[ShardSpec, ...]:
         """Return the specifications of shards that read a journal, in order of ids. Include disabled ones."""
@@ -213,7 +213,7 @@ class Resolver:
         """
         if self.stopped.is_set():
             raise Closed(STOPPED, shard=resolution.shard_id)
-        local = self._held.get(resolution.shard_id)
+        local = self._local.get(resolution.shard_id)
         stopped = replace(resolution, status=ShardStatus.SHARD_STOPPED)
         if local is None:
             return stopped
@@ -236,7 +236,7 @@ class Resolver:
 
     def standby(self, shard_id: str, claims: Claims) -> Shard | None:
         """Return the local replica, if it is a standby that tails its log and ``claims`` cover the shard."""
-        local = self._held.get(shard_id)
+        local = self._local.get(shard_id)
         if local is None or local.shard.reads is None or not self._covers(shard_id, claims):
             return None
         return local.shard
@@ -286,55 +286,60 @@ class Resolver:
         self._changed = asyncio.Event()
         if self.stopped.is_set():
             return
-        former, present = dict(self._held), {}
-        for local in self._state.local_items:
-            shard_id: str = local.item.decoded.id
-            present[shard_id] = self._updated(former.pop(shard_id, None), local)
+        former, present = dict(self._local), {}
+        for local_item in self._state.local_items:
+            shard_id: str = local_item.item.decoded.id
+            present[shard_id] = self._follow_assignment(former.pop(shard_id, None), local_item)
         # Replace the mapping in one step and never change it: the thread that collects metrics reads it.
-        self._held = present
+        self._local = present
         for shard_id, stopped in former.items():
             self._stop(shard_id, stopped)
 
-    def _updated(self, held: _Held | None, local: LocalItem) -> _Held:
-        """Return the local shard as of now. ``held`` is the local shard before, if any.
+    def _follow_assignment(
+        self, local_shard: _LocalShard | None, local_item: LocalItem
+    ) -> _LocalShard:
+        """Start, promote or stop a local shard, and return it. ``local_shard`` is the one before, if any.
 
         A promotion moves the assignment to another key, with another creation revision. Any other
         change of that revision means that the assignment was deleted meanwhile: start the shard
         again. Also start the shard again if its specification was deleted and written again.
         """
-        assignment = local.assignment
+        assignment = local_item.assignment
         slot: int = assignment.decoded.slot
         create_revision = assignment.raw.create_revision
-        item_revision = local.item.raw.create_revision
-        if held is not None:
-            moved_up = slot < held.slot
-            is_same = moved_up or create_revision == held.create_revision
-            if moved_up and held.shard.failure is not None:
+        item_revision = local_item.item.raw.create_revision
+        if local_shard is not None:
+            moved_up = slot < local_shard.slot
+            is_same = moved_up or create_revision == local_shard.create_revision
+            if moved_up and local_shard.shard.failure is not None:
                 # A promotion keeps the status. If that status is no failure, the failed assignment was
                 # deleted or could not report its failure: this is a new attempt.
                 is_same = assignment.decoded.value.code is ReplicaCode.FAILED
-            if not is_same or item_revision != held.item_revision:
-                self._stop(local.item.decoded.id, held)
-                held = None
-        if held is None:
-            shard = self._new_shard(local.item, assignment)
+            if not is_same or item_revision != local_shard.item_revision:
+                self._stop(local_item.item.decoded.id, local_shard)
+                local_shard = None
+        if local_shard is None:
+            shard = self._new_shard(local_item.item, assignment)
             shard.start(primary=slot == 0)
-            return _Held(shard, create_revision, item_revision, slot)
-        held.shard.assignment, held.shard.spec = assignment, local.item.decoded.value.spec
-        if slot == 0 and held.slot != 0:
-            held.shard.promote(assignment)
-        held.create_revision, held.slot = create_revision, slot
-        return held
+            return _LocalShard(shard, create_revision, item_revision, slot)
+        local_shard.shard.assignment, local_shard.shard.spec = (
+            assignment,
+            local_item.item.decoded.value.spec,
+        )
+        if slot == 0 and local_shard.slot != 0:
+            local_shard.shard.promote(assignment)
+        local_shard.create_revision, local_shard.slot = create_revision, slot
+        return local_shard
 
-    def _stop(self, shard_id: str, held: _Held) -> None:
-        task = self._scope.spawn(held.shard.stop(), name=f"stop {shard_id}")
+    def _stop(self, shard_id: str, local_shard: _LocalShard) -> None:
+        task = self._scope.spawn(local_shard.shard.stop(), name=f"stop {shard_id}")
         self._stops[task] = shard_id
         task.add_done_callback(lambda ended_task: self._stops.pop(ended_task, None))
 
     def stop_serving(self) -> None:
         """Stop all local shards, for good."""
         self.stopped.set()
-        former, self._held = self._held, {}
+        former, self._local = self._local, {}
         for shard_id, stopped in former.items():
             self._stop(shard_id, stopped)
 

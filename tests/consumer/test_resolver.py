@@ -64,7 +64,7 @@ async def test_whoever_looks_while_shards_change_sees_all_of_them(
         return real(item, assignment)
 
     resolver._new_shard = new_shard
-    held = resolver._held
+    held = resolver._local
     before = "shard-before"  # It comes first as the resolver goes through them.
     await member.create(shard_spec(before, SOURCE, log=False))
     assert seen == [{SHARD}]

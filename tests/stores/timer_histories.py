@@ -167,13 +167,13 @@ class TimerHistory:
         if not rng.randrange(400):
             raise Died  # In the middle of a batch.
         savepoint = self._store.savepoint() if self._store.has_savepoints else None
-        revoked = self._timers.revoked()
+        cancelled_keys = self._timers.cancelled_keys()
         for _ in range(0 if rng.randrange(self._busy) else rng.randrange(1, 4)):
             domain = timer.domain if rng.randrange(5) else rng.choice((EVENT, PROCESSING))
             self._set_or_cancel(domain, self._key_for(timer), timer)
         if savepoint is not None and not rng.randrange(10):
             savepoint.roll_back()
-            self._timers.restore_revoked(revoked)
+            self._timers.restore_cancelled_keys(cancelled_keys)
             self._model.rows = before
         elif savepoint is not None:
             savepoint.release()

@@ -136,10 +136,10 @@ def timers_of_the_former_pass() -> Undo:
     """Forget timers that are set for a time before that of the one that fires."""
 
     def begin_pass(self: ShardTimers) -> None:
-        for queue in (self._processing, self._event):
-            queue.behind = None
-        self._processing.begin_pass()
-        self._event.begin_pass()
+        for queue in (self._processing_queue, self._event_queue):
+            queue.behind_from = None
+        self._processing_queue.begin_pass()
+        self._event_queue.begin_pass()
 
     return _replace(ShardTimers, "begin_pass", lambda before: begin_pass)
 

@@ -42,12 +42,15 @@ def _firing() -> Iterator[tuple[str, Plant]]:
     def plant(right: str, wrong: str, tests: tuple[str, ...] = _HISTORIES) -> Plant:
         return Plant(path, right, wrong, tests)
 
-    yield "overtaken timers fire", plant("self.ahead < position:", "self.ahead < BEFORE_ALL:")
+    yield (
+        "overtaken timers fire",
+        plant("self.ahead_from < position:", "self.ahead_from < BEFORE_ALL:"),
+    )
     yield (
         "revoked timers are put back",
-        plant("if row.key not in self.revoked:", "if row.key:"),
+        plant("if row.key not in self.cancelled_keys:", "if row.key:"),
     )
-    yield "revoked timers fire", plant("if row.key in self.revoked:", "if not row.key:")
+    yield "revoked timers fire", plant("if row.key in self.cancelled_keys:", "if not row.key:")
     yield (
         "the cursor passes the whole batch",
         plant(
@@ -57,7 +60,7 @@ def _firing() -> Iterator[tuple[str, Plant]]:
     )
     yield (
         "timers behind are forgotten",
-        plant("self.ahead = _least(self.ahead, self.behind)\n", "pass\n"),
+        plant("self.ahead_from = _least(self.ahead_from, self.behind_from)\n", "pass\n"),
     )
     yield (
         "a pass repeats a timer",
@@ -67,19 +70,19 @@ def _firing() -> Iterator[tuple[str, Plant]]:
         "timers behind a full batch wait",
         plant("last if len(rows) == limit else", "None if len(rows) == limit else"),
     )
-    yield "replaced timers fire too", plant("self._revoke(row.key)", "pass")
+    yield "replaced timers fire too", plant("self._note_cancelled(row.key)", "pass")
     yield (
         "cancelled timers fire",
-        plant("self._revoke(key)\n        self.table.remove", "self.table.remove"),
+        plant("self._note_cancelled(key)\n        self.table.remove", "self.table.remove"),
     )
     yield (
         "a skipped callback's cancellations stay",
-        plant("self._firing.revoked = set(revoked)", "pass"),
+        plant("self._firing_queue.cancelled_keys = set(cancelled_keys)", "pass"),
     )
     yield (
         "a new first timer is not noticed",
         plant(
-            "else:\n            self.ahead = _least(self.ahead, row.position)",
+            "else:\n            self.ahead_from = _least(self.ahead_from, row.position)",
             "else:\n            pass",
         ),
     )
@@ -89,7 +92,7 @@ def _firing() -> Iterator[tuple[str, Plant]]:
     )
     yield (
         "the watermark is not kept",
-        plant("if value != self._kept:", "if value == self._kept:", _APPS),
+        plant("if value != self._stored_watermark:", "if value == self._stored_watermark:", _APPS),
     )
     yield "messages wait for all timers", plant("self._processing_turn = False", "pass", _APPS)
     yield (

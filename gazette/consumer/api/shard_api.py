@@ -92,7 +92,7 @@ class ShardApi:
 
         def unary(method: str, name: str, request: Any, response: Any) -> Any:
             async def call(message: Any, context: Any) -> Any:
-                return await self._guarded(name, CAPABILITIES[method], message, context)
+                return await self._authorize_and_call(name, CAPABILITIES[method], message, context)
 
             return grpc.unary_unary_rpc_method_handler(
                 call, request.FromString, response.SerializeToString
@@ -109,7 +109,9 @@ class ShardApi:
             "consumer.Shard", {rpc[0]: unary(*rpc) for rpc in methods}
         )
 
-    async def _guarded(self, name: str, capability: int, message: Any, context: Any) -> Any:
+    async def _authorize_and_call(
+        self, name: str, capability: int, message: Any, context: Any
+    ) -> Any:
         """Authorize and perform one call. A `GazetteError` ends the call with its status and its text."""
         try:
             claims = self._verifier.verify(

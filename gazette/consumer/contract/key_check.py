@@ -60,8 +60,8 @@ class KeyCheck:
 
     def __init__(self, place: KeyPlace) -> None:
         self.place = place
-        self._own: set[Any] = set()
-        self._value: Callable[[Envelope[Any]], Any] = (
+        self._own_values: set[Any] = set()
+        self._read_value: Callable[[Envelope[Any]], Any] = (
             attrgetter(f"message.{place.attribute}") if place.attribute else self._key_or_error
         )
 
@@ -70,11 +70,11 @@ class KeyCheck:
         try:
             if self._owns_all(batch):
                 return []
-            values = list(map(self._value, batch))
+            values = list(map(self._read_value, batch))
             # If all keys of a batch were seen before, one set operation is enough.
-            if self._own.issuperset(values):
+            if self._own_values.issuperset(values):
                 return []
-            is_own = self._are_own(values)
+            is_own = self._own_mask(values)
             self._remember(compress(values, is_own))
         except (AttributeError, TypeError, UnicodeEncodeError):
             # Acknowledgements have no key, and some values cannot be in a set.
@@ -89,31 +89,33 @@ class KeyCheck:
         values = batch.distinct(self.place.attribute)
         if values is None:
             return False
-        unknown = list({*values} - self._own)
-        if unknown and not self._are_own(unknown).all():
+        unknown = list({*values} - self._own_values)
+        if unknown and not self._own_mask(unknown).all():
             return False
         self._remember(unknown)
         return True
 
     def _remember(self, own: Iterable[Any]) -> None:
-        if len(self._own) > _OWN_MAX:
-            self._own.clear()
-        self._own.update(own)
+        if len(self._own_values) > _OWN_MAX:
+            self._own_values.clear()
+        self._own_values.update(own)
 
-    def _are_own(self, values: list[Any]) -> Any:
+    def _own_mask(self, values: list[Any]) -> Any:
         """Return an array of bool: True for each value whose key belongs to the partition."""
         if self.place.is_text and set(map(type, values)) == {str}:
             # To hash all texts at once takes less time than to look for the known ones.
-            return self._numbers(values) == self.place.number
-        unknown_values = list({*values} - self._own)
+            return self._partition_numbers(values) == self.place.number
+        unknown_values = list({*values} - self._own_values)
         keys: list[Any] = [self._encoded(value) for value in unknown_values]
         valid = [index for index, key in enumerate(keys) if key is not None]
         is_own = np.zeros(len(unknown_values), bool)
-        is_own[valid] = self._numbers([keys[index] for index in valid]) == self.place.number
+        is_own[valid] = (
+            self._partition_numbers([keys[index] for index in valid]) == self.place.number
+        )
         foreign = set(compress(unknown_values, ~is_own))
         return np.fromiter((value not in foreign for value in values), bool, len(values))
 
-    def _numbers(self, keys: Sequence[CanonicalKey]) -> Any:
+    def _partition_numbers(self, keys: Sequence[CanonicalKey]) -> Any:
         return fnv32a_of_all(keys) % np.uint32(self.place.partitions)
 
     def _misplaced_singly(self, batch: Sequence[Envelope[Any]]) -> list[int]:
@@ -123,7 +125,7 @@ class KeyCheck:
             if envelope.flags == ACK_TXN:
                 continue
             key = self._key_or_error(envelope)
-            if isinstance(key, Exception) or self._numbers([key])[0] != self.place.number:
+            if isinstance(key, Exception) or self._partition_numbers([key])[0] != self.place.number:
                 positions.append(position)
         return positions
 
@@ -150,7 +152,7 @@ class KeyCheck:
             text = str(key) if isinstance(key, Invalid) else f"{type(key).__name__}: {key}"
             reason = f"its key cannot be computed ({text})"
         else:
-            number = int(self._numbers([key])[0])
+            number = int(self._partition_numbers([key])[0])
             reason = f"its key {key!r} belongs to partition {number}, not to {self.place.number}"
         return Misplaced(
             f"a message is misplaced: {reason}",

@@ -158,7 +158,7 @@ def _all_shards(collect: Callable[[ShardRequest], _Values | _Page]) -> AskShards
         collected = collect(asked.request)
         shards = await asked.service.all_shards(timeout_s=asked.left_s)
         read_through = asked.query.read_through
-        _check(shards, read_through)
+        _require_answerable(shards, read_through)
         gate = asyncio.Semaphore(_AT_ONCE)
         staleness_s = 0.0
 
@@ -281,7 +281,7 @@ class _Page:
         return [{"key": key, "shards": ids} for key, ids in holders.items() if len(ids) > 1]
 
 
-def _check(shards: Sequence[ShardSpec], offsets: Iterable[str]) -> None:
+def _require_answerable(shards: Sequence[ShardSpec], offsets: Iterable[str]) -> None:
     """Raise ``NotFound`` without shards. Raise ``Unavailable`` if one is disabled: its part would be missing.
 
     Raise ``Invalid`` if no shard reads a journal of ``offsets``.

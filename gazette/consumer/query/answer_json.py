@@ -65,15 +65,19 @@ def _misfit(value: Any, *, declared: bool) -> Misfit | None:
     if isinstance(value, dict):
         return _dict_misfit(value, declared=declared)
     if isinstance(value, list | tuple):
-        return _first(((f"[{index}]", part) for index, part in enumerate(value)), declared=declared)
+        return _first_misfit(
+            ((f"[{index}]", part) for index, part in enumerate(value)), declared=declared
+        )
     if isinstance(value, Enum):
         return _misfit(value.value, declared=declared)
     if (attributes := attributes_of(value)) is not None:
-        return _first(((f".{n}", part) for n, part in zip(*attributes, strict=True)), declared=True)
+        return _first_misfit(
+            ((f".{n}", part) for n, part in zip(*attributes, strict=True)), declared=True
+        )
     return _leaf_misfit(value)
 
 
-def _first(parts: Iterable[tuple[str, Any]], *, declared: bool) -> Misfit | None:
+def _first_misfit(parts: Iterable[tuple[str, Any]], *, declared: bool) -> Misfit | None:
     """Return the first misfit of some parts, each given with its step."""
     for step, part in parts:
         if (misfit := _misfit(part, declared=declared)) is not None:

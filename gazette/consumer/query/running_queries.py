@@ -17,20 +17,20 @@ class RunningQueries:
         # A dict keeps the order: queries end in the order in which they began.
         self._deadlines: dict[asyncio.Timeout, None] = {}
         self._reason = ""
-        self._until: float | None = None
+        self._end_at: float | None = None
         """Time of the event loop at which all queries end; None before `end`."""
 
     @property
     def ended(self) -> bool:
         """True if this member answers no more queries."""
-        return self._until is not None and asyncio.get_running_loop().time() >= self._until
+        return self._end_at is not None and asyncio.get_running_loop().time() >= self._end_at
 
     @contextmanager
     def query(self, deadline: asyncio.Timeout) -> Iterator[None]:
         """Register a query while the block runs: ``end`` may then bring forward its ``deadline``."""
         self._deadlines[deadline] = None
         try:
-            self._bound(deadline)
+            self._bring_forward(deadline)
             yield
         finally:
             del self._deadlines[deadline]
@@ -38,16 +38,16 @@ class RunningQueries:
     def end(self, reason: str, within_s: float = 0.0) -> None:
         """End running queries, and queries that begin later, within ``within_s`` seconds."""
         until = asyncio.get_running_loop().time() + within_s
-        if self._until is None or until < self._until:
-            self._until, self._reason = until, reason
+        if self._end_at is None or until < self._end_at:
+            self._end_at, self._reason = until, reason
             for deadline in self._deadlines:
-                self._bound(deadline)
+                self._bring_forward(deadline)
 
-    def _bound(self, deadline: asyncio.Timeout) -> None:
+    def _bring_forward(self, deadline: asyncio.Timeout) -> None:
         """Bring a deadline forward to the end of all queries, if they end."""
         when = deadline.when()
-        if self._until is not None and (when is None or self._until < when):
-            deadline.reschedule(self._until)
+        if self._end_at is not None and (when is None or self._end_at < when):
+            deadline.reschedule(self._end_at)
 
     def leaving(self, **facts: Any) -> Unavailable:
         """Return the error of a query that was ended."""

@@ -274,7 +274,7 @@ class Question(Generic[T]):
     ) -> None:
         """Start the clock of the query's time-out: it covers finding the shard and the answer."""
         seconds = service.query_timeout_s if method.timeout_s is None else method.timeout_s
-        self._until = asyncio.get_running_loop().time() + seconds
+        self._deadline = asyncio.get_running_loop().time() + seconds
         self._method = method
         self.service = service
         self.request = request
@@ -284,7 +284,7 @@ class Question(Generic[T]):
     @property
     def left_s(self) -> float:
         """Seconds that are left of the query's time-out."""
-        return max(0.0, self._until - asyncio.get_running_loop().time())
+        return max(0.0, self._deadline - asyncio.get_running_loop().time())
 
     async def ask(self, query: ShardQuery) -> QueryResult[T]:
         """Have one shard answer, at whichever member. For the errors see `QueryRouter.ask`."""

@@ -72,7 +72,7 @@ class CallbackWatch:
         """Seconds from one look to the next."""
         self._lock = threading.Lock()
         self._running: dict[RunningCallback, None] = {}
-        self._seen: dict[RunningCallback, _SeenCall] = {}
+        self._seen_calls: dict[RunningCallback, _SeenCall] = {}
         """By shard, the call that the last look has found."""
         self._looked_at: float | None = None
         """Time of the last look, by the monotonic clock."""
@@ -121,25 +121,27 @@ class CallbackWatch:
             self._probe = None  # The loop stood still too: this warning covers the loop.
         for running in shards:
             self._look_at(running, now)
-        self._seen = {shard: self._seen[shard] for shard in shards if shard in self._seen}
+        self._seen_calls = {
+            shard: self._seen_calls[shard] for shard in shards if shard in self._seen_calls
+        }
         if self._loop is not None:
             self._look_at_loop(self._loop, now)
 
     def _look_at(self, running: RunningCallback, now: float) -> None:
         """Warn of the shard's running call if it takes too long, and log when such a call has returned."""
-        call, seen = running.call, self._seen.get(running)
+        call, seen = running.call, self._seen_calls.get(running)
         if seen is not None and call is not seen.call:
             if seen.warned_at is not None:
                 log.info(
                     "shard %(shard)s: its callback has returned, after %(seconds).1f s",
                     {"shard": running.shard_id, "seconds": now - seen.since},
                 )
-            del self._seen[running]
+            del self._seen_calls[running]
             seen = None
         if call is None:
             return
         if seen is None:
-            seen = self._seen[running] = _SeenCall(call, now)
+            seen = self._seen_calls[running] = _SeenCall(call, now)
         if now - seen.since >= self._limit_s and _is_due(seen.warned_at, now):
             seen.warned_at = now
             log.warning(
@@ -151,7 +153,7 @@ class CallbackWatch:
                     "shard": running.shard_id,
                     "callback": running.callback,
                     "seconds": now - seen.since,
-                    "where": _where(running.thread, call),
+                    "where": _place_text(running.thread, call),
                 },
                 extra={"cause": f"slow callback of {running.shard_id}"},
             )
@@ -171,7 +173,7 @@ class CallbackWatch:
                 " the blocking call with asyncio.to_thread",
                 {
                     "seconds": now - probe.sent_at,
-                    "where": _where(self._loop_thread, None),
+                    "where": _place_text(self._loop_thread, None),
                     "limit": STALL_MAX_S,
                 },
                 extra={"cause": "blocked event loop"},
@@ -181,7 +183,7 @@ class CallbackWatch:
         """Warn that no thread ran for some time, since this one did not. Name the calls that run now."""
         calls = [(shard, shard.call) for shard in shards]
         running_calls = "; ".join(
-            f"shard {shard.shard_id} runs {shard.callback}{_where(shard.thread, call)}"
+            f"shard {shard.shard_id} runs {shard.callback}{_place_text(shard.thread, call)}"
             for shard, call in calls
             if call is not None
         )
@@ -203,7 +205,7 @@ def _is_due(warned_at: float | None, now: float) -> bool:
     return warned_at is None or now - warned_at >= REPEAT_S
 
 
-def _where(thread: int, call: object | None) -> str:
+def _place_text(thread: int, call: object | None) -> str:
     """Return where a thread is in the user's code, and in what message or timer, in parentheses."""
     facts = []
     if place := place_of_thread(thread):

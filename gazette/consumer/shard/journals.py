@@ -55,19 +55,19 @@ class ShardJournals:
     async def source(self, source: ShardSource) -> ListedJournal:
         """Return the journal of a source. Raise ``NotFound`` if it does not exist."""
         hint = "Create the journal, or remove it from the shard's sources."
-        return await self._found(split_journal_meta(source.journal)[0], "source journal", hint)
+        return await self._find(split_journal_meta(source.journal)[0], "source journal", hint)
 
     async def check_recovery_log(self, name: str) -> None:
         """Raise ``NotFound`` without the recovery log, and ``Invalid`` if its labels name another kind."""
-        await self._check(name, "recovery log", CONTENT_RECOVERY_LOG)
+        await self._check_content_type(name, "recovery log", CONTENT_RECOVERY_LOG)
 
     async def check_dead_letters(self, name: str) -> None:
         """Raise ``NotFound`` without the dead-letter journal, and ``Invalid`` if its label differs."""
-        await self._check(name, "dead-letter journal", CONTENT_JSON_LINES)
+        await self._check_content_type(name, "dead-letter journal", CONTENT_JSON_LINES)
 
-    async def _check(self, name: str, what: str, content_type: str) -> None:
+    async def _check_content_type(self, name: str, what: str, content_type: str) -> None:
         hint = f"Create the journal, with the label {CONTENT_TYPE}={content_type}."
-        journal = await self._found(name, what, hint)
+        journal = await self._find(name, what, hint)
         actual = journal.spec.labels.value_of(CONTENT_TYPE)
         if actual != content_type:
             raise Invalid(
@@ -76,7 +76,7 @@ class ShardJournals:
                 hint=f"A {what} has this label. Name another journal, or correct its label.",
             )
 
-    async def _found(self, name: str, what: str, hint: str) -> ListedJournal:
+    async def _find(self, name: str, what: str, hint: str) -> ListedJournal:
         """Return a journal. Look again while brokers do not answer. Raise ``NotFound`` after `_NOT_FOUND_MAX`
         answers without the journal."""
         not_found, call = 0, RepeatedCall()

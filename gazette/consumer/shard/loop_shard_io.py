@@ -205,8 +205,8 @@ class LoopShardIO:
         """Run work on the loop, and block until it is done. Raise ``Closed`` if the inbox is stopped."""
         future = self._start(work, name)
         while not self._wait(future, _POLL_S):
-            self._inbox.check()
-        self._inbox.check()
+            self._inbox.require_running()
+        self._inbox.require_running()
         return future.result()
 
     def require_assigned(self) -> None:

@@ -94,7 +94,7 @@ class Shard(WithTimers):
         self._recovered = asyncio.get_running_loop().create_future()
         """The result of play-back, for which `_take_over` waits."""
         self._scratch: Scratch | None = None
-        self._playing = asyncio.Event()
+        self._player_ready = asyncio.Event()
         """Set once the player is made, or the shard has failed."""
         self._started_primary = False
         """True from the promotion on."""
@@ -130,7 +130,7 @@ class Shard(WithTimers):
 
     def start(self, *, primary: bool) -> None:
         """Begin to recover, and then to serve if ``primary``. Do not block."""
-        self._spawn(self._standby(), "standby")
+        self._spawn(self._follow_log(), "standby")
         if primary:
             self.promote(self.assignment)
 
@@ -241,13 +241,12 @@ class Shard(WithTimers):
             )
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Start a part of the life cycle under `_guard`."""
-        task = self._scope.spawn(self._guard(work), name=name)
-        # A task that is cancelled before it begins never awaits ``work``: Python would warn of that
-        # coroutine.
+        """Start a part of the life cycle under `_fail_on_error`."""
+        task = self._scope.spawn(self._fail_on_error(work), name=name)
+        # A task that is cancelled before it begins never awaits ``work``: Python would warn.
         task.add_done_callback(lambda _: work.close())
 
-    async def _guard(self, work: Awaitable[None]) -> None:
+    async def _fail_on_error(self, work: Awaitable[None]) -> None:
         """Run a part of the life cycle. Any error that it raises makes the shard FAILED."""
         task = asyncio.current_task()
         try:
@@ -268,13 +267,13 @@ class Shard(WithTimers):
             return
         self.failure = error
         # End both waits of `_take_over`: the play-back for which it waits has failed.
-        self._playing.set()
+        self._player_ready.set()
         if not self._recovered.done():
             self._recovered.cancel()
         log.error(
             "shard %(shard)s failed: %(error)s",
             {"shard": self.id, "error": _logged_text(error)},
-            exc_info=_without_our_calls(error),
+            exc_info=_exc_info_to_log(error),
         )
         self.ended.set()
         self.store_ready.set()
@@ -324,7 +323,7 @@ class Shard(WithTimers):
             context.etcd, context.key_space, context.clock, lambda: self.assignment.key, status
         )
 
-    async def _standby(self) -> None:
+    async def _follow_log(self) -> None:
         """Play the shard's log back, and follow the log until the hand-off that `_take_over` requests.
 
         A shard without a log has nothing to play: report it as STANDBY, and return.
@@ -362,7 +361,7 @@ class Shard(WithTimers):
             context.player_pool,
         )
         self._spawn(self._announce_standby(self._player), "tailing")
-        self._playing.set()
+        self._player_ready.set()
         recovered = await self._player.play()
         if not self._recovered.done():
             self._recovered.set_result(recovered)
@@ -444,7 +443,7 @@ class Shard(WithTimers):
         the shard has failed."""
         if not self._spec.recovery_log:
             return None
-        await self._playing.wait()
+        await self._player_ready.wait()
         if self._player is None or self.failure is not None:
             raise Closed("the shard failed before it could be promoted")
         author = self._context.rng.randrange(1, (1 << 32) - 1)
@@ -492,7 +491,7 @@ def _logged_text(error: BaseException) -> str:
     return str(error) if has_own else error_text(error)
 
 
-def _without_our_calls(error: BaseException) -> ExcInfo | None:
+def _exc_info_to_log(error: BaseException) -> ExcInfo | None:
     """Return the traceback to log. For an application's error, return only the traceback of its cause."""
     if isinstance(error, ApplicationFailed):
         return None if error.__cause__ is None else (type(error), error, None)

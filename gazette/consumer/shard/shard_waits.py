@@ -33,13 +33,13 @@ class ShardWaits:
         self._clock = clock
         self._spec = spec
         self._pending = pending
-        self._asked = ""
+        self._broker_reason = ""
         """The reason that `watch` has got from a broker; empty if the log can be read."""
 
     @property
     def reason(self) -> str:
         """The journal that the shard waits for, and why; empty if no call waits."""
-        return self._heard() or self._asked
+        return self._repeated_reason() or self._broker_reason
 
     async def watch(self, progress: Callable[[], int]) -> NoReturn:
         """Ask brokers about the recovery log while ``progress`` does not change, until cancelled.
@@ -51,14 +51,14 @@ class ShardWaits:
             while True:
                 last_progress = progress()
                 await self._clock.sleep(LOOK_S)
-                self._asked = ""
-                if log and progress() == last_progress and not self._heard():
+                self._broker_reason = ""
+                if log and progress() == last_progress and not self._repeated_reason():
                     reason = await ask_reason(self._client, log)
-                    self._asked = f"{log}: {reason}" if reason else ""
+                    self._broker_reason = f"{log}: {reason}" if reason else ""
         finally:
-            self._asked = ""
+            self._broker_reason = ""
 
-    def _heard(self) -> str:
+    def _repeated_reason(self) -> str:
         """Return the journal of a call that is repeated, and its last answer; empty without such a call."""
         spec, pending = self._spec(), self._pending()
         sources = [split_journal_meta(source.journal)[0] for source in spec.sources]

@@ -121,18 +121,18 @@ class StandbyReads:
     def _refresh(self) -> asyncio.Task[None]:
         """Return the task that makes the next edition. Begin one if none runs."""
         if self._refreshing is None or self._refreshing.done():
-            self._refreshing = self._scope.spawn(self._make(), name="edition")
-            self._refreshing.add_done_callback(_noted)
+            self._refreshing = self._scope.spawn(self._make_edition(), name="edition")
+            self._refreshing.add_done_callback(_retrieve_error)
         return self._refreshing
 
-    async def _make(self) -> None:
+    async def _make_edition(self) -> None:
         """Make the next edition, which replaces the present one. For the errors see `begin`."""
         while self._older is not None:  # A long query still reads the edition before.
             self._released.clear()
             await self._released.wait()
         as_of = self._clock.monotonic()
         try:
-            reader = await self._player.view(self._made)
+            reader = await self._player.view(self._new_reader)
         except Closed as error:
             raise Moved("the standby has ended") from error
         former, self._current = self._current, ReadSnapshot(reader, as_of)
@@ -145,7 +145,7 @@ class StandbyReads:
             else:
                 self._drop(former)
 
-    def _made(self, files: PlayedFiles) -> Any:
+    def _new_reader(self, files: PlayedFiles) -> Any:
         """Return the reader of a new edition. On a thread. Raise ``NotAllowed`` if the application makes no
         views."""
         if self._view is None:
@@ -197,7 +197,7 @@ class StandbyReads:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-def _noted(task: asyncio.Task[None]) -> None:
+def _retrieve_error(task: asyncio.Task[None]) -> None:
     """Retrieve the task's error: Python warns of an error that nothing has retrieved."""
     if not task.cancelled():
         task.exception()

@@ -90,7 +90,7 @@ class Watermark:
             if not active:
                 # All sources are idle: the greatest of their times counts.
                 known_us = [at_us for at_us in times.values() if at_us is not None]
-                self._raise(max(known_us, default=None))
+                self._raise_value(max(known_us, default=None))
                 return
             times = active
         least_us: int | None = None
@@ -99,9 +99,9 @@ class Watermark:
                 return
             if least_us is None or at_us < least_us:
                 least_us = at_us
-        self._raise(least_us)
+        self._raise_value(least_us)
 
-    def _raise(self, at_us: int | None) -> None:
+    def _raise_value(self, at_us: int | None) -> None:
         if at_us is None:
             return
         value = at_us - self._lateness_us

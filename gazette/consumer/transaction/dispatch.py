@@ -92,7 +92,7 @@ class Dispatcher:
         self._publisher = callbacks.publisher
         self._inbox = inbox
         self._poison = poison
-        self._guarded = poison is not None and not poison.policy.malformed_only
+        self._skips_errors = poison is not None and not poison.policy.malformed_only
         """True if the policy skips messages and timers for which the application raises."""
         observes = timers is not None and timers.observes
         self._untimed = UntimedMessages(
@@ -101,7 +101,9 @@ class Dispatcher:
         self._misplaced = MisplacedMessages(callbacks, poison)
         self._unchecked: set[JournalName] = set()
         """Sources whose messages need neither a check of their keys nor of their times."""
-        self._singly = type(application).consume_messages is Application.consume_messages
+        self._gets_single_messages = (
+            type(application).consume_messages is Application.consume_messages
+        )
         """True if the application gets messages one by one, and not in batches."""
 
     def deliver(self, batch: Sequence[Envelope[Any]]) -> None:
@@ -115,8 +117,8 @@ class Dispatcher:
             delivered = [envelope for envelope in batch if envelope.flags != ACK_TXN]
             if not delivered:
                 return
-        is_usual = batch[0].journal in self._unchecked or self._needs_no_check(batch[0].journal)
-        consumed, due = (self._deliver_usual if is_usual else self._deliver_own)(delivered)
+        is_unchecked = batch[0].journal in self._unchecked or self._needs_no_check(batch[0].journal)
+        consumed, due = (self._deliver_all if is_unchecked else self._deliver_checked)(delivered)
         if consumed < len(delivered):
             position = consumed
             if delivered is not batch:  # Count the acknowledgements that were not delivered, too.
@@ -130,63 +132,63 @@ class Dispatcher:
         self._unchecked.add(journal)
         return True
 
-    def _deliver_own(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
+    def _deliver_checked(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
         """Deliver a batch that needs checks. By the policy, count its misplaced messages, or take them out
         when their turn comes. Return how many messages are done, and True if timers are due. A message that
         was taken out is done."""
         misplaced = self._misplaced.find(batch)
         if not misplaced:
-            return self._deliver_usable(batch)
+            return self._deliver_timed(batch)
         if self._misplaced.are_consumed(batch[0].journal):
-            consumed, due = self._deliver_usable(batch)
+            consumed, due = self._deliver_timed(batch)
             self._misplaced.note(batch[index] for index in misplaced if index < consumed)
             return consumed, due
         begin = 0
         for index in misplaced:
-            consumed, due = self._deliver_usable(batch[begin:index])
+            consumed, due = self._deliver_timed(batch[begin:index])
             if due or begin + consumed < index:  # Timers are due, or a message was deferred.
                 return begin + consumed, due
             begin = index + 1
             if self._take_out(batch[index]):
                 return begin, True
-        consumed, due = self._deliver_usable(batch[begin:])
+        consumed, due = self._deliver_timed(batch[begin:])
         return begin + consumed, due
 
     def _take_out(self, envelope: Envelope[Any]) -> bool:
         """Take a misplaced message out of the batch. Return True if timers are due after the message."""
-        self._inbox.check()
+        self._inbox.require_running()
         self._misplaced.take_out(envelope)
         timers = self._timers
         if timers is None or not timers.observes:
             return False
         return envelope.event_us is not None and timers.observe(envelope)
 
-    def _deliver_usable(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
+    def _deliver_timed(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
         """Deliver a batch without misplaced messages. By the policy, skip messages without their time, or
         raise their error. Return how many messages are done, and True if timers are due."""
         untimed = self._untimed.find(batch) if batch else []
         if not untimed:
-            return self._deliver_usual(batch)
+            return self._deliver_all(batch)
         begin = 0
         for index, error in untimed:
-            consumed, due = self._deliver_usual(batch[begin:index])
+            consumed, due = self._deliver_all(batch[begin:index])
             if due or begin + consumed < index:
                 return begin + consumed, due
-            self._inbox.check()
+            self._inbox.require_running()
             if self._poison is None:
                 raise error
             self._poison.skip_untimed(batch[index], error)
             begin = index + 1
-        consumed, due = self._deliver_usual(batch[begin:])
+        consumed, due = self._deliver_all(batch[begin:])
         return begin + consumed, due
 
-    def _deliver_usual(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
+    def _deliver_all(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
         """Deliver all messages of a batch. Return how many were consumed, and True if timers are due."""
         if not batch:
             return 0, False
         if self._timers is not None and self._timers.observes:
             return self._deliver_observed(self._timers, batch)
-        deliver = self._deliver_each if self._singly else self._deliver_batch
+        deliver = self._deliver_each if self._gets_single_messages else self._deliver_batch
         return deliver(batch), False
 
     def _deliver_observed(
@@ -194,7 +196,9 @@ class Dispatcher:
     ) -> tuple[int, bool]:
         """Deliver a batch, and note the times of its messages for the watermark. Stop when timers are due.
         Return how many were consumed, and True if it has stopped."""
-        if not self._singly:  # Do not stop: timers that become due fire after the whole batch.
+        if (
+            not self._gets_single_messages
+        ):  # Do not stop: timers that become due fire after the whole batch.
             consumed = self._deliver_batch(batch)
             for envelope in batch[:consumed]:
                 timers.observe(envelope)
@@ -209,23 +213,23 @@ class Dispatcher:
     def fire(self, timer: Timer) -> None:
         """Have the application handle a timer that is due. Raise ``ApplicationFailed``, or a `GazetteError`
         that the application raised."""
-        self._inbox.check()
+        self._inbox.require_running()
         self._callbacks.running_callback.enter("on_timer", timer)
         try:
-            if self._guarded:
-                self._fire_guarded(timer)
+            if self._skips_errors:
+                self._fire_or_skip(timer)
             else:
                 self._fire(timer)
         except DeferToNextTransaction as error:
             raise ApplicationFailed(
                 "on_timer deferred a timer to the next transaction",
                 hint="Schedule the timer again instead.",
-                **_place_of(timer),
+                **_place_of_timer(timer),
             ) from error
         except BaseException as error:
             if passes_through(error):
                 raise
-            raise self._classified("on_timer", error, _place_of(timer)) from error
+            raise self._callback_failure("on_timer", error, _place_of_timer(timer)) from error
         finally:
             self._callbacks.running_callback.leave()
 
@@ -233,21 +237,21 @@ class Dispatcher:
         result: object = self._application.on_timer(  # type: ignore[func-returns-value]
             self._callbacks.shard, self._store, timer, self._publisher
         )
-        require_none("on_timer", result, **_place_of(timer))
+        require_none("on_timer", result, **_place_of_timer(timer))
 
-    def _fire_guarded(self, timer: Timer) -> None:
+    def _fire_or_skip(self, timer: Timer) -> None:
         """Have the application handle a timer, or skip the timer if it is poison."""
         poison, timers = self._poison, self._timers
         assert poison is not None
         assert timers is not None
-        revoked = timers.revoked()
+        cancelled_keys = timers.cancelled_keys()
         try:
             with self._undoing(deferred=False):
                 self._fire(timer)
         except BaseException as error:
             if not self._is_poison(error):
                 raise
-            timers.restore_revoked(revoked)
+            timers.restore_cancelled_keys(cancelled_keys)
             poison.skip_timer(timer, error)
 
     def _deliver_each(self, batch: Sequence[Envelope[Any]]) -> int:
@@ -255,32 +259,34 @@ class Dispatcher:
         ``ApplicationFailed`` if the callback fails."""
         application, shard, store = self._application, self._callbacks.shard, self._store
         publisher, inbox = self._publisher, self._inbox
-        consume, guarded = application.consume_message, self._guarded
+        consume, skips_errors = application.consume_message, self._skips_errors
         running = self._callbacks.running_callback
         running.enter("consume_message", batch[0])
         position = 0
         try:
             for position, envelope in enumerate(batch):  # noqa: B007
                 if inbox.stopped:
-                    inbox.check()
+                    inbox.require_running()
                 running.call = envelope
-                if guarded:
-                    self._consume_guarded(envelope)
+                if skips_errors:
+                    self._consume_or_skip(envelope)
                     continue
                 result: object = consume(shard, store, envelope, publisher)
                 if result is not None:
-                    require_none("consume_message", result, **_place((envelope,)))
+                    require_none("consume_message", result, **_place_of_batch((envelope,)))
         except DeferToNextTransaction:
             return position
         except BaseException as error:
             if passes_through(error):
                 raise
-            raise self._failed("consume_message", error, batch[position : position + 1]) from error
+            raise self._batch_failure(
+                "consume_message", error, batch[position : position + 1]
+            ) from error
         finally:
             running.leave()
         return len(batch)
 
-    def _consume_guarded(self, envelope: Envelope[Any]) -> None:
+    def _consume_or_skip(self, envelope: Envelope[Any]) -> None:
         """Have the application consume a message, or skip the message if it is poison."""
         poison = self._poison
         assert poison is not None
@@ -289,7 +295,7 @@ class Dispatcher:
                 result: object = self._application.consume_message(
                     self._callbacks.shard, self._store, envelope, self._publisher
                 )
-                require_none("consume_message", result, **_place((envelope,)))
+                require_none("consume_message", result, **_place_of_batch((envelope,)))
         except BaseException as error:
             if not self._is_poison(error):
                 raise
@@ -305,12 +311,12 @@ class Dispatcher:
     def _cause_of(self, error: BaseException) -> ErrorCause:
         return cause_of(error, self._store.classify_error)
 
-    def _failed(
+    def _batch_failure(
         self, callback: str, error: BaseException, batch: Sequence[Envelope[Any]]
     ) -> ApplicationFailed:
-        return self._classified(callback, error, _place(batch))
+        return self._callback_failure(callback, error, _place_of_batch(batch))
 
-    def _classified(
+    def _callback_failure(
         self, callback: str, error: BaseException, place: dict[str, Any]
     ) -> ApplicationFailed:
         """Return the error for what a callback raised, with a hint for errors of the store."""
@@ -334,7 +340,7 @@ class Dispatcher:
 
         Return how many messages are done. Raise ``ApplicationFailed`` for an error that no policy covers.
         """
-        self._inbox.check()
+        self._inbox.require_running()
         try:
             self._attempt(batch)
         except BaseException as error:
@@ -343,7 +349,7 @@ class Dispatcher:
                 if passes_through(error):
                     raise
                 callback = self._application.batch_callback
-                raise self._failed(callback, error, batch) from error
+                raise self._batch_failure(callback, error, batch) from error
             if len(batch) == 1:
                 poison.skip_message(batch[0], error)
                 return 1
@@ -366,7 +372,7 @@ class Dispatcher:
                 result: object = self._application.consume_messages(  # type: ignore[func-returns-value]
                     self._callbacks.shard, self._store, batch, self._publisher
                 )
-                require_none(callback, result, **_place(batch))
+                require_none(callback, result, **_place_of_batch(batch))
         finally:
             self._callbacks.running_callback.leave()
 
@@ -378,7 +384,7 @@ class Dispatcher:
         error ends the shard.
         """
         savepoint = self._store.savepoint() if self._store.has_savepoints else None
-        self._publisher.hold(strict=self._guarded)
+        self._publisher.hold(strict=self._skips_errors)
         try:
             yield
         except BaseException as error:
@@ -388,7 +394,7 @@ class Dispatcher:
                 self._publisher.release()
                 if savepoint is not None:
                     savepoint.release()
-            elif is_deferral or self._guarded:
+            elif is_deferral or self._skips_errors:
                 self._publisher.roll_back()
                 if savepoint is not None:
                     savepoint.roll_back()
@@ -398,9 +404,9 @@ class Dispatcher:
             savepoint.release()
 
 
-def _place(batch: Sequence[Envelope[Any]]) -> dict[str, Any]:
+def _place_of_batch(batch: Sequence[Envelope[Any]]) -> dict[str, Any]:
     return {"journal": batch[0].journal, "begin": batch[0].begin, "end": batch[-1].end}
 
 
-def _place_of(timer: Timer) -> dict[str, Any]:
+def _place_of_timer(timer: Timer) -> dict[str, Any]:
     return {"timer": timer.key, "at": timer.at.isoformat(), "domain": timer.domain.name.lower()}

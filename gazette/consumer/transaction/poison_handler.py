@@ -112,7 +112,7 @@ class PoisonSkipper:
         self, letter: DeadLetter, journal: JournalName, reason: str, error: BaseException
     ) -> None:
         """Complete a dead letter, and publish it. Raise ``TooMuchPoison`` if the policy permits no more."""
-        self._spend(error)
+        self._count_skip(error)
         letter.shard, letter.journal, letter.reason = self._shard_id, journal, reason
         text = error_text(error)
         shown = text if isinstance(error, GazetteError) else f"{type(error).__name__}: {text}"
@@ -151,7 +151,7 @@ class PoisonSkipper:
             },
         )
 
-    def _spend(self, error: BaseException) -> None:
+    def _count_skip(self, error: BaseException) -> None:
         """Count one skip. Raise ``TooMuchPoison`` if the policy permits no more within the hour."""
         now, times = self._clock.monotonic(), self._times
         if len(times) == self.policy.limit and now - times[0] < HOUR_S:

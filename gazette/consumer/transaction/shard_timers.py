@@ -45,56 +45,58 @@ _TICK_S: Final = 0.001
 class _Queue:
     """Timers of one domain, and how far the present pass over them has come.
 
-    ``cursor`` is the position of the last timer that fired in this pass. ``ahead`` is a lower bound of the
-    timers after ``cursor``. ``behind`` is a lower bound of the other timers, which wait for the next pass.
-    None: no timer.
+    ``cursor`` is the position of the last timer that fired in this pass. ``ahead_from`` is a lower bound of
+    the timers after ``cursor``. ``behind_from`` is a lower bound of the other timers, which wait for the next
+    pass. None: no timer.
     """
 
     def __init__(self, domain: TimeDomain, table: TimerTable) -> None:
         self.domain = domain
         self.table = table
         self.cursor: Position = BEFORE_ALL
-        self.ahead = self._first(BEFORE_ALL)
-        self.behind: Position | None = None
-        self.revoked: set[str] | None = None
+        self.ahead_from = self._first_after(BEFORE_ALL)
+        self.behind_from: Position | None = None
+        self.cancelled_keys: set[str] | None = None
         """Keys that callbacks cancelled or replaced since the batch was taken; None without a batch."""
 
-    def _first(self, after: Position) -> Position | None:
+    def _first_after(self, after: Position) -> Position | None:
         at_us = self.table.first(self.domain, after)
         return None if at_us is None else (at_us, "")  # No key is less: a lower bound.
 
     def put(self, row: TimerRow) -> None:
         """Set a timer. A timer whose position is up to the cursor waits for the next pass."""
-        self._revoke(row.key)
+        self._note_cancelled(row.key)
         self.table.put(self.domain, row)
         if row.position <= self.cursor:
-            self.behind = _least(self.behind, row.position)
+            self.behind_from = _least(self.behind_from, row.position)
         else:
-            self.ahead = _least(self.ahead, row.position)
+            self.ahead_from = _least(self.ahead_from, row.position)
 
     def remove(self, key: str) -> None:
-        self._revoke(key)
+        self._note_cancelled(key)
         self.table.remove(self.domain, key)
 
-    def _revoke(self, key: str) -> None:
-        if self.revoked is not None:
-            self.revoked.add(key)
+    def _note_cancelled(self, key: str) -> None:
+        if self.cancelled_keys is not None:
+            self.cancelled_keys.add(key)
 
     def begin_pass(self) -> None:
         """Begin again with the first timer: also timers that were set behind the cursor may fire now."""
         if self.cursor is not BEFORE_ALL:
             self.cursor = BEFORE_ALL
-            self.ahead = _least(self.ahead, self.behind)
-            self.behind = None
+            self.ahead_from = _least(self.ahead_from, self.behind_from)
+            self.behind_from = None
 
     def is_due(self, until_us: int | None) -> bool:
-        """Return True if a timer of this pass may be due: ``ahead`` is only a lower bound."""
-        return until_us is not None and self.ahead is not None and self.ahead[0] <= until_us
+        """Return True if a timer of this pass may be due: ``ahead_from`` is only a lower bound."""
+        return (
+            until_us is not None and self.ahead_from is not None and self.ahead_from[0] <= until_us
+        )
 
     def confirm(self, until_us: int | None) -> bool:
         """Return True if a timer is due. Read the store only if one may be due."""
         if self.is_due(until_us):
-            self.ahead = self._first(self.cursor)
+            self.ahead_from = self._first_after(self.cursor)
         return self.is_due(until_us)
 
     def fire(self, until_us: int, limit: int) -> Iterator[TimerRow]:
@@ -102,27 +104,27 @@ class _Queue:
         that a callback has set."""
         rows = self.table.take(self.domain, self.cursor, until_us, limit)
         last = rows[-1].position if rows else self.cursor
-        # If `limit` rows came, more timers may follow `last`. A timer that a callback sets lowers `ahead`.
-        self.ahead = last if len(rows) == limit else self._first(last)
-        self.revoked = set()
+        # If `limit` rows came, more timers may follow `last`. A timer that is set lowers `ahead_from`.
+        self.ahead_from = last if len(rows) == limit else self._first_after(last)
+        self.cancelled_keys = set()
         try:
             for index, row in enumerate(rows):
-                if row.key in self.revoked:
+                if row.key in self.cancelled_keys:
                     continue
                 position = row.position
-                if self.ahead is not None and self.ahead < position:
-                    self._keep(rows[index:])
+                if self.ahead_from is not None and self.ahead_from < position:
+                    self._put_back(rows[index:])
                     return
                 self.cursor = position
                 yield row
         finally:
-            self.revoked = None
+            self.cancelled_keys = None
 
-    def _keep(self, rows: Collection[TimerRow]) -> None:
-        """Put timers back into the table: a callback has set an earlier timer, at ``ahead``."""
-        assert self.revoked is not None
+    def _put_back(self, rows: Collection[TimerRow]) -> None:
+        """Put timers back into the table: a callback has set an earlier timer, at ``ahead_from``."""
+        assert self.cancelled_keys is not None
         for row in rows:
-            if row.key not in self.revoked:
+            if row.key not in self.cancelled_keys:
                 self.table.put(self.domain, row)
 
 
@@ -153,19 +155,19 @@ class ShardTimers:
         self._clock = clock
         self._shard_id = shard_id
         self._thread = threading.get_ident()
-        self._open = False
+        self._in_transaction = False
         """True from `begin` to `finish`: callbacks may set timers."""
         self._now_us = 0
         """Greatest time that the wall clock has shown, in Unix microseconds."""
         self._processing_turn = True
         """True if timers of processing time fire before messages that are ready."""
         self._table: TimerTable
-        self._kept: bytes | None = None
+        self._stored_watermark: bytes | None = None
         """State of the watermark as the store has it."""
         self._watermark: Watermark | None = None
-        self._processing: _Queue
-        self._event: _Queue
-        self._firing: _Queue
+        self._processing_queue: _Queue
+        self._event_queue: _Queue
+        self._firing_queue: _Queue
         """Queue of the present batch."""
         self.reload()
 
@@ -174,16 +176,16 @@ class ShardTimers:
         ``NotAllowed`` if the store has timers of event time, and the application defines no event time.
         """
         self._table = self._open_table()
-        self._open = False
-        self._processing = _Queue(TimeDomain.PROCESSING, self._table)
-        self._event = _Queue(TimeDomain.EVENT, self._table)
-        self._kept = self._table.event_time()
+        self._in_transaction = False
+        self._processing_queue = _Queue(TimeDomain.PROCESSING, self._table)
+        self._event_queue = _Queue(TimeDomain.EVENT, self._table)
+        self._stored_watermark = self._table.event_time()
         if self._event_time is not None:
             now = self._clock.monotonic()
             self._watermark = Watermark(self._event_time, self._sources, now, self._times)
-            if self._kept is not None:
-                self._watermark.restore(self._kept)
-        elif self._event.ahead is not None:
+            if self._stored_watermark is not None:
+                self._watermark.restore(self._stored_watermark)
+        elif self._event_queue.ahead_from is not None:
             raise NotAllowed(
                 "the state holds timers of event time, and the application defines none",
                 shard=self._shard_id,
@@ -224,7 +226,7 @@ class ShardTimers:
                 shard=self._shard_id,
                 hint="Call schedule() and cancel() within a callback, and not in a query or a thread.",
             )
-        if not self._open:
+        if not self._in_transaction:
             raise NotAllowed(
                 "timers are set and cancelled within a transaction",
                 shard=self._shard_id,
@@ -232,10 +234,10 @@ class ShardTimers:
                 " finalize_transaction.",
             )
         if check_domain(domain) is TimeDomain.PROCESSING:
-            return self._processing
+            return self._processing_queue
         if self._watermark is None:
             raise _no_event_time(self._shard_id)
-        return self._event
+        return self._event_queue
 
     # Methods for the transactor.
 
@@ -246,7 +248,7 @@ class ShardTimers:
 
     def begin(self) -> None:
         """Begin a transaction: callbacks may set timers."""
-        self._open = True
+        self._in_transaction = True
         self._processing_turn = True
         self.begin_pass()
 
@@ -254,16 +256,16 @@ class ShardTimers:
         """Write the watermark to the store, before the transaction commits."""
         if self._watermark is not None:
             value = self._watermark.to_bytes()
-            if value != self._kept:
+            if value != self._stored_watermark:
                 self._table.set_event_time(value)
-                self._kept = value
-        self._open = False
+                self._stored_watermark = value
+        self._in_transaction = False
         self.begin_pass()  # The next transaction may begin with a timer behind the cursor.
 
     def begin_pass(self) -> None:
         """Begin a pass: timers that were set for times before the last fired timer may fire now."""
-        self._processing.begin_pass()
-        self._event.begin_pass()
+        self._processing_queue.begin_pass()
+        self._event_queue.begin_pass()
 
     def take_turns(self) -> None:
         """Let timers of processing time fire next, since messages or input have had their turn."""
@@ -275,50 +277,50 @@ class ShardTimers:
         assert watermark is not None
         if (at_us := envelope.event_us) is not None:
             watermark.observe(envelope.journal, at_us)
-        return self._event.is_due(watermark.value)
+        return self._event_queue.is_due(watermark.value)
 
     def is_due(self, *, ready: bool) -> bool:
         """Return True if a timer may be due. While messages are ``ready``, timers of processing time and
         messages take turns."""
         if self._watermark is not None:
             self._watermark.watch(self._clock.monotonic())
-            if self._event.is_due(self._watermark.value):
+            if self._event_queue.is_due(self._watermark.value):
                 return True
-        if self._processing.ahead is None or (ready and not self._processing_turn):
+        if self._processing_queue.ahead_from is None or (ready and not self._processing_turn):
             return False
-        return self._processing.is_due(self._look_at_clock())
+        return self._processing_queue.is_due(self._look_at_clock())
 
     def confirm_due(self) -> bool:
         """Return True if a timer is due. Read the store, since the first timer may have been cancelled."""
-        event = self._watermark is not None and self._event.confirm(self._watermark.value)
-        processing = self._processing.confirm(self._look_at_clock())
+        event = self._watermark is not None and self._event_queue.confirm(self._watermark.value)
+        processing = self._processing_queue.confirm(self._look_at_clock())
         return event or processing
 
     def fire(self, limit: int) -> Iterator[Timer]:
         """Yield at most ``limit`` timers that are due, in order. Remove them from the store."""
         watermark = None if self._watermark is None else self._watermark.value
-        if watermark is not None and self._event.is_due(watermark):
-            queue, until_us = self._event, watermark
+        if watermark is not None and self._event_queue.is_due(watermark):
+            queue, until_us = self._event_queue, watermark
         else:
-            queue, until_us = self._processing, self._look_at_clock()
+            queue, until_us = self._processing_queue, self._look_at_clock()
             self._processing_turn = False
-        self._firing = queue
+        self._firing_queue = queue
         for row in queue.fire(until_us, limit):
             yield Timer(row.key, time_at(row.at_us), row.payload, queue.domain)
 
-    def revoked(self) -> frozenset[str]:
-        """Return the keys that callbacks have cancelled or replaced in this batch, for `restore_revoked`."""
-        return frozenset(self._firing.revoked or ())
+    def cancelled_keys(self) -> frozenset[str]:
+        """Return the keys that callbacks have cancelled or replaced in this batch."""
+        return frozenset(self._firing_queue.cancelled_keys or ())
 
     def clear(self) -> None:
         """Remove all timers and the watermark, because another state replaces this one."""
         self._table.clear()
         self.reload()
 
-    def restore_revoked(self, revoked: frozenset[str]) -> None:
+    def restore_cancelled_keys(self, cancelled_keys: frozenset[str]) -> None:
         """Undo cancellations in the present batch, after a savepoint has undone them in the store.
-        ``revoked`` are the keys that were revoked at the savepoint."""
-        self._firing.revoked = set(revoked)
+        ``cancelled_keys`` are the keys that were cancelled or replaced at the savepoint."""
+        self._firing_queue.cancelled_keys = set(cancelled_keys)
 
     def wait_s(self) -> float | None:
         """Return the seconds until the next look at timers; None if only messages can make a timer due."""
@@ -330,12 +332,12 @@ class ShardTimers:
     def next_s(self) -> float | None:
         """Return the seconds until the first timer of processing time, or until a source becomes idle."""
         waits = []
-        if self._processing.ahead is not None:
-            at_us = self._processing.ahead[0]
+        if self._processing_queue.ahead_from is not None:
+            at_us = self._processing_queue.ahead_from[0]
             # If the clock went back, a timer waits until the clock itself, not `_now_us`, reaches its time.
             is_due = at_us <= self._look_at_clock()
             waits.append((at_us - (self._now_us if is_due else self._clock_us())) / 1e6)
-        if self._watermark is not None and self._event.ahead is not None:
+        if self._watermark is not None and self._event_queue.ahead_from is not None:
             idle_at = self._watermark.next_idle_at
             if idle_at is not None:
                 waits.append(idle_at - self._clock.monotonic())

@@ -162,7 +162,7 @@ class Transactor:
         self._dispatcher = Dispatcher(callbacks, inbox, self._poison, timers, clock_places)
         self._brings_messages = isinstance(callbacks.application, MessageProducer)
         self._backlog = _Backlog()
-        self._limit = 1
+        self._consume_limit = 1
         """Greatest number of messages to consume between two looks at the clock: see `_next_limit`."""
         self._chunk_bytes = 0
         """Bytes of a source that are decoded together, if they wait. 0: one chunk."""
@@ -171,7 +171,7 @@ class Transactor:
         self._begun = False
         """True from ``begin_transaction`` to ``finished_transaction``."""
         self._input_ended = False
-        self._bytes = 0
+        self._consumed_bytes = 0
         """Bytes of the messages that the running transaction has consumed so far."""
         self._extra_waits: list[OpFuture[Any]] = []
         self._stall_reported = False
@@ -243,10 +243,10 @@ class Transactor:
         self._prior.watch(self._inbox.wake)
         if self._timers is not None:
             self._timers.reload()
-        while self._run_one():
+        while self._run_transaction():
             pass
 
-    def _run_one(self) -> bool:
+    def _run_transaction(self) -> bool:
         """Run one transaction up to the start of its commit. Return False when the input has ended."""
         transaction = Transaction(self._policy(), self._clock.monotonic(), prior=Prior.COMMITTING)
         self._stall_reported = False
@@ -257,13 +257,13 @@ class Transactor:
         except BaseException as error:
             if self._begun:
                 # Call `finished_transaction` all the same: the application may hold a semaphore, for example.
-                self._abandon(error)
+                self._finish_failed(error)
             raise
 
-    def _abandon(self, error: BaseException) -> None:
+    def _finish_failed(self, error: BaseException) -> None:
         """Call `finished_transaction` with a future that failed. Log what the callback raises."""
         try:
-            self._finished(failed(error))
+            self._call_finished_transaction(failed(error))
         except GazetteError as later_error:
             log.warning(
                 "shard %(shard)s, after it failed: %(error)s",
@@ -374,7 +374,7 @@ class Transactor:
         if self._sequencer.drain is not None:
             self._consume(transaction)
         elif self._backlog.waiting:
-            self._queue(transaction)
+            self._sequence_backlog(transaction)
         elif (event := self._inbox.get(0)) is not None:
             self._handle(event, transaction)
 
@@ -385,12 +385,12 @@ class Transactor:
         match event:
             case Chunk():
                 self._feed(event)
-                self._queue(transaction)
+                self._sequence_backlog(transaction)
             case Jump(journal=journal, offset=offset):
                 self._jump(transaction, journal, offset)
             case Messages(batch=batch):
                 self._backlog = _Backlog(batch)
-                self._queue(transaction)
+                self._sequence_backlog(transaction)
             case InputEnded():
                 self._input_ended = True
                 transaction.end_input()
@@ -403,7 +403,7 @@ class Transactor:
         """Feed a chunk to the decoder of its source. For an array pass, add chunks behind it that wait."""
         decoder = self._decoders[chunk.journal]
         self._backlog.decoder = decoder
-        size, next_chunk = 0, self._inbox.get_next
+        size, next_chunk = 0, self._inbox.take_continuation
         event: Chunk | None = chunk
         while event is not None:
             if event.offset != decoder.end:
@@ -417,7 +417,7 @@ class Transactor:
             size += len(event.data)
             event = next_chunk(event) if size < self._chunk_bytes else None
 
-    def _queue(self, transaction: Transaction) -> None:
+    def _sequence_backlog(self, transaction: Transaction) -> None:
         """Sequence decoded messages until some have committed. Skip a malformed message by the policy, or
         raise its error."""
         backlog, sequencer = self._backlog, self._sequencer
@@ -436,7 +436,7 @@ class Transactor:
             if sequencer.replay_range is not None:
                 sequencer.start_replay(self._replay(sequencer.replay_range))
         if sequencer.drain is None and transaction.is_empty:
-            self._read_through()
+            self._report_read_through()
 
     def _replay(self, wanted: ReplayRange) -> Iterator[Sequence[Envelope[Any]]]:
         source = self._callbacks if self._brings_messages else self._io
@@ -452,7 +452,7 @@ class Transactor:
             self._skip_malformed(transaction, error)
         self._sequencer.skip(journal, offset)
         if transaction.is_empty:
-            self._read_through()
+            self._report_read_through()
 
     def _skip_malformed(self, transaction: Transaction, error: MalformedMessage) -> None:
         """Publish a dead letter in the transaction that commits the offset behind the message."""
@@ -460,10 +460,10 @@ class Transactor:
         if transaction.began_at is None:
             self._begin(transaction)
         self._poison.skip_malformed(error)
-        self._bytes += error.end - error.begin
+        self._consumed_bytes += error.end - error.begin
         transaction.note_consumed(1)
 
-    def _read_through(self) -> None:
+    def _report_read_through(self) -> None:
         """Report offsets that were read without effect: queries wait for them, and no commit reports them."""
         offsets = dict(self._sequencer.offsets)
         if offsets == self._prior.read_through:
@@ -479,11 +479,11 @@ class Transactor:
         Raise ``ApplicationFailed`` if that is the first message of the transaction. For other errors see
         `Dispatcher.deliver`.
         """
-        limit = self._limit
+        limit = self._consume_limit
         batch: Sequence[Envelope[Any]] = self._sequencer.dequeue(limit)
         if not batch:
             if transaction.is_empty:
-                self._read_through()
+                self._report_read_through()
             return
         if transaction.began_at is None:
             self._begin(transaction)
@@ -503,16 +503,16 @@ class Transactor:
             done = due.done
         # All others come again, after the timers or in the next transaction: their bytes count then.
         if isinstance(batch, MessageRows):
-            self._bytes += batch.size_of(done)
+            self._consumed_bytes += batch.size_of(done)
         elif done:
-            self._bytes += batch[done - 1].end - batch[0].begin
+            self._consumed_bytes += batch[done - 1].end - batch[0].begin
         transaction.note_consumed(done)
         self._sequencer.consumed(done)
         if deferred:
             transaction.defer()
         if failpoints.armed_points:
             failpoints.hit("transaction.consumed", self._id)
-        self._limit = _next_limit(limit, len(batch), self._clock.monotonic() - began_at)
+        self._consume_limit = _next_limit(limit, len(batch), self._clock.monotonic() - began_at)
 
     def _fire(self, transaction: Transaction) -> None:
         """Handle some timers that are due. Do nothing if the first ones were cancelled."""
@@ -582,9 +582,9 @@ class Transactor:
             commit=commit,
             acks=acks,
             transaction=transaction,
-            bytes=self._bytes,
+            bytes=self._consumed_bytes,
         )
-        self._bytes = 0
+        self._consumed_bytes = 0
         self._prior.watch(self._inbox.wake)
 
     def _start_commit(self, checkpoint: Checkpoint) -> OpFuture[Any]:
@@ -594,12 +594,12 @@ class Transactor:
         waits = [*waits, *self._extra_waits]
         self._extra_waits.clear()
         commit = self._callbacks.start_commit(checkpoint, waits)
-        self._finished(commit)
+        self._call_finished_transaction(commit)
         if (error := first_failure((commit,))) is not None:
             raise wrap_error("the store's commit failed", error)
         return commit
 
-    def _finished(self, commit: OpFuture[Any]) -> None:
+    def _call_finished_transaction(self, commit: OpFuture[Any]) -> None:
         self._begun = False
         self._callbacks.finished_transaction(commit)
 
