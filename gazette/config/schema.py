@@ -266,7 +266,9 @@ class Schema:
                 words.append(f"{switches[word]}=true")
             elif re.match("-[A-Za-z]=", word):
                 words.extend((word[:2], word[3:]))
-            elif _is_cluster(word) and all(f"-{letter}" in switches for letter in word[1:]):
+            elif _is_group_of_letters(word) and all(
+                f"-{letter}" in switches for letter in word[1:]
+            ):
                 words.extend(f"{switches[f'-{letter}']}=true" for letter in word[1:])
             else:
                 words.append(word)
@@ -400,7 +402,7 @@ def _help_text(option: Option) -> str:
     return f"{option.help}.{choices}{about}".replace("%", "%%")
 
 
-def _is_cluster(word: str) -> bool:
+def _is_group_of_letters(word: str) -> bool:
     """Return True for several one-letter flags in one word, such as ``-av``."""
     return len(word) > 2 and word[0] == "-" and word[1:].isalpha()
 

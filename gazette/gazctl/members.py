@@ -75,12 +75,12 @@ def members_of(kind: str, header: Header, routes: Iterable[Route]) -> list[Liste
     return [members[member_id] for member_id in sorted(members)]
 
 
-def _fields(one: ListedMember) -> dict[str, object]:
+def _fields(member: ListedMember) -> dict[str, object]:
     return {
-        "kind": one.kind,
-        "zone": one.id.zone,
-        "id": one.id.suffix,
-        "endpoint": one.endpoint,
-        "primary": one.primary,
-        "replicas": one.replicas,
+        "kind": member.kind,
+        "zone": member.id.zone,
+        "id": member.id.suffix,
+        "endpoint": member.endpoint,
+        "primary": member.primary,
+        "replicas": member.replicas,
     }

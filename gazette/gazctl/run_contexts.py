@@ -120,7 +120,7 @@ def _taken(directory: Path, own: frozenset[str]) -> tuple[str, int]:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         # A run that ends removes its file. If it did so after the open, the locked file has no name any more.
         if (
-            _locks(fd, fcntl.LOCK_EX)
+            _try_lock(fd, fcntl.LOCK_EX)
             and path.exists()
             and os.path.samestat(os.fstat(fd), path.stat())
         ):
@@ -133,7 +133,7 @@ def _live(path: Path) -> RunContext | None:
     """Return the context in a file; None if the run has ended, or has not written the file yet."""
     try:
         with path.open("rb") as file:
-            if _locks(file.fileno(), fcntl.LOCK_SH):
+            if _try_lock(file.fileno(), fcntl.LOCK_SH):
                 return None  # No run holds the lock: the run has ended.
             run = RunContext(**json.load(file))
     except (OSError, ValueError, TypeError):
@@ -141,7 +141,7 @@ def _live(path: Path) -> RunContext | None:
     return run if all(isinstance(value, str) for value in asdict(run).values()) else None
 
 
-def _locks(fd: int, kind: int) -> bool:
+def _try_lock(fd: int, kind: int) -> bool:
     """Lock a file until it is closed. Return False if another process has its lock."""
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)

@@ -117,6 +117,7 @@ def _fields_of(samples: Mapping[str, MessageSample]) -> dict[str, str]:
     return {}
 
 
-def _journals_text(one: DeclaredJournals) -> str:
-    partitions = f"{one.partitions} partition{'s' if one.partitions > 1 else ''}"
-    return f"{one.name}: {partitions} of {one.message_type}, {'no key' if one.key is None else 'by key'}"
+def _journals_text(journals: DeclaredJournals) -> str:
+    partitions = f"{journals.partitions} partition{'s' if journals.partitions > 1 else ''}"
+    key = "no key" if journals.key is None else "by key"
+    return f"{journals.name}: {partitions} of {journals.message_type}, {key}"

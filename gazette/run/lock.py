@@ -51,7 +51,7 @@ class RunLock:
         except BlockingIOError:
             owner = self._owner()
             self._close()
-            raise _held(self._path.parent, owner) from None
+            raise _lock_conflict(self._path.parent, owner) from None
         self.after_crash = os.fstat(self._fd).st_size > 0  # A release empties the file.
         own_entry = LockOwner(os.getpid(), self._target, time.strftime("%Y-%m-%d %H:%M:%S"))
         os.ftruncate(self._fd, 0)
@@ -82,7 +82,7 @@ class RunLock:
         self._fd = -1
 
 
-def _held(directory: Path, owner: LockOwner | None) -> Conflict:
+def _lock_conflict(directory: Path, owner: LockOwner | None) -> Conflict:
     """Return the error for a lock that another process has. ``owner`` None: it is not known which."""
     if owner is None:
         return Conflict(

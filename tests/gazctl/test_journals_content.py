@@ -333,7 +333,7 @@ async def test_a_blocking_read_follows_the_head_and_the_selector(
                 .encode(),
             )
             assert current.spec.labels == labels
-            await until(lambda: "a/old" not in readings[0]._pumps, reading)
+            await until(lambda: "a/old" not in readings[0]._reads, reading)
             await broker.client.append(AppendParams("a/new"), b"age\n")
             await until(lambda: streams.out.getvalue().endswith(b"half of a message\n"), reading)
             # Case: what is held when it is interrupted is left to the next read.

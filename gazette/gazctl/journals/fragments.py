@@ -131,8 +131,8 @@ def _render(context: Context, found: list[StoredFragment], flags: FragmentsFlags
             return _table(context, found, urls=flags.url_ttl > 0).text(context.terminal)
 
 
-def _as_json(one: StoredFragment) -> dict[str, Any]:
-    fragment = one.fragment
+def _as_json(stored: StoredFragment) -> dict[str, Any]:
+    fragment = stored.fragment
     return {
         "spec": {
             "journal": fragment.journal,
@@ -145,8 +145,8 @@ def _as_json(one: StoredFragment) -> dict[str, Any]:
             "path_postfix": fragment.path_postfix,
         },
         "path": fragment.content_path(),
-        "signed_url": one.signed_url,
-        **({"conflicts_with": list(one.conflicts_with)} if one.conflicts_with else {}),
+        "signed_url": stored.signed_url,
+        **({"conflicts_with": list(stored.conflicts_with)} if stored.conflicts_with else {}),
     }
 
 

@@ -56,7 +56,7 @@ async def run(context: Context) -> int:
 
 
 @dataclass(slots=True)
-class _Pump:
+class _JournalRead:
     """The read of one journal."""
 
     reader: RetryReader
@@ -74,7 +74,7 @@ class Reading:
     begin_mod_time: int
     offsets: dict[str, int]
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    _pumps: dict[str, _Pump] = field(default_factory=dict)
+    _reads: dict[str, _JournalRead] = field(default_factory=dict)
     """The reads in progress, by journal."""
     _skipped: set[str] = field(default_factory=set)
     """Suspended journals that were reported as skipped."""
@@ -91,8 +91,8 @@ class Reading:
         return first
 
     def _close_readers(self) -> None:
-        for pump in self._pumps.values():
-            pump.reader.close()
+        for read in self._reads.values():
+            read.reader.close()
 
     async def read_once(self, selector: LabelSelector) -> None:
         """Read to the write head, some journals at a time. The first error ends all reads."""
@@ -104,8 +104,8 @@ class Reading:
 
         async def one(journal: ListedJournal) -> None:
             async with gate:
-                if not self.stopping.is_set() and (pump := await self._open(journal)) is not None:
-                    await self._pump(journal.spec.name, pump)
+                if not self.stopping.is_set() and (read := await self._open(journal)) is not None:
+                    await self._copy_and_close(journal.spec.name, read)
 
         async with self._noting_waits(), self._showing_progress(), TaskScope("read") as scope:
             for journal in listed.journals:
@@ -135,14 +135,14 @@ class Reading:
     async def _follow_list(self, listed: JournalList, scope: TaskScope) -> None:
         """End the reads of journals that are not listed any more, and begin reads of new ones."""
         current = {journal.spec.name: journal for journal in listed.journals}
-        for name, pump in self._pumps.items():
+        for name, read in self._reads.items():
             if name not in current:
-                pump.reader.close()
+                read.reader.close()
         for name, journal in current.items():
-            if name not in self._pumps and (opened := await self._open(journal)) is not None:
-                scope.spawn(self._pump(name, opened), name=name)
+            if name not in self._reads and (opened := await self._open(journal)) is not None:
+                scope.spawn(self._copy_and_close(name, opened), name=name)
 
-    async def _open(self, journal: ListedJournal) -> _Pump | None:
+    async def _open(self, journal: ListedJournal) -> _JournalRead | None:
         """Begin to read a journal. Return None if the journal has nothing to read."""
         spec = journal.spec
         if spec.suspend_level is SuspendLevel.FULL:
@@ -171,8 +171,8 @@ class Reading:
         )
         content_type = spec.labels.value_of(CONTENT_TYPE) or ""
         stream = self.output.stream(edges_of(content_type))
-        pump = self._pumps[spec.name] = _Pump(RetryReader(self.client, params), stream)
-        return pump
+        read = self._reads[spec.name] = _JournalRead(RetryReader(self.client, params), stream)
+        return read
 
     async def _first_offset(self, journal: ListedJournal) -> int:
         # A journal created after the command began is read from its first byte, even with --tail.
@@ -180,30 +180,30 @@ class Reading:
             return 0
         return await write_head(self.context, self.client, journal.spec.name)
 
-    async def _pump(self, name: str, pump: _Pump) -> None:
+    async def _copy_and_close(self, name: str, read: _JournalRead) -> None:
         """Copy a journal to the output, until it ends or its reader is closed."""
         try:
-            if await self._copy(name, pump):
-                await pump.stream.finish()
+            if await self._copy(name, read):
+                await read.stream.finish()
             # Drop a held part of a message: the next read begins with that message.
-            self._note_offset(name, pump)
+            self._note_offset(name, read)
         finally:
-            pump.stream.close()
-            pump.reader.close()
-            self._pumps.pop(name, None)
+            read.stream.close()
+            read.reader.close()
+            self._reads.pop(name, None)
 
-    async def _copy(self, name: str, pump: _Pump) -> bool:
+    async def _copy(self, name: str, read: _JournalRead) -> bool:
         """Copy until the journal ends. Return False if the reader was closed before."""
-        reader = pump.reader
+        reader = read.reader
         while True:
             try:
                 piece = await self._read(reader)
             except OffsetJump as jump:
-                await pump.stream.finish()
+                await read.stream.finish()
                 self.context.terminal.note(
                     f"{name}: no content at offset {jump.expected}; continuing at {jump.offset}"
                 )
-                self._note_offset(name, pump)
+                self._note_offset(name, read)
                 continue
             except NotYet:
                 return True
@@ -219,8 +219,8 @@ class Reading:
             # Without a content type, a message may end only at the end of a fragment or at the head.
             fragment_end = 0 if reader.fragment is None else reader.fragment.end
             at_edge = reader.offset >= min(fragment_end, reader.write_head)
-            await pump.stream.write(piece, at_edge=at_edge)
-            self._note_offset(name, pump)
+            await read.stream.write(piece, at_edge=at_edge)
+            self._note_offset(name, read)
 
     async def _read(self, reader: RetryReader) -> bytes:
         """Return the next bytes. Without --block, raise ``Unavailable`` after --timeout, with the reason."""
@@ -243,17 +243,17 @@ class Reading:
         noted: set[str] = set()
         while True:
             await self.context.clock.sleep(_NOTE_S)
-            silent = [name for name, pump in self._pumps.items() if pump.reader.header is None]
+            silent = [name for name, read in self._reads.items() if read.reader.header is None]
             for name in silent[:_ASK_MAX]:
                 reason = await self._reason(name)
                 if reason and reason not in noted:
                     self.context.terminal.note(f"waiting for {reason}")
                     noted.add(reason)
 
-    def _note_offset(self, name: str, pump: _Pump) -> None:
+    def _note_offset(self, name: str, read: _JournalRead) -> None:
         """Note up to which offset a journal is written: without the bytes that its stream holds."""
-        if pump.reader.offset >= 0:
-            self.offsets[name] = pump.reader.offset - pump.stream.held_bytes
+        if read.reader.offset >= 0:
+            self.offsets[name] = read.reader.offset - read.stream.held_bytes
 
     @asynccontextmanager
     async def _noting_waits(self) -> AsyncIterator[None]:
@@ -277,8 +277,8 @@ class Reading:
         """Return the bytes that are written, and their sum with the bytes that are still to be read."""
         written = self.output.file.bytes_written
         missing = sum(
-            max(0, pump.reader.write_head - max(0, pump.reader.offset))
-            for pump in self._pumps.values()
+            max(0, read.reader.write_head - max(0, read.reader.offset))
+            for read in self._reads.values()
         )
         return written, written + missing
 
