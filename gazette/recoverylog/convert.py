@@ -60,7 +60,7 @@ def convert(directory: Path) -> tuple[Converted, ...]:
         # An interrupted conversion may have left this directory behind.
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
-        converted = [_made(directory, name) for name in names]
+        converted = [_convert_database(directory, name) for name in names]
         _put_in_place(directory, names)
     except OSError as error:
         raise GazetteError(
@@ -72,13 +72,13 @@ def convert(directory: Path) -> tuple[Converted, ...]:
     return tuple(converted)
 
 
-def _made(directory: Path, name: str) -> Converted:
+def _convert_database(directory: Path, name: str) -> Converted:
     path = directory / STAGING / name
     build(files_of(directory), name, path)
-    return Converted(directory / name, _check(path, name))
+    return Converted(directory / name, _check_integrity(path, name))
 
 
-def _check(path: Path, name: str) -> str:
+def _check_integrity(path: Path, name: str) -> str:
     """Raise ``Corrupt`` for a damaged database. Return why SQLite could not check the whole database, or
     ``""``."""
     try:

@@ -121,7 +121,7 @@ def abandoned(
         raise _unusable(error, parent) from error
     for path in paths:
         name = path.name.removeprefix(_NEW)
-        if not any(_is_ours(name, prefix) for prefix in prefixes):
+        if not any(_is_scratch_name(name, prefix) for prefix in prefixes):
             continue
         with suppress(OSError):  # The directory is gone by now, or belongs to another user.
             mod_time = path.lstat().st_mtime
@@ -131,7 +131,7 @@ def abandoned(
                 yield Abandoned(path, size, mod_time)
 
 
-def _is_ours(name: str, prefix: str) -> bool:
+def _is_scratch_name(name: str, prefix: str) -> bool:
     """Return True for a name that `Scratch` gives to directories with this prefix."""
     between = ".+-" if prefix == SHARDS else ""
     return re.fullmatch(f"{re.escape(prefix)}{between}{_RANDOM}", name, re.DOTALL) is not None

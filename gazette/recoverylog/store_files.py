@@ -87,7 +87,7 @@ def form_of(paths: Iterable[str], accepted: Collection[StateForm] = ()) -> State
 
     Return UNKNOWN if no form has committed, and NOTHING without files.
     """
-    names = _names(paths)
+    names = _file_names(paths)
     forms = [
         form
         for form, files in _FORMS.items()
@@ -104,7 +104,7 @@ def require_form(paths: Iterable[str], store: str, *accepted: StateForm) -> Stat
 
     Raise ``Invalid`` for a form that ``store`` cannot open, and for a file that it does not know.
     """
-    names = _names(paths)
+    names = _file_names(paths)
     form = form_of(names, accepted)
     # A store that has not committed yet leaves files, but no state.
     if form is StateForm.UNKNOWN and any(_is_before_commit(names, option) for option in accepted):
@@ -113,23 +113,23 @@ def require_form(paths: Iterable[str], store: str, *accepted: StateForm) -> Stat
         return form
     require_whole(names)
     if form not in accepted:
-        hint = f"{_OPEN_WITH.get(form, _OTHER)} {_NEW_LOG}"
+        hint = f"{_OPEN_WITH.get(form, _OTHER_CLASS_HINT)} {_NEW_LOG}"
         raise _refused(f"{form.value}, and no state of {store}", names, hint)
     unknown = {name for name in names if not _FORMS[form].all.fullmatch(name)}
     if unknown:
         description = f"{form.value}, and files that do not belong to it"
-        raise _refused(description, unknown, f"{_OTHER} {_NEW_LOG}")
+        raise _refused(description, unknown, f"{_OTHER_CLASS_HINT} {_NEW_LOG}")
     return form
 
 
-_OTHER: Final = "Open it with the class that recorded it."
-_REST: Final = (
+_OTHER_CLASS_HINT: Final = "Open it with the class that recorded it."
+_LOST_FILES_HINT: Final = (
     "The log lost files, or another program recorded it. Recover the shard from a backup of its hints"
     f" (gazctl shards recover --backup). {_NEW_LOG}"
 )
 
 
-def _names(paths: Iterable[str]) -> set[str]:
+def _file_names(paths: Iterable[str]) -> set[str]:
     return {path.lstrip("/") for path in paths}
 
 
@@ -139,7 +139,7 @@ def _is_before_commit(names: Collection[str], form: StateForm) -> bool:
 
 def require_whole(paths: Iterable[str]) -> None:
     """Raise ``Invalid`` for WALs, journals and images without their SQLite database."""
-    names = _names(paths)
+    names = _file_names(paths)
     if form_of(names) is StateForm.PAGES:
         return  # The RocksDB has the pages of the databases.
     dbs = names | {match[1] for name in names if (match := _REDO.fullmatch(name))}
@@ -147,7 +147,9 @@ def require_whole(paths: Iterable[str]) -> None:
         name for name in names if (match := _OF_DATABASE.fullmatch(name)) and match[1] not in dbs
     }
     if orphans:
-        raise _refused("a part of a SQLite database, and not the rest of it", orphans, _REST)
+        raise _refused(
+            "a part of a SQLite database, and not the rest of it", orphans, _LOST_FILES_HINT
+        )
 
 
 _REDO: Final = re.compile(r"(.+)\.redo-\d{8,}")

@@ -117,35 +117,35 @@ class _Scan:
     _time: int = 0
     """Time of the last append that had one, in Unix milliseconds; 0 before."""
     _author: int = 0
-    _groups: bool = False
+    _has_times: bool = False
     """True if the present author's appends have times."""
-    _hinted: bool = False
+    _within_hints: bool = False
     """True while hinted operations remain to be read."""
 
     def run(self, source: LogSource, hints: FSMHints) -> None:
-        playback = Playback(hints, observer=self._note)
+        playback = Playback(hints, observer=self._observe)
         self._playback = playback
-        self._hinted = playback.fsm.has_hints
+        self._within_hints = playback.fsm.has_hints
         _play(source, playback, None, lambda _: None)
         self.positions.append(Position(playback.offset, self._time))
 
-    def _note(self, op: RecordedOp, outcome: Outcome) -> None:
+    def _observe(self, op: RecordedOp, outcome: Outcome) -> None:
         """Add the position before an operation that begins an append."""
         assert self._playback is not None
         if not outcome.advances:
             return  # The operation's author did not own the log.
         if op.author != self._author:
-            self._author, self._groups = op.author, False
+            self._author, self._has_times = op.author, False
             is_first = True
         else:
             # Without group times, as in the original's logs, each write may begin an append.
-            is_first = bool(op.group_time) or (not self._groups and isinstance(op.action, Write))
-        if is_first and not self._hinted:
+            is_first = bool(op.group_time) or (not self._has_times and isinstance(op.action, Write))
+        if is_first and not self._within_hints:
             self.positions.append(Position(op.first_offset, self._time))
         if op.group_time:
-            self._time, self._groups = op.group_time, True
+            self._time, self._has_times = op.group_time, True
         # A position counts only after the hinted range: within it, deleted files are missing.
-        self._hinted = self._playback.fsm.has_hints
+        self._within_hints = self._playback.fsm.has_hints
 
 
 def open_at(
@@ -180,7 +180,9 @@ def open_at(
     copied = CopiedLogs(source, directory)
     try:
         chosen, position = _choose(copied, hints, directory, at)
-        return _state(copied, chosen, position, directory / _STATE, directory, prepare_connection)
+        return _open_state(
+            copied, chosen, position, directory / _STATE, directory, prepare_connection
+        )
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
@@ -247,10 +249,10 @@ def _last_not_after(
                 " offset of the log, or a checkpoint.",
             )
         # Times may go back where the owner changed, since clocks differ. Stop at the first later time.
-        return _last(positions, lambda position: position.time <= limit_ms)
+        return _last_allowed(positions, lambda position: position.time <= limit_ms)
     if at.offset is not None:
         offset = at.offset
-        return _last(positions, lambda position: position.offset <= offset)
+        return _last_allowed(positions, lambda position: position.offset <= offset)
     if at.read_through is None:
         return positions[-1]
     limits = at.read_through
@@ -273,7 +275,9 @@ def _last_not_after(
     return positions[low - 1] if low else None
 
 
-def _last(positions: Sequence[Position], allowed: Callable[[Position], bool]) -> Position | None:
+def _last_allowed(
+    positions: Sequence[Position], allowed: Callable[[Position], bool]
+) -> Position | None:
     """Return the position before the first one that is not allowed; None if the first of all is not."""
     last_allowed: Position | None = None
     for position in positions:
@@ -286,11 +290,11 @@ def _last(positions: Sequence[Position], allowed: Callable[[Position], bool]) ->
 def _checkpoint_of(
     source: LogSource, hints: FSMHints, position: Position, directory: Path
 ) -> Checkpoint:
-    with _state(source, hints, position, directory, None) as state:
+    with _open_state(source, hints, position, directory, None) as state:
         return state.checkpoint
 
 
-def _state(
+def _open_state(
     source: LogSource,
     hints: FSMHints,
     position: Position,
@@ -343,7 +347,7 @@ def _play(
             limit = end
         if playback.read_offset >= limit:
             if playback.fsm.has_hints:
-                raise playback.missing()
+                raise playback.ended_too_early()
             return
         if end is not None and playback.log == own_log:
             limit = min(limit, end)

@@ -283,7 +283,7 @@ class Replayer:
         while True:
             self.advance(log, log.end, chunk_bytes=lambda: 1 << 20)
             if fsm.has_hints:
-                raise playback.missing()
+                raise playback.ended_too_early()
             played, frame = log.end, no_op(fsm, author)
             commit = log.hand_off(frame, author).result().commit
             if commit.begin == played:
@@ -307,7 +307,7 @@ class Replayer:
     def finish(self) -> RecoveryFSM:
         """Put the files in place. Raise ``Corrupt`` if the log ended before its hints."""
         if self._playback.fsm.has_hints:
-            raise self._playback.missing()
+            raise self._playback.ended_too_early()
         self._files.make_live(self._playback.fsm)
         return self._playback.fsm
 

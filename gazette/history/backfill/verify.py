@@ -49,7 +49,7 @@ def opened_state(
                         break
                     files.perform(playback.feed(data))
             if playback.fsm.has_hints:
-                raise playback.missing()
+                raise playback.ended_too_early()
             files.make_live(playback.fsm)
         except BaseException:
             files.abandon()

@@ -138,13 +138,13 @@ class StoredLogs:
         cover, places = self._cover(log)
         unread = [fragment for fragment in cover if fragment.end > begin and fragment.begin < end]
         unread.reverse()
-        running: list[_Ahead] = []
+        running: list[_Prefetch] = []
         offset = begin
         try:
             while unread or running:
                 while unread and len(running) < self._threads:
                     fragment = unread.pop()
-                    prefetch = _Ahead(places[fragment], fragment, max(begin, fragment.begin))
+                    prefetch = _Prefetch(places[fragment], fragment, max(begin, fragment.begin))
                     running.append(prefetch)
                     self._pool.submit(prefetch.run)
                 for position, block in running[0].blocks():
@@ -160,7 +160,7 @@ class StoredLogs:
                 prefetch.stop()
 
 
-class _Ahead:
+class _Prefetch:
     """A fragment that a thread decodes while earlier fragments are read."""
 
     def __init__(self, store: BlobStore, fragment: Fragment, begin: Offset) -> None:
@@ -248,8 +248,8 @@ class CopiedLogs:
                 continue
             next_begin = min((first for first, _ in spans if first > begin), default=end)
             for offset, data in self._source.read(log, begin, min(end, next_begin)):
-                _keep(file, data, offset)
-                _note(spans, offset, offset + len(data))
+                _write_copy(file, data, offset)
+                _add_span(spans, offset, offset + len(data))
                 yield offset, data
             begin = min(end, next_begin)
 
@@ -260,7 +260,7 @@ class CopiedLogs:
         self._spans.clear()
 
 
-def _keep(file: int, data: bytes, offset: int) -> None:
+def _write_copy(file: int, data: bytes, offset: int) -> None:
     view = memoryview(data)
     while len(view):
         written = os.pwrite(file, view, offset)
@@ -268,7 +268,7 @@ def _keep(file: int, data: bytes, offset: int) -> None:
         offset += written
 
 
-def _note(spans: list[tuple[Offset, Offset]], begin: Offset, end: Offset) -> None:
+def _add_span(spans: list[tuple[Offset, Offset]], begin: Offset, end: Offset) -> None:
     """Add a range to the spans of a copy. Lengthen the last span if the range continues it."""
     if spans and spans[-1][1] == begin:
         spans[-1] = spans[-1][0], end

@@ -196,12 +196,12 @@ class Recorder:
         self._clock = clock
         self._wait = wait
         self._write_head = write_head
-        self._recent: OpFuture[AppendResult] | None = None
-        """The append whose outcome `_check` notes next: the first one since it noted another. None: no append
-        was made since then."""
+        self._watched_append: OpFuture[AppendResult] | None = None
+        """The append whose outcome `_require_unbroken` notes next: the first one since it noted another.
+        None: no append was made since then."""
         self._broken: BaseException | None = None
         self._in_group = False
-        self._oldest = fsm.oldest_offset()
+        self._oldest_offset = fsm.oldest_offset()
         """``oldest_offset`` of the FSM as of the last append, which any thread may read."""
         self._params = AppendParams(journal=log, check_registers=fence_check(author))
 
@@ -244,7 +244,7 @@ class Recorder:
             AppendParams(journal=self.log, union_registers=fence(self.author))
         )
         txn.write(frame)
-        self._recent = txn.release()
+        self._watched_append = txn.release()
 
     def _sequence(self, action: Action, *, is_first: bool = False) -> tuple[int, bytes]:
         """Give an operation the next sequence number. Return the number and the frame. The first operation of
@@ -270,14 +270,14 @@ class Recorder:
             )
         return op.seq_no, frame
 
-    def _check(self) -> None:
+    def _require_unbroken(self) -> None:
         """Raise the error that broke the recorder, or ``Bug`` within a group. If the noted append is done,
         raise its error, or note its end: the log reaches at least up to there."""
         if self._broken is not None:
             raise self._broken
         if self._in_group:
             raise Bug("groups of a recorder cannot be nested", log=self.log)
-        recent = self._recent
+        recent = self._watched_append
         if recent is None or not recent.done():
             return
         if (error := first_failure((recent,))) is not None:
@@ -294,7 +294,7 @@ class Recorder:
             )
             raise self._broken
         self._write_head = commit.end
-        self._recent = None
+        self._watched_append = None
 
     @contextmanager
     def group(self, wait_for: Collection[OpFuture[Any]] = ()) -> Iterator[Group]:
@@ -303,7 +303,7 @@ class Recorder:
         If the body raises, append nothing. The recorder is then broken, because the files may differ from the
         log. The block does not wait for the append: wait for ``group.future``.
         """
-        self._check()
+        self._require_unbroken()
         group = Group(self)
         self._in_group = True
         try:
@@ -335,15 +335,15 @@ class Recorder:
         except BaseException as error:
             self._broken = error
             raise
-        if self._recent is None:
-            self._recent = future
-        self._oldest = self.fsm.oldest_offset()
+        if self._watched_append is None:
+            self._watched_append = future
+        self._oldest_offset = self.fsm.oldest_offset()
         return future
 
     def barrier(self, wait_for: Collection[OpFuture[Any]] = ()) -> OpFuture[AppendResult]:
         """Return a future that succeeds once all records so far are in the log, and all futures of
         ``wait_for`` have succeeded."""
-        self._check()
+        self._require_unbroken()
         return self._append((), wait_for)
 
     def flush(self, deadline_s: float = 60.0) -> None:
@@ -391,7 +391,7 @@ class Recorder:
     @property
     def known_horizon_bytes(self) -> int:
         """`horizon_bytes` as of the last append that is known to be in the log. For any thread."""
-        oldest, recent, end = self._oldest, self._recent, self._write_head
+        oldest, recent, end = self._oldest_offset, self._watched_append, self._write_head
         if recent is not None and recent.done() and first_failure((recent,)) is None:
             end = max(end, recent.result().commit.end)
         return 0 if oldest is None else max(0, end - oldest)

@@ -22,7 +22,7 @@ def _refuse(reason: str, first: Segment, second: Segment) -> Invalid:
     )
 
 
-def _check(first: Segment, second: Segment) -> None:
+def _require_one_history(first: Segment, second: Segment) -> None:
     """Raise ``Invalid`` if two segments, in order of ``first_seq_no``, cannot belong to one history."""
     same_log = first.log == second.log
     overlap = second.first_seq_no <= first.last_seq_no
@@ -80,7 +80,7 @@ def _fold(segments: Iterable[Segment]) -> list[Segment]:
     for segment in ordered:
         segment.validate()
         if folded:
-            _check(folded[-1], segment)
+            _require_one_history(folded[-1], segment)
             if _adjacent(folded[-1], segment):
                 folded[-1] = _merge(folded[-1], segment)
                 continue

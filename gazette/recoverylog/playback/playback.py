@@ -318,7 +318,7 @@ class Playback:
         if outcome.advances:
             self.last_author = op.author
             self._jumped = False
-        elif self._is_wedged(op, outcome, had_hints):
+        elif self._must_have_applied(op, outcome, had_hints):
             error_type = PrunedLog if self._jumped else Corrupt
             raise error_type(
                 f"the recovery log cannot be played further: {outcome.value}",
@@ -344,7 +344,7 @@ class Playback:
             case _:  # Links, properties, and what did not apply, change no staged file.
                 pass
 
-    def _is_wedged(self, op: RecordedOp, outcome: Outcome, had_hints: bool) -> bool:
+    def _must_have_applied(self, op: RecordedOp, outcome: Outcome, had_hints: bool) -> bool:
         """Return True if an operation that did not apply should have applied.
 
         Operations of other authors are ignored, and those with past sequence numbers are repetitions. But the
@@ -361,7 +361,7 @@ class Playback:
         # The operations before this one are missing: they were pruned or lost.
         return op.seq_no > self.fsm.next_seq_no and (self._jumped or self.last_author is None)
 
-    def missing(self) -> Corrupt:
+    def ended_too_early(self) -> Corrupt:
         """Return the error of a log that ended before all hinted operations were read."""
         segment = self.fsm.hinted_segments[0]
         if self._lost is not None:

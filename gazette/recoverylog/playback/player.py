@@ -110,19 +110,19 @@ class Player:
         self._files = StagedFiles(directory)
         self._author: int | None = None
         self._permit: Callable[[], Awaitable[None]] | None = None
-        self._finish = False
+        self._finish_requested = False
         self._requested = asyncio.Event()
         self._woken = asyncio.Event()
         """Set when the loop of `play` should check for new requests."""
         self._views: list[_View[Any]] = []
-        self._cut: int | None = None
+        self._cut_offset: int | None = None
         """Offset at which views are taken: the end of an append. None: no view waits for an offset."""
-        self._rest = b""
+        self._beyond_cut = b""
         """Bytes that were read beyond the cut."""
         self._read_through = 0
         """Offset up to which the log has bytes, as far as the player knows."""
         self._catch_ups = 0
-        self._tailed = False
+        self._tailed_at_request = False
         """True if the hand-off was requested after the head had been reached."""
         self._fenced = False
         """True if the log's registers have the new author's fence."""
@@ -153,18 +153,18 @@ class Player:
         ``play`` awaits ``permit`` each time before it fences the log, which may be long after this call:
         the fence stops the log's owner of that time. An error of ``permit`` ends ``play``.
         """
-        if self._finish or self._author is not None:
+        if self._finish_requested or self._author is not None:
             raise Bug("a player is ended once", log=self.hints.log)
         self._author, self._permit = author, permit
-        self._tailed = self.tailing.is_set()
+        self._tailed_at_request = self.tailing.is_set()
         self._requested.set()
         self._woken.set()
 
     def finish(self) -> None:
         """Ask ``play`` to end at the write head, and to leave the log to its owner."""
-        if self._finish or self._author is not None:
+        if self._finish_requested or self._author is not None:
             raise Bug("a player is ended once", log=self.hints.log)
-        self._finish = True
+        self._finish_requested = True
         self._requested.set()
         self._woken.set()
 
@@ -246,7 +246,7 @@ class Player:
                 self._read_through = heads[next_place[0]]
             at_head = playback.read_offset >= self._read_through
             if at_head and playback.fsm.has_hints:
-                raise playback.missing()
+                raise playback.ended_too_early()
             if at_head and injected:
                 # The player has read its own hand-off, which neither applied nor lost a race.
                 raise self._torn()
@@ -254,12 +254,12 @@ class Player:
                 self.state = PlayerState.TAILING
                 self.tailing.set()
             if at_head and self._requested.is_set() and not await self._must_catch_up():
-                if self._finish:
+                if self._finish_requested:
                     break
-                await self._inject()
+                await self._append_handoff()
                 injected = True
             if self._requested.is_set():
-                self._cut = None  # No more views are taken: do not stop at a cut.
+                self._cut_offset = None  # No more views are taken: do not stop at a cut.
             elif self._views and self.tailing.is_set():
                 await self._writer.settle(scope)
                 await self._take_views()
@@ -288,12 +288,12 @@ class Player:
     async def _take_views(self) -> None:
         """Serve the requests for views, or set the offset up to which to read first."""
         playback = self._playback
-        if self._cut is None:
-            self._cut = await self._write_head(playback.log)
-            self._read_through = max(self._read_through, self._cut)
-        if playback.read_offset < self._cut:
+        if self._cut_offset is None:
+            self._cut_offset = await self._write_head(playback.log)
+            self._read_through = max(self._read_through, self._cut_offset)
+        if playback.read_offset < self._cut_offset:
             return
-        self._cut = None
+        self._cut_offset = None
         views, self._views = self._views, []
         for view in views:
             try:
@@ -317,7 +317,7 @@ class Player:
         """Return True if the player must read more before it ends or takes the log over. Raise ``Corrupt`` if
         the log ends within an operation."""
         playback = self._playback
-        if self._at_end:
+        if self._needs_no_head:
             return False
         head = await self._write_head(playback.log)
         if playback.incomplete and playback.read_offset == head:
@@ -326,14 +326,14 @@ class Player:
             self._catch_ups += 1
             self._read_through = head
             return True
-        if playback.incomplete and self._finish:
+        if playback.incomplete and self._finish_requested:
             # The bytes read so far end within an operation. The log has the rest.
             self._read_through = max(head, playback.read_offset + 1)
             return True
         return False
 
     @property
-    def _at_end(self) -> bool:
+    def _needs_no_head(self) -> bool:
         """True if the log can be taken over without asking a broker for its head.
 
         This holds for a standby whose reader waits for bytes, and once the new author's fence is set. If
@@ -342,7 +342,7 @@ class Player:
         if self._author is None or self._playback.incomplete:
             return False
         waits = self._pending is not None and not self._pending.done()
-        return self._fenced or (self._tailed and waits)
+        return self._fenced or (self._tailed_at_request and waits)
 
     def _torn(self) -> Corrupt:
         return Corrupt(
@@ -362,7 +362,7 @@ class Player:
     async def _write_head(self, name: str) -> int:
         return await write_head(self._client, name)
 
-    async def _inject(self) -> None:
+    async def _append_handoff(self) -> None:
         """Append the hand-off. The player must then read it."""
         playback = self._playback
         author = self._author
@@ -398,8 +398,8 @@ class Player:
     async def _read_some(self, scope: TaskScope, *, at_head: bool, may_return: bool) -> None:
         """Read and feed one chunk. If ``may_return``, return without a chunk when a request arrives. Raise
         ``Unavailable`` if no bytes arrive before the head."""
-        if self._rest:
-            extra, self._rest = self._rest, b""
+        if self._beyond_cut:
+            extra, self._beyond_cut = self._beyond_cut, b""
             await self._writer.add(scope, self._playback.feed(self._up_to_cut(extra)), len(extra))
             return
         if self._pending is None:
@@ -469,15 +469,15 @@ class Player:
 
     def _up_to_cut(self, data: bytes) -> bytes:
         """Return the bytes up to the cut, and keep the later bytes for the time after the views."""
-        if self._cut is None:
+        if self._cut_offset is None:
             return data
-        count = max(0, self._cut - self._playback.read_offset)
-        self._rest = data[count:]
+        count = max(0, self._cut_offset - self._playback.read_offset)
+        self._beyond_cut = data[count:]
         return data[:count]
 
     def _close_reader(self) -> None:
         """Close the reader, and drop what was read ahead."""
-        self._rest = b""
+        self._beyond_cut = b""
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None

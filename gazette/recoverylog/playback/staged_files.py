@@ -91,7 +91,7 @@ class StagedFiles:
         self._abandoned = False
 
     @contextlib.contextmanager
-    def _guarded(self, what: str) -> Iterator[None]:
+    def _locked(self, what: str) -> Iterator[None]:
         """Hold the lock for the block, whose action is ``what``. Raise ``Closed`` after `abandon`, and
         ``GazetteError`` for an ``OSError`` of the block."""
         with self._lock:
@@ -112,7 +112,7 @@ class StagedFiles:
 
         An existing directory is emptied, and not replaced: its process holds a lock on it (see `scratch`).
         """
-        with self._guarded("prepare the directory of a play-back"):
+        with self._locked("prepare the directory of a play-back"):
             self._close()
             self._lengths.clear()
             empty_private(self.directory)
@@ -123,7 +123,7 @@ class StagedFiles:
 
     def perform(self, actions: list[FileAction]) -> None:
         """Perform actions of the log. Raise ``GazetteError`` if the disk is full or fails."""
-        with self._guarded("write a played-back file"):
+        with self._locked("write a played-back file"):
             for action in actions:
                 match action:
                     case WriteNode(fnode=fnode, offset=offset, data=data):
@@ -172,7 +172,7 @@ class StagedFiles:
     def make_live(self, fsm: RecoveryFSM) -> None:
         """Give every file its paths. Raise ``Corrupt`` for a path that leaves the directory or is used twice,
         and for a changed file."""
-        with self._guarded("put played-back files in place"):
+        with self._locked("put played-back files in place"):
             self._close()
             self._require_whole(fsm)
             for fnode, node in fsm.nodes.items():
@@ -190,7 +190,7 @@ class StagedFiles:
 
         Raise ``Corrupt`` if another program has changed them.
         """
-        with self._guarded("read played-back files"):
+        with self._locked("read played-back files"):
             self._require_whole(fsm)
             paths = {
                 local_path(path): self._staged(fnode)
