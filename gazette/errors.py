@@ -47,8 +47,8 @@ def printable(text: str, *, one_line: bool = False) -> str:
     return "".join(_escaped(ord(char)) if _is_hidden(char) else char for char in text)
 
 
-def _is_hidden(one: str) -> bool:
-    return one not in "\t\n" and (category(one) in _HIDDEN or one in _TURNING)
+def _is_hidden(char: str) -> bool:
+    return char not in "\t\n" and (category(char) in _HIDDEN or char in _TURNING)
 
 
 def _escaped(code: int) -> str:

@@ -45,7 +45,7 @@ from gazette.message.uuid_place import (
     protobuf_place,
     pydantic_place,
 )
-from gazette.message.value_types import runs_code
+from gazette.message.value_types import is_customized
 from gazette.message.values import ValueEncoding, finite
 from gazette.protocol.ids import JournalName
 
@@ -107,7 +107,7 @@ class MessageCodec(ABC, Generic[M]):
         if form is not None:
             get = attrgetter("uuid") if place is None or place.is_plain else place.get
             self.uuids_of = partial(form.read_all, get)
-        self.fits: Callable[[M], bool] = field_classes.doubt
+        self.fits: Callable[[M], bool] = field_classes.never_known
         """Function that returns True for a message that is known to read back equal. `encode` checks all
         other messages."""
         self.values: ValueEncoding[M] | None = None
@@ -214,7 +214,7 @@ class MsgspecCodec(MessageCodec[M]):
         is_attribute = uuid_place is None or uuid_place.is_plain
         self.fits = field_classes.check_of(self._info, "uuid" if is_attribute else "")
         is_plain = is_attribute and isinstance(self.form, TextForm)
-        if is_plain and _sets_plainly(message_type) and not any(map(runs_code, self._info)):
+        if is_plain and _sets_plainly(message_type) and not any(map(is_customized, self._info)):
             self.plain_encode_into = self._encoder.encode_into
         self._peek = None if uuid_place is None else _peek_of(uuid_place)
 

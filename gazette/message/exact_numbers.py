@@ -31,12 +31,12 @@ def exact_float(text: str) -> float:
     value = float(text)
     if len(text) <= _SHORT and _NORMAL_MIN <= abs(value) < math.inf:
         return value
-    if math.isfinite(value) and _names(text, value):
+    if math.isfinite(value) and _stands_for(text, value):
         return value
     raise ValueError(f"a float cannot hold the number {text[:64]}: write it as a text")
 
 
-def _names(text: str, value: float) -> bool:
+def _stands_for(text: str, value: float) -> bool:
     """Return True if a text is short enough to name its nearest float, or has exactly the float's number."""
     try:
         number = Decimal(text)

@@ -15,13 +15,13 @@ from typing import Any, Final
 
 from msgspec import inspect
 
-from gazette.message.value_types import class_of, runs_code
+from gazette.message.value_types import class_of, is_customized
 from gazette.message.values import STACK_RESERVE
 from gazette.message.zero_value import ObjectType, alternatives
 
 _EXACT: Final = 1 << 53
 """Greatest integer up to which a float holds every integer."""
-_TOLD: Final = (
+_KNOWN_BY_CLASS: Final = (
     *(inspect.NoneType, inspect.BoolType, inspect.IntType, inspect.StrType, inspect.EnumType),
     *(inspect.BytesType, inspect.ByteArrayType, inspect.DateType, inspect.TimeDeltaType),
     *(inspect.DecimalType, inspect.UUIDType),
@@ -31,35 +31,36 @@ _LISTS: Final = (inspect.ListType, inspect.VarTupleType, inspect.SetType, inspec
 _CONSTRAINTS: Final = (
     *("ge", "gt", "le", "lt", "multiple_of", "pattern", "min_length", "max_length", "tz"),
 )
-_OF_JSON: Final = frozenset({str, int, bool, type(None)})
+_JSON_LEAVES: Final = frozenset({str, int, bool, type(None)})
 _TEXT: Final = frozenset({str})
 
 
-class _UntoldError(Exception):
+class _ClassSaysTooLittle(Exception):
     """A type with values whose class does not show whether they read back equal."""
 
 
 def check_of(objects: Sequence[ObjectType], without: str) -> Callable[[Any], bool]:
     """Return a function that returns True for a message that is known to read back equal. False: not known.
 
-    The function is `doubt` if classes do not show this for each field. ``without`` is a field to leave out.
+    The function is `never_known` if classes do not show this for each field. ``without`` is a field to leave
+    out.
     """
     fields = {f.name: f.type for part in objects for f in part.fields if f.name != without}
     names: dict[str, Any] = {"type": type, "int": int, "map": map, "sum": sum}
     names |= {"UTC": UTC, "isfinite": isfinite, "is_json": is_json}
     can_be_named = all(name.isidentifier() and not iskeyword(name) for name in fields)
-    if len(objects) != 1 or runs_code(objects[0]) or not can_be_named:
-        return doubt
+    if len(objects) != 1 or is_customized(objects[0]) or not can_be_named:
+        return never_known
     try:
         tests = [_test(f"m.{name}", info, names) for name, info in fields.items()]
-    except _UntoldError:
-        return doubt
+    except _ClassSaysTooLittle:
+        return never_known
     code = f"lambda m: {' and '.join(tests) or 'True'}"
     check: Callable[[Any], bool] = eval(code, names)  # noqa: S307 - names of fields are identifiers
     return check
 
 
-def doubt(_message: Any) -> bool:
+def never_known(_message: Any) -> bool:
     return False
 
 
@@ -71,10 +72,10 @@ def is_json(value: Any, levels: int = STACK_RESERVE) -> bool:
             return False
         value = value.values()
     elif value_class is not list:
-        return value_class in _OF_JSON or (value_class is float and isfinite(value))
+        return value_class in _JSON_LEAVES or (value_class is float and isfinite(value))
     for part in value:
         value_class = type(part)
-        is_leaf = value_class in _OF_JSON or (value_class is float and isfinite(part))
+        is_leaf = value_class in _JSON_LEAVES or (value_class is float and isfinite(part))
         if not is_leaf and not (levels and is_json(part, levels - 1)):
             return False
     return True
@@ -83,7 +84,7 @@ def is_json(value: Any, levels: int = STACK_RESERVE) -> bool:
 def _test(value: str, info: inspect.Type, names: dict[str, Any]) -> str:
     """Return the test of a field, and add what it uses to ``names``.
 
-    Raise ``_UntoldError`` if classes do not show that a value reads back equal.
+    Raise ``_ClassSaysTooLittle`` if classes do not show that a value reads back equal.
     """
     parts = alternatives(info)
     if any(isinstance(part, inspect.AnyType) for part in parts):
@@ -122,8 +123,8 @@ def _tests_within(value: str, part: inspect.Type, names: dict[str, Any]) -> Iter
             yield from _tests_of_all(f"{value}.values()", part.value_type, names)
         case _ if isinstance(part, _LISTS):
             yield from _tests_of_all(value, part.item_type, names)
-        case _ if not isinstance(part, _TOLD):
-            raise _UntoldError
+        case _ if not isinstance(part, _KNOWN_BY_CLASS):
+            raise _ClassSaysTooLittle
 
 
 def _tests_of_all(values: str, info: inspect.Type, names: dict[str, Any]) -> Iterator[str]:
@@ -134,18 +135,18 @@ def _tests_of_all(values: str, info: inspect.Type, names: dict[str, Any]) -> Ite
     if classes == {float}:
         # Finite values may have an infinite sum: then the check returns False, which means not known.
         yield f"isfinite(sum({values}))"
-    elif not all(isinstance(part, _TOLD) for part in parts):
-        raise _UntoldError
+    elif not all(isinstance(part, _KNOWN_BY_CLASS) for part in parts):
+        raise _ClassSaysTooLittle
 
 
 def _class_of(part: inspect.Type) -> type:
-    """Return the class of the values of a type. Raise ``_UntoldError`` for a type with a constraint: a value
-    that violates it has the right class, and does not read back."""
+    """Return the class of the values of a type. Raise ``_ClassSaysTooLittle`` for a type with a constraint: a
+    value that violates it has the right class, and does not read back."""
     value_class = class_of(part)
     is_constrained = any(getattr(part, name, None) is not None for name in _CONSTRAINTS)
     # A value of a Flag may combine members, and then be no member.
     if is_constrained or issubclass(value_class, Flag):
-        raise _UntoldError
+        raise _ClassSaysTooLittle
     return value_class
 
 

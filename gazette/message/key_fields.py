@@ -98,7 +98,7 @@ def declared_field(message_type: Any, attribute: str) -> KeyField:
     return _object_field(message_type, attribute)
 
 
-def foreign_field(message_type: Any, name: str) -> Callable[[Any], Any]:
+def reader_by_wire_name(message_type: Any, name: str) -> Callable[[Any], Any]:
     """Return the function that reads the field of this name in messages.
 
     Raise ``Invalid`` if the message type has no such field. The function raises ``Invalid`` for a dict
@@ -179,7 +179,7 @@ def _protobuf_field(descriptor: Any, attribute: str) -> KeyField:
     if field.type == field.TYPE_BYTES:
         encoding = BYTES
     if encoding is None or is_repeated(field):
-        raise _unfit(f"field {attribute} of {descriptor.full_name}")
+        raise _no_key_type(f"field {attribute} of {descriptor.full_name}")
     return KeyField(attribute, encoding, attrgetter(attribute), attribute)
 
 
@@ -220,7 +220,7 @@ def encoding_of(info: inspect.Type) -> KeyEncoding:
     if encodings == {INTEGER, FLOAT}:
         return FLOAT
     if len(encodings) != 1:
-        raise _unfit(" | ".join(sorted(encoding.name for encoding in encodings)) or "None")
+        raise _no_key_type(" | ".join(sorted(encoding.name for encoding in encodings)) or "None")
     return encodings.pop()
 
 
@@ -241,7 +241,7 @@ def _encoding_of_part(info: inspect.Type) -> KeyEncoding:
             return next(bases, ANY)
     if (encoding := _BY_INFO.get(type(info))) is not None:
         return encoding
-    raise _unfit(type(info).__name__.removesuffix("Type").lower())
+    raise _no_key_type(type(info).__name__.removesuffix("Type").lower())
 
 
 def _part_of_tuple(info: inspect.Type) -> KeyEncoding:
@@ -255,7 +255,7 @@ def _encoding_of_values(values: list[Any]) -> KeyEncoding:
     return encoding_of(inspect.UnionType(tuple(inspect.type_info(type(value)) for value in values)))
 
 
-def _unfit(what: str) -> Invalid:
+def _no_key_type(what: str) -> Invalid:
     return Invalid(
         f"values of type {what} are no keys",
         path="key",

@@ -40,8 +40,8 @@ def fnv32a_of_all(keys: Sequence[CanonicalKey]) -> Any:
         width = len(content) // len(keys)
         if np.array_equal(ends, np.arange(width - 1, len(content), width)):
             data = np.frombuffer(content, np.uint8)
-            return _of_rows(np.ascontiguousarray(data.reshape(-1, width)[:, :-1].T))
-    return _of_lengths(content, ends)
+            return _hash_rows(np.ascontiguousarray(data.reshape(-1, width)[:, :-1].T))
+    return _hash_any_lengths(content, ends)
 
 
 def _joined(keys: Sequence[Any]) -> bytes:
@@ -52,7 +52,7 @@ def _joined(keys: Sequence[Any]) -> bytes:
         return b"\n".join([*map(bytes_of_key, keys), b""])
 
 
-def _of_rows(columns: Any) -> Any:
+def _hash_rows(columns: Any) -> Any:
     """Return the hashes of keys of one length. Row i of ``columns`` has byte i of each key."""
     hashes = np.full(columns.shape[1], _FNV_OFFSET, np.uint32)
     for column in columns:
@@ -61,7 +61,7 @@ def _of_rows(columns: Any) -> Any:
     return hashes
 
 
-def _of_lengths(content: bytes, ends: Any) -> Any:
+def _hash_any_lengths(content: bytes, ends: Any) -> Any:
     """Return the hashes of keys of any lengths. ``ends`` are the positions of the newlines behind them."""
     data, lengths = np.frombuffer(content, np.uint8), np.diff(ends, prepend=-1) - 1
     order = _longest_first(lengths)

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 
 from gazette.errors import Invalid
 from gazette.labels import MESSAGE_KEY, MESSAGE_KEY_TYPE, MESSAGE_PARTITIONS
-from gazette.message.key_fields import foreign_field
+from gazette.message.key_fields import reader_by_wire_name
 from gazette.message.key_hash import hash_of_key
 from gazette.message.keys import ANY, CanonicalKey, KeyEncoding, encoding_named
 from gazette.protocol.ids import JournalName, split_journal_meta
@@ -122,7 +122,7 @@ class LabelledKeys:
         assert name is not None
         get = self._getters.get(message_type)
         if get is None:
-            get = self._getters[message_type] = foreign_field(message_type, name)
+            get = self._getters[message_type] = reader_by_wire_name(message_type, name)
         value = get(message)
         try:
             return encoding.encode(value)

@@ -66,13 +66,13 @@ class LabelledTime(MessageTime):
     def _value_of(self, message: Any) -> Any:
         name = str(self.field)
         if isinstance(message, dict):
-            return self._of_json(message.get(name))
+            return self._decoded(message.get(name))
         message_type: Any = type(message)
         attribute = _attribute_of(message_type, name)
         is_proto = getattr(message, "HasField", None) is not None
         return value_if_set(message, attribute) if is_proto else getattr(message, attribute)
 
-    def _of_json(self, value: Any) -> Any:
+    def _decoded(self, value: Any) -> Any:
         """Return a value of a dict as the declared type decodes it."""
         if self.unit is None and isinstance(value, str):
             return msgspec.convert(value, datetime)

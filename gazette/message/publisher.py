@@ -131,7 +131,7 @@ class _Route:
         future: OpFuture[AppendResult] | None = None
         lock.acquire()
         try:
-            if self._is_plain and not self._buffer and publisher._held is None:
+            if self._is_plain and not self._buffer and publisher._held_lines is None:
                 publisher._observe_time()
                 future = self._appends.in_place(self._stamp, message, OUTSIDE_TXN, self._length_max)
             if future is None:
@@ -143,7 +143,7 @@ class _Route:
         return future
 
 
-class _Kind:
+class _TypeRoutes:
     """A type of messages, and the routes of its messages by partition."""
 
     __slots__ = ("routes", "type", "validates")
@@ -181,16 +181,16 @@ class Publisher:
         self.clock = clock
         self._appends = appends
         self._mint = UuidMint(producer, clock)
-        self._now = None if wall_clock is None else wall_clock.now
-        self._stale = -math.inf
+        self._wall_now = None if wall_clock is None else wall_clock.now
+        self._stale_at = -math.inf
         """Wall time in seconds at which the clock is moved next. This time never goes back."""
         self._frame_bytes_max = frame_bytes_max
         self._lock = clock.lock
         """Lock that guards all fields below, and the order of clocks. Its holder waits for nothing, and takes
         no other lock."""
-        self._user_code_in = 0
+        self._user_code_thread = 0
         """Thread in which code of the application runs under the lock; 0 if none does."""
-        self._kinds: dict[type, _Kind] = {}
+        self._type_routes: dict[type, _TypeRoutes] = {}
         self._forms: dict[tuple[type, str, str], _Form] = {}
         """By type, content type, and place of the UUID."""
         self._lines: dict[JournalName, _Line] = {}
@@ -199,12 +199,12 @@ class Publisher:
         """Bytes that were published uncommitted and are not enqueued yet."""
         self._transaction: list[_Line] = []
         """Lines of the journals that the running transaction published to."""
-        self._held: dict[_Line, tuple[int, bool]] | None = None
+        self._held_lines: dict[_Line, tuple[int, bool]] | None = None
         """The lines that grew since the hold began, each with its former length in bytes. True: the
         transaction had not published to the line before. None without a hold."""
         self._strict = True
         """True if the hold is strict: see `hold`."""
-        self._passed = ""
+        self._no_undo_reason = ""
         """Why messages since a hold without ``strict`` cannot be undone. Empty if they can."""
 
     @classmethod
@@ -277,7 +277,7 @@ class Publisher:
         """Enqueue messages, behind the uncommitted messages in line for their journal. The caller holds the
         lock. Raise ``Invalid`` for a message that is too long."""
         buffer = line.buffer
-        passes = self._held is not None and self._passes_held(line)
+        follows_held = self._held_lines is not None and self._has_held_messages(line)
         begin = end = len(buffer)
         try:
             self._observe_time()
@@ -292,13 +292,13 @@ class Publisher:
             raise
         buffer.clear()
         self.buffered_bytes -= begin  # The uncommitted bytes are before `begin`.
-        if passes:
-            self._passed = f"a committed message followed it in journal {line.journal}"
+        if follows_held:
+            self._no_undo_reason = f"a committed message followed it in journal {line.journal}"
         return future
 
-    def _passes_held(self, line: _Line) -> bool:
+    def _has_held_messages(self, line: _Line) -> bool:
         """Return True if the line has messages of a hold. Raise ``NotAllowed`` if the hold is strict."""
-        if self._held is None or line not in self._held:
+        if self._held_lines is None or line not in self._held_lines:
             return False
         if self._strict:
             raise NotAllowed(
@@ -339,14 +339,14 @@ class Publisher:
             if is_new:
                 line.acknowledgement = acknowledgement
                 self._transaction.append(line)
-            if self._held is not None and line not in self._held:
-                self._held[line] = (begin, is_new)
+            if self._held_lines is not None and line not in self._held_lines:
+                self._held_lines[line] = (begin, is_new)
             full = len(line.buffer) >= JOURNAL_BUFFER_BYTES
             overfull = self.buffered_bytes >= BUFFER_BYTES_MAX
-            if self._held is not None and not self._passed:
+            if self._held_lines is not None and not self._no_undo_reason:
                 if self._strict or self.buffered_bytes < HELD_BYTES_MAX:
                     return
-                self._passed = f"more than {HELD_BYTES_MAX >> 20} MiB were published"
+                self._no_undo_reason = f"more than {HELD_BYTES_MAX >> 20} MiB were published"
         if overfull:
             self.flush()
         elif full:
@@ -356,8 +356,8 @@ class Publisher:
         self, framing: Framing[Any], line: _Line, message: Any
     ) -> Callable[[bytes], bytes]:
         """Return the encoder of the acknowledgement's frame, for the transaction that has ``message``."""
-        encode = self._marked(framing.codec.acknowledgement)(message, line.journal)
-        return self._marked(lambda uuid: framing.frame(encode(uuid)))
+        encode = self._noting_thread(framing.codec.acknowledgement)(message, line.journal)
+        return self._noting_thread(lambda uuid: framing.frame(encode(uuid)))
 
     def flush(self) -> None:
         """Enqueue the appends of all messages that were published so far.
@@ -366,7 +366,7 @@ class Publisher:
         between `hold` and `release` while the messages can be undone.
         """
         with self._lock:
-            keeps = self._held is not None and not self._passed
+            keeps = self._held_lines is not None and not self._no_undo_reason
             lines = [] if keeps else list(self._transaction)
         for line in lines:
             self._flush_line(line)
@@ -379,10 +379,10 @@ class Publisher:
         so are more than `HELD_BYTES_MAX` bytes. After either of these, `roll_back` raises ``NotAllowed``.
         """
         with self._lock:
-            if self._held is not None:
+            if self._held_lines is not None:
                 raise Bug("hold() was called twice without release() or roll_back() in between")
-            self._held = {}
-            self._strict, self._passed = strict, ""
+            self._held_lines = {}
+            self._strict, self._no_undo_reason = strict, ""
 
     def release(self) -> None:
         """End a `hold`: what it kept back cannot be undone any more, and is gathered like later messages.
@@ -390,7 +390,7 @@ class Publisher:
         Raise ``Closed`` if enough is gathered for an append, and the append service is closed.
         """
         with self._lock:
-            held_lines, self._held = self._held, None
+            held_lines, self._held_lines = self._held_lines, None
             overfull = self.buffered_bytes >= BUFFER_BYTES_MAX
             full = [line for line in held_lines or () if len(line.buffer) >= JOURNAL_BUFFER_BYTES]
         if overfull:
@@ -404,10 +404,10 @@ class Publisher:
         which cannot happen in a strict hold.
         """
         with self._lock:
-            held_lines, self._held = self._held, None
-            if self._passed:
+            held_lines, self._held_lines = self._held_lines, None
+            if self._no_undo_reason:
                 raise NotAllowed(
-                    f"cannot undo published messages: {self._passed}",
+                    f"cannot undo published messages: {self._no_undo_reason}",
                     hint="Raise DeferToNextTransaction before publishing, or consume smaller batches.",
                 )
             for line, (length, is_new) in (held_lines or {}).items():
@@ -463,11 +463,11 @@ class Publisher:
 
     def _route(self, mapping: Mapping[M], message: M) -> _Route:
         """Validate and map a message. Return how messages of its type reach its partition."""
-        if self._user_code_in:
+        if self._user_code_thread:
             self._require_outside()
-        message_kind = self._kinds.get(type(message))
+        message_kind = self._type_routes.get(type(message))
         if message_kind is None:
-            message_kind = self._kinds.setdefault(type(message), _Kind(type(message)))
+            message_kind = self._type_routes.setdefault(type(message), _TypeRoutes(type(message)))
         if message_kind.validates:
             message.validate()  # type: ignore[attr-defined]
         partition = mapping(message)
@@ -479,31 +479,31 @@ class Publisher:
     def _require_time(self, time: MessageTime, message: Any, journal: JournalName) -> None:
         """Raise ``Invalid`` for a message whose time its readers could not use."""
         published_us = clock_unix_ns(self.clock.value) // 1000
-        if self._now is not None:
-            published_us = max(published_us, int(self._now() * 1e6))
+        if self._wall_now is not None:
+            published_us = max(published_us, int(self._wall_now() * 1e6))
         time.require(message, journal, published_us)
 
     def _require_outside(self) -> None:
         """Raise ``Invalid`` in code that runs under the lock: publishing would wait for ever for the lock."""
-        if self._user_code_in == threading.get_ident():
+        if self._user_code_thread == threading.get_ident():
             raise Invalid(
                 "publishing is not possible while another message is being encoded",
                 hint="Publish before or after, not in a setter, an encoder or new_acknowledgement().",
             )
 
-    def _marked(self, function: Callable[P, T]) -> Callable[P, T]:
+    def _noting_thread(self, function: Callable[P, T]) -> Callable[P, T]:
         """Wrap a function of the application: note the thread in which it runs under the lock."""
 
         def marked(*args: P.args, **kwargs: P.kwargs) -> T:
-            self._user_code_in = threading.get_ident()
+            self._user_code_thread = threading.get_ident()
             try:
                 return function(*args, **kwargs)
             finally:
-                self._user_code_in = 0
+                self._user_code_thread = 0
 
         return marked
 
-    def _new_route(self, kind: _Kind, partition: Partition) -> _Route:
+    def _new_route(self, kind: _TypeRoutes, partition: Partition) -> _Route:
         """Return the route of a type to a partition. Threads that make one at once get the same route. Raise
         ``Invalid`` if the partition is for other types, or its content type cannot hold the type."""
         partition.require_type(kind.type)
@@ -518,7 +518,7 @@ class Publisher:
             )
             stamp = framing.stamper(self._mint)
             if framing.codec.plain_encode_into is None:
-                stamp = self._marked(stamp)
+                stamp = self._noting_thread(stamp)
             form = _Form(framing, stamp)
         # `setdefault` lets the first thread win: a journal must have exactly one line.
         form = self._forms.setdefault(encoding, form)
@@ -532,9 +532,9 @@ class Publisher:
 
     def _observe_time(self) -> None:
         """Move the clock to the wall time, if the clock is too far behind. The caller holds the lock."""
-        if self._now is not None and (now := self._now()) >= self._stale:
+        if self._wall_now is not None and (now := self._wall_now()) >= self._stale_at:
             self._mint.observe(now)
-            self._stale = now + OBSERVE_S
+            self._stale_at = now + OBSERVE_S
 
     def _too_long(self, length: int) -> Invalid:
         return Invalid("message is too long", length=length, length_max=self._frame_bytes_max)

@@ -76,10 +76,10 @@ class _Flatteners:
         if id(info) not in self._known:
             # A type that holds itself asks for its own function while that is made: defer the look-up.
             self._known[id(info)] = lambda value: self._known[id(info)](value)
-            self._known[id(info)] = self._made(info)
+            self._known[id(info)] = self._new_flatten(info)
         return self._known[id(info)]
 
-    def _made(self, info: inspect.Type) -> Flatten:
+    def _new_flatten(self, info: inspect.Type) -> Flatten:
         """Return a new function for a type that is not flat. For the error see `of`."""
         value_class = class_of(info)
         match info:
@@ -90,7 +90,7 @@ class _Flatteners:
             case inspect.DictType(key_type=key, value_type=value):
                 return _exactly(dict, _pairs(self.of(key), self.of(value)))
             case inspect.ListType(item_type=part) | inspect.VarTupleType(item_type=part):
-                return _exactly(value_class, _each(self.of(part)))
+                return _exactly(value_class, _flatten_each(self.of(part)))
             case inspect.SetType(item_type=part) | inspect.FrozenSetType(item_type=part):
                 flatten_item = self.of(part)
                 return _exactly(value_class, lambda value: frozenset(map(flatten_item, value)))
@@ -159,12 +159,12 @@ def _exactly(kind: type, flatten: Flatten) -> Flatten:
     return checked
 
 
-def _each(flatten: Flatten) -> Flatten:
+def _flatten_each(flatten: Flatten) -> Flatten:
     return lambda values: [*map(flatten, values)]
 
 
 def _pairs(key: Flatten, value: Flatten) -> Flatten:
-    keys = list if key is _itself else _each(key)
+    keys = list if key is _itself else _flatten_each(key)
     return lambda pairs: (keys(pairs), [*map(value, pairs.values())])
 
 

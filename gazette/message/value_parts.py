@@ -111,125 +111,139 @@ _EXACT: Final = frozenset(
 """Classes whose values are the same whenever they are equal."""
 
 
-def difference(one: Any, other: Any, *, by_type: bool = True) -> Misfit | None:
+def difference(written: Any, read_back: Any, *, by_type: bool = True) -> Misfit | None:
     """Return the first part in which two values differ, in type or value; None if they do not differ.
 
-    ``one`` is the value that was written, and ``other`` the value that it reads back as. Without ``by_type``,
-    equal parts of two types are the same, such as an int and a float, or times of two zones.
+    ``written`` reads back as ``read_back``. Without ``by_type``, equal parts of two types are the same, such
+    as an int and a float, or times of two zones.
     """
-    value_class = type(one)
-    if value_class is not type(other):
-        return None if not by_type and one == other else _retyped(one, other)
+    value_class = type(written)
+    if value_class is not type(read_back):
+        return None if not by_type and written == read_back else _type_misfit(written, read_back)
     if value_class in _EXACT:
-        return None if one == other else _changed(one, other)
+        return None if written == read_back else _value_misfit(written, read_back)
     if value_class is dict:
-        return _dict_difference(one, other, by_type)
+        return _dict_difference(written, read_back, by_type)
     if value_class in (set, frozenset):
-        return _set_difference(one, other, by_type)
-    if isinstance(one, list | tuple):
-        return _list_difference(one, other, by_type)
-    attributes, other_attributes = attributes_of(one), attributes_of(other)
-    if attributes is not None and other_attributes is not None:
-        return _attribute_difference(attributes, other_attributes, by_type)
+        return _set_difference(written, read_back, by_type)
+    if isinstance(written, list | tuple):
+        return _list_difference(written, read_back, by_type)
+    attributes, attributes_back = attributes_of(written), attributes_of(read_back)
+    if attributes is not None and attributes_back is not None:
+        return _attribute_difference(attributes, attributes_back, by_type)
     if value_class in (datetime, time):
-        return None if _same_time(one, other, by_type) else _changed(one, other)
+        return (
+            None if _same_time(written, read_back, by_type) else _value_misfit(written, read_back)
+        )
     is_same = _SAME.get(value_class, _equal)
-    return None if is_same(one, other) else _changed(one, other)
+    return None if is_same(written, read_back) else _value_misfit(written, read_back)
 
 
-def _retyped(one: Any, other: Any) -> Misfit:
-    class_name, other_class_name = type(one).__name__, type(other).__name__
-    advice = f"Convert it to {other_class_name}, or declare {class_name}."
-    if class_name == "int" and other_class_name == "float":
-        advice = f"Write {one}.0, or declare int | float."
-    return non_finite(one) or Misfit(
-        [], f"is of type {class_name}, and would read back as {other_class_name}", advice
+def _type_misfit(written: Any, read_back: Any) -> Misfit:
+    class_name, class_name_back = type(written).__name__, type(read_back).__name__
+    advice = f"Convert it to {class_name_back}, or declare {class_name}."
+    if class_name == "int" and class_name_back == "float":
+        advice = f"Write {written}.0, or declare int | float."
+    return non_finite(written) or Misfit(
+        [], f"is of type {class_name}, and would read back as {class_name_back}", advice
     )
 
 
-def _dict_difference(one: dict[Any, Any], other: dict[Any, Any], by_type: bool) -> Misfit | None:
-    for (key, value), (other_key, other_value) in zip(one.items(), other.items(), strict=False):
-        if difference(key, other_key, by_type=by_type) is not None:
+def _dict_difference(
+    written: dict[Any, Any], read_back: dict[Any, Any], by_type: bool
+) -> Misfit | None:
+    for (key, value), (key_back, value_back) in zip(
+        written.items(), read_back.items(), strict=False
+    ):
+        if difference(key, key_back, by_type=by_type) is not None:
             return Misfit(
                 [key_step(key)],
-                f"has a key of type {type(key).__name__}, which would read back as {shown(other_key)}",
+                f"has a key of type {type(key).__name__}, which would read back as {shown(key_back)}",
             )
-        if type(value) is type(other_value) and type(value) in _EXACT and value == other_value:
+        if type(value) is type(value_back) and type(value) in _EXACT and value == value_back:
             continue
-        if (misfit := difference(value, other_value, by_type=by_type)) is not None:
+        if (misfit := difference(value, value_back, by_type=by_type)) is not None:
             return misfit.below(key_step(key))
-    return _length_difference(one, other)
+    return _length_difference(written, read_back)
 
 
-def _list_difference(one: Sequence[Any], other: Sequence[Any], by_type: bool) -> Misfit | None:
-    for index, (value, other_value) in enumerate(zip(one, other, strict=False)):
+def _list_difference(
+    written: Sequence[Any], read_back: Sequence[Any], by_type: bool
+) -> Misfit | None:
+    for index, (value, value_back) in enumerate(zip(written, read_back, strict=False)):
         # Most parts are equal, and need no call.
-        if type(value) is type(other_value) and type(value) in _EXACT and value == other_value:
+        if type(value) is type(value_back) and type(value) in _EXACT and value == value_back:
             continue
-        if (misfit := difference(value, other_value, by_type=by_type)) is not None:
+        if (misfit := difference(value, value_back, by_type=by_type)) is not None:
             return misfit.below(f"[{index}]")
-    return _length_difference(one, other)
+    return _length_difference(written, read_back)
 
 
-def _set_difference(one: Any, other: Any, by_type: bool) -> Misfit | None:
-    by_value = {value: value for value in other}
-    for value in one:
+def _set_difference(written: Any, read_back: Any, by_type: bool) -> Misfit | None:
+    by_value = {value: value for value in read_back}
+    for value in written:
         if value not in by_value or difference(value, by_value[value], by_type=by_type):
             return Misfit(
                 [], f"has the element {shown(value)}, which would read back as another one"
             )
-    return _length_difference(one, other)
+    return _length_difference(written, read_back)
 
 
-def _length_difference(one: Any, other: Any) -> Misfit | None:
-    if len(one) == len(other):
+def _length_difference(written: Any, read_back: Any) -> Misfit | None:
+    if len(written) == len(read_back):
         return None
-    return Misfit([], f"has {len(one)} elements, of which {len(other)} would read back")
+    return Misfit([], f"has {len(written)} elements, of which {len(read_back)} would read back")
 
 
-def _attribute_difference(ones: Parts, others: Parts, by_type: bool) -> Misfit | None:
+def _attribute_difference(written: Parts, read_back: Parts, by_type: bool) -> Misfit | None:
     """Return the first attribute that differs. Both arguments are (names, values)."""
-    for name, value, other_name, other_value in zip(*ones, *others, strict=False):
-        if name != other_name:
+    for name, value, name_back, value_back in zip(*written, *read_back, strict=False):
+        if name != name_back:
             break
-        if type(value) is type(other_value) and type(value) in _EXACT and value == other_value:
+        if type(value) is type(value_back) and type(value) in _EXACT and value == value_back:
             continue
-        if (misfit := difference(value, other_value, by_type=by_type)) is not None:
+        if (misfit := difference(value, value_back, by_type=by_type)) is not None:
             return misfit.below(f".{name}")
-    lost_names = [name for name in ones[0] if name not in others[0]]
+    lost_names = [name for name in written[0] if name not in read_back[0]]
     if lost_names:
         return Misfit(
             [f".{lost_names[0]}"],
             "is no field of its class, and would not read back",
             "Make it a field, or a property.",
         )
-    if len(ones[0]) != len(others[0]):
+    if len(written[0]) != len(read_back[0]):
         return Misfit([], "would read back with more attributes than it has")
     return None
 
 
-def _changed(one: Any, other: Any) -> Misfit:
-    is_time = type(one) in (datetime, time)
-    fact = f"has the zone {shown(one.tzinfo)}" if is_time and one.tzinfo else f"is {shown(one)}"
+def _value_misfit(written: Any, read_back: Any) -> Misfit:
+    is_time = type(written) in (datetime, time)
+    fact = (
+        f"has the zone {shown(written.tzinfo)}"
+        if is_time and written.tzinfo
+        else f"is {shown(written)}"
+    )
     advice = "Keep times in UTC: datetime.now(UTC), or at.astimezone(UTC)." if is_time else ""
-    return Misfit([], f"{fact}, and would read back as {shown(other)}", advice)
+    return Misfit([], f"{fact}, and would read back as {shown(read_back)}", advice)
 
 
-def _same_time(one: Any, other: Any, by_type: bool) -> bool:
-    same_zone = type(one.tzinfo) is type(other.tzinfo) and one.tzinfo == other.tzinfo
-    if not by_type and one.tzinfo is not None:
-        return bool(one == other)
-    return same_zone and bool(one == other) and one.fold == other.fold
+def _same_time(written: Any, read_back: Any, by_type: bool) -> bool:
+    same_zone = (
+        type(written.tzinfo) is type(read_back.tzinfo) and written.tzinfo == read_back.tzinfo
+    )
+    if not by_type and written.tzinfo is not None:
+        return bool(written == read_back)
+    return same_zone and bool(written == read_back) and written.fold == read_back.fold
 
 
-def _equal(one: Any, other: Any) -> bool:
-    return bool(one == other)
+def _equal(written: Any, read_back: Any) -> bool:
+    return bool(written == read_back)
 
 
 _SAME: Final[dict[type, Callable[[Any, Any], bool]]] = {
-    Decimal: lambda one, other: one.as_tuple() == other.as_tuple(),
-    memoryview: lambda one, other: bytes(one) == bytes(other),
-    msgspec.Raw: lambda one, other: bytes(one) == bytes(other),
+    Decimal: lambda written, read_back: written.as_tuple() == read_back.as_tuple(),
+    memoryview: lambda written, read_back: bytes(written) == bytes(read_back),
+    msgspec.Raw: lambda written, read_back: bytes(written) == bytes(read_back),
 }
 
 

@@ -117,13 +117,15 @@ def is_flat(info: inspect.Type) -> bool:
     return all(isinstance(part, _FLAT) for part in all_parts(info))
 
 
-def runs_code(info: inspect.Type) -> bool:
+def is_customized(info: inspect.Type) -> bool:
     """Return True if code of the application runs when values of a type are read or compared, or if ``==``
     leaves a field out."""
-    return any(_runs_code(class_of(part)) for part in all_parts(info) if hasattr(part, "cls"))
+    return any(
+        _is_customized_class(class_of(part)) for part in all_parts(info) if hasattr(part, "cls")
+    )
 
 
-def _runs_code(kind: type) -> bool:
+def _is_customized_class(kind: type) -> bool:
     if hasattr(kind, "__post_init__"):
         return True
     equals = kind.__eq__
@@ -204,8 +206,10 @@ def misfit(value: Any, info: inspect.Type) -> Misfit | None:
             fitting = [part for part in parts if _head_fits(value, part)]
             misfits = [misfit(value, part) for part in fitting]
             # If all alternatives of the value's class have a misfit, report that of the first one.
-            return _other(value, info) if not misfits else None if None in misfits else misfits[0]
-    return _typed_misfit(value, info) if _head_fits(value, info) else _other(value, info)
+            return (
+                _wrong_type(value, info) if not misfits else None if None in misfits else misfits[0]
+            )
+    return _typed_misfit(value, info) if _head_fits(value, info) else _wrong_type(value, info)
 
 
 def _head_fits(value: Any, info: inspect.Type) -> bool:
@@ -230,7 +234,7 @@ def _reads_as(value: Any, kind: type) -> bool:
     return fits_float and bool(kind(value) == value)
 
 
-def _other(value: Any, info: inspect.Type) -> Misfit:
+def _wrong_type(value: Any, info: inspect.Type) -> Misfit:
     declared = type_text(info)
     reason = f"is of type {type(value).__name__}, and {declared} is declared"
     if declared == "float" and type(value) is int:
@@ -248,25 +252,27 @@ def _typed_misfit(value: Any, info: inspect.Type) -> Misfit | None:
             return _dict_misfit(value, inspect.StrType(), by_key.get)
         case inspect.TupleType(item_types=types):
             if len(types) != len(value):
-                return _other(value, info)
-            return _first((f"[{n}]", *row) for n, row in enumerate(zip(value, types, strict=True)))
+                return _wrong_type(value, info)
+            return _first_misfit(
+                (f"[{n}]", *row) for n, row in enumerate(zip(value, types, strict=True))
+            )
         case inspect.NamedTupleType(fields=fields):
-            return _first(
+            return _first_misfit(
                 (f"[{n}]", *row)
                 for n, row in enumerate(zip(value, (field.type for field in fields), strict=True))
             )
         case inspect.StructType(fields=fields) | inspect.DataclassType(fields=fields):
             # Without known attributes: no names, and no values.
             values = dict(zip(*(attributes_of(value) or ((), ())), strict=True))
-            return _first((f".{f.name}", values.get(f.name), f.type) for f in fields)
+            return _first_misfit((f".{f.name}", values.get(f.name), f.type) for f in fields)
         case inspect.SetType(item_type=part) | inspect.FrozenSetType(item_type=part):
-            return _first(("", element, part) for element in value)
+            return _first_misfit(("", element, part) for element in value)
         case inspect.ListType(item_type=part) | inspect.VarTupleType(item_type=part):
-            return _first((f"[{n}]", element, part) for n, element in enumerate(value))
+            return _first_misfit((f"[{n}]", element, part) for n, element in enumerate(value))
     return _leaf_misfit(value)
 
 
-def _first(parts: Iterator[tuple[str, Any, inspect.Type]]) -> Misfit | None:
+def _first_misfit(parts: Iterator[tuple[str, Any, inspect.Type]]) -> Misfit | None:
     """Return the first misfit of these parts, each given by its step, its value and its type."""
     for step, value, info in parts:
         if (part_misfit := misfit(value, info)) is not None:

@@ -15,7 +15,7 @@ import msgspec
 from gazette.errors import Corrupt, Invalid, InvalidValue
 from gazette.message.value_fingerprint import Fingerprint
 from gazette.message.value_parts import Misfit, attributes_of, difference, non_finite
-from gazette.message.value_types import all_parts, misfit, runs_code, type_text
+from gazette.message.value_types import all_parts, is_customized, misfit, type_text
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class ValueEncoding(Generic[T]):
         parts = {type(part) for part in all_parts(self._info)}
         self._holds_times = not parts.isdisjoint(_TIMES)
         # For these types, `==` does not show that two values are the same: compare them part by part.
-        self._by_parts = runs_code(self._info) or msgspec.inspect.AnyType in parts
+        self._by_parts = is_customized(self._info) or msgspec.inspect.AnyType in parts
         self._is_plain = not self._by_parts and not (parts & {*_TIMES, msgspec.inspect.DecimalType})
         # Longer JSON, in bytes, is decoded by `_read_back`. A type that holds itself may be nested deeply.
         may_be_deep = msgspec.inspect.AnyType in parts or "..." in repr(self._info)

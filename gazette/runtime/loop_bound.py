@@ -60,7 +60,7 @@ class MadeBeforeFork:
         self._count: Final = _Forks.count
 
     @property
-    def is_left(self) -> bool:
+    def was_forked(self) -> bool:
         """True if this process was forked after the object was made."""
         return self._count != _Forks.count
 
@@ -96,7 +96,7 @@ class ClosedByOwner(MadeBeforeFork):
 
         Call it from ``__del__``, in any thread. No effect in a forked child, or at the interpreter's end.
         """
-        if self.is_left or sys.is_finalizing():
+        if self.was_forked or sys.is_finalizing():
             return
         log.warning(
             "%(what)s, made at %(where)s, was dropped without being closed, and is closed now. %(hint)s",

@@ -52,7 +52,7 @@ def off_store() -> None:
 class StoreCall(Generic[T]):
     """One call. ``future`` is done when a thread has ended the call, however late, or when it is refused."""
 
-    __slots__ = ("fn", "future", "late", "monotonic", "since", "wake")
+    __slots__ = ("fn", "future", "late", "monotonic", "since", "wakers")
 
     def __init__(self, fn: Callable[[], T], monotonic: Callable[[], float]) -> None:
         self.fn = fn
@@ -62,7 +62,7 @@ class StoreCall(Generic[T]):
         """The time since which the call waits for its store; None while it does not."""
         self.late = False
         """True once the call has hung, and its waiters have got an error."""
-        self.wake: list[Callable[[], None]] = []
+        self.wakers: list[Callable[[], None]] = []
         """Functions that end the waits in `StoreCalls.answer`. Called on the loop if the call hangs."""
 
     def waited_s(self, now: float) -> float:
@@ -155,7 +155,7 @@ class StoreCalls:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(wake)
 
-        call.wake.append(wake)
+        call.wakers.append(wake)
         if call.late:
             wake()
         call.future.add_done_callback(ended)
@@ -195,7 +195,7 @@ class StoreCalls:
             if refused:
                 self._queue.clear()
         for call in newly_hung:
-            for wake in call.wake:
+            for wake in call.wakers:
                 wake()
         for call in refused:
             call.future.set_exception(self._refusal(trouble))

@@ -276,7 +276,7 @@ class BlockingPool:
 
     def close(self) -> None:
         """Refuse new calls and drop those that have not begun. Do not wait for running ones."""
-        if self._process.is_left:
+        if self._process.was_forked:
             return
         self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -308,7 +308,7 @@ class LoopThread:
 
     def begin(self, coro: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the loop, without waiting for it. Cancel the returned future to cancel it."""
-        if self._process.is_left:
+        if self._process.was_forked:
             coro.close()
         self._process.require()
         return asyncio.run_coroutine_threadsafe(coro, self._loop)
@@ -320,7 +320,7 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancel all running coroutines, wait for them, and end the thread. May be repeated."""
-        if not self._process.is_left and not self._loop.is_closed():
+        if not self._process.was_forked and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 

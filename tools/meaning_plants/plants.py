@@ -47,8 +47,8 @@ def _messages() -> Planted:
         _plant(
             "nested",
             _MESSAGE + "value_parts.py",
-            "return None if not by_type and one == other else _retyped(one, other)",
-            "return None if not by_type else _retyped(one, other)",
+            "return None if not by_type and written == read_back else _type_misfit(written, read_back)",
+            "return None if not by_type else _type_misfit(written, read_back)",
         ),
     )
     yield (

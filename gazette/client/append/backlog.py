@@ -172,9 +172,9 @@ class Backlog:
         with self.mutex:
             batch = queue.tail
             if batch is None or not batch.accepts(params, dependencies):
-                if queue.failed is not None:
+                if queue.failed_future is not None:
                     queue.drop(segments or ())
-                    return queue.failed, None
+                    return queue.failed_future, None
                 batch = queue.chain(params, dependencies)
                 if not queue.serving:
                     queue.serving = True
@@ -215,8 +215,8 @@ class Backlog:
             for queue in self.queues.values():
                 if queue.journal == journal:
                     continue
-                if queue.failed is not None:
-                    futures.append(queue.failed)
+                if queue.failed_future is not None:
+                    futures.append(queue.failed_future)
                 elif queue.batches:
                     futures.append(queue.batches[-1].future)
             # A dict keeps the order of the queues, so that callers await the futures in this order.

@@ -200,7 +200,7 @@ class JournalQueue:
         "_budget",
         "batches",
         "created",
-        "failed",
+        "failed_future",
         "failure",
         "flowing",
         "journal",
@@ -243,7 +243,7 @@ class JournalQueue:
         self.trouble = ""
         """The error of the first batch's last attempt, until the next attempt; empty without one."""
         self.failure: BaseException | None = None
-        self.failed: OpFuture[AppendResult] | None = None
+        self.failed_future: OpFuture[AppendResult] | None = None
         """A future that has failed with ``failure``, for all later appends."""
 
     def chain(self, params: AppendParams, dependencies: AbstractSet[OpFuture[Any]]) -> Batch:
@@ -300,7 +300,7 @@ class JournalQueue:
         """Refuse all appends from now on. Return the waiting batches, oldest first."""
         if self.failure is None:
             self.failure = error
-            self.failed = failed(error)
+            self.failed_future = failed(error)
         batches = list(self.batches)
         self.batches.clear()
         self.tail = None

@@ -348,7 +348,7 @@ class AppendService:
         To lose nothing, `flush` first: an append on its way may take place or not. Its task has ``timeout_s``
         to end: raise ``Unavailable`` after that.
         """
-        if self._bound.is_left:
+        if self._bound.was_forked:
             return
         self._bound.require()
         self.abandon()

@@ -169,7 +169,7 @@ class Channels:
     @property
     def closed(self) -> bool:
         """True if the channels were closed, or belong to the process from which this one was forked."""
-        return self._closed or self._bound.is_left
+        return self._closed or self._bound.was_forked
 
     def __len__(self) -> int:
         return len(self._channels)
@@ -244,7 +244,7 @@ class Channels:
 
         Raise ``Invalid`` for a malformed endpoint or another event loop, and ``Closed`` once closed.
         """
-        if self._closed and not self._bound.is_left:
+        if self._closed and not self._bound.was_forked:
             raise Closed("the client's channels were closed")
         if running_loop() is not self._bound.loop:
             self._bound.require()
@@ -315,10 +315,10 @@ class Channels:
 
         After a cancellation the object is closed, and sockets close when the loop next runs. May be repeated.
         """
-        if not self._bound.is_left:
+        if not self._bound.was_forked:
             self._bound.require()
         self._closed = True
-        if self._bound.is_left:
+        if self._bound.was_forked:
             # In a forked child the connections belong to the parent: send nothing on them.
             self._channels.clear()
             return

@@ -49,7 +49,7 @@ class Drain:
         clock: Clock,
         state: State,
         member: object,
-        words: ItemNames,
+        names: ItemNames,
         *,
         alone_timeout_s: float,
         timeout_s: float,
@@ -57,7 +57,7 @@ class Drain:
         self._clock = clock
         self._state = state
         self._member = member
-        self._names = words
+        self._names = names
         self._alone_timeout_s = alone_timeout_s
         self._timeout_s = timeout_s
         self.is_running = False

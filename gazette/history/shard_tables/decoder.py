@@ -27,7 +27,7 @@ from gazette.message.envelope import EnvelopeDecoder
 from gazette.message.foreign_uuids import warn_of_foreign_uuids
 from gazette.message.framing.frames import Frames, MalformedMessage
 from gazette.message.uuid import ACK_TXN, FOREIGN_UUID, NIL_UUID, TextForm, parse_arrays
-from gazette.message.value_types import runs_code
+from gazette.message.value_types import is_customized
 from gazette.protocol.ids import Offset
 
 _DOUBTFUL_PART: Final = 8
@@ -178,7 +178,7 @@ def is_scanned(form: TableForm) -> bool:
         and not getattr(info, "array_like", False)
         and not getattr(info, "forbid_unknown_fields", False)
         and getattr(info, "tag", None) is None
-        and not runs_code(info)
+        and not is_customized(info)
         and len(columns) <= FIELDS_MAX
         and all(column.is_plain for column in columns)
     )

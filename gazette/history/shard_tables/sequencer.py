@@ -356,8 +356,8 @@ class _ChunkDrain(Drain[Any]):
     def consumed(self, count: int | None) -> None:
         """Note that the first ``count`` taken rows were consumed; None: all. If some were not, undo the
         chunk, and sequence it again up to there."""
-        taken = self._taken
-        rows, committed, self._taken = self._rows, self._ready, 0
+        taken = self._handed_out
+        rows, committed, self._handed_out = self._rows, self._ready, 0
         if not taken or rows is None:
             return
         if count is None or count == taken:
@@ -389,7 +389,7 @@ class _ReplayDrain(Drain[Any]):
         self._offsets = offsets
         self._clock = int(ack.columns.uuids.clocks[0])
         self._replay: Iterator[Sequence[Envelope[Any]]] | None = None
-        self._seen = partial.min_clock
+        self._seen_clock = partial.min_clock
         self._is_first = True
         self.needs_replay = True
         assert partial.begin is not None
@@ -445,11 +445,11 @@ class _ReplayDrain(Drain[Any]):
         )
         clocks = uuids.clocks[at]
         if len(at):
-            is_new = mask_of_new(clocks, self._seen)
+            is_new = mask_of_new(clocks, self._seen_clock)
             at, clocks = at[is_new], clocks[is_new]
         if not len(at):
             return []
-        self._seen = int(clocks[-1])
+        self._seen_clock = int(clocks[-1])
         at = at[clocks <= np.uint64(self._clock)]
         return [Picked(rows, at, np.zeros(len(at), np.int64))] if len(at) else []
 

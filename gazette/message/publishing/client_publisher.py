@@ -77,7 +77,7 @@ class ClientPublisher:
 
     async def close(self) -> None:
         """End the publisher. What is not committed never becomes visible. May be repeated."""
-        if not self._bound.is_left:
+        if not self._bound.was_forked:
             self._bound.require()
         self._is_open = False
         await self._service.close()
@@ -176,11 +176,11 @@ class ClientTransaction:
         clock, self._clock = _require_open(self._clock), None
         try:
             if kind is None:
-                self.offsets = await self._service.commit(self._service.seal())
+                self.offsets = await self._service.commit(self._service.end_for_commit())
             else:
-                await self._service.roll_back(self._service.undo(clock))
+                await self._service.roll_back(self._service.end_for_rollback(clock))
         except BaseException as failure:
-            self._service.give_up(failure)
+            self._service.fail(failure)
             # The error of the block says more than the error of its rollback.
             if kind is None or not isinstance(failure, GazetteError | TimeoutError):
                 raise
@@ -245,12 +245,12 @@ class SyncPublisher:
         committed never becomes visible."""
         service, self._service = self._service, None
         client, self._client = self._client, None
-        if self._process.is_left:
+        if self._process.was_forked:
             return
 
         try:
             if service is not None or client is not None:
-                self._loop.run(_end(service, client))
+                self._loop.run(_close_all(service, client))
         finally:
             self._loop.close()
 
@@ -259,11 +259,11 @@ class SyncPublisher:
         service, client = getattr(self, "_service", None), getattr(self, "_client", None)
         if client is not None:
             loop = self._loop
-            self._process.dropped(lambda: loop.leave(_end(service, client)), _USE_WITH)
+            self._process.dropped(lambda: loop.leave(_close_all(service, client)), _USE_WITH)
 
     def publish(self, output: Output, message: Any, *, key: Any = None) -> AppendResult:
         """Publish one message, which is committed when this returns. See `ClientPublisher.publish`."""
-        service = self._usable()
+        service = self._require_service()
         partition = self._partition_of(service, output, message, key)
         self._take_turn()
         try:
@@ -279,7 +279,7 @@ class SyncPublisher:
         """
         return SyncTransaction(self)
 
-    def _usable(self) -> PublishingService:
+    def _require_service(self) -> PublishingService:
         self._process.require()
         if self._service is None:
             raise Closed("the publisher was closed", hint="Publish within its `with` block.")
@@ -305,7 +305,7 @@ class SyncPublisher:
             raise _busy(self._timeout_s)
 
 
-async def _end(service: PublishingService | None, client: Client | None) -> None:
+async def _close_all(service: PublishingService | None, client: Client | None) -> None:
     """Close what a `SyncPublisher` has made."""
     try:
         if service is not None:
@@ -326,7 +326,7 @@ class SyncTransaction:
         """After the commit: by journal, the offset behind the transaction."""
 
     def __enter__(self) -> Self:
-        service = self._publisher._usable()
+        service = self._publisher._require_service()
         self._publisher._take_turn()
         try:
             self._clock = service.begin()
@@ -340,7 +340,7 @@ class SyncTransaction:
         """Publish a message, visible once the transaction commits. See `ClientTransaction.publish`."""
         _require_open(self._clock)
         publisher = self._publisher
-        service = publisher._usable()
+        service = publisher._require_service()
         partition = publisher._partition_of(service, output, message, key)
         if service.stage(partition, message):
             publisher._loop.run(service.relieve())
@@ -357,14 +357,14 @@ class SyncTransaction:
         try:
             if service is None:
                 if kind is None:
-                    publisher._usable()  # Raises ``Closed``.
+                    publisher._require_service()  # Raises ``Closed``.
             elif kind is None:
-                self.offsets = publisher._loop.run(service.commit(service.seal()))
+                self.offsets = publisher._loop.run(service.commit(service.end_for_commit()))
             else:
-                publisher._loop.run(service.roll_back(service.undo(clock)))
+                publisher._loop.run(service.roll_back(service.end_for_rollback(clock)))
         except BaseException as failure:
             if service is not None:
-                service.give_up(failure)
+                service.fail(failure)
             if kind is None or not isinstance(failure, GazetteError | TimeoutError):
                 raise
         finally:

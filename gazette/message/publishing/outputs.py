@@ -179,15 +179,15 @@ class Outputs:
         if self.known(output) is not None:
             return
         if isinstance(output, LabelSelector):
-            known_output = await self._of_selector(output)
+            known_output = await self._find_matching(output)
         elif isinstance(output, str):
-            known_output = await self._of_name(output)
+            known_output = await self._find_journal(output)
         else:
             assert isinstance(output, DeclaredOutput), "all others are known"
-            known_output = await self._of_declared(output)
+            known_output = await self._find_declared(output)
         self._known.setdefault(output, known_output)
 
-    async def _of_name(self, output: JournalName) -> KnownOutput:
+    async def _find_journal(self, output: JournalName) -> KnownOutput:
         try:
             validate_journal_name(output)
         except Invalid as error:
@@ -205,7 +205,7 @@ class Outputs:
             lambda: partitions, _types_of([spec]), choose, self._uuid, is_single=is_single
         )
 
-    async def _of_selector(self, selector: LabelSelector) -> KnownOutput:
+    async def _find_matching(self, selector: LabelSelector) -> KnownOutput:
         listed = await self._client.list_journals(selector)
         if not listed.journals:
             raise NotFound(
@@ -214,11 +214,11 @@ class Outputs:
                 "`gazctl journals list`.",
                 selector=str(selector),
             )
-        watch, message_types = await self._watched(selector)
+        watch, message_types = await self._start_watch(selector)
         return self._by_labels(watch, message_types)
 
-    async def _of_declared(self, output: DeclaredOutput) -> KnownOutput:
-        watch, message_types = await self._watched(output.selector)
+    async def _find_declared(self, output: DeclaredOutput) -> KnownOutput:
+        watch, message_types = await self._start_watch(output.selector)
         choose = choice_as_declared(output, watch)
         return KnownOutput(watch, message_types, choose, self._uuid)
 
@@ -228,7 +228,7 @@ class Outputs:
         choose = choice_by_labels(partitions, self._mapping, self._rng)
         return KnownOutput(partitions, message_types, choose, self._uuid)
 
-    async def _watched(
+    async def _start_watch(
         self, selector: LabelSelector
     ) -> tuple[PartitionWatch, dict[JournalName, str]]:
         """Watch a selector from now on. Return the watch of its partitions, and the types of their messages,

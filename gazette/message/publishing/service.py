@@ -87,7 +87,7 @@ class PublishingService:
             names_of(uuid)
         self._client = client
         self._timeout_s = timeout_s
-        self._scope = TaskScope("publisher", on_failure=self.give_up)
+        self._scope = TaskScope("publisher", on_failure=self.fail)
         self._outputs = Outputs(client, self._scope, mapping, uuid)
         self._appends = AppendService(client, settings=_SETTINGS)
         self._publisher = Publisher.standalone(self._appends, client.clock, random.SystemRandom())
@@ -125,7 +125,7 @@ class PublishingService:
     async def close(self) -> None:
         """End the publisher, within about twice `CLOSE_S` seconds. Appends that wait are given up."""
         self._closed = True
-        if self._process.is_left:
+        if self._process.was_forked:
             if self._records is not None:
                 self._records.close()
             return
@@ -175,7 +175,7 @@ class PublishingService:
                 return await await_future(future)
         except GazetteError as error:
             unknown = (journal,) if isinstance(error, Unavailable) else ()
-            raise self._failed(
+            raise self._fail_with(
                 CommitFailed(
                     f"publishing to {journal} has failed: {error}", unknown=unknown, hint=error.hint
                 )
@@ -209,9 +209,9 @@ class PublishingService:
         try:
             await self._flush(self._deadline())
         except GazetteError as error:
-            raise self._failed(_nothing_is_visible(error)) from error
+            raise self._fail_with(_nothing_is_visible(error)) from error
 
-    def seal(self) -> dict[JournalName, bytes]:
+    def end_for_commit(self) -> dict[JournalName, bytes]:
         """End the transaction, and enqueue its messages. Return the content that commits it, by journal.
 
         The thread of the transaction calls this.
@@ -232,18 +232,18 @@ class PublishingService:
                 await self._flush(deadline)
                 await reach("publish.deciding", self._publisher.producer.hex(), self._client.clock)
         except GazetteError as error:
-            raise self._failed(_nothing_is_visible(error)) from error
+            raise self._fail_with(_nothing_is_visible(error)) from error
         if self._records is not None and len(intents) > 1:
             try:
                 await self._pool.run(self._records.save, intents)
             except Unavailable as error:
-                raise self._failed(_nothing_is_visible(error)) from error
+                raise self._fail_with(_nothing_is_visible(error)) from error
             except Broken as error:
-                raise self._failed(self._perhaps_recorded(intents, error)) from error
+                raise self._fail_with(self._perhaps_recorded(intents, error)) from error
         await reach("publish.decided", self._publisher.producer.hex(), self._client.clock)
         return await self._acknowledge(intents, deadline)
 
-    def undo(self, clock: int) -> dict[JournalName, bytes]:
+    def end_for_rollback(self, clock: int) -> dict[JournalName, bytes]:
         """End the transaction that began at ``clock``, and leave nothing visible.
 
         Return the content of the rollback, by journal: empty if no append began. The thread of the
@@ -300,7 +300,7 @@ class PublishingService:
                 if not isinstance(error, Unavailable):
                     refused.add(journal)
         if cause is not None:
-            raise self._failed(self._not_everywhere(intents, ends, refused, cause)) from cause
+            raise self._fail_with(self._not_everywhere(intents, ends, refused, cause)) from cause
         if self._records is not None and len(intents) > 1:
             await self._pool.run(self._records.clear)
         return ends
@@ -401,13 +401,13 @@ class PublishingService:
                 hint="Make another one. What it had pending never becomes visible.",
             ) from failure
 
-    def give_up(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         """Refuse later messages: those that are enqueued or in line belong to a transaction that failed."""
         if self._failure is None:
             self._failure = error
 
-    def _failed(self, error: CommitFailed) -> CommitFailed:
-        self.give_up(error)
+    def _fail_with(self, error: CommitFailed) -> CommitFailed:
+        self.fail(error)
         return error
 
 

@@ -105,7 +105,7 @@ class Ring:
         """Keep a message. Call `make_room` first."""
         owner.kept.append(envelope)
         owner.numbers.append(self._low + self._size)
-        self._take(owner, 1)
+        self._occupy(owner, 1)
 
     def add_all(self, owner: PartialSequence, envelopes: Sequence[Envelope[Any]]) -> None:
         """Call `make_room` and `add` for each envelope, in one step."""
@@ -115,15 +115,15 @@ class Ring:
         skip = max(0, count - self.capacity)
         owner.kept.extend(envelopes[skip:] if skip else envelopes)
         owner.numbers.extend(range(begin + skip, begin + count))
-        self._take(owner, count)
+        self._occupy(owner, count)
         self._drop(max(0, self._size - self.capacity))
 
     def pass_through(self, count: int) -> None:
         """Occupy ``count`` slots for messages that are not kept. Drop as many of the oldest as necessary."""
-        self._take(None, count)
+        self._occupy(None, count)
         self._drop(max(0, self._size - self.capacity))
 
-    def _take(self, owner: PartialSequence | None, count: int) -> None:
+    def _occupy(self, owner: PartialSequence | None, count: int) -> None:
         runs = self._runs
         if runs and runs[-1].owner is owner:
             runs[-1].count += count
@@ -158,7 +158,7 @@ class ReplayRange(NamedTuple):
 
 
 class Drain(ABC, Generic[M]):
-    """Committed messages that remain to be consumed. ``_ready[_next:_next + _taken]`` are handed out.
+    """Committed messages that remain to be consumed. ``_ready[_next:_next + _handed_out]`` are handed out.
     Messages before them are consumed."""
 
     partial: PartialSequence | None = None
@@ -167,24 +167,26 @@ class Drain(ABC, Generic[M]):
     def __init__(self, ready: list[Envelope[M]]) -> None:
         self._ready = ready
         self._next = 0
-        self._taken = 0
+        self._handed_out = 0
 
     def take(self, limit: int) -> list[Envelope[M]]:
         """Return at most ``limit`` more messages, or none if no more are ready."""
         batch = self._ready[self._next : self._next + limit] if self._next else self._ready[:limit]
-        self._taken = len(batch)
+        self._handed_out = len(batch)
         return batch
 
     def consumed(self, count: int | None) -> None:
         """Mark the first ``count`` (None: all) messages handed out as consumed. `take` hands out the others
         again."""
-        count = self._taken if count is None else count
-        if not 0 <= count <= self._taken:
-            raise Bug("cannot consume more than was dequeued", consumed=count, dequeued=self._taken)
+        count = self._handed_out if count is None else count
+        if not 0 <= count <= self._handed_out:
+            raise Bug(
+                "cannot consume more than was dequeued", consumed=count, dequeued=self._handed_out
+            )
         if count:
             self._advance(self._ready[self._next : self._next + count])
         self._next += count
-        self._taken = 0
+        self._handed_out = 0
 
     @abstractmethod
     def _advance(self, consumed: Sequence[Envelope[M]]) -> None:
@@ -248,7 +250,7 @@ class SpanDrain(Drain[M]):
     ) -> None:
         super().__init__([])
         self.partial: PartialSequence = partial
-        self._last = last
+        self._last_message = last
         self._offsets = offsets
         self._replay: Iterator[Sequence[Envelope[M]]] | None = None
         """What `start_replay` was given, until its end. None for a replay by `feed_replay`."""
@@ -258,10 +260,10 @@ class SpanDrain(Drain[M]):
         """True until the replay has ended."""
         self._replayed = False
         """True once a message of the replay was accepted."""
-        self._ring_taken = False
+        self._ring_ready = False
         """True once the messages that the ring kept are ready: none remain behind them."""
         # Greatest clock so far: of all messages of the span, and of those that were delivered.
-        self._seen = self._given = partial.min_clock
+        self._seen_clock = self._delivered_clock = partial.min_clock
         assert partial.begin is not None
         first = partial.kept[0]
         self.replay_range = ReplayRange(partial.journal, partial.begin, first.begin)
@@ -291,7 +293,7 @@ class SpanDrain(Drain[M]):
         batch = super().take(limit)
         if batch:
             self.partial.begin = batch[0].begin
-        elif self._ring_taken:
+        elif self._ring_ready:
             self._finish()
         return batch
 
@@ -304,10 +306,10 @@ class SpanDrain(Drain[M]):
                 self._replaying = False
             else:
                 self._accept(batch)
-        if not self._replaying and not self._ready and not self._ring_taken:
+        if not self._replaying and not self._ready and not self._ring_ready:
             self._ready.extend(self._committed(self.partial.kept))
             self.partial.forget()
-            self._ring_taken = True
+            self._ring_ready = True
 
     def _accept(self, envelopes: Sequence[Envelope[M]]) -> None:
         """Check replayed messages, and make the messages of the span ready. Raise ``Corrupt`` if messages are
@@ -343,10 +345,11 @@ class SpanDrain(Drain[M]):
         those beyond the acknowledgement. A message with a clock of zero is left out: it took effect when it
         was first read.
         """
-        acknowledged, seen, delivered = self.partial.max_clock, self._seen, self._given
+        acknowledged = self.partial.max_clock
+        seen, delivered = self._seen_clock, self._delivered_clock
         for envelope in envelopes:
             clock = envelope.clock
-            if envelope is self._last:
+            if envelope is self._last_message:
                 if clock > delivered or not clock:
                     yield envelope
             elif clock > seen:
@@ -354,20 +357,20 @@ class SpanDrain(Drain[M]):
                 if clock <= acknowledged:
                     delivered = clock
                     yield envelope
-        self._seen, self._given = seen, delivered
+        self._seen_clock, self._delivered_clock = seen, delivered
 
     def _advance(self, consumed: Sequence[Envelope[M]]) -> None:
         self.partial.min_clock = consumed[-1].clock
         after = self._next + len(consumed)
         if after < len(self._ready):
             self.partial.begin = self._ready[after].begin
-        elif self._ring_taken:
+        elif self._ring_ready:
             self._finish()
 
     def _finish(self) -> None:
         """End the span: its last message was consumed, or no message is left to deliver."""
-        self._offsets[self._last.journal] = self._last.end
-        self.partial.reset(self._last.clock)
+        self._offsets[self._last_message.journal] = self._last_message.end
+        self.partial.reset(self._last_message.clock)
 
     @property
     def done(self) -> bool:
