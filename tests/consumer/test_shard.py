@@ -327,7 +327,7 @@ async def test_what_is_cancelled_unasked_does_not_silence_a_shard(start: Start) 
     async def wait() -> None:
         await waited
 
-    await member.shard(SHARD)._guard(wait())
+    await member.shard(SHARD)._fail_on_error(wait())
     assert "cancelled unasked" in await member.await_failed(SHARD)
 
 
