@@ -35,7 +35,7 @@ SAME_NAMES = {
     "LogFlags": 2,
     "Member": 3,
     "MemoryTxn": 2,
-    "Outcome": 3,
+    "Outcome": 2,
     "Owner": 2,
     "Player": 2,
     "Progress": 2,

@@ -123,7 +123,7 @@ class Closings:
         gap_begin, gap_end = gaps[0]
         return f"{path} says that it ended at {end}, and stores lack [{gap_begin}, {gap_end})"
 
-    async def remove_over(self, listed: Iterable[tuple[str, ClosingName]]) -> None:
+    async def remove_passed(self, listed: Iterable[tuple[str, ClosingName]]) -> None:
         """Remove closings that are not needed any more. ``listed`` has all that were listed, by store.
 
         If a store fails, its closings stay: the next listing finds them again.

@@ -16,51 +16,55 @@ if TYPE_CHECKING:
     from gazette.broker.resolver import Resolution
 
 
-async def put_assignments(context: BrokerContext, at: Resolution, route: Route) -> Revision:
+async def put_assignments(context: BrokerContext, resolution: Resolution, route: Route) -> Revision:
     """Store ``route`` in all of the journal's assignments: the allocator then considers them consistent.
 
-    Change nothing if any assignment was changed since ``at``. Return the revision at which to resolve next.
-    Raise ``Unavailable`` if etcd does not answer. Then the change may have been made.
+    Change nothing if any assignment was changed since ``resolution``. Return the revision at which to resolve
+    next. Raise ``Unavailable`` if etcd does not answer. Then the change may have been made.
     """
     value = route.without_endpoints().to_pb().SerializeToString()
     puts: list[Operation] = [
         Op.put(kv.key, value, ignore_lease=True)
-        for kv in at.assignments
+        for kv in resolution.assignments
         if not kv.decoded.value.equivalent(route)
     ]
-    return await _put_if_unchanged(context, at, _unchanged_assignments(at), puts)
+    return await _put_if_unchanged(context, resolution, _unchanged_assignments(resolution), puts)
 
 
 async def put_suspend(
-    context: BrokerContext, at: Resolution, level: SuspendLevel, offset: Offset
+    context: BrokerContext, resolution: Resolution, level: SuspendLevel, offset: Offset
 ) -> Revision:
     """Change the suspension in the journal's specification.
 
-    Change nothing if the journal or any of its assignments was changed since ``at``. Return the revision at
-    which to resolve next. Raise ``Unavailable`` if etcd does not answer. Then the change may have been made.
+    Change nothing if the journal or any of its assignments was changed since ``resolution``. Return the
+    revision at which to resolve next. Raise ``Unavailable`` if etcd does not answer. Then the change may have
+    been made.
     """
-    if at.item_kv is None:
-        raise Bug("suspension of a journal that does not exist", journal=at.journal)
-    raw = at.item_kv.raw
+    if resolution.item_kv is None:
+        raise Bug("suspension of a journal that does not exist", journal=resolution.journal)
+    raw = resolution.item_kv.raw
     # Change the protobuf message as it was read: a `JournalSpec` would lose fields of newer versions.
     spec = broker_pb2.JournalSpec.FromString(raw.value)
     spec.suspend.CopyFrom(Suspend(level, offset).to_pb())
-    compares = [Compare.mod_revision(raw.key, "=", raw.mod_revision), *_unchanged_assignments(at)]
+    compares = [
+        Compare.mod_revision(raw.key, "=", raw.mod_revision),
+        *_unchanged_assignments(resolution),
+    ]
     return await _put_if_unchanged(
-        context, at, compares, [Op.put(raw.key, spec.SerializeToString())]
+        context, resolution, compares, [Op.put(raw.key, spec.SerializeToString())]
     )
 
 
-def _unchanged_assignments(at: Resolution) -> list[Compare]:
-    return [Compare.mod_revision(kv.key, "=", kv.raw.mod_revision) for kv in at.assignments]
+def _unchanged_assignments(resolution: Resolution) -> list[Compare]:
+    return [Compare.mod_revision(kv.key, "=", kv.raw.mod_revision) for kv in resolution.assignments]
 
 
 async def _put_if_unchanged(
-    context: BrokerContext, at: Resolution, compares: list[Compare], puts: list[Operation]
+    context: BrokerContext, resolution: Resolution, compares: list[Compare], puts: list[Operation]
 ) -> Revision:
     result = await context.etcd.txn(compares, puts)
     if result.succeeded:
         return result.header.revision
     # Some key is newer than in our key space, so the key space will reach another revision. It may never
     # reach the revision of the response, which also counts changes outside of our prefix.
-    return at.seen_revision + 1
+    return resolution.seen_revision + 1

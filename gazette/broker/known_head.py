@@ -170,14 +170,14 @@ class KnownHead:
         """True once ``begin`` of this primary has succeeded."""
         self._noting: asyncio.Task[None] | None = None  # Writes `_noted` and `_closed`.
         self.settled = asyncio.Event()
-        """Set once etcd has the end and registers given to ``close``, or a later primary has begun."""
+        """Set once etcd has the end and registers given to ``close_later``, or a later primary has begun."""
 
     @property
     def offset(self) -> Offset:
         return self._head.offset
 
     @property
-    def closed(self) -> LabelSet | None:
+    def closed_registers(self) -> LabelSet | None:
         """The journal's registers at ``offset``, if nothing was acknowledged beyond it. Otherwise None.
 
         Also None once this primary has begun. A former primary may still upload bytes, and remove them again.
@@ -285,7 +285,7 @@ class KnownHead:
         if not set(lost) <= set(self._head.lost):
             await self._write(lambda head: head.with_lost(lost), tenure)
 
-    async def acknowledge(self, tenure: Revision, begin: Offset, end: Offset) -> None:
+    async def record_first_append(self, tenure: Revision, begin: Offset, end: Offset) -> None:
         """Return once the primary of ``tenure`` may answer an append of ``[begin, end)``.
 
         Write to etcd only for the first append of a tenure. Raise ``Conflict`` if a later primary has
@@ -312,8 +312,8 @@ class KnownHead:
         """Record in etcd that nothing follows ``end``, where the journal has ``registers``.
 
         Call it before the journal is suspended, while no append is under way. A suspended journal may lose
-        all replicas: the next primary takes the registers from the head. ``acknowledge`` opens the head
-        again. Raise ``Conflict`` if a later primary has begun, or if the known head is beyond ``end``.
+        all replicas: the next primary takes the registers from the head. ``record_first_append`` opens the
+        head again. Raise ``Conflict`` if a later primary has begun, or if the known head is beyond ``end``.
         """
 
         def change(head: Head) -> Head:
@@ -345,12 +345,12 @@ class KnownHead:
                 self._write_noted(self._tenure), name=f"head {self._journal}"
             )
 
-    def close(self, end: Offset, registers: LabelSet) -> None:
+    def close_later(self, end: Offset, registers: LabelSet) -> None:
         """Write in the background that nothing was acknowledged beyond ``end``, and the registers there.
 
         The next primary then begins at ``end`` without an operator, once stores have all bytes before it. No
         effect unless this primary has acknowledged an append. No append may follow. Until ``settled`` is
-        set, the head in etcd may not be closed: see ``closing``.
+        set, the head in etcd may not be closed: see ``closing_without_etcd``.
         """
         if self._tenure is None:
             return
@@ -360,8 +360,8 @@ class KnownHead:
                 self._write_noted(self._tenure), name=f"head {self._journal}"
             )
 
-    def closing(self, end: Offset, registers: LabelSet) -> Closing | None:
-        """Return the closing that replaces ``close`` without etcd; None if no closing is needed.
+    def closing_without_etcd(self, end: Offset, registers: LabelSet) -> Closing | None:
+        """Return the closing that replaces ``close_later`` without etcd; None if no closing is needed.
 
         A primary whose write to etcd got no answer needs a closing, too: etcd may name that primary.
         """

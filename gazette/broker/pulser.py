@@ -161,7 +161,7 @@ class _Entry:
     """The running pulse."""
     failed: bool = False
     """True if the last pulse failed. Then the next pulse is not left out: it succeeds, or logs the reason."""
-    has_first: bool = False
+    has_first_fragment: bool = False
     """True if the first fragment of the journal is to be completed."""
     slot: int = 0
     """The slot of the running pulse."""
@@ -187,7 +187,7 @@ class Pulser:
         self._new_pulse = new_pulse
         self._entries: dict[Pulsed, _Entry] = {}
         self._due: Agenda[_Entry] = Agenda()
-        self._first: deque[_Entry] = deque()
+        self._first_fragments: deque[_Entry] = deque()
         """Replicas whose journal's first fragment waits for the pulse that completes it, in order."""
         self._allowance = Allowance(FIRST_PER_S, clock.monotonic())
         self._slots = Slots(_AT_A_TIME, _PATIENCE_S, clock.monotonic())
@@ -222,11 +222,11 @@ class Pulser:
         were lost.
         """
         entry = self._entries.get(replica)
-        if entry is not None and not entry.has_first:
-            entry.has_first = True
+        if entry is not None and not entry.has_first_fragment:
+            entry.has_first_fragment = True
             # A running pulse may have begun before this commit. `_settle` then begins another pulse.
             if entry.pulse is None:
-                self._queue_first(entry)
+                self._queue_first_fragment(entry)
 
     async def run(self) -> NoReturn:
         """Begin pulses when they are due, for ever."""
@@ -245,12 +245,12 @@ class Pulser:
         """Begin due pulses, as far as their limits permit. Return the seconds until the next look."""
         while self._begin_next(now):
             pass
-        while self._first and self._allowance.take(now):
-            self._complete(self._first.popleft())
+        while self._first_fragments and self._allowance.take(now):
+            self._complete(self._first_fragments.popleft())
         waits = [_IDLE_S]
         if (entry := self._due.first()) is not None:
             waits.append(entry.due_at - now if entry.due_at > now else self._slots.next_s(now))
-        if self._first:
+        if self._first_fragments:
             waits.append(self._allowance.next_s)
         return max(min(waits), _TICK_S)
 
@@ -261,14 +261,14 @@ class Pulser:
                 return True
         return False
 
-    def _queue_first(self, entry: _Entry) -> None:
+    def _queue_first_fragment(self, entry: _Entry) -> None:
         """Let a pulse complete the journal's first fragment, when `FIRST_PER_S` permits it."""
-        self._first.append(entry)
+        self._first_fragments.append(entry)
         self._changed.set()
 
     def _complete(self, entry: _Entry) -> None:
         """Begin a pulse for the first fragment, unless a pulse has begun since, or the replica has gone."""
-        if entry.has_first and self._entries.get(entry.replica) is entry:
+        if entry.has_first_fragment and self._entries.get(entry.replica) is entry:
             entry.is_tick = False
             self._begin(entry)
 
@@ -283,7 +283,7 @@ class Pulser:
         pulse = self._new_pulse(entry.replica.journal, entry.heartbeat.control)
         if pulse is None:
             return False  # This broker does not lead the journal until the route changes.
-        entry.pulse, entry.has_first = pulse, False
+        entry.pulse, entry.has_first_fragment = pulse, False
         entry.slot = self._slots.take()
         task = self._scope.spawn(pulse.run(), name=f"pulse {entry.replica.journal}")
         timer = asyncio.get_running_loop().call_later(
@@ -298,7 +298,7 @@ class Pulser:
         if entry.is_tick:
             return entry.heartbeat.on_timer(rests=entry.replica.rests)
         # An append may have brought the peers in step already.
-        return not entry.has_first and not entry.failed and entry.replica.in_step
+        return not entry.has_first_fragment and not entry.failed and entry.replica.in_step
 
     def _too_long(self, replica: Pulsed, pulse: Pulse) -> None:
         reason = f": {replica.unlisted_reason}" if replica.unlisted_reason else ""
@@ -328,8 +328,8 @@ class Pulser:
                 {"journal": entry.replica.journal, "error": problem},
                 extra={"cause": f"pulse {cause_of(outcome)}"},
             )
-        if entry.has_first:
-            self._queue_first(entry)
+        if entry.has_first_fragment:
+            self._queue_first_fragment(entry)
         if pulse.invalidated is not None and pulse.invalidated.is_set:
             self._wake(entry)  # The route has changed since the pulse was resolved.
             return

@@ -99,7 +99,7 @@ class Refresher:
         if entry.task is not None:
             entry.task.cancel()
 
-    def list_again(self, replica: Refreshed) -> None:
+    def list_now(self, replica: Refreshed) -> None:
         """List the stores of a replica now, and soon again. Cancel its listing if one runs."""
         entry = self._entries.get(replica)
         if entry is None:
@@ -160,7 +160,7 @@ class Refresher:
             self._begin_first(self._clock.monotonic())
         if self._entries.get(entry.replica) is not entry or self._scope.is_stopping:
             return
-        if task.cancelled():  # By `list_again`.
+        if task.cancelled():  # By `list_now`.
             self._schedule(entry, 0.0)
             return
         for active in entry.replica.unhealthy_stores():
@@ -184,4 +184,4 @@ class Refresher:
             del self._waiting[active]
             return
         for entry in self._waiting.pop(active):
-            self.list_again(entry.replica)
+            self.list_now(entry.replica)

@@ -93,7 +93,7 @@ class Replica:
         self.journal = journal
         self.life = life
         self.index = Index(journal, context.clock)
-        self.index.on_hole = self.list_again
+        self.index.on_hole = self.list_now
         self.head_readers = HeadReaders(
             self.index, context.lease, context.settings.read_chunk_bytes
         )
@@ -217,16 +217,16 @@ class Replica:
         if has_begun:
             self.others.clear()
 
-    async def acknowledge(self, tenure: Revision, begin: Offset, end: Offset) -> None:
+    async def record_first_append(self, tenure: Revision, begin: Offset, end: Offset) -> None:
         """Return once the primary of ``tenure`` may answer an append of ``[begin, end)``, which all replicas
         have. Write etcd only for the first append of a tenure. Raise ``Conflict`` if another primary has
         acknowledged bytes at these offsets or later."""
         try:
-            await self.head.acknowledge(tenure, begin, end)
+            await self.head.record_first_append(tenure, begin, end)
         finally:
             self._adopt_head()
         self.others.clear()
-        # Do not call `agree`: etcd has this head now, so the bytes must be uploaded with or without a lease.
+        # Do not call `all_acknowledged`: etcd has this head, so its bytes are uploaded even without a lease.
         self._upload_gate.agree_acknowledged()
         self.index.show(end)
 
@@ -236,13 +236,13 @@ class Replica:
         return self._upload_gate.end is not None
 
     def lead(self, end: Offset, registers: LabelSet, tenure: Revision) -> None:
-        """Lead the journal from now on, with a spool that ends at ``end``. See ``UploadGate.lead``.
+        """Lead the journal from now on, with a spool that ends at ``end``. See ``UploadGate.become_primary``.
 
         Readers see what this primary commits once all replicas have acknowledged it. No effect if the
         replica leads already.
         """
         if not self.leads:
-            self._upload_gate.lead(end, registers, tenure)
+            self._upload_gate.become_primary(end, registers, tenure)
             self.index.show(end)
             self._note_end(end)
 
@@ -255,7 +255,7 @@ class Replica:
         """List soon if the journal seemed new, but reaches ``end``: a former owner may upload its bytes."""
         if self._seems_new and end > self.index.end_offset:
             self._seems_new = False
-            self.list_again()
+            self.list_now()
 
     def has_unagreed(self, fragment: Fragment) -> bool:
         """Return True if peers may lack the end of ``fragment``, the spool of this primary.
@@ -267,7 +267,7 @@ class Replica:
             return False
         return agreed is None or agreed < fragment.end
 
-    def agree(self, end: Offset, registers: LabelSet) -> None:
+    def all_acknowledged(self, end: Offset, registers: LabelSet) -> None:
         """Record that all replicas have acknowledged everything before ``end``, with ``registers`` there.
 
         Until the known head names this tenure, none of its bytes are uploaded or shown to readers. Otherwise
@@ -281,7 +281,7 @@ class Replica:
             self._upload_gate.agree(end, registers)
             self.index.show(end)
         else:
-            self._upload_gate.acknowledge(end, registers)
+            self._upload_gate.note_acknowledged(end, registers)
 
     def relies_on(self, fragment: Fragment) -> bool:
         """Return True if this replica has, or may have, exactly ``fragment`` at its offsets."""
@@ -424,16 +424,16 @@ class Replica:
         end, registers = self._upload_gate.end, self._upload_gate.registers
         if end is None:
             return
-        self.head.close(end, registers)
+        self.head.close_later(end, registers)
         await self.head.settle(_HEAD_WRITE_S)
-        closing = self.head.closing(end, registers)
+        closing = self.head.closing_without_etcd(end, registers)
         if closing is not None:
             self._context.persister.close(closing, self.head.settled)
 
-    def list_again(self) -> None:
+    def list_now(self) -> None:
         """List the blob stores now: there are other stores, or fragments that may be stored by now. Cancel a
         running listing: its store may hang, and may have been replaced for that reason."""
-        self._context.refresher.list_again(self)
+        self._context.refresher.list_now(self)
 
     @property
     def is_listed(self) -> bool:
@@ -552,7 +552,7 @@ class Replica:
         self.index.replace_remote(
             cover, cover.conflicts, unexplained=unexplained, listed_at=listed_at
         )
-        await self.closings.remove_over(cover.closings)
+        await self.closings.remove_passed(cover.closings)
         self._warn_of_undecided()
         for conflict in self.index.conflicts:
             if conflict not in known_conflicts:

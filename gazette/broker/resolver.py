@@ -121,7 +121,7 @@ class Resolution:
         return 0 if self.spec is None else resume_offset(self.spec)
 
     @property
-    def held(self) -> Replica:
+    def local_replica(self) -> Replica:
         """The local replica, which must exist."""
         assert self.replica is not None
         return self.replica
@@ -138,7 +138,7 @@ class Resolution:
 
 
 @dataclass(slots=True)
-class _Held:
+class _ReplicaEntry:
     """A local replica, and the assignments with which it was last resolved."""
 
     replica: Replica
@@ -148,7 +148,7 @@ class _Held:
 
 
 @dataclass(slots=True)
-class _Found:
+class _CachedJournal:
     """A journal as the key space had it at ``seen_revision``."""
 
     seen_revision: Revision
@@ -188,13 +188,13 @@ class Resolver:
         self._scope = scope
         self._new_replica = new_replica
         self._open_store = open_store
-        self._held: dict[str, _Held] = {}
+        self._entries: dict[str, _ReplicaEntry] = {}
         self._etcd_header = key_space.header, etcd_header(key_space)
         self._long_lived = LongLived()
-        self._found: dict[str, _Found] = {}
+        self._cached: dict[str, _CachedJournal] = {}
         """Journals as they were last resolved, by name."""
         self._members: Sequence[DecodedKV] = ()
-        """The members whose endpoints are in ``_found``."""
+        """The members whose endpoints are in ``_cached``."""
         self._torn_down: dict[asyncio.Task[None], str] = {}
         """Replicas that shut down now: the journal of each by its task."""
         self.stopped = asyncio.Event()
@@ -207,12 +207,12 @@ class Resolver:
     @property
     def journals(self) -> tuple[str, ...]:
         """The journals of which this broker holds a replica."""
-        return tuple(self._held)
+        return tuple(self._entries)
 
     @property
     def replicas(self) -> Iterator[Replica]:
         """The replicas that this broker holds."""
-        return (held.replica for held in self._held.values())
+        return (entry.replica for entry in self._entries.values())
 
     def etcd_header(self) -> EtcdHeader:
         if self._etcd_header[0] is not self._ks.header:
@@ -280,9 +280,9 @@ class Resolver:
         waits = resolution.awaits_assignment or self._may_appear(resolution)
         return None if waits else resolution
 
-    def is_present(self, at: Resolution) -> bool:
-        """Return True if ``resolve_now``, which has returned ``at``, would return the same resolution now."""
-        return at.seen_revision == self._ks.seen_revision and not self.stopped.is_set()
+    def is_present(self, resolution: Resolution) -> bool:
+        """Return True if ``resolve_now`` has returned ``resolution``, and would return the same one now."""
+        return resolution.seen_revision == self._ks.seen_revision and not self.stopped.is_set()
 
     def _may_appear(self, resolution: Resolution) -> bool:
         """Return True if the journal is missing, but changes of etcd that are not applied yet may create it.
@@ -313,70 +313,70 @@ class Resolver:
 
         Raise ``Closed`` if this broker should serve the journal, and has stopped serving.
         """
-        entry, seen_revision = self._found.get(journal), self._ks.seen_revision
-        if entry is None or entry.seen_revision != seen_revision:
-            entry = self._find(journal)
-        if entry is None or not (
-            claims.selector is EVERYTHING or claims.selector.matches(entry.labels)
+        cached, seen_revision = self._cached.get(journal), self._ks.seen_revision
+        if cached is None or cached.seen_revision != seen_revision:
+            cached = self._find(journal)
+        if cached is None or not (
+            claims.selector is EVERYTHING or claims.selector.matches(cached.labels)
         ):
             # If the claims do not cover a journal, it must look like one that does not exist.
             return self._resolution(journal, None, may_proxy, require_primary)
         key = may_proxy, require_primary
-        resolution = entry.resolutions.get(key)
+        resolution = cached.resolutions.get(key)
         if resolution is None or resolution.seen_revision != seen_revision:
-            resolution = self._resolution(journal, entry, may_proxy, require_primary)
-            entry.resolutions[key] = resolution
+            resolution = self._resolution(journal, cached, may_proxy, require_primary)
+            cached.resolutions[key] = resolution
         return resolution
 
     def _resolution(
-        self, journal: str, found: _Found | None, may_proxy: bool, require_primary: bool
+        self, journal: str, cached: _CachedJournal | None, may_proxy: bool, require_primary: bool
     ) -> Resolution:
-        """Return a new resolution; ``found`` is None if no such journal exists, or the caller may not see it.
+        """Return a new resolution; ``cached`` is None for no such journal, or one the caller may not see.
 
         Raise ``Closed`` if this broker should serve the journal, and has stopped serving.
         """
         local_id = self.local_id
-        route = EMPTY_ROUTE if found is None else found.route
+        route = EMPTY_ROUTE if cached is None else cached.route
         process_id = local_id if local_id in route.members else None
         if require_primary:
             process_id = route.primary_id
-        status = _status(found, process_id, local_id, may_proxy, require_primary)
+        status = _status(cached, process_id, local_id, may_proxy, require_primary)
         if status is not Status.OK:
             process_id = local_id
 
-        held = None if found is None else self._held.get(journal)
-        if held is None and status is Status.OK and process_id == local_id:
+        entry = None if cached is None else self._entries.get(journal)
+        if entry is None and status is Status.OK and process_id == local_id:
             raise Closed(STOPPED, journal=journal)
         return Resolution(
             status=status,
             header=Header(process_id, route, self.etcd_header()),
             journal=journal,
-            spec=None if found is None else found.value.spec,
-            item_kv=None if found is None else found.item,
-            assignments=() if found is None else found.assignments,
-            replica=None if held is None else held.replica,
-            invalidated=Latch() if held is None else held.invalidated,
-            reassigned=Latch() if held is None else held.reassigned,
+            spec=None if cached is None else cached.value.spec,
+            item_kv=None if cached is None else cached.item,
+            assignments=() if cached is None else cached.assignments,
+            replica=None if entry is None else entry.replica,
+            invalidated=Latch() if entry is None else entry.invalidated,
+            reassigned=Latch() if entry is None else entry.reassigned,
             local_id=local_id,
-            desired_replication=0 if found is None else found.value.desired_replication(),
+            desired_replication=0 if cached is None else cached.value.desired_replication(),
             seen_revision=self._ks.seen_revision,
         )
 
-    def _find(self, journal: str) -> _Found | None:
+    def _find(self, journal: str) -> _CachedJournal | None:
         """Return the journal in the key space, from a cache until it changes; None if it does not exist."""
         item = self._state.item(journal)
         if item is None:
             return None
         assignments = self._state.assignments_of(journal)
-        entry, seen_revision = self._found.get(journal), self._ks.seen_revision
-        if entry is not None and entry.item is item and entry.assignments is assignments:
-            entry.seen_revision = seen_revision
-            return entry
+        cached, seen_revision = self._cached.get(journal), self._ks.seen_revision
+        if cached is not None and cached.item is item and cached.assignments is assignments:
+            cached.seen_revision = seen_revision
+            return cached
         value: JournalItem = item.decoded.value
         route = self.with_endpoints(route_of(assignments))
-        entry = _Found(seen_revision, item, value, value.labels, assignments, route)
-        self._found[journal] = entry
-        return entry
+        cached = _CachedJournal(seen_revision, item, value, value.labels, assignments, route)
+        self._cached[journal] = cached
+        return cached
 
     def with_endpoints(self, route: Route) -> Route:
         """Return the route with the endpoints of its members; ``""`` for a member without a key."""
@@ -384,89 +384,91 @@ class Resolver:
 
     def update(self) -> None:
         """Update routes and replicas from the key space: an observer that follows ``State.observe``."""
-        if self._members != self._state.members or len(self._found) > len(self._state.items):
+        if self._members != self._state.members or len(self._cached) > len(self._state.items):
             self._members = self._state.members
-            self._found.clear()  # Endpoints may have changed, or journals were deleted.
+            self._cached.clear()  # Endpoints may have changed, or journals were deleted.
         if self.stopped.is_set():
             return
-        before, self._held = self._held, {}
+        before, self._entries = self._entries, {}
         for local in self._state.local_items:
             journal: str = local.item.decoded.id
-            held = before.pop(journal, None)
-            if held is None or held.local is not local:  # The usual case.
-                held = self._updated(journal, held, local)
-            self._held[journal] = held
-        for journal, held in before.items():
-            self._tear_down(journal, held)
+            entry = before.pop(journal, None)
+            if entry is None or entry.local is not local:  # The usual case.
+                entry = self._updated(journal, entry, local)
+            self._entries[journal] = entry
+        for journal, entry in before.items():
+            self._tear_down(journal, entry)
 
-    def _updated(self, journal: str, held: _Held | None, local: LocalItem) -> _Held:
-        """Return the replica to hold for a journal. ``held`` is the present replica.
+    def _updated(
+        self, journal: str, entry: _ReplicaEntry | None, local: LocalItem
+    ) -> _ReplicaEntry:
+        """Return the replica to hold for a journal. ``entry`` is the present replica.
 
         A replica serves one life of a journal: after a deletion and creation, the journal gets another
         replica. A replica also serves one assignment. Before the next assignment, the journal may have been
         assigned to brokers that never saw the replica's bytes. A demoted primary is replaced. A promoted
         replica stays.
         """
-        if held is not None and not _is_continued(held.local, local):
-            self._tear_down(journal, held)
-            held = None
+        if entry is not None and not _is_continued(entry.local, local):
+            self._tear_down(journal, entry)
+            entry = None
         stores = _stores(local)
-        if held is None or _stores(held.local) != stores:
+        if entry is None or _stores(entry.local) != stores:
             for url in stores:
                 self._open_store(url)
-        if held is None:
+        if entry is None:
             replica = self._new_replica(journal, local.item.raw.create_revision)
             self._long_lived.add()
             replica.start()
-            return _Held(replica, local)
-        before, held.local = held.local, local
+            return _ReplicaEntry(replica, local)
+        before, entry.local = entry.local, local
         if _stores(before) != stores:
-            held.replica.list_again()
+            entry.replica.list_now()
         if _writes(before) != _writes(local) or _stores(before) != stores:
-            held.invalidated.set()
-            held.invalidated = Latch()
-            held.replica.route_changed()
+            entry.invalidated.set()
+            entry.invalidated = Latch()
+            entry.replica.route_changed()
         if _members(before) != _members(local):
-            held.reassigned.set()
-            held.reassigned = Latch()
-        return held
+            entry.reassigned.set()
+            entry.reassigned = Latch()
+        return entry
 
     def is_primary(self, journal: str) -> bool:
         """Return True if this broker is the primary of ``journal``, and serves it."""
-        held = self._held.get(journal)
-        return held is not None and held.local.assignment.decoded.slot == 0
+        entry = self._entries.get(journal)
+        return entry is not None and entry.local.assignment.decoded.slot == 0
 
     def relies_on(self, fragment: Fragment) -> bool:
         """Return True if the journal, as it exists now, may rely on a stored object of exactly ``fragment``.
 
         Only a replica knows this. Without a replica here, return True for any journal that exists.
         """
-        held = self._held.get(fragment.journal)
-        if held is not None:
-            return held.replica.relies_on(fragment)
+        entry = self._entries.get(fragment.journal)
+        if entry is not None:
+            return entry.replica.relies_on(fragment)
         return self._state.item(fragment.journal) is not None
 
     def stored(self, fragment: Fragment) -> None:
         """Record at the journal's replica that a store has ``fragment``."""
-        held = self._held.get(fragment.journal)
-        if held is not None:
-            held.replica.stored(fragment)
+        entry = self._entries.get(fragment.journal)
+        if entry is not None:
+            entry.replica.stored(fragment)
 
-    def _tear_down(self, journal: str, held: _Held) -> None:
-        self._found.pop(journal, None)  # Cached resolutions refer to the replica.
-        held.invalidated.set()
-        held.reassigned.set()
-        task = self._scope.spawn(held.replica.shut_down(), name=f"shut-down {journal}")
+    def _tear_down(self, journal: str, entry: _ReplicaEntry) -> None:
+        self._cached.pop(journal, None)  # Cached resolutions refer to the replica.
+        entry.invalidated.set()
+        entry.reassigned.set()
+        task = self._scope.spawn(entry.replica.shut_down(), name=f"shut-down {journal}")
         self._torn_down[task] = journal
         task.add_done_callback(lambda done: self._torn_down.pop(done, None))
 
     def stop_serving(self) -> None:
         """Give up all local replicas, for good. Each hands over its spool once the spool is free."""
         self.stopped.set()
-        self._found.clear()
-        former, self._held = self._held, {}
-        for journal, held in former.items():
-            self._tear_down(journal, held)
+        self._cached.clear()
+        former, self._entries = self._entries, {}
+        for journal, entry in former.items():
+            self._tear_down(journal, entry)
 
     async def wait_torn_down(self, timeout_s: float) -> None:
         """Return when each replica that was given up has handed its spool to the persister.
@@ -517,20 +519,20 @@ def _members(local: LocalItem) -> set[tuple[str, Revision]]:
 
 
 def _status(
-    found: _Found | None,
+    cached: _CachedJournal | None,
     process_id: ProcessId | None,
     local_id: ProcessId,
     may_proxy: bool,
     require_primary: bool,
 ) -> Status:
     """Return the status of a resolution. The first rule that applies decides."""
-    if found is None:
+    if cached is None:
         return Status.JOURNAL_NOT_FOUND
-    if found.value.spec.suspend_level is SuspendLevel.FULL:
+    if cached.value.spec.suspend_level is SuspendLevel.FULL:
         return Status.SUSPENDED
-    if require_primary and found.route.primary is None:
+    if require_primary and cached.route.primary is None:
         return Status.NO_JOURNAL_PRIMARY_BROKER
-    if not found.route.members:
+    if not cached.route.members:
         return Status.INSUFFICIENT_JOURNAL_BROKERS
     if not may_proxy and process_id != local_id:
         return Status.NOT_JOURNAL_PRIMARY_BROKER if require_primary else Status.NOT_JOURNAL_BROKER

@@ -51,7 +51,7 @@ def test_a_ledger_of_a_journal_that_was_created_again_has_another_name() -> None
     former = introduced(SessionLedger(1), ONE)
     ledger = SessionLedger(8)
     append = SessionAppend(ONE, 2, former)
-    early, refusal = ledger.refusal(append, 7), ledger.admit(append, 7, HERE).refusal
+    early, refusal = ledger.refusal_of(append, 7), ledger.admit(append, 7, HERE).refusal
     for error in (early, refusal):
         assert error is not None
         assert error.facts["created"] == 8
@@ -216,7 +216,7 @@ def test_no_late_copy_is_ever_appended_behind_a_later_append(
 
     def arrive(append: SessionAppend, commits: bool) -> Admission:
         ledger = ledgers[primary]
-        early = ledger.refusal(append, tenure)
+        early = ledger.refusal_of(append, tenure)
         if early is not None and data.draw(st.booleans()):
             return Admission(early)
         admission = ledger.admit(append, tenure, HERE)

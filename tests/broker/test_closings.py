@@ -105,7 +105,7 @@ async def test_a_journal_goes_on_after_etcd_was_away_beyond_its_lease(
     assert outcome.commit is not None
     assert (outcome.commit.begin, outcome.registers) == (11, AUTHOR)
     # Case: the closing of a primary that is over goes with the next listing.
-    cluster["b"].replica(JOURNAL).list_again()
+    cluster["b"].replica(JOURNAL).list_now()
     await until(lambda: not journal.closings)
 
 
@@ -197,7 +197,7 @@ async def test_it_waits_while_stores_lack_bytes_and_goes_on_when_they_have_them(
     assert known(cluster).closed is None
     aside.write_bytes(content)
     replica = cluster["b"].replica(JOURNAL)
-    replica.list_again()
+    replica.list_now()
     await until(lambda: replica.index.end_offset == 11)
     outcome = await append(cluster["b"], b"third")
     assert outcome.commit is not None
@@ -225,7 +225,7 @@ async def test_a_part_in_the_middle_is_not_passed_over(
     assert "[5, 1030)" in outcome.store_error
     middle.write_bytes(content)
     replica = cluster["b"].replica(JOURNAL)
-    replica.list_again()
+    replica.list_now()
     await until(lambda: not replica.index.lacks(5, 1035))
     assert (await append(cluster["b"], b"x")).ending is Ending.COMMITTED
 
@@ -271,6 +271,6 @@ async def test_one_that_was_put_while_another_primary_leads_has_no_effect(
     assert len(journal.closings) == 1
     cluster.etcd.silent, cluster.etcd.failing = False, ""
     assert (await append(cluster["b"], b"more")).ending is Ending.COMMITTED
-    cluster["b"].replica(JOURNAL).list_again()
+    cluster["b"].replica(JOURNAL).list_now()
     await until(lambda: not journal.closings)
     assert cluster["b"].replica(JOURNAL).index.end_offset == 13

@@ -70,7 +70,7 @@ def test_clock_that_goes_back_is_no_harm() -> None:
     appended.delay(5_000)
     appended.take(150, delayed=False)
     assert appended.delay(1_000) == appended.delay(5_000) == 501
-    assert appended.waited(-1_000)
+    assert appended.count_wait(-1_000)
 
 
 def test_delayed_chunks_are_counted() -> None:
@@ -96,21 +96,21 @@ def test_limit_may_be_lifted() -> None:
 def test_client_has_one_second_of_idle_time() -> None:
     appended = flow(rate_min=64 * KIB)
     assert appended.idle_ticks() == 1_000
-    assert appended.waited(999)
+    assert appended.count_wait(999)
     assert appended.idle_ticks() == 1
-    assert not appended.waited(1)
+    assert not appended.count_wait(1)
 
 
 def test_idle_time_is_earned_by_content() -> None:
     appended = flow(rate_min=1_000)
-    assert appended.waited(600)
+    assert appended.count_wait(600)
     appended.received(100)
     assert appended.idle_ticks() == 500
     # Case: no more than a second's worth can be saved up.
     appended.received(1_000_000)
     assert appended.idle_ticks() == 1_000
     # Case: an intent to commit earns nothing, and the end of the stream must follow it soon.
-    assert appended.waited(500)
+    assert appended.count_wait(500)
     appended.received(0)
     assert appended.idle_ticks() == 500
 
@@ -118,7 +118,7 @@ def test_idle_time_is_earned_by_content() -> None:
 def test_no_minimum_is_no_policing() -> None:
     appended = flow()
     assert appended.idle_ticks() is None
-    assert appended.waited(1 << 40)
+    assert appended.count_wait(1 << 40)
 
 
 @given(
@@ -150,7 +150,7 @@ def test_client_is_aborted_only_below_the_minimum(rate: int, steps: list[tuple[i
     waited, sent = 0, 0
     for ticks, length in steps:
         waited += ticks
-        if not appended.waited(ticks):
+        if not appended.count_wait(ticks):
             # It cannot have kept up the rate over all of its time, with a second of grace, unless what
             # it sent at once was more than it could be credited.
             assert waited >= TICKS_PER_S

@@ -344,19 +344,19 @@ async def test_callers_that_leave_while_replicas_answer_change_nothing(ready: Fi
     replica = ready["b"].replica(JOURNAL)
     entered = asyncio.Event()
     held = ready["a"].replica(JOURNAL)
-    acknowledge = held.agree
+    all_acknowledged = held.all_acknowledged
 
     await append(ready["a"], b"before ")
     async with Waiting(ready) as waiting:
         for content in (b"leads ", b"leaves ", b"stays"):
             await waiting.add(content)
 
-        def agree(end: int, registers: LabelSet) -> None:
+        def on_acknowledged(end: int, registers: LabelSet) -> None:
             entered.set()
-            acknowledge(end, registers)
+            all_acknowledged(end, registers)
 
         pipeline = waiting._held
-        pipeline._agree = agree
+        pipeline._on_acknowledged = on_acknowledged
         peer = pipeline._peers[0]
         gather, peer.on_progress = peer.on_progress, lambda: None
         waiting.go()

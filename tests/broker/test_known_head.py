@@ -381,13 +381,13 @@ async def test_what_it_names_is_uploaded_although_the_lease_ends_meanwhile(
     cluster.create(journal_spec(JOURNAL), "a")
     await append(cluster["a"])
     head = cluster["a"].replica(JOURNAL).head
-    acknowledge = head.acknowledge
+    acknowledge = head.record_first_append
 
     async def late(tenure: int, begin: int, end: int) -> None:
         await acknowledge(tenure, begin, end)
         cluster["a"].lease.remaining_s = 0.0
 
-    monkeypatch.setattr(head, "acknowledge", late)
+    monkeypatch.setattr(head, "record_first_append", late)
     await append(cluster["a"], b"first")
     cluster.assign(JOURNAL, "b")
     await cluster["a"].context.resolver.wait_torn_down(10.0)
@@ -455,7 +455,7 @@ async def test_a_primary_that_has_not_appended_yet_does_not_begin_late(
     cluster["b"].lagging = []
     cluster.assign(JOURNAL, "c")
     head = cluster["c"].replica(JOURNAL).head
-    acknowledge = head.acknowledge
+    acknowledge = head.record_first_append
     late: list[Outcome] = []
 
     async def meanwhile(tenure: int, begin: int, end: int) -> None:
@@ -463,7 +463,7 @@ async def test_a_primary_that_has_not_appended_yet_does_not_begin_late(
             late.append(await append(cluster["b"], b"of b"))
         await acknowledge(tenure, begin, end)
 
-    monkeypatch.setattr(head, "acknowledge", meanwhile)
+    monkeypatch.setattr(head, "record_first_append", meanwhile)
     outcome = await append(cluster["c"], b"of c")
     assert outcome.commit is not None
     assert (outcome.commit.begin, outcome.commit.end) == (5, 9)
@@ -521,7 +521,7 @@ async def test_a_head_stays_closed_until_a_primary_answers(
     assert head.closed == LabelSet(())
     assert head.limit(0) == 0
     # Bytes of others that b finds in stores from now on may be removed again.
-    assert replica.head.closed is None
+    assert replica.head.closed_registers is None
     cluster.assign(JOURNAL, "c")
     outcome = await append(cluster["c"], b"x")
     assert outcome.commit is not None
@@ -662,7 +662,7 @@ async def test_a_broker_that_cannot_ask_etcd_hides_nothing_of_a_later_one(
     assert "is stored aside: etcd did not answer" in caplog.text
     cluster.etcd.silent = False
     replica = cluster["b"].replica(JOURNAL)
-    replica.list_again()
+    replica.list_now()
     await until(lambda: "is not made part of a/journal" in caplog.text)
     assert [one.name for one in stored(tmp_path)] == names
     assert replica.index.end_offset == 9
@@ -684,7 +684,7 @@ async def test_what_was_uploaded_and_could_not_be_confirmed_is_judged_by_the_nex
     if not reset:
         cluster.assign(JOURNAL, "b")
     replica = cluster["b"].replica(JOURNAL)
-    replica.list_again()
+    replica.list_now()
     if reset:
         await until(lambda: "is not made part of a/journal" in caplog.text)
         assert replica.index.end_offset == 9
@@ -735,7 +735,7 @@ async def test_what_was_set_aside_stays_if_its_journal_was_deleted(
     cluster.etcd.change({}, [item_key(ROOT, JOURNAL), KEY])
     if again:
         cluster.put_spec(journal_spec(JOURNAL))
-    replica.list_again()
+    replica.list_now()
     await until(lambda: replica.refresh_error is not None)
     assert [one.name for one in stored(tmp_path)] == names
 
@@ -772,7 +772,7 @@ async def test_a_fragment_whose_making_fails_in_the_middle_is_judged_again(
     assert names == sorted([*aside_only, name_of(5, b"held by a")])
     monkeypatch.setattr(SetAside, "place", place)
     cluster.etcd.silent = False
-    replica.list_again()
+    replica.list_now()
     await until(lambda: replica.index.first_refresh.is_set)
     assert replica.index.end_offset == (5 if "later" in what else 14)
     assert len(aside(cluster, tmp_path)) == ("later" in what)
@@ -856,7 +856,7 @@ async def test_not_if_stores_end_before_what_was_acknowledged(
         # Case: the store has it after all, as one that was mounted late.
         second.write_bytes(content)
         replica = cluster["b"].replica(JOURNAL)
-        replica.list_again()
+        replica.list_now()
         await until(lambda: replica.index.end_offset == 11)
         outcome = await append(cluster["b"], b"x")
         assert outcome.commit is not None

@@ -125,7 +125,7 @@ class Bench:
         self.commits: list[LocalFragment] = []
         self.completed: list[CompletedSpool] = []
         self.defect = False
-        """True if ``agree`` raises an error that is not expected."""
+        """True if ``on_acknowledged`` raises an error that is not expected."""
         self.agreed: list[int] = []
         """Ends that all peers have acknowledged, as the pipelines reported."""
         clock = SystemClock()
@@ -178,10 +178,10 @@ class Bench:
             Header(us, route, ETCD),
             JOURNAL,
             self.spool,
-            agree=self._agree,
+            on_acknowledged=self._on_acknowledged,
         )
 
-    def _agree(self, end: int, registers: LabelSet) -> None:
+    def _on_acknowledged(self, end: int, registers: LabelSet) -> None:
         if self.defect:
             raise KeyError("defect")
         assert registers == self.spool.registers
@@ -723,11 +723,11 @@ async def test_a_peer_that_has_answered_is_not_silent_while_another_is_late(benc
     for _ in range(2):
         peer.expect()
         call.give(OK)
-    peer.take()
+    peer.drop_answer()
     time.advance(11.0)
     await turns()
     assert peer.failure is None
-    peer.take()
+    peer.drop_answer()
     peer.expect()
     for _ in range(2):
         time.advance(11.0)

@@ -140,13 +140,13 @@ async def test_a_listing_that_hangs_is_given_up_for_another_one(
     refresher.add(replica)
     await settle()
     replica.hangs = False
-    refresher.list_again(replica)
+    refresher.list_now(replica)
     await settle()
     await pass_time(clock, 0.2)
     assert (len(replica.at), replica.given_up) == (2, 1)
     # Case: before its first turn of the loop.
-    refresher.list_again(replica)
-    refresher.list_again(replica)
+    refresher.list_now(replica)
+    refresher.list_now(replica)
     await pass_time(clock, 0.2)
     assert len(replica.at) == 3
 
@@ -159,7 +159,7 @@ async def test_a_removed_replica_is_not_listed(refresher: Refresher, clock: Manu
     count = len(replica.at)
     refresher.remove(replica)
     refresher.remove(replica)
-    refresher.list_again(replica)
+    refresher.list_now(replica)
     await pass_time(clock, 60)
     assert len(replica.at) == count
     # Case: one that is being listed.

@@ -668,7 +668,7 @@ async def test_spools_change_hands_without_what_is_pending(cluster: FixedCluster
     await driver._take_pipeline()
     built = await driver._build_pipeline()
     assert isinstance(built, PipelineBuilt)
-    pipeline = driver._hold.held
+    pipeline = driver._hold.held_pipeline
     assert (pipeline.spool.delta, pipeline.delta) == (0, 0)
     driver._hold.drop()
 

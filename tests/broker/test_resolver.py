@@ -64,7 +64,7 @@ class StubReplica:
     def route_changed(self) -> None:
         pass
 
-    def list_again(self) -> None:
+    def list_now(self) -> None:
         self.listings += 1
 
     async def shut_down(self) -> None:

@@ -115,8 +115,8 @@ async def test_who_follows_leaves_the_same_bytes_to_the_primary(
 async def test_who_leads_gives_on_what_is_agreed(
     gate: UploadGate, uploads: Uploads, make: Callable[..., CompletedSpool]
 ) -> None:
-    gate.lead(7, EMPTY_LABELS, 8)
-    gate.lead(0, EMPTY_LABELS, 8)  # Of no effect: it leads.
+    gate.become_primary(7, EMPTY_LABELS, 8)
+    gate.become_primary(0, EMPTY_LABELS, 8)  # Of no effect: it leads.
     gate.spool_complete(make(0))
     assert uploads.ranges == [(0, 7)]
     # Case: what is not yet waits, and nothing else waits for it.
@@ -142,7 +142,7 @@ async def test_what_never_was_agreed_is_cut_off(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     end = 100 + len(CONTENT)
-    gate.lead(0, EMPTY_LABELS, 8)
+    gate.become_primary(0, EMPTY_LABELS, 8)
     gate.spool_complete(make(100, CONTENT))
     gate.spool_complete(make(end))
     gate.agree(end - 1, EMPTY_LABELS)

@@ -124,7 +124,7 @@ class _Probes:
         self._around(AppendGroup, "_committed", self._group_committed)
         self._around(AppendGroup, "_fail", self._group_failed)
         self._around(SessionLedger, "admit", self._admitted)
-        self._around(SessionLedger, "refusal", self._refused)
+        self._around(SessionLedger, "refusal_of", self._refused)
         self._around(Handling, "arrived", lambda *_: self._count(AT_ONCE))
         self._around(Reader, "open_ahead", lambda reader, *_: self._ahead.add(reader))
         self._around(RetryReader, "_look_ahead", self._read_at_store)

@@ -67,8 +67,8 @@ def survivor_waits() -> None:
     await_replicas = AppendFSM._await_desired_replicas
 
     def refuse(self: AppendFSM) -> Any:
-        assert self.at is not None
-        if len(self.at.route.members) < self.at.desired_replication:
+        assert self.resolution is not None
+        if len(self.resolution.route.members) < self.resolution.desired_replication:
             return self._refuse(Status.INSUFFICIENT_JOURNAL_BROKERS)
         return await_replicas(self)
 
@@ -101,9 +101,9 @@ def head_unknown() -> None:
 
     _replace(KnownHead, "load", load)
     _replace(KnownHead, "begin", write)
-    _replace(KnownHead, "acknowledge", write)
+    _replace(KnownHead, "record_first_append", write)
     _replace(KnownHead, "note", lambda self, end: None)
-    _replace(KnownHead, "close", lambda self, end, registers: None)
+    _replace(KnownHead, "close_later", lambda self, end, registers: None)
 
 
 def lease_not_checked() -> None:
@@ -199,7 +199,9 @@ def uploads_unnamed() -> None:
     async def know_head(self: Any) -> None:
         begin, end = self._committing
         if end > begin:
-            await self._hold.of.head.acknowledge(self._at.tenure, begin, end)
+            await self._hold.held_replica.head.record_first_append(
+                self._resolved.tenure, begin, end
+            )
 
     _replace(append_driver.AppendDriver, "_know_head", know_head)
 
@@ -208,7 +210,7 @@ def lost_followers_forgotten() -> None:
     """Let a survivor lead without a look at what a lost follower has uploaded."""
 
     def must_begin(self: replica.Replica, route: Route) -> bool:
-        return self.others.known is None and self.head.closed is None
+        return self.others.known is None and self.head.closed_registers is None
 
     _replace(replica.Replica, "must_begin", must_begin)
 
@@ -254,7 +256,11 @@ def journal_refused_for_its_store() -> None:
 
 def steady_in_any_state() -> None:
     """Commit small appends at once while their replicas are in step, whatever else has to be done before."""
-    _replace(steady, "_is_steady", lambda context, at, replica, pipeline, spool: at.takes_content)
+    _replace(
+        steady,
+        "_is_steady",
+        lambda context, resolution, replica, pipeline, spool: resolution.takes_content,
+    )
 
 
 def answers_not_awaited() -> None:
@@ -287,17 +293,17 @@ def any_proposal_taken() -> None:
 
 def closing_too_early() -> None:
     """Let a primary say where it has ended as soon as it has acknowledged its first append."""
-    before = replica.Replica.acknowledge
+    before = replica.Replica.record_first_append
 
-    async def acknowledge(self: replica.Replica, tenure: int, begin: int, end: int) -> None:
+    async def record_first_append(self: replica.Replica, tenure: int, begin: int, end: int) -> None:
         await before(self, tenure, begin, end)
-        closing = self.head.closing(end, self._upload_gate.registers)
+        closing = self.head.closing_without_etcd(end, self._upload_gate.registers)
         if closing is not None and self.spec is not None:
             active = self._context.blob_stores.get(self.spec.fragment.stores[0])
             content = io.BytesIO(closing.encode())
             active.calls.submit(active.store.put, closing.name.path, content)
 
-    _replace(replica.Replica, "acknowledge", acknowledge)
+    _replace(replica.Replica, "record_first_append", record_first_append)
 
 
 def closing_of_another_tenure() -> None:

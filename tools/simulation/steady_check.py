@@ -30,31 +30,31 @@ class SteadyCheck:
     def begin(self, violations: list[str]) -> None:
         self._violations = violations
 
-    def _checked(self, context: Any, at: Any, pipeline: Any, line: Any, leader: Any) -> Any:
-        found = None if pipeline is None else _machine(context, at, pipeline, leader)
-        group = self._commit_now(context, at, pipeline, line, leader)
+    def _checked(self, context: Any, resolution: Any, pipeline: Any, line: Any, leader: Any) -> Any:
+        found = None if pipeline is None else _machine(context, resolution, pipeline, leader)
+        group = self._commit_now(context, resolution, pipeline, line, leader)
         if group is not None and found is not None:
             path, machine = found
             if path != _PATH or machine._begin != group._begin:
                 self._violations.append(
-                    f"an append to {at.journal} was committed at {group._begin} in the steady state. "
+                    f"an append to {resolution.journal} was committed at {group._begin} in the steady state. "
                     f"The machine comes to {machine._begin} by {' '.join(path)}"
                 )
         return group
 
 
 def _machine(
-    context: Any, at: Any, pipeline: Any, leader: Any
+    context: Any, resolution: Any, pipeline: Any, leader: Any
 ) -> tuple[tuple[str, ...], AppendFSM] | None:
     """Step a machine up to its stream, and return the effects that it asks for, with the machine."""
     settings = context.settings
     machine = AppendFSM(
         leader.terms, rate_min=settings.min_append_rate, rate_max=settings.max_append_rate
     )
-    claims = Claims.of_journal(Capability.APPEND, at.journal)
+    claims = Claims.of_journal(Capability.APPEND, resolution.journal)
     call = AppendCall(leader.terms, claims, session=leader.session)
     driver = AppendDriver(context, call, NoContent(), leader.arrived)
-    driver._resolution, driver._hold.replica = at, at.replica
+    driver._resolution, driver._hold.replica = resolution, resolution.replica
     usable = pipeline.usable(context.clock.monotonic()) and not pipeline.reassigned.is_set
     route, view = (pipeline.route, pipeline.view()) if usable else (None, None)
     path: list[str] = []
@@ -63,15 +63,15 @@ def _machine(
         path.append(type(effects[0]).__name__)
         match effects[0]:
             case ev.Resolve():
-                effects = machine.step(at.as_event)
+                effects = machine.step(resolution.as_event)
             case ev.TakePipeline():
-                effects = machine.step(ev.PipelineTaken(route, view, at.replica.rate))
+                effects = machine.step(ev.PipelineTaken(route, view, resolution.replica.rate))
             case ev.CheckReadiness():
-                effects = machine.step(driver._look())
+                effects = machine.step(driver._see_readiness())
             case _:
                 break
     if leader.session is not None:
-        at.replica.sessions.ended(leader.session, driver, None)
+        resolution.replica.sessions.ended(leader.session, driver, None)
     return tuple(path), machine
 
 

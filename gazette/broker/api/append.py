@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from gazette.auth import Capability, Claims
 from gazette.broker.api.append_answers import encoded, failure_of, note_head, under_lease
-from gazette.broker.api.call_guard import Expiry, authorize, counted, failing, passed_on
+from gazette.broker.api.call_guard import Expiry, authorize, counted, ending_on_error, passed_on
 from gazette.broker.api.whole_append import EXPIRED, terms_of
 from gazette.broker.append.events import Ending, Outcome
 from gazette.broker.append.line import ContentSource
@@ -109,7 +109,7 @@ class AppendApi:
         response: broker_pb2.AppendResponse | None = None
         with counted("Append") as outcome:
             claims = await authorize(call, context.verifier, Capability.APPEND)
-            async with failing(call):
+            async with ending_on_error(call):
                 content = ClientContent(requests)
                 opening = await content.opening()
                 tracing.annotate(journal=opening.journal)
@@ -166,7 +166,7 @@ class AppendApi:
         opening: broker_pb2.AppendRequest,
         session: SessionAppend | None,
         content: ContentSource,
-        at: Resolution,
+        resolution: Resolution,
         call: Any,
         timeout_s: float | None,
     ) -> broker_pb2.AppendResponse:
@@ -176,18 +176,18 @@ class AppendApi:
         endpoint of the primary. End the call if the primary fails it, or if the claims expire.
         """
         peers = self._context.peers
-        primary = at.header.process_id
-        endpoint = peers.pick(at.header.route, process_id=primary)
+        primary = resolution.header.process_id
+        endpoint = peers.pick(resolution.header.route, process_id=primary)
         if endpoint is None:
             raise Unavailable("etcd has no endpoint of the journal's primary", primary=primary)
-        claims = journal_claims(Capability.APPEND, at.journal)
+        claims = journal_claims(Capability.APPEND, resolution.journal)
         metadata = peers.credentials.metadata(claims)
         if session is not None:
             metadata += session.metadata()
         upstream = peers.byte_path(endpoint).append(metadata=metadata, timeout=timeout_s)
         # The name loses its metadata segment: brokers of other versions may not expect a segment here.
-        opening.journal = at.journal
-        opening.header.CopyFrom(at.header.to_pb())
+        opening.journal = resolution.journal
+        opening.header.CopyFrom(resolution.header.to_pb())
         try:
             with open_channel("Append"):
                 await _forward(opening, content, upstream)

@@ -71,7 +71,7 @@ def passed_on(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str]:
 
 
 @asynccontextmanager
-async def failing(call: Call) -> AsyncIterator[None]:
+async def ending_on_error(call: Call) -> AsyncIterator[None]:
     """End the call if the block raises a ``GazetteError``, with its code and text. Mark an ``Invalid`` by
     `_INVALID_REQUEST`.
 
@@ -129,7 +129,7 @@ class Expiry:
             raise  # A time-out within ``waiting``.
 
 
-class Outcome:
+class CountedOutcome:
     """The outcome of an operation, for its metric. Set ``status``, or the operation counts as an error."""
 
     __slots__ = ("status",)
@@ -139,10 +139,10 @@ class Outcome:
 
 
 @contextmanager
-def counted(operation: str) -> Iterator[Outcome]:
+def counted(operation: str) -> Iterator[CountedOutcome]:
     """Count one operation of the journal server in its two counters."""
     JOURNAL_SERVER_STARTED.inc(operation)
-    outcome = Outcome()
+    outcome = CountedOutcome()
     try:
         yield outcome
     finally:

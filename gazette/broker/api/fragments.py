@@ -8,7 +8,7 @@ from typing import Any, Final
 import grpc.aio
 
 from gazette.auth import Capability, Claims
-from gazette.broker.api.call_guard import authorize, counted, failing, passed_on
+from gazette.broker.api.call_guard import authorize, counted, ending_on_error, passed_on
 from gazette.broker.api.read import reachable
 from gazette.broker.context import BrokerContext
 from gazette.broker.resolver import Resolution
@@ -44,7 +44,7 @@ class FragmentsApi:
         context = self._context
         with counted("ListFragments") as outcome:
             claims = await authorize(call, context.verifier, Capability.READ)
-            async with failing(call):
+            async with ending_on_error(call):
                 validate_fragments_request(request)
                 response = await self._list(request, claims, call)
                 outcome.status = Status(response.status)

@@ -9,7 +9,7 @@ import grpc
 from gazette.auth import Capability
 from gazette.blobs import health
 from gazette.blobs.registry import ActiveStore
-from gazette.broker.api.call_guard import authorize, counted, failing
+from gazette.broker.api.call_guard import authorize, counted, ending_on_error
 from gazette.broker.context import BrokerContext
 from gazette.errors import GazetteError
 from gazette.protocol.label_set import EVERYTHING
@@ -41,7 +41,7 @@ class HealthApi:
                 await call.abort(
                     grpc.StatusCode.UNAUTHENTICATED, "not authorized to all journals of a store"
                 )
-            async with failing(call):
+            async with ending_on_error(call):
                 validate_health_request(request)
                 error = await self._check(request)
                 outcome.status = Status.FRAGMENT_STORE_UNHEALTHY if error else Status.OK

@@ -13,7 +13,7 @@ import grpc
 
 from gazette.auth import Capability, Claims
 from gazette.blobs.path_limits import longest_path
-from gazette.broker.api.call_guard import Expired, Expiry, authorize, counted, failing
+from gazette.broker.api.call_guard import Expired, Expiry, authorize, counted, ending_on_error
 from gazette.broker.api.problems import problems_of
 from gazette.broker.context import BrokerContext
 from gazette.broker.deleted_journals import note_deletions
@@ -113,7 +113,7 @@ class ListApplyApi:
         context = self._context
         with counted("List") as outcome:
             claims = await authorize(call, context.verifier, Capability.LIST)
-            async with failing(call):
+            async with ending_on_error(call):
                 validate_list_request(request)
                 with suppress(Expired):
                     await self._list(request, claims, call)
@@ -255,7 +255,7 @@ class ListApplyApi:
         context = self._context
         with counted("Apply") as outcome:
             claims = await authorize(call, context.verifier, Capability.APPLY)
-            async with failing(call):
+            async with ending_on_error(call):
                 validate_apply_request(request)
                 for change in request.changes:
                     if (name := _refused(change, claims)) is not None:

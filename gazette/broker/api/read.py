@@ -18,12 +18,12 @@ import grpc.aio
 
 from gazette.auth import Capability, Claims
 from gazette.broker.api.call_guard import (
+    CountedOutcome,
     Expired,
     Expiry,
-    Outcome,
     authorize,
     counted,
-    failing,
+    ending_on_error,
     passed_on,
 )
 from gazette.broker.context import BrokerContext
@@ -93,7 +93,7 @@ class ReadApi:
         context = self._context
         with counted("Read") as outcome:
             claims = await authorize(call, context.verifier, Capability.READ)
-            async with failing(call):
+            async with ending_on_error(call):
                 validate_read_request(request)
                 tracing.annotate(journal=request.journal, offset=request.offset)
                 with suppress(Expired):
@@ -101,7 +101,7 @@ class ReadApi:
             outcome.status = outcome.status or Status.OK
 
     async def _read(
-        self, request: broker_pb2.ReadRequest, claims: Claims, call: Any, outcome: Outcome
+        self, request: broker_pb2.ReadRequest, claims: Claims, call: Any, outcome: CountedOutcome
     ) -> None:
         """Serve the read from the local replica, or from another broker. Otherwise answer with the status."""
         expiry = Expiry(claims, self._context.clock)

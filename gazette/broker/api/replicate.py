@@ -17,7 +17,14 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from gazette.auth import Capability, Claims
-from gazette.broker.api.call_guard import Expired, Expiry, Outcome, authorize, counted, failing
+from gazette.broker.api.call_guard import (
+    CountedOutcome,
+    Expired,
+    Expiry,
+    authorize,
+    counted,
+    ending_on_error,
+)
 from gazette.broker.append.invalidation import Superseded, take_unless
 from gazette.broker.context import BrokerContext
 from gazette.broker.lease_guard import LeaseGuard
@@ -64,13 +71,17 @@ class ReplicateApi:
         with counted("Replicate") as outcome:
             claims = await authorize(call, self._context.verifier, Capability.REPLICATE)
             try:
-                async with failing(call):
+                async with ending_on_error(call):
                     await self._replicate(requests, claims, call, outcome)
             except Expired:
                 await call.abort(grpc.StatusCode.UNAUTHENTICATED, "authorization has expired")
 
     async def _replicate(
-        self, requests: AsyncIterator[ReplicateMessage], claims: Claims, call: Any, outcome: Outcome
+        self,
+        requests: AsyncIterator[ReplicateMessage],
+        claims: Claims,
+        call: Any,
+        outcome: CountedOutcome,
     ) -> None:
         """Wait for the spool, apply the primary's messages to it, and give it back at the end."""
         opening = await anext(requests, None)
@@ -165,7 +176,7 @@ class _Stream:
     expiry: Expiry
     replica: Replica
     lease: LeaseGuard
-    at: Resolution
+    resolution: Resolution
     others: frozenset[Incarnation]
     """The other followers: the primary sends them the same messages."""
     messages: int = 0
@@ -252,7 +263,7 @@ class _Stream:
 
     def _follow(self, fragment: Fragment) -> None:
         """Record that the primary has ``fragment``, too. Other followers may also have its new content."""
-        replica, resolution = self.replica, self.at
+        replica, resolution = self.replica, self.resolution
         replica.follow(fragment, resolution.reassigned, resolution.tenure)
         if self.has_content:
             self.has_content = False
@@ -278,17 +289,17 @@ class _RouteWatch:
         self._stream = stream
         self._route = route
         self._resolve = resolve
-        self._at: Resolution | None = None
+        self._resolution: Resolution | None = None
 
-    def follow(self, at: Resolution) -> None:
-        """Watch for changes after the resolution ``at``."""
-        self._at = at
-        at.invalidated.listen(self._changed)
+    def follow(self, resolution: Resolution) -> None:
+        """Watch for changes after ``resolution``."""
+        self._resolution = resolution
+        resolution.invalidated.listen(self._changed)
 
     def end(self) -> None:
         """Watch no more."""
-        if self._at is not None:
-            self._at.invalidated.forget(self._changed)
+        if self._resolution is not None:
+            self._resolution.invalidated.forget(self._changed)
 
     def _changed(self) -> None:
         if not self._scope.is_stopping:

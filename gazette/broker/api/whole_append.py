@@ -98,7 +98,7 @@ class SmallAppends:
             resolution.replica.line.check_room()
             if (
                 session is not None
-                and resolution.replica.sessions.refusal(session, resolution.tenure) is not None
+                and resolution.replica.sessions.refusal_of(session, resolution.tenure) is not None
             ):
                 return None
         except (DecodeError, GazetteError):
@@ -170,13 +170,13 @@ class WholeAppend:
     task."""
 
     __slots__ = (
-        "_at",
+        "_append_call",
         "_call",
         "_context",
         "_driver",
         "_proposed",
+        "_resolution",
         "_task",
-        "_terms",
         "_timer",
         "line",
         "small",
@@ -186,15 +186,15 @@ class WholeAppend:
         self,
         context: BrokerContext,
         call: WholeCall,
-        terms: AppendCall,
+        append_call: AppendCall,
         line: Line,
         content: bytes,
-        at: Resolution,
+        resolution: Resolution,
     ) -> None:
         self._context = context
         self._call = call
-        self._terms = terms
-        self._at = at
+        self._append_call = append_call
+        self._resolution = resolution
         self._driver: AppendDriver | None = None
         self._task: asyncio.Task[None] | None = None
         """Runs the driver, or waits for the pipeline first."""
@@ -205,13 +205,13 @@ class WholeAppend:
         self.line = line
         arrived = context.clock.monotonic()
         self.small = SmallAppend(
-            terms.terms, content, terms.session, arrived, self._lead, self._settle
+            append_call.terms, content, append_call.session, arrived, self._lead, self._settle
         )
         call.on_gone = self._interrupt
 
     def limit(self) -> None:
         """Start the timer of the caller's claims, unless the append was answered at once."""
-        expires_at = self._terms.claims.expires_at
+        expires_at = self._append_call.claims.expires_at
         if expires_at is not None and self._call.is_open:
             remaining_s = max(0.0, expires_at - self._context.clock.now())
             self._timer = asyncio.get_running_loop().call_later(remaining_s, self._expire)
@@ -247,7 +247,9 @@ class WholeAppend:
         resolved = self._resolved()
         try:
             group = (
-                None if resolved is None else self._commit(resolved, resolved.held.pipeline.free)
+                None
+                if resolved is None
+                else self._commit(resolved, resolved.local_replica.pipeline.free)
             )
             if group is not None:
                 group.start()
@@ -255,7 +257,7 @@ class WholeAppend:
         except Exception as error:  # noqa: BLE001 - it ends the broker, as that of a task does
             scope.fail(error)
             return
-        self._task = scope.spawn(self._run(), name=f"append {self._terms.terms.journal}")
+        self._task = scope.spawn(self._run(), name=f"append {self._append_call.terms.journal}")
         self._task.add_done_callback(self._on_task_done)
 
     def _on_task_done(self, _: asyncio.Task[None]) -> None:
@@ -264,21 +266,23 @@ class WholeAppend:
 
     def _resolved(self) -> Resolution | None:
         """Return the journal's present resolution; None unless the same replica leads it here."""
-        resolver, terms = self._context.resolver, self._terms
-        if not resolver.is_present(self._at):
+        resolver, append_call = self._context.resolver, self._append_call
+        if not resolver.is_present(self._resolution):
             try:
                 resolution = resolver.resolve_now(
-                    terms.terms.journal, claims=terms.claims, may_proxy=terms.may_proxy
+                    append_call.terms.journal,
+                    claims=append_call.claims,
+                    may_proxy=append_call.may_proxy,
                 )
             except GazetteError:
                 return None
             if resolution is None or not resolution.is_local or resolution.replica is None:
                 return None
-            self._at = resolution
-        return self._at if self._at.held.line is self.line else None
+            self._resolution = resolution
+        return self._resolution if self._resolution.local_replica.line is self.line else None
 
-    def _commit(self, at: Resolution, pipeline: Pipeline | None) -> AppendGroup | None:
-        group = commit_now(self._context, at, pipeline, self.line, self.small)
+    def _commit(self, resolution: Resolution, pipeline: Pipeline | None) -> AppendGroup | None:
+        group = commit_now(self._context, resolution, pipeline, self.line, self.small)
         self._proposed = group is not None
         return group
 
@@ -289,7 +293,7 @@ class WholeAppend:
             group.start()
             return
         content = ContentAhead(_NO_MORE, (self.small.content, COMMIT, None))
-        driver = AppendDriver(self._context, self._terms, content, self.small.arrived)
+        driver = AppendDriver(self._context, self._append_call, content, self.small.arrived)
         self._driver = driver
         outcome = await driver.run()
         if outcome.ending is Ending.PROXY:
@@ -298,7 +302,7 @@ class WholeAppend:
             self._call.hand_back()  # The handler of the call passes the append on to the primary.
             return
         if driver.resolution is not None:
-            self._at = driver.resolution
+            self._resolution = driver.resolution
         self._answer(outcome, driver.flow)
 
     async def _commit_in_turn(self) -> AppendGroup | None:
@@ -309,7 +313,7 @@ class WholeAppend:
         resolution = self._resolved()
         if resolution is None or not resolution.takes_content:
             return None
-        pipeline_mutex = resolution.held.pipeline
+        pipeline_mutex = resolution.local_replica.pipeline
         if pipeline_mutex.idle:
             return None  # `_lead` has tried the free pipeline already.
         try:
@@ -336,7 +340,7 @@ class WholeAppend:
             self._call.refuse(*failure_of(ended))
             return
         count_completed("Append", ended.status.name)
-        self._call.answer(encoded(ended, self._at.append_header, flow))
+        self._call.answer(encoded(ended, self._resolution.append_header, flow))
         note_head(ended)
 
 

@@ -97,7 +97,7 @@ class AppendFlow(msgspec.Struct):
             return None
         return -(-self._allowance // self.rate_min)
 
-    def waited(self, ticks: int) -> bool:
+    def count_wait(self, ticks: int) -> bool:
         """Count ``ticks`` of waiting. Return True if the client is still fast enough."""
         if not self.rate_min:
             return True

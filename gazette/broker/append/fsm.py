@@ -98,7 +98,7 @@ class AppendFSM:
     holds: bool = False
     """True while this append holds the right to send on the pipeline, or to build a missing one."""
     outcome: Outcome | None = None
-    at: ev.Resolved | None = None
+    resolution: ev.Resolved | None = None
     """The last resolution."""
     read_through: Revision = 0
     """Least revision of etcd for the next resolution."""
@@ -178,7 +178,7 @@ class AppendFSM:
                 return self._resolve()
         match self.state, event:
             case State.START_PIPELINE, ev.PipelineBuilt(spool, now, caught_up):
-                self._pipeline_route, self._opening, self._rounds = self._where.route, True, 0
+                self._pipeline_route, self._opening, self._rounds = self._resolution.route, True, 0
                 self._spool, self._registers = spool, spool.registers
                 if caught_up:
                     # Replicas that held these bytes are gone: close the fragment, so that it is uploaded now.
@@ -187,7 +187,7 @@ class AppendFSM:
             case State.START_PIPELINE, ev.SyncAnswered():
                 return self._on_catch_up_failed(event)
             case State.SEND_PIPELINE_SYNC, ev.AllAcknowledged(now):
-                return (ev.SendSync(self._rolled(now), self._registers, self._opening),)
+                return (ev.SendSync(self._proposal_at(now), self._registers, self._opening),)
             case State.SEND_PIPELINE_SYNC, ev.SyncSent(spool):
                 self._spool, self._opening = spool, False
                 self.state = State.RECV_PIPELINE_SYNC
@@ -207,28 +207,28 @@ class AppendFSM:
         self.state = State.RESOLVE
         return (ev.Resolve(self.read_through),)
 
-    def _on_resolved(self, at: ev.Resolved) -> tuple[Effect, ...]:
+    def _on_resolved(self, resolution: ev.Resolved) -> tuple[Effect, ...]:
         """Resume a suspended journal, refuse the append, pass it on to the primary, or go on to a pipeline.
 
         A pipeline that this append holds is kept only while the same replica is the primary.
         """
-        self.at = at
+        self.resolution = resolution
         if (
-            at.status is Status.SUSPENDED
+            resolution.status is Status.SUSPENDED
             and self.terms.suspend is SuspendControl.RESUME
-            and at.spec is not None
+            and resolution.spec is not None
         ):
-            return self._put_suspend(SuspendLevel.NONE, resume_offset(at.spec))
-        if at.status is not Status.OK:
-            return self._refuse(at.status)
+            return self._put_suspend(SuspendLevel.NONE, resume_offset(resolution.spec))
+        if resolution.status is not Status.OK:
+            return self._refuse(resolution.status)
         give_back: tuple[Effect, ...] = ()
-        if self.holds and not (at.is_primary and at.same_replica):
+        if self.holds and not (resolution.is_primary and resolution.same_replica):
             give_back = (ev.GiveBackPipeline(),)
             self._let_go()
-        if not at.is_primary:
+        if not resolution.is_primary:
             return (*give_back, *self._await_desired_replicas())
         if self.holds:
-            if not at.same_members:
+            if not resolution.same_members:
                 self._pipeline_route = (
                     None  # A member may have a new replica: build another pipeline.
                 )
@@ -239,8 +239,8 @@ class AppendFSM:
     def _start_pipeline(self) -> tuple[Effect, ...]:
         """Use the held pipeline if it has the resolved route. Otherwise build another one."""
         route = self._pipeline_route
-        if route is not None and route.equivalent(self._where.route):
-            self._registers = self._held.registers
+        if route is not None and route.equivalent(self._resolution.route):
+            self._registers = self._spool_view.registers
             return self._update_assignments()
         self._pipeline_route = None
         self.state = State.START_PIPELINE
@@ -249,7 +249,7 @@ class AppendFSM:
     def _send_sync(self, now: float) -> tuple[Effect, ...]:
         self._rounds += 1
         self.state = State.SEND_PIPELINE_SYNC
-        proposal = self._rolled(now)
+        proposal = self._proposal_at(now)
         # The first proposal of a pipeline does not wait: all peers were brought up to date before.
         if not self._opening and self._completes(proposal):
             return (ev.AwaitAcks(),)
@@ -262,7 +262,7 @@ class AppendFSM:
         only the open fragment, so its peers would never get the rest of the completed one. If this broker is
         then lost, the journal has a hole, and readers wait for the bytes.
         """
-        spool_fragment = self._held.fragment
+        spool_fragment = self._spool_view.fragment
         return spool_fragment.length > 0 and proposal.begin != spool_fragment.begin
 
     def _on_sync_answered(self, event: ev.SyncAnswered) -> tuple[Effect, ...]:
@@ -271,7 +271,9 @@ class AppendFSM:
         Fail after `SYNC_ROUNDS_MAX` proposals, and for an answer that no correct replica gives.
         """
         try:
-            verdict = judge_sync(event.answers, self._where, self._held.fragment, event.error)
+            verdict = judge_sync(
+                event.answers, self._resolution, self._spool_view.fragment, event.error
+            )
         except GazetteError as error:
             return self._fail(error, broken=True)
         if verdict.read_through:
@@ -293,7 +295,7 @@ class AppendFSM:
         # These answers are about the route: the offsets of ``empty`` do not count.
         empty = Fragment(journal=self.terms.journal, begin=0, end=0)
         try:
-            verdict = judge_sync(event.answers, self._where, empty, event.error)
+            verdict = judge_sync(event.answers, self._resolution, empty, event.error)
         except GazetteError as error:
             return self._fail(error, broken=True)
         self.read_through = max(self.read_through, verdict.read_through)
@@ -302,7 +304,7 @@ class AppendFSM:
 
     def _update_assignments(self) -> tuple[Effect, ...]:
         """Store the route in the assignments, unless each of them has it already."""
-        resolution = self._where
+        resolution = self._resolution
         if len(resolution.stored_routes) == len(resolution.route.members) and all(
             stored_route.equivalent(resolution.route) for stored_route in resolution.stored_routes
         ):
@@ -315,17 +317,17 @@ class AppendFSM:
 
         With more replicas, wait for a later route. With fewer, refuse the append.
         """
-        resolution = self._where
+        resolution = self._resolution
         self.state = State.AWAIT_DESIRED_REPLICAS
         if len(resolution.route.members) > resolution.desired_replication:
             # The allocator is about to remove a replica, possibly the primary. Wait for that change.
             self.read_through = resolution.revision + 1
             return self._resolve()
         if len(resolution.route.members) < resolution.desired_replication:
-            if self.holds and self._held.fragment.length:
+            if self.holds and self._spool_view.fragment.length:
                 # Too few brokers hold these bytes: complete the fragment, so that it is uploaded now. After
                 # that, the spool is empty, and the append is refused.
-                self.roll_to = self._held.fragment.end
+                self.roll_to = self._spool_view.fragment.end
                 return self._resync(now=0.0)  # `roll_to` is set: the time does not matter.
             return self._refuse(Status.INSUFFICIENT_JOURNAL_BROKERS)
         if not resolution.is_primary:
@@ -365,7 +367,7 @@ class AppendFSM:
                 return self._refuse(Status.FRAGMENT_STORE_UNHEALTHY, store_error=error)
             return (ev.AwaitReadiness(seen.store_until),)
 
-        terms, spec, spool, index = self.terms, self._spec, self._held, seen.index
+        terms, spec, spool, index = self.terms, self._spec, self._spool_view, seen.index
         end = spool.fragment.end
         resume_at = resume_offset(spec)
         known_head = seen.head
@@ -420,13 +422,13 @@ class AppendFSM:
     def _resync(self, now: float, registers: LabelSet | None = None) -> tuple[Effect, ...]:
         """Synchronize again, with ``registers`` (default: those of the spool)."""
         self._rounds = 0
-        self._registers = self._held.registers if registers is None else registers
+        self._registers = self._spool_view.registers if registers is None else registers
         return self._send_sync(now)
 
     def _check_suspension(self, seen: ev.ReadinessSeen) -> tuple[Effect, ...]:
         """Change the suspension as the caller asks, or refuse the append, or go on to its content."""
         control, spec, index = self.terms.suspend, self._spec, seen.index
-        end = self._held.fragment.end
+        end = self._spool_view.fragment.end
         if spec.suspend_level is SuspendLevel.NONE:
             if control in _SUSPENDS and index.empty:
                 return self._put_suspend(SuspendLevel.FULL, end)
@@ -444,7 +446,7 @@ class AppendFSM:
                 return self._put_suspend(SuspendLevel.FULL, end)
             self._final_status = Status.SUSPENDED  # It is suspended already: end without content.
         # Go on: nothing is to be changed, or content is not in a blob store yet.
-        if self._held.fragment.begin == index.begin:
+        if self._spool_view.fragment.begin == index.begin:
             # Roll before the second append, so that the first append is a fragment of its own. Without this
             # fragment, a journal that lost its fragments would look like one that never had any.
             self.roll_to = end
@@ -458,7 +460,7 @@ class AppendFSM:
 
     def _begin_stream(self, now: float) -> tuple[Effect, ...]:
         """Read content. First roll the spool, if its fragment is complete or must be completed."""
-        spool = self._held
+        spool = self._spool_view
         try:
             self._registers = registers_after(spool.registers, self.terms)
         except TooLarge as error:
@@ -467,7 +469,7 @@ class AppendFSM:
         self._begin = spool.fragment.end
         rate_max = effective_rate_max(self._spec.max_append_rate, self.rate_max)
         self.flow = AppendFlow(self._balance, self.rate_min, rate_max)
-        proposal = self._rolled(now)
+        proposal = self._proposal_at(now)
         if proposal == spool.fragment:
             return self._read()
         if self._completes(proposal):
@@ -487,7 +489,7 @@ class AppendFSM:
             case ev.StreamEnded():
                 return self._on_stream_end(event)
             case ev.AllAcknowledged(now):
-                return (ev.SendRoll(self._rolled(now), self._held.registers),)
+                return (ev.SendRoll(self._proposal_at(now), self._spool_view.registers),)
             case ev.RollSent(spool):
                 self._spool = spool
                 return self._read()
@@ -501,7 +503,7 @@ class AppendFSM:
         return (ev.ReadContent(self._flow.idle_ticks()),)
 
     def _on_read(self, read: ev.ContentRead) -> tuple[Effect, ...]:
-        if not read.stalled and not self._flow.waited(read.waited):
+        if not read.stalled and not self._flow.count_wait(read.waited):
             return self._roll_back(self._failure(too_slow(self.rate_min)))
         self._flow.received(len(read.content))
         return self._pass_on(read.content, read.now)
@@ -535,7 +537,7 @@ class AppendFSM:
             return self._roll_back(
                 self._failure(Invalid("register modification requires non-empty Append"))
             )
-        registers = self._registers if self._length else self._held.registers
+        registers = self._registers if self._length else self._spool_view.registers
         commit = Fragment(
             journal=event.next.journal,
             begin=self._begin,
@@ -549,7 +551,7 @@ class AppendFSM:
 
     def _roll_back(self, outcome: Outcome) -> tuple[Effect, ...]:
         self._pending = outcome
-        return self._finish_stream(self._held.fragment, self._held.registers)
+        return self._finish_stream(self._spool_view.fragment, self._spool_view.registers)
 
     def _finish_stream(self, proposal: Fragment, registers: LabelSet) -> tuple[Effect, ...]:
         self.state = State.READ_ACKNOWLEDGEMENTS
@@ -613,7 +615,9 @@ class AppendFSM:
 
     def _end_as_before(self, commit: Fragment) -> tuple[Effect, ...]:
         """End with the commit of an earlier attempt of this append."""
-        outcome = Outcome(Ending.COMMITTED, Status.OK, commit, self._held.registers, repeated=True)
+        outcome = Outcome(
+            Ending.COMMITTED, Status.OK, commit, self._spool_view.registers, repeated=True
+        )
         return self._end(outcome, state=State.FINISHED)
 
     def _let_go(self) -> None:
@@ -623,18 +627,18 @@ class AppendFSM:
     # Accessors of values that are set in the states that use them.
 
     @property
-    def _where(self) -> ev.Resolved:
-        assert self.at is not None
-        return self.at
+    def _resolution(self) -> ev.Resolved:
+        assert self.resolution is not None
+        return self.resolution
 
     @property
     def _spec(self) -> JournalSpec:
-        assert self.at is not None
-        assert self.at.spec is not None
-        return self.at.spec
+        assert self.resolution is not None
+        assert self.resolution.spec is not None
+        return self.resolution.spec
 
     @property
-    def _held(self) -> SpoolView:
+    def _spool_view(self) -> SpoolView:
         assert self._spool is not None
         return self._spool
 
@@ -643,8 +647,8 @@ class AppendFSM:
         assert self.flow is not None
         return self.flow
 
-    def _rolled(self, now: float) -> Fragment:
-        spool, spec = self._held, self._spec.fragment
+    def _proposal_at(self, now: float) -> Fragment:
+        spool, spec = self._spool_view, self._spec.fragment
         return proposal_of(
             spool.fragment,
             spool.first_append_time,

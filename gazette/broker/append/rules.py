@@ -37,7 +37,7 @@ class SyncVerdict:
 
 
 def judge_sync(
-    answers: Iterable[PeerAnswer], at: Resolved, ours: Fragment, error: GazetteError | None
+    answers: Iterable[PeerAnswer], resolution: Resolved, ours: Fragment, error: GazetteError | None
 ) -> SyncVerdict:
     """Judge the answers to the proposal of ``ours``. ``error`` is of a peer that did not answer, if any.
 
@@ -60,7 +60,7 @@ def judge_sync(
                 # The peer lacks the beginning of our fragment: complete it, and go on from its end.
                 roll_to = peer_fragment.end if roll_to is None else roll_to
                 continue
-        elif answer.revision > at.revision and not _same_route(answer, at):
+        elif answer.revision > resolution.revision and not _same_route(answer, resolution):
             read_through = max(read_through, answer.revision)
             continue
         error = error or unexpected_answer(answer)
@@ -71,8 +71,8 @@ def judge_sync(
     return SyncVerdict(roll_to=roll_to, registers=registers)
 
 
-def _same_route(answer: PeerAnswer, at: Resolved) -> bool:
-    return answer.route is None or answer.route.equivalent(at.route)
+def _same_route(answer: PeerAnswer, resolution: Resolved) -> bool:
+    return answer.route is None or answer.route.equivalent(resolution.route)
 
 
 def unexpected_answer(answer: PeerAnswer) -> GazetteError:

@@ -54,7 +54,7 @@ ADMITTED: Final = Admission()
 
 class SessionLedger:
     """The sessions of one journal. Use it only while you hold the journal's pipeline: one append at a time.
-    ``refusal`` may be called by any append."""
+    ``refusal_of`` may be called by any append."""
 
     __slots__ = ("_generation", "_life", "_newer", "_older", "_tenure")
 
@@ -105,7 +105,7 @@ class SessionLedger:
         self._remember(append.session, _Last(append.sequence, attempt))
         return ADMITTED
 
-    def refusal(self, append: SessionAppend, tenure: Revision) -> Conflict | None:
+    def refusal_of(self, append: SessionAppend, tenure: Revision) -> Conflict | None:
         """Return the error by which the primary of ``tenure`` refuses an append of an unknown session.
 
         Return None if ``admit`` may still admit the append. An append calls this before its turn: an unknown

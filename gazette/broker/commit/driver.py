@@ -166,7 +166,7 @@ class AppendDriver:
             case ev.TakePipeline():
                 return await self._take_pipeline()
             case ev.CheckReadiness():
-                return self._look()
+                return self._see_readiness()
             case ev.SendRoll() | ev.SendFinal():
                 return await self._propose(effect)
             case ev.HandOver():
@@ -191,15 +191,15 @@ class AppendDriver:
             case ev.BreakPipeline(error):
                 self._hold.break_pipeline(error, self._context.scope)
             case ev.SendSync(proposal, registers, opening):
-                if proposal.begin > self._held.spool.fragment.end:
+                if proposal.begin > self._pipeline.spool.fragment.end:
                     # Other followers may have the bytes that this spool lacks.
-                    self._hold.of.others.forget()
-                await self._held.sync(proposal, registers, opening=opening)
-                return ev.SyncSent(self._held.view())
+                    self._hold.held_replica.others.forget()
+                await self._pipeline.sync(proposal, registers, opening=opening)
+                return ev.SyncSent(self._pipeline.view())
             case ev.GatherSync():
                 return await self._gather_sync()
             case ev.PutAssignments(route):
-                return await self._write(put_assignments(self._context, self._at, route))
+                return await self._write(put_assignments(self._context, self._resolved, route))
             case ev.PutSuspend(level, offset):
                 return await self._suspend(level, offset)
             case (
@@ -219,7 +219,7 @@ class AppendDriver:
     async def _suspend(self, level: SuspendLevel, offset: Offset) -> ev.Event:
         """Change the suspension in etcd. To suspend, first close the known head where all replicas agree."""
         if level is not SuspendLevel.NONE:
-            pipeline, head = self._held, self._hold.of.head
+            pipeline, head = self._pipeline, self._hold.held_replica.head
             try:
                 # Gather all answers first: then all replicas have the bytes before the head, and no answer
                 # comes after the head is closed. Such an answer would open the head again.
@@ -227,10 +227,10 @@ class AppendDriver:
                 if pipeline.failure is not None:
                     return ev.SendFailed(pipeline.failure)
                 if offset >= head.offset:  # The spool of a read-only journal may lack bytes.
-                    await head.suspend(self._at.tenure, offset, pipeline.spool.registers)
+                    await head.suspend(self._resolved.tenure, offset, pipeline.spool.registers)
             except (Interrupted, GazetteError) as error:
                 return self._unfinished(error)
-        return await self._write(put_suspend(self._context, self._at, level, offset))
+        return await self._write(put_suspend(self._context, self._resolved, level, offset))
 
     def _unfinished(self, error: BaseException) -> ev.Event:
         """Return the event for a wait that ended with ``error``. Raise any error that is not expected."""
@@ -239,7 +239,7 @@ class AppendDriver:
                 return ev.Invalidated()
             case Interrupted():
                 return ev.Abandoned(error.reason)
-            case Closed() if self._at.invalidated.is_set:
+            case Closed() if self._resolved.invalidated.is_set:
                 return ev.Invalidated()
             case GazetteError():
                 return ev.Failed(error)
@@ -284,7 +284,7 @@ class AppendDriver:
 
     async def _take_pipeline(self) -> ev.Event:
         """Take the pipeline when its turn comes. Report a pipeline that must be replaced as a missing one."""
-        replica = self._at.replica
+        replica = self._resolved.replica
         assert replica is not None
         try:
             pipeline = await self._take_turn(replica)
@@ -307,7 +307,7 @@ class AppendDriver:
         """
         self._readiness.begin()
         if (session := self._call.session) is not None:
-            refusal = replica.sessions.refusal(session, self._at.tenure)
+            refusal = replica.sessions.refusal_of(session, self._resolved.tenure)
             if refusal is not None:
                 raise refusal
         if not self._call.in_line:
@@ -319,21 +319,22 @@ class AppendDriver:
 
     async def _take(self, replica: Replica) -> Pipeline | None:
         if replica.line.store_ails_since is not None:
-            await self._store_recovers(replica)
-        return await self._waits.run(take_unless(replica.pipeline, self._at.invalidated))
+            await self._await_store(replica)
+        return await self._waits.run(take_unless(replica.pipeline, self._resolved.invalidated))
 
-    async def _store_recovers(self, replica: Replica) -> None:
+    async def _await_store(self, replica: Replica) -> None:
         """Wait until the journal's store was listed and is healthy, or until the time for this wait is over.
 
         The append does not have its turn yet, so it delays no other append.
         """
-        resolution, readiness, monotonic = self._at, self._readiness, self._context.clock.monotonic
+        resolution, readiness = self._resolved, self._readiness
+        monotonic = self._context.clock.monotonic
         while monotonic() < (until := readiness.store_until(resolution, replica)):
             await self._waits.run(readiness.change(resolution, replica, until))
 
     async def _build_pipeline(self) -> ev.Event:
         """Replace the pipeline: take the spool, open streams to the peers, send what they lack, and lead."""
-        replica, resolution = self._hold.of, self._at
+        replica, resolution = self._hold.held_replica, self._resolved
         await self._hold.tear_down_former()
         try:
             spool = await self._waits.run(take_unless(replica.spool, resolution.invalidated))
@@ -346,7 +347,11 @@ class AppendDriver:
                 # Read the known head again: the head may have grown while this replica followed.
                 replica.head.loaded = False
             pipeline = open_pipeline(
-                self._context, resolution.header, resolution.journal, spool, agree=replica.agree
+                self._context,
+                resolution.header,
+                resolution.journal,
+                spool,
+                on_acknowledged=replica.all_acknowledged,
             )
             pipeline.reassigned = resolution.reassigned
         except GazetteError as error:
@@ -377,7 +382,7 @@ class AppendDriver:
             # The next pipeline does not send these bytes again: see `Replica.has_unagreed`.
             replica.refused_to, error = pipeline.spool.fragment.end, conflict
         except GazetteError as failure:
-            if self._at.reassigned.is_set:
+            if self._resolved.reassigned.is_set:
                 return ev.Invalidated()  # The peer that failed may have left the route.
             error = failure
         if error is None and not answers:
@@ -394,7 +399,7 @@ class AppendDriver:
         self,
         effect: ev.LoadHead | ev.AwaitReadiness | ev.SeekClosing | ev.ConfirmHead | ev.BeginTenure,
     ) -> ev.Event:
-        resolution, replica = self._at, self._hold.of
+        resolution, replica = self._resolved, self._hold.held_replica
         try:
             match effect:
                 case ev.LoadHead():
@@ -411,17 +416,17 @@ class AppendDriver:
                     await self._waits.run(replica.begin(resolution.tenure, end))
         except (Superseded, Interrupted, GazetteError) as error:
             return self._unfinished(error)
-        return self._look()
+        return self._see_readiness()
 
-    def _look(self) -> ev.ReadinessSeen:
-        replica = self._hold.of
-        return self._readiness.look(self._at, replica, self._admission(replica.sessions))
+    def _see_readiness(self) -> ev.ReadinessSeen:
+        replica = self._hold.held_replica
+        return self._readiness.look(self._resolved, replica, self._admission(replica.sessions))
 
     def _admission(self, sessions: SessionLedger) -> Admission:
         if self._call.session is None:
             return ADMITTED
         self._sessions = sessions
-        return sessions.admit(self._call.session, self._at.tenure, self)
+        return sessions.admit(self._call.session, self._resolved.tenure, self)
 
     def _leave_session(self, outcome: ev.Outcome | None) -> None:
         """Record in the ledger of sessions that this attempt has ended."""
@@ -461,7 +466,9 @@ class AppendDriver:
         """Wait for ``ticks``, at most until the resolution is superseded or the append interrupted."""
         clock, superseded = self._context.clock, False
         try:
-            await self._waits.run(changed(self._at.invalidated, clock.sleep(ticks / TICKS_PER_S)))
+            await self._waits.run(
+                changed(self._resolved.invalidated, clock.sleep(ticks / TICKS_PER_S))
+            )
         except Superseded:
             superseded = True
         except Interrupted as interrupted:
@@ -470,18 +477,18 @@ class AppendDriver:
 
     async def _stream_ended(self) -> ev.Event:
         try:
-            proposal = await self._held.next()
+            proposal = await self._pipeline.next()
         except Bug:  # A bug is no failure of the pipeline: it ends the broker.
             raise
         except GazetteError as error:
             return ev.SendFailed(error)
         if self._sum is None:
             return ev.StreamEnded(proposal, ZERO_SUM)  # Without content, the append has no sum.
-        is_alone = not self._held.spool.fragment.length
+        is_alone = not self._pipeline.spool.fragment.length
         return ev.StreamEnded(proposal, proposal.sum if is_alone else self._sum.digest())
 
     async def _send_content(self, content: bytes, delta: int) -> ev.Event | None:
-        pipeline = self._held
+        pipeline = self._pipeline
         if not delta:
             self._sum = hashlib.sha1(usedforsecurity=False)
             # If the append begins its fragment, take the fragment's sum: do not hash the content twice.
@@ -497,32 +504,32 @@ class AppendDriver:
     async def _propose(self, effect: ev.SendRoll | ev.SendFinal) -> ev.Event | None:
         is_final = isinstance(effect, ev.SendFinal)
         if is_final:
-            self._committing = (self._held.spool.fragment.end, effect.proposal.end)
+            self._committing = (self._pipeline.spool.fragment.end, effect.proposal.end)
         try:
             if is_final:
                 # Followers show a commit to readers at once. Without a lease, do not send a commit: another
                 # broker may lead the journal by now, and commit other bytes.
                 self._context.lease.check()
-            await self._held.propose(effect.proposal, effect.registers, acknowledge=is_final)
+            await self._pipeline.propose(effect.proposal, effect.registers, acknowledge=is_final)
         except Bug:
             raise
         except GazetteError as error:
             return ev.SendFailed(error)
-        return None if is_final else ev.RollSent(self._held.view())
+        return None if is_final else ev.RollSent(self._pipeline.view())
 
     # Answers.
 
     async def _gather_sync(self) -> ev.Event:
-        pipeline = self._held
+        pipeline = self._pipeline
         with tracing.span("replicate", journal=self.journal, sync=1):
             async with pipeline.take_turn():
                 answers, error = await pipeline.gather_sync()
-        if error is not None and self._at.reassigned.is_set:
+        if error is not None and self._resolved.reassigned.is_set:
             return ev.Invalidated()
         return ev.SyncAnswered(answers, self._context.clock.now(), error)
 
     async def _await_acks(self) -> ev.Event:
-        pipeline = self._held
+        pipeline = self._pipeline
         try:
             await self._waits.run(pipeline.all_turns())
         except Interrupted as interrupted:
@@ -549,19 +556,19 @@ class AppendDriver:
     async def _know_head(self) -> None:
         """Record in etcd that the journal has content, before this primary answers its first append."""
         begin, end = self._committing
-        replica, tenure = self._hold.of, self._at.tenure
+        replica, tenure = self._hold.held_replica, self._resolved.tenure
         if end <= begin or replica.head.names(tenure):
             return
-        await replica.acknowledge(tenure, begin, end)
+        await replica.record_first_append(tenure, begin, end)
 
     @property
-    def _at(self) -> Resolution:
+    def _resolved(self) -> Resolution:
         assert self._resolution is not None
         return self._resolution
 
     @property
-    def _held(self) -> Pipeline:
-        return self._hold.held
+    def _pipeline(self) -> Pipeline:
+        return self._hold.held_pipeline
 
 
 def _ticks(seconds: float) -> int:

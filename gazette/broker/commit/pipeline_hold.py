@@ -28,13 +28,13 @@ class PipelineHold:
         self.turn: Turn | None = None
 
     @property
-    def of(self) -> Replica:
+    def held_replica(self) -> Replica:
         """The replica, which must be held."""
         assert self.replica is not None
         return self.replica
 
     @property
-    def held(self) -> Pipeline:
+    def held_pipeline(self) -> Pipeline:
         """The pipeline, which must be held."""
         assert self.pipeline is not None
         return self.pipeline
@@ -47,23 +47,23 @@ class PipelineHold:
         """Tear the pipeline down, if there is one, and keep the right to build another one."""
         former, self.pipeline = self.pipeline, None
         if former is not None:
-            await self.of.tear_down(former)
+            await self.held_replica.tear_down(former)
 
     def hand_over(self) -> None:
         """Take a turn for the answers to the proposals, and let other appends have the pipeline."""
-        self.turn = self.held.take_turn()
+        self.turn = self.held_pipeline.take_turn()
         self.give_back()
 
     def give_back(self) -> None:
         """Give the pipeline back to its mutex."""
-        self.of.pipeline.give(self.pipeline)
+        self.held_replica.pipeline.give(self.pipeline)
         self.pipeline = None
         if self.turn is None:
             self.replica = None
 
     async def tear_down(self) -> None:
         """Tear the pipeline down, and give None to its mutex. Do both even if cancelled."""
-        replica, pipeline = self.of, self.held
+        replica, pipeline = self.held_replica, self.held_pipeline
         self.replica = self.pipeline = None
         try:
             await replica.tear_down(pipeline)
@@ -74,7 +74,8 @@ class PipelineHold:
         """Break the pipeline that was handed over. A task of ``scope`` tears it down."""
         assert self.turn is not None
         self.turn.pipeline.fail(error)
-        scope.spawn(self.of.reap(self.turn.pipeline), name=f"reap pipeline {self.of.journal}")
+        replica = self.held_replica
+        scope.spawn(replica.reap(self.turn.pipeline), name=f"reap pipeline {replica.journal}")
 
     def drop(self) -> None:
         """Give up all that is held, after a cancellation. The next holder tears the broken pipeline down."""

@@ -35,9 +35,11 @@ class ReadinessWatch:
         if self._arrived is None:
             self._arrived = self._context.clock.monotonic()
 
-    def look(self, at: Resolution, replica: Replica, admission: Admission) -> ev.ReadinessSeen:
+    def look(
+        self, resolution: Resolution, replica: Replica, admission: Admission
+    ) -> ev.ReadinessSeen:
         """Return what the append sees now."""
-        clock, store = self._context.clock, self._store(at)
+        clock, store = self._context.clock, self._store(resolution)
         head, index = replica.head, replica.index
         error, unlisted = self._ailments(replica, store)
         undecided_to = index.unexplained_to
@@ -47,27 +49,27 @@ class ReadinessWatch:
             now=clock.now(),
             monotonic=clock.monotonic(),
             store_until=self._until(replica.line, ails=error is not None or bool(unlisted)),
-            head=ev.HeadSeen(head.offset, head.closed, replica.closings.reason)
+            head=ev.HeadSeen(head.offset, head.closed_registers, replica.closings.reason)
             if head.loaded
             else None,
             unlisted=unlisted,
-            must_begin=replica.must_begin(at.header.route),
+            must_begin=replica.must_begin(resolution.header.route),
             admission=admission,
             store_refuses="" if store is None or not store.refusals else _refusal(store, replica),
             undecided_to=undecided_to,
             undecided=_undecided(replica) if undecided_to else "",
         )
 
-    def store_until(self, at: Resolution, replica: Replica) -> float:
+    def store_until(self, resolution: Resolution, replica: Replica) -> float:
         """Return the monotonic time until which an append waits for the store before its turn; 0 if the store
         works, or if it refuses the journal: a wait does not end a refusal."""
-        store = self._store(at)
+        store = self._store(resolution)
         if store is not None and _refusal(store, replica):
             return 0.0
         error, unlisted = self._ailments(replica, store)
         return self._until(replica.line, ails=error is not None or bool(unlisted))
 
-    async def change(self, at: Resolution, replica: Replica, until: float) -> None:
+    async def change(self, resolution: Resolution, replica: Replica, until: float) -> None:
         """Wait until index or store differ from what was last seen, or until a monotonic time.
 
         Raise ``Superseded`` if the resolution is invalidated. Cancellation: no effect.
@@ -76,14 +78,14 @@ class ReadinessWatch:
         changes: list[Awaitable[object]] = [clock.sleep(until - clock.monotonic())]
         if not replica.index.first_refresh.is_set:
             changes.append(replica.index.wait_first_refresh())
-        if (store := self._store(at)) is not None:
+        if (store := self._store(resolution)) is not None:
             changes.append(store.wait_health_change(self._seen))
-        await changed(at.invalidated, *changes)
+        await changed(resolution.invalidated, *changes)
 
-    def _store(self, at: Resolution) -> ActiveStore | None:
+    def _store(self, resolution: Resolution) -> ActiveStore | None:
         """Return the first store of the journal; None without a store."""
-        assert at.spec is not None
-        stores = at.spec.fragment.stores
+        assert resolution.spec is not None
+        stores = resolution.spec.fragment.stores
         return self._context.blob_stores.get(stores[0]) if stores else None
 
     def _ailments(self, replica: Replica, store: ActiveStore | None) -> tuple[str | None, str]:

@@ -46,7 +46,6 @@ class AppendGroup:
     """
 
     __slots__ = (
-        "_at",
         "_awaits",
         "_begin",
         "_commit",
@@ -54,13 +53,14 @@ class AppendGroup:
         "_is_settled",
         "_line",
         "_pipeline",
+        "_resolution",
         "small",
     )
 
     def __init__(
         self,
         context: BrokerContext,
-        at: Resolution,
+        resolution: Resolution,
         pipeline: Pipeline,
         line: Line,
         small: tuple[SmallAppend, ...],
@@ -68,7 +68,7 @@ class AppendGroup:
         commit: Fragment,
     ) -> None:
         self._context = context
-        self._at = at
+        self._resolution = resolution
         self._pipeline = pipeline
         self._line = line
         self.small = small
@@ -88,7 +88,7 @@ class AppendGroup:
 
     def _cut_off(self) -> None:
         """Break the pipeline, because the broker's tasks are cancelled. This fails the appends."""
-        self._pipeline.fail(Broken("an append was cut short", journal=self._at.journal))
+        self._pipeline.fail(Broken("an append was cut short", journal=self._resolution.journal))
 
     def _settle(self, answered: LabelSet | GazetteError) -> None:
         """Settle all appends: commit them with the registers ``answered``, or fail them with the error.
@@ -111,7 +111,7 @@ class AppendGroup:
 
     def _committed(self, registers: LabelSet) -> None:
         """Settle each append with its own span of the commit, and let the next append of the line lead."""
-        begin, sessions = self._begin, self._at.held.sessions
+        begin, sessions = self._begin, self._resolution.local_replica.sessions
         for append in self.small:
             end = begin + len(append.content)
             digest = hashlib.sha1(append.content, usedforsecurity=False).digest()
@@ -124,9 +124,11 @@ class AppendGroup:
 
     def _fail(self, error: GazetteError) -> None:
         """Fail all appends as uncertain. The pipeline is broken."""
-        scope, replica = self._context.scope, self._at.held
+        scope, replica = self._context.scope, self._resolution.local_replica
         if not scope.is_stopping:
-            scope.spawn(replica.reap(self._pipeline), name=f"reap pipeline {self._at.journal}")
+            scope.spawn(
+                replica.reap(self._pipeline), name=f"reap pipeline {self._resolution.journal}"
+            )
         for append in self.small:
             if append.session is not None:
                 replica.sessions.ended(append.session, append, None)
@@ -136,28 +138,28 @@ class AppendGroup:
 
 def commit_now(
     context: BrokerContext,
-    at: Resolution,
+    resolution: Resolution,
     pipeline: Pipeline | None,
     line: Line,
     leader: SmallAppend,
 ) -> AppendGroup | None:
     """Commit the append that leads a line, with the appends behind it that may join and fit without a wait.
 
-    Return None, without effect, if a check fails (see the module). ``at`` is resolved at the present
-    revision. ``pipeline`` is that of the replica in ``at``, free or held by the caller; None: not available.
+    Return None, without effect, if a check fails (see the module). ``resolution`` is of the present revision.
+    ``pipeline`` is that of its replica, free or held by the caller; None: not available.
     """
-    replica = at.replica
+    replica = resolution.replica
     if replica is None or pipeline is None:
         return None
     spool = pipeline.spool
-    if not _is_steady(context, at, replica, pipeline, spool):
+    if not _is_steady(context, resolution, replica, pipeline, spool):
         return None
     begin, sessions = spool.fragment.end, replica.sessions
     registers = _registers_of(leader.terms, spool.registers, begin)
 
     def is_admitted(small: SmallAppend) -> bool:
         session = small.session
-        return session is None or sessions.admit(session, at.tenure, small) == ADMITTED
+        return session is None or sessions.admit(session, resolution.tenure, small) == ADMITTED
 
     room = min(GROUP_BYTES, pipeline.local.room) - len(leader.content)
     # Admit the leader last. The ledger remembers an admission: no check may fail after it.
@@ -170,7 +172,7 @@ def commit_now(
     if joined:
         content = b"".join((content, *(append.content for append in joined)))
     commit = pipeline.commit_now(content, registers)
-    return AppendGroup(context, at, pipeline, line, (leader, *joined), begin, commit)
+    return AppendGroup(context, resolution, pipeline, line, (leader, *joined), begin, commit)
 
 
 def may_join(terms: AppendTerms, registers: LabelSet) -> bool:
@@ -208,33 +210,37 @@ def _registers_of(terms: AppendTerms, registers: LabelSet, end: Offset) -> Label
 
 
 def _is_steady(
-    context: BrokerContext, at: Resolution, replica: Replica, pipeline: Pipeline, spool: Spool
+    context: BrokerContext,
+    resolution: Resolution,
+    replica: Replica,
+    pipeline: Pipeline,
+    spool: Spool,
 ) -> bool:
     """Return True if the FSM would stream at once: see its ``_on_resolved`` to ``_begin_stream``."""
-    if not at.takes_content or context.settings.max_append_rate or not context.lease.holds:
+    if not resolution.takes_content or context.settings.max_append_rate or not context.lease.holds:
         return False
-    if not pipeline.serves(at.header):
+    if not pipeline.serves(resolution.header):
         return False
-    spec, fragment = at.spec, spool.fragment
+    spec, fragment = resolution.spec, spool.fragment
     assert spec is not None
     head, index, end = replica.head, replica.index, fragment.end
     return (
         pipeline.is_idle(context.clock.monotonic())
         and head.loaded
-        and head.names(at.tenure)
+        and head.names(resolution.tenure)
         and replica.leads
         and replica.others.known == _NO_BROKERS
         and index.first_refresh.is_set
-        and end >= max(index.end_offset, head.offset, index.unexplained_to, at.resume_at)
-        and _is_healthy(context, at, replica)
+        and end >= max(index.end_offset, head.offset, index.unexplained_to, resolution.resume_at)
+        and _is_healthy(context, resolution, replica)
         and not _rolls(context, spec, spool, end if fragment.begin == index.begin_offset else 0)
     )
 
 
-def _is_healthy(context: BrokerContext, at: Resolution, replica: Replica) -> bool:
+def _is_healthy(context: BrokerContext, resolution: Resolution, replica: Replica) -> bool:
     """Return True if the journal's first store is healthy and takes its fragments, or there is no store."""
-    assert at.spec is not None
-    stores = at.spec.fragment.stores
+    assert resolution.spec is not None
+    stores = resolution.spec.fragment.stores
     if not stores:
         return True
     store = context.blob_stores.get(stores[0])

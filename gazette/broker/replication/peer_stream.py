@@ -48,7 +48,7 @@ class _Answers:
         self.arrived: deque[broker_pb2.ReplicateResponse] = deque()
         self._on_late = on_late
         self._expected = 0
-        """Answers that ``expect`` has announced, and ``take`` has not removed."""
+        """Answers that ``expect`` has announced, and ``drop_first`` has not removed."""
         self._progressed_at = 0.0
         """The loop's time of the last progress while answers were expected."""
         self._timer: asyncio.TimerHandle | None = None
@@ -62,7 +62,7 @@ class _Answers:
         if self._timer is None:
             self._timer = loop.call_later(self.timeout_s, self._look)
 
-    def take(self) -> None:
+    def drop_first(self) -> None:
         """Remove the next answer, which was expected and has arrived."""
         self.arrived.popleft()
         self._expected -= 1
@@ -116,7 +116,7 @@ class PeerStream:
         """Sends the outbox, and the end of the requests. None: nothing waits to be sent."""
         self._progress: dict[asyncio.Future[None], None] = {}
         self.on_progress: Callable[[], None] = _do_nothing
-        call.listen(self._take)
+        call.listen(self._on_response)
         call.on_end(self._on_end)
 
     @property
@@ -184,9 +184,9 @@ class PeerStream:
         arrived = self._answers.arrived
         return arrived[0] if arrived else None
 
-    def take(self) -> None:
+    def drop_answer(self) -> None:
         """Remove the next answer, which was expected and has arrived."""
-        self._answers.take()
+        self._answers.drop_first()
 
     def close_send(self) -> None:
         """End the requests, once the queued requests are sent."""
@@ -275,7 +275,7 @@ class PeerStream:
         else:
             self._fail(rpc_error(error, f"Replicate to {self.peer}"))
 
-    def _take(self, response: broker_pb2.ReplicateResponse) -> None:
+    def _on_response(self, response: broker_pb2.ReplicateResponse) -> None:
         self._answers.arrived.append(response)
         if len(self._answers.arrived) > _INBOX_MAX:
             self.cancel(Broken(f"peer {self.peer} sent an answer without a request"))

@@ -145,7 +145,7 @@ class Pipeline:
 
     ``header`` is the header of the resolution for which the pipeline was built. After ``expires_at``
     (monotonic time), the next append replaces the pipeline. Before gathering returns, the pipeline calls
-    ``agree`` with the end that all replicas have acknowledged, and the registers there.
+    ``on_acknowledged`` with the end that all replicas have acknowledged, and the registers there.
 
     Only the holder sends, and only the owner of the current turn gathers. To close a pipeline, take it from
     its mutex.
@@ -158,10 +158,10 @@ class Pipeline:
         peers: Sequence[PeerStream],
         *,
         expires_at: float,
-        agree: Callable[[Offset, LabelSet], None],
+        on_acknowledged: Callable[[Offset, LabelSet], None],
     ) -> None:
         self.header = header
-        self._agree = agree
+        self._on_acknowledged = on_acknowledged
         self.gathering_to: Offset = 0
         """End of the append, or synchronization, whose answers are being gathered."""
         self.gathering_registers = EMPTY_LABELS
@@ -463,7 +463,7 @@ class Pipeline:
                 failure = failure or error
         if failure is None and all(answer.status is Status.OK for answer in answers):
             try:
-                self._agree(self.gathering_to, self.gathering_registers)
+                self._on_acknowledged(self.gathering_to, self.gathering_registers)
             except GazetteError as error:
                 failure = error
         return tuple(answers), failure
@@ -485,7 +485,7 @@ class Pipeline:
                 self.fail(unexpected_answer(answers[-1]))
                 break
         else:
-            self._agree(self.gathering_to, self.gathering_registers)
+            self._on_acknowledged(self.gathering_to, self.gathering_registers)
         return tuple(answers)
 
     def when_answered(self, on_answered: OnAnswered) -> None:
@@ -529,7 +529,7 @@ class Pipeline:
 
     def _take_acks(self) -> bool:
         """Take the next answer of each peer, as ``gather_acks`` does. If one has not arrived, take none, and
-        return False. Raise the error of a peer that failed or refused, or of ``agree``."""
+        return False. Raise the error of a peer that failed or refused, or of ``on_acknowledged``."""
         if self._failure is not None:
             raise self._failure
         for peer in self._peers:
@@ -541,8 +541,8 @@ class Pipeline:
             if response.status:
                 raise unexpected_answer(_answer(peer, response))
         for peer in self._peers:
-            peer.take()
-        self._agree(self.gathering_to, self.gathering_registers)
+            peer.drop_answer()
+        self._on_acknowledged(self.gathering_to, self.gathering_registers)
         return True
 
     # Ending.
@@ -605,7 +605,7 @@ def open_pipeline(
     journal: str,
     spool: Spool,
     *,
-    agree: Callable[[Offset, LabelSet], None],
+    on_acknowledged: Callable[[Offset, LabelSet], None],
 ) -> Pipeline:
     """Start a stream to each peer of the route, of which this broker is the primary. Do not wait for peers.
 
@@ -625,7 +625,7 @@ def open_pipeline(
         )
     local = SpoolWriter(spool, context.scope, context.pools.spools, primary=True)
     expires_at = context.clock.monotonic() + _AGE_MAX_S
-    return Pipeline(header, local, peers, expires_at=expires_at, agree=agree)
+    return Pipeline(header, local, peers, expires_at=expires_at, on_acknowledged=on_acknowledged)
 
 
 def _endpoint(context: ReplicaContext, header: Header, member: ProcessId) -> str:

@@ -60,7 +60,7 @@ class UploadGate:
         self._tenure: Revision = 0
         self._end: Offset | None = None
         self._registers = EMPTY_LABELS
-        self._acknowledged: tuple[Offset, LabelSet] = (0, EMPTY_LABELS)  # See `acknowledge`.
+        self._acknowledged: tuple[Offset, LabelSet] = (0, EMPTY_LABELS)  # See `note_acknowledged`.
         self._held: list[CompletedSpool] = []  # Spools that end behind the agreed end.
         self._confirmed: Fragment | None = None  # See `confirm`; None: none was.
         self._reassigned: Latch | None = None  # See `confirm`.
@@ -80,7 +80,7 @@ class UploadGate:
         """Tenure of the newest primary that this replica knows: its own once it leads; 0: none."""
         return self._tenure
 
-    def lead(self, end: Offset, registers: LabelSet, tenure: Revision) -> None:
+    def become_primary(self, end: Offset, registers: LabelSet, tenure: Revision) -> None:
         """Lead the journal from now on, by the assignment that was created at ``tenure``.
 
         The spool ends at ``end``, with ``registers``. No effect if the replica leads already. A replica that
@@ -99,7 +99,7 @@ class UploadGate:
         for spool in held_spools:
             self.spool_complete(spool)
 
-    def acknowledge(self, end: Offset, registers: LabelSet) -> None:
+    def note_acknowledged(self, end: Offset, registers: LabelSet) -> None:
         """Record that all replicas have everything before ``end``, but etcd may not name this primary yet.
 
         The bytes are held back until ``agree_acknowledged`` or ``finish``.
