@@ -428,10 +428,10 @@ class Persister:
         async with TaskScope("sleep") as scope:
             waits = {
                 scope.spawn(self._clock.sleep(seconds), name="time"),
-                scope.spawn(_until(self._hurry), name="hurry"),
+                scope.spawn(_wait_for(self._hurry), name="hurry"),
             }
             if reassigned is not None:
-                waits.add(scope.spawn(_until(reassigned), name="reassigned"))
+                waits.add(scope.spawn(_wait_for(reassigned), name="reassigned"))
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             scope.cancel()
 
@@ -457,5 +457,5 @@ def _warn_unclosed(closing: Closing, reason: str) -> None:
     )
 
 
-async def _until(event: asyncio.Event | Latch) -> None:
+async def _wait_for(event: asyncio.Event | Latch) -> None:
     await event.wait()

@@ -135,7 +135,7 @@ class Upload:
         Raise the error of the store, or of the spool's file. The call may then be repeated.
         """
         await self._cut(spec)
-        await self._end_call()
+        await self._settle_call()
         if self.aside is None:
             url = spec.fragment.stores[0]
             active = self._shared.blob_stores.get(url)
@@ -161,7 +161,7 @@ class Upload:
         """Do as ``put``, but raise ``_Deleted`` if etcd says that the journal was deleted."""
         stores = spec.fragment.stores
         if stores and not look:
-            await self._end_call()
+            await self._settle_call()
             is_superseded = await self._is_superseded()
             if self.cut is not None:
                 await self._remove()  # A former attempt has put bytes beyond the limit.
@@ -189,7 +189,7 @@ class Upload:
 
     async def _upload_to(self, spec: JournalSpec, url: str, *, look: bool) -> bool:
         """Put the object into store ``url``, or only look for it. Return True if nothing is left to do."""
-        await self._end_call()
+        await self._settle_call()
         fragment = self.spool.fragment
         if self.spec() is None:
             return await self.take_back()
@@ -205,7 +205,7 @@ class Upload:
         if not (self.is_put and self.placed == (url, path)):
             self._call = calls.submit(_put_object, store, path, self.spool)
             self.placed, self.is_put = (url, path), False
-            await self._end_call()
+            await self._settle_call()
         # The journal may have been deleted, or a later primary may have begun, during the upload.
         if self.spec() is None:
             return await self.take_back()
@@ -290,7 +290,7 @@ class Upload:
 
     async def take_back(self) -> bool:
         """Remove an upload for a journal that was deleted meanwhile. Return True when done."""
-        await self._end_call()
+        await self._settle_call()
         if self.placed is not None:
             url, path = self.placed
             if self._shared.relies_on(self.spool.fragment):
@@ -304,17 +304,17 @@ class Upload:
                 await self._remove()
         return self.drop()
 
-    async def _end_call(self) -> None:
+    async def _settle_call(self) -> None:
         """Wait for the upload's thread, if there is one, and note whether it has put the object.
 
         Raise the error of the thread, or ``Unavailable`` if the thread is given up or takes too long.
         """
         if self._call is not None:
-            self.is_put = await self._outlive(self._call)
+            self.is_put = await self._await_call(self._call)
             if not self.is_put:
                 self.placed = None  # Another broker has put the object.
 
-    async def _outlive(self, call: concurrent.futures.Future[bool]) -> bool:
+    async def _await_call(self, call: concurrent.futures.Future[bool]) -> bool:
         """Wait for a thread, and return its result.
 
         Raise ``Unavailable`` after ``put_timeout_s``, and keep the thread: two threads must not write the
