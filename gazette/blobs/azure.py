@@ -174,7 +174,7 @@ class AzureStore(FsspecStore):
     def sign_now(self, path: str, ttl_s: float) -> str | None:
         """Return the URL of ``sign_get``; None before the first operation, or while a delegated key must be
         replaced."""
-        files, delegation = self._made, self._delegation
+        files, delegation = self._files, self._delegation
         if files is None:
             return None
         if self._with_key:

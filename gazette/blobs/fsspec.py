@@ -94,8 +94,8 @@ class FsspecStore(ABC):
         arguments = parse_query(query, ("find", "replace"))
         self._rewrite = parse_rewrite(arguments)
         self._root = root
-        self._making = threading.Lock()
-        self._made: Any = None
+        self._files_lock = threading.Lock()
+        self._files: Any = None
         """The file system; None before the first call."""
 
     def exists(self, path: str) -> bool:
@@ -225,10 +225,10 @@ class FsspecStore(ABC):
     def _mapped(self, path: str, *, missing_is_refusal: bool = False) -> Iterator[Any]:
         """Yield the file system. Turn errors in the body into ``GazetteError``."""
         with self._mapping(path, missing_is_refusal=missing_is_refusal):
-            with self._making:
-                if self._made is None:
-                    self._made = self.make_files()
-            yield self._made
+            with self._files_lock:
+                if self._files is None:
+                    self._files = self.make_files()
+            yield self._files
 
     @contextmanager
     def _mapping(self, path: str, *, missing_is_refusal: bool = False) -> Iterator[None]:

@@ -34,22 +34,22 @@ def check(store: BlobStore) -> None:
     Any number of brokers may check at the same time. Blocks. Raise the error of the store, with the name of
     the failed step before the message. Raise ``Broken`` if a step succeeds without the object's content.
     """
-    with _step("PUT failed"):
+    with _NamedStep("PUT failed"):
         store.put(CHECK_PATH, io.BytesIO(_CHECK_CONTENT))
-    with _step("GET failed"), store.open(CHECK_PATH) as source:
+    with _NamedStep("GET failed"), store.open(CHECK_PATH) as source:
         content = source.read()
     if content != _CHECK_CONTENT:
         raise Broken(f"health check content mismatch: got {content[:64]!r}")
-    with _step("LIST failed"):
+    with _NamedStep("LIST failed"):
         is_listed = any(
             f"{CHECK_PREFIX}{info.path}" == CHECK_PATH for info in store.list(CHECK_PREFIX)
         )
     if not is_listed:
         raise Broken("health check LIST did not find test file")
-    with _step("SignGet failed"):
+    with _NamedStep("SignGet failed"):
         url = store.sign_get(CHECK_PATH, _SIGNED_TTL_S)
     if url.startswith(("http://", "https://")):
-        with _step("fetch failed"):
+        with _NamedStep("fetch failed"):
             content = _fetch(url)
         if content != _CHECK_CONTENT:
             raise Broken(f"health check fetch content mismatch: got {content[:64]!r}")
@@ -61,9 +61,9 @@ def probe_delete(store: BlobStore, prefix: str = "") -> None:
     The periodic check does not remove: it needs no right to remove. Raise the error of the store.
     """
     path = f"{prefix}{DELETE_PROBE_NAME}"
-    with _step("PUT failed", "delete-probe"):
+    with _NamedStep("PUT failed", "delete-probe"):
         store.put(path, io.BytesIO(_DELETE_PROBE_CONTENT))
-    with _step("DELETE failed", "delete-probe"):
+    with _NamedStep("DELETE failed", "delete-probe"):
         store.remove(path)
 
 
@@ -90,7 +90,7 @@ def _fetch(url: str) -> bytes:
         raise Unavailable(f"signed URL cannot be fetched: {error}") from error
 
 
-class _step:
+class _NamedStep:
     """Puts the name of a step before the message of an error that its block raises."""
 
     def __init__(self, step: str, probe: str = "health check") -> None:

@@ -141,17 +141,17 @@ class ActiveStore:
     def store(self) -> BlobStore:
         """The store. Its methods block: run them in ``calls``. Raises ``Invalid`` or ``NotAllowed`` if the
         store could not be made."""
-        return self._made
+        return self._usable_store
 
     @property
     def calls(self) -> StoreCalls:
         """The threads for calls of ``store``. Raises the error with which the store could not be made."""
-        _ = self._made
+        _ = self._usable_store
         assert self._threads is not None
         return self._threads.calls
 
     @property
-    def _made(self) -> RetryingStore:
+    def _usable_store(self) -> RetryingStore:
         if isinstance(self._store, GazetteError):
             raise self._store
         return self._store
@@ -162,7 +162,7 @@ class ActiveStore:
         Compute the URLs on the event loop if the store can: then a store that hangs does no harm. Otherwise
         compute them in a separate thread. Raise ``Unavailable`` if this thread has not returned for 15 s.
         """
-        store, urls = self._made, list[str]()
+        store, urls = self._usable_store, list[str]()
         for path in paths:
             url = store.sign_now(path, ttl_s)
             if url is None:
@@ -284,7 +284,7 @@ class BlobStores:
         self._stores: dict[str, ActiveStore] = {}
         self._unchecked: list[ActiveStore] = []
         """Stores whose checks have not begun."""
-        self._news = asyncio.Event()
+        self._has_unchecked = asyncio.Event()
         """Set when there is a store whose checks have not begun."""
         self._busy = asyncio.Event()
         """Set while calls that must be watched are in progress."""
@@ -308,14 +308,14 @@ class BlobStores:
             return ActiveStore(url, error, self._clock)
         active = self._stores[url] = ActiveStore(url, store, self._clock, self._make_threads(url))
         self._unchecked.append(active)
-        self._news.set()
+        self._has_unchecked.set()
         metrics.ACTIVE.set(len(self._stores))
         return active
 
     def check_path(self, url: str, path: str) -> None:
         """Raise ``Invalid`` if the store of ``url`` can never have an object at ``path``."""
         store_url = FragmentStoreUrl.parse(url)
-        check_path(_instead(store_url) if self._file_only else store_url, path)
+        check_path(_replacement_url(store_url) if self._file_only else store_url, path)
 
     def in_use(self, url: str) -> ActiveStore | None:
         """Return the store of ``url`` if ``get`` has made it, else None. This does not count as a use."""
@@ -397,8 +397,8 @@ class BlobStores:
                 for active in self._unchecked:
                     scope.spawn(self._check_until_swept(active), name=active.url)
                 self._unchecked.clear()
-                await self._news.wait()
-                self._news.clear()
+                await self._has_unchecked.wait()
+                self._has_unchecked.clear()
 
     def close(self) -> None:
         """Refuse new calls. Let calls that wait for a repetition continue at once. Do not wait for calls."""
@@ -514,7 +514,7 @@ def _reason(error: BaseException) -> str:
     return str(error) or repr(error)
 
 
-def _instead(url: FragmentStoreUrl) -> FragmentStoreUrl:
+def _replacement_url(url: FragmentStoreUrl) -> FragmentStoreUrl:
     """Return the URL of the files that replace the store of ``url`` in development. Keep URLs of files."""
     if url.scheme not in extras.EXTRAS:
         return url
@@ -540,8 +540,8 @@ def default_constructors(settings: BlobSettings) -> dict[str, StoreConstructor]:
             )
         return FileStore(settings.file_root, url)
 
-    def file_instead(url: FragmentStoreUrl) -> BlobStore:
-        store = file(_instead(url))
+    def replacement_store(url: FragmentStoreUrl) -> BlobStore:
+        store = file(_replacement_url(url))
         try:
             store.directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
@@ -557,5 +557,5 @@ def default_constructors(settings: BlobSettings) -> dict[str, StoreConstructor]:
         **{scheme: partial(_import_store, target) for scheme, target in _STORES.items()},
     }
     if settings.file_only:
-        constructors |= dict.fromkeys(extras.EXTRAS, file_instead)
+        constructors |= dict.fromkeys(extras.EXTRAS, replacement_store)
     return constructors
