@@ -92,10 +92,10 @@ class ClientCall(StreamListener):
         "_encoding",
         "_half_closed",
         "_head",
-        "_max",
         "_method",
         "_opener",
         "_queue",
+        "_receive_bytes_max",
         "_repeats",
         "_rest",
         "_room",
@@ -130,7 +130,7 @@ class ClientCall(StreamListener):
         """True while the call may begin a second time: its content is kept, and no answer has come."""
         self._opener = opener
         self._method = method
-        self._max = receive_bytes_max
+        self._receive_bytes_max = receive_bytes_max
         self._stream: Http2Stream | None = None  # None before `opened`.
         self._carrier: Carrier | None = None
         self._queue: MessageQueue | None = None
@@ -202,7 +202,7 @@ class ClientCall(StreamListener):
             name = printable(answer.encoding[:_NAME_LENGTH], one_line=True)
             self.finish(grpc.StatusCode.INTERNAL, f"messages are encoded by {name}")
         else:
-            self._queue = MessageQueue(self._max, answer.encoding)
+            self._queue = MessageQueue(self._receive_bytes_max, answer.encoding)
             self._head = answer.metadata
             self._repeats = False
             self._changed.wake()

@@ -36,10 +36,10 @@ class MessageQueue:
     """
 
     __slots__ = (
+        "_bytes_max",
         "_compressed",
         "_encoding",
         "_head",
-        "_max",
         "_missing",
         "_need",
         "_parts",
@@ -50,7 +50,7 @@ class MessageQueue:
     )
 
     def __init__(self, bytes_max: int, encoding: str = "identity") -> None:
-        self._max = bytes_max
+        self._bytes_max = bytes_max
         self._encoding = encoding
         self.messages: deque[tuple[bytes, int, bool]] = deque()
         """Each message to `take`, the bytes that count as consumed then, and True if it is compressed."""
@@ -152,13 +152,13 @@ class MessageQueue:
 
     def _split(self, data: memoryview) -> None:
         """Cut whole messages out of content. Keep the beginning of the next message. Raise ``TooLarge`` for a
-        message of more than ``_max`` bytes."""
+        message of more than ``_bytes_max`` bytes."""
         position, end = 0, data.nbytes
         while end - position >= PREFIX_BYTES:
             body = position + PREFIX_BYTES
             flag, length = _PREFIX.unpack_from(data, position)
-            if length > self._max:
-                raise TooLarge(f"a message is larger than {self._max} bytes", bytes=length)
+            if length > self._bytes_max:
+                raise TooLarge(f"a message is larger than {self._bytes_max} bytes", bytes=length)
             body_end = body + length
             compressed = flag != 0
             if body_end > end:
@@ -180,11 +180,11 @@ class MessageQueue:
             raise Invalid("a message is compressed in a way that its call does not name")
         decoder = zlib.decompressobj(bits)
         try:
-            content = decoder.decompress(message, self._max + 1)
+            content = decoder.decompress(message, self._bytes_max + 1)
         except zlib.error as error:
             raise Invalid(f"a message cannot be decompressed: {error}") from error
-        if len(content) > self._max:
-            raise TooLarge(f"a message is larger than {self._max} bytes")
+        if len(content) > self._bytes_max:
+            raise TooLarge(f"a message is larger than {self._bytes_max} bytes")
         if not decoder.eof:
             raise Invalid("a compressed message is cut short")
         return content

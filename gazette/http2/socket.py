@@ -62,14 +62,14 @@ class Http2Socket(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._handle(data, ALL_WORK)
 
-    def _handle(self, data: bytes, most: int) -> None:
-        """Take bytes that have arrived, and handle at most ``most`` units of work."""
+    def _handle(self, data: bytes, units_max: int) -> None:
+        """Take bytes that have arrived, and handle at most ``units_max`` units of work."""
         self._heard_at, self._pinged_at = self._loop.time(), None
         if self._closing:
             return
         self._flushing = True  # At the end of this function.
         try:
-            self._connection.receive(data, most)
+            self._connection.receive(data, units_max)
             self._on_received()
         except ConnectionFault as fault:
             self._on_fault(fault)
