@@ -333,7 +333,7 @@ class AsgiCycle:
         self._awaits_continue = connection.protocol.they_are_waiting_for_100_continue
         self._body = bytearray()
         # In this order, True once: the body has ended; the application has got its end; the client is gone.
-        self._ended = self._told = self._lost = False
+        self._ended = self._end_given = self._lost = False
         self.started = False
         """True once the head of the answer was sent."""
         self.complete = False
@@ -395,8 +395,8 @@ class AsgiCycle:
             )
         self._awaits_continue = False
         while not (self._lost or self.complete):
-            if self._body or (self._ended and not self._told):
-                body, self._told = bytes(self._body), self._ended
+            if self._body or (self._ended and not self._end_given):
+                body, self._end_given = bytes(self._body), self._ended
                 self._body.clear()
                 connection.transport.resume_reading()
                 return {"type": "http.request", "body": body, "more_body": not self._ended}

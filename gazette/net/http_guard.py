@@ -86,9 +86,9 @@ class HttpGuard:
         refusal = (
             _Refusal(400, "the request target is not a path", close=True)
             if target is None
-            else _bad_framing(scope, headers)
-            or self._bad_host(scope, target[1], headers)
-            or self._bad_origin(scope, headers)
+            else _framing_refusal(scope, headers)
+            or self._host_refusal(scope, target[1], headers)
+            or self._origin_refusal(scope, headers)
         )
         if refusal is None:
             assert target is not None
@@ -105,7 +105,7 @@ class HttpGuard:
         answer = PlainTextResponse(f"{refusal.text}\n", refusal.code, answer_headers)
         await answer(scope, receive, send)
 
-    def _bad_host(
+    def _host_refusal(
         self, scope: Scope, authority: str | None, headers: Mapping[str, list[str]]
     ) -> _Refusal | None:
         """Return the refusal by rule 1, or None. ``authority`` is the host in the target, if there is one."""
@@ -128,7 +128,7 @@ class HttpGuard:
                 )
         return None
 
-    def _bad_origin(self, scope: Scope, headers: Mapping[str, list[str]]) -> _Refusal | None:
+    def _origin_refusal(self, scope: Scope, headers: Mapping[str, list[str]]) -> _Refusal | None:
         """Return the refusal by rule 2; None if the request does not break this rule."""
         if scope["method"] in _SAFE_METHODS:
             return None
@@ -166,7 +166,7 @@ def _origin_form(scope: Scope) -> tuple[Scope, str | None] | None:
     return rewritten, match[1].decode("latin-1")
 
 
-def _bad_framing(scope: Scope, headers: Mapping[str, list[str]]) -> _Refusal | None:
+def _framing_refusal(scope: Scope, headers: Mapping[str, list[str]]) -> _Refusal | None:
     """Return the refusal of a request whose end two readers may see at different places; else None."""
     if "transfer-encoding" not in headers:
         return None

@@ -47,9 +47,9 @@ class Peer:
     def has_backlog(self) -> bool:
         return self.left > 0
 
-    def work(self, data: bytes, most: int) -> int:
+    def work(self, data: bytes, units_max: int) -> int:
         self.left += len(data)
-        done = min(self.left, most)
+        done = min(self.left, units_max)
         self.left -= done
         self.log.append((self.name, done))
         return done

@@ -129,12 +129,12 @@ class ServerConnection(Http2Socket):
             self._pass_on(first)
         self._server.changed()
 
-    def work(self, data: bytes, most: int) -> int:
+    def work(self, data: bytes, units_max: int) -> int:
         """See ``turns.BusyConnection.work``."""
         if self._closing:
             return 0
-        self._handle(data, most)
-        return most - self._connection.work
+        self._handle(data, units_max)
+        return units_max - self._connection.work
 
     def keep(self, data: bytes) -> None:
         """See ``turns.BusyConnection.keep``."""

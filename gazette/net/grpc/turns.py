@@ -29,8 +29,8 @@ class BusyConnection(Protocol):
         """True if bytes have arrived and were not handled."""
         ...
 
-    def work(self, data: bytes, most: int) -> int:
-        """Take bytes, and handle at most ``most`` units of work. Return how many units were done."""
+    def work(self, data: bytes, units_max: int) -> int:
+        """Take bytes, and handle at most ``units_max`` units of work. Return how many units were done."""
         ...
 
     def keep(self, data: bytes) -> None:
