@@ -108,31 +108,31 @@ def _none() -> Any:
     return None
 
 
-def _sum(one: float, value: float) -> float:
+def _sum(state: float, value: float) -> float:
     """Return a sum. Raise ``InvalidValue`` for a value that is no number, or for an overflow."""
     try:
-        result = one + value
+        result = state + value
     except (ArithmeticError, TypeError) as error:
-        raise _refused(f"cannot be added to {shown(one)}", value, error) from error
+        raise _refused(f"cannot be added to {shown(state)}", value, error) from error
     if type(result) is float and not isfinite(result):
         finite(value, "value")  # Raises if the value itself is NaN or infinite.
         raise InvalidValue(
-            f"is {value}: added to {one}, it makes the sum overflow",
+            f"is {value}: added to {state}, it makes the sum overflow",
             path="value",
             hint="Leave it out, or scale the values: a float is at most 1.8e308. Sums of int have no bound.",
         )
     return result
 
 
-def _first(is_before: Callable[[Any, Any], bool], one: Any, value: Any) -> Any:
+def _first(is_before: Callable[[Any, Any], bool], state: Any, value: Any) -> Any:
     """Return the first value in the order ``is_before``. Raise ``InvalidValue`` for values without order."""
     finite(value, "value")
     if value is None:
         raise InvalidValue("is None, which has no order", path="value", hint="Leave it out.")
     try:
-        return value if one is None or is_before(value, one) else one
+        return value if state is None or is_before(value, state) else state
     except (ArithmeticError, TypeError) as error:
-        raise _refused(f"cannot be compared with {shown(one)}", value, error) from error
+        raise _refused(f"cannot be compared with {shown(state)}", value, error) from error
 
 
 def _refused(reason: str, value: object, error: Exception) -> InvalidValue:

@@ -305,9 +305,9 @@ class Windows(Generic[S, V, R]):
                 hint="Leave such values out, or have Aggregate(result=…) return None.",
             ) from error
 
-    def _merge(self, one: S, other: S) -> S:
+    def _merge(self, earlier: S, later: S) -> S:
         assert self.aggregate.merge is not None
-        return self.aggregate.merge(one, other)
+        return self.aggregate.merge(earlier, later)
 
     def _decode(self, key: str, window: _Open) -> S:
         return self._states.decode(window.state, "state", windows=self.name, key=key)
