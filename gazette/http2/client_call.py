@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-import grpc
 import grpc.aio
 
 from gazette.errors import GazetteError, TooLarge, printable
@@ -54,7 +53,6 @@ class Method:
         return b"".join(map(self.content_of_one, request))
 
     def content_of_one(self, request: Any) -> bytes:
-        """Return the bytes to send for one request."""
         return prefixed(request if self.encode is None else self.encode(request))
 
 
@@ -351,8 +349,7 @@ class ClientCall(StreamListener):
     async def write(self, request: Any) -> None:
         """Send a request. Return once the windows of the server and the socket have taken all of it.
 
-        Raise ``AioRpcError`` if the call ends meanwhile, ``InvalidStateError`` if the call or its requests
-        have ended before.
+        Raise ``AioRpcError`` if the call ends meanwhile, ``InvalidStateError`` if it or its requests have.
         """
         if self.status is not None:
             raise asyncio.InvalidStateError("RPC already finished.")
@@ -391,8 +388,7 @@ class ClientCall(StreamListener):
             sink(response)
 
     async def done_writing(self) -> None:
-        """Send the end of the requests, unless the call has ended. Raise ``AioRpcError`` if the call has
-        failed."""
+        """Send the end of the requests, unless the call has ended. Raise ``AioRpcError`` if it failed."""
         if self.status is not None or self._half_closed:
             return
         self._half_closed = True
@@ -476,7 +472,6 @@ class ClientCall(StreamListener):
 
     @contextlib.contextmanager
     def _cancelling(self) -> Generator[None, None, None]:
-        """Cancel the call if the task of the block is cancelled."""
         try:
             yield
         except asyncio.CancelledError:

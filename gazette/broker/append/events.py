@@ -41,10 +41,7 @@ class SuspendControl(IntEnum):
 
 
 class AppendTerms(msgspec.Struct, frozen=True, dict=True):
-    """The terms of an append, known before its content. ``offset`` is None if any offset will do.
-
-    ``check_registers`` selects the registers with which the append is accepted; None: any.
-    """
+    """The terms of an append, known before its content. None for ``offset`` and ``check_registers``: any."""
 
     journal: JournalName
     offset: Offset | None = None
