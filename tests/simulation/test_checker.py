@@ -180,6 +180,26 @@ def test_registers_that_were_not_as_required() -> None:
     assert "required 1, and the register was 2" in story.found()
 
 
+def test_an_append_that_was_refused_for_a_register_which_was_set() -> None:
+    story = Story()
+    story.append(b"aa", 0, tag=1)
+    refusal = "the journal's registers are not as required (status=REGISTER_MISMATCH)"
+    story.append(
+        b"bb", None, time=3.0, tag=2, expected_tag=1, refused=True, error=refusal, ended=4.0
+    )
+    assert "was refused for its register, and 1 was set all the time" in story.found()
+    # Case: another append has set it meanwhile, or may have.
+    other = story.append(b"cc", 2, time=3.5, tag=3)
+    assert story.found() == ""
+    other.begin = None
+    assert story.found() == ""
+    # Case: it was refused, or is not begun yet.
+    other.refused = True
+    assert "was refused for its register" in story.found()
+    other.refused, other.begun = False, 4.5
+    assert "was refused for its register" in story.found()
+
+
 def test_the_loss_of_all_replicas_at_once_is_permitted() -> None:
     story = Story()
     story.append(b"aaaa", 0)
