@@ -279,6 +279,7 @@ class ConsumerMember(ClusterMember[ConsumerSettings]):
                 self.peers,
                 self._queries,
                 self.clock,
+                membership.lease,
                 service.running_queries,
             )
         )

@@ -14,6 +14,7 @@ import grpc.aio
 
 from gazette.client.rpc.channel import Channels
 from gazette.client.rpc.errors import open_channel
+from gazette.cluster.etcd.lease import Lease
 from gazette.consumer.query.query import QueryResult, ShardQuery
 from gazette.consumer.query.running_queries import RunningQueries
 from gazette.consumer.resolver import Resolution, Resolver
@@ -59,6 +60,8 @@ class QueryRouter:
     peers: Channels
     pool: Pool
     clock: Clock
+    lease: Lease
+    """The lease of this member, without which it may not say that its shards are primaries."""
     running: RunningQueries
 
     def shards(self, selector: LabelSelector) -> Sequence[ShardSpec]:
@@ -213,6 +216,9 @@ class _Attempts:
         # The store stays in use until `serve` has ended on its thread: a cancellation here does not stop it.
         shard.begin_use()
         value = await self._serve_on_thread(resolution.store, shard.end_use)
+        if self.router.lease.remaining_s <= 0:
+            # This process was paused, say: another member may lead, and this state may be old.
+            raise Moved("the lease of its member may have ended", shard=self._shard_id)
         return QueryResult(value, resolution.local_id)
 
     async def _serve_on_thread(self, store: Any, done: Callable[[], None]) -> Any:

@@ -18,6 +18,7 @@ from gazette.consumer.application import StateView
 from gazette.consumer.query.running_queries import RunningQueries
 from gazette.consumer.shard.standby_reads import StandbyReads
 from gazette.errors import Moved, NotFound
+from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import BlockingPool
 from gazette.testing.broker import BrokerFixture, leases_of
 from gazette.testing.clock import ManualClock
@@ -54,6 +55,33 @@ async def waiting(member: ConsumerFixture, http: httpx.AsyncClient) -> asyncio.T
 
 def waiting_queries(member: ConsumerFixture) -> int:
     return len(member.service.service.running_queries._deadlines)
+
+
+class Leaping(SystemClock):
+    """The machine's clock, which may leap as it does for a process that was paused."""
+
+    ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return SystemClock.monotonic() + self.ahead_s
+
+
+async def test_a_member_that_was_paused_beyond_its_lease_answers_nothing_old(
+    start: Start, broker: BrokerFixture
+) -> None:
+    """Another member may lead the shard by now."""
+    clock = Leaping()
+
+    def leap() -> None:
+        clock.ahead_s = 90.0  # The lease has 60 s.
+
+    member = await start(Slow(leap), clock=clock, query_timeout_s=300.0)
+    await member.create(shard_spec(SHARD, SOURCE))
+    async with httpx.AsyncClient(base_url=member.http, timeout=60) as http:
+        path = f"/shards/{SHARD}/count"
+        assert (await http.get(path, params={"word": "quick"})).status_code == 200
+        answer = await http.get(path, params={"word": "slow"})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
 
 
 async def test_waiting_queries_end_at_once_when_the_member_loses_its_lease(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class Stub:
 
 
 class Api:
-    def __init__(self, service: ConsumerService, gate: Gate | None) -> None:
+    def __init__(self, service: ConsumerService, gate: Callable[[], None] | None) -> None:
         self.service = service
         self.gate = gate
         self.served: list[str] = []
@@ -84,7 +84,7 @@ class Words(Tally):
 
     api: Api
 
-    def __init__(self, gate: Gate | None = None, views: bool = True) -> None:
+    def __init__(self, gate: Callable[[], None] | None = None, views: bool = True) -> None:
         super().__init__()
         self.gate, self.views = gate, views
 

@@ -24,24 +24,18 @@ _KEPT_REGISTERS_MAX: Final = 4
 """Greatest number of registers in a response whose encoded form is cached."""
 
 
-_BY_BYTES: Final = frozenset(
-    {Status.REGISTER_MISMATCH, Status.WRONG_APPEND_OFFSET, Status.INDEX_HAS_GREATER_OFFSET}
-)
-"""Refusals for what the journal has. Others may have appended since, if the lease has ended."""
-
-
 def under_lease(context: BrokerContext, ended: Outcome) -> Outcome:
-    """Return the outcome, or a failure if it says what the journal has and the lease may have ended since.
+    """Return the outcome, or a failure if it was decided here and the lease may have ended since.
 
     A broker that wakes up behind its lease would refuse an append for registers or an offset of the past.
     """
-    is_commit = ended.ending is Ending.COMMITTED
-    if not is_commit and ended.status not in _BY_BYTES:
+    if ended.ending is not Ending.COMMITTED and ended.ending is not Ending.REFUSED:
         return ended
     try:
         context.lease.check()
     except Unavailable as error:
-        return Outcome(Ending.FAILED, error=error, context="answer", uncertain=is_commit)
+        uncertain = ended.ending is Ending.COMMITTED
+        return Outcome(Ending.FAILED, error=error, context="answer", uncertain=uncertain)
     return ended
 
 
