@@ -186,7 +186,8 @@ async def test_the_client_publishes_with_its_extra(
     await asyncio.to_thread(
         run, python, PUBLISH.replace("sys.argv[1]", repr(gazette_broker.endpoint))
     )
-    content = await gazette_broker.client.reader(ReadParams("orders")).read()
+    async with gazette_broker.client.reader(ReadParams("orders")) as reader:
+        content = await reader.read()
     (line,) = content.splitlines()
     assert {"item": "nail", "pieces": 7}.items() <= json.loads(line).items()
 
