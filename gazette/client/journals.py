@@ -160,7 +160,7 @@ class StoredFragment:
 
 
 _QUIET_ATTEMPTS: Final = 1
-"""After one retry a failing watch is logged as a warning: before, a broker may just have left."""
+"""The third failure in a row is logged as a warning. Before, a broker may just have left."""
 
 
 async def list_journals(client: BrokerAccess, selector: LabelSelector = EVERYTHING) -> JournalList:

@@ -103,7 +103,7 @@ class Option:
     help: str
     default: Any
     kind: str
-    """How a text is read: a key of ``_PARSERS``."""
+    """Key in ``_PARSERS`` of the function that reads a text of the option."""
     choices: tuple[str, ...]
     secret: bool
     short: str = ""

@@ -215,11 +215,18 @@ class _Attempts:
         assert shard is not None
         # The store stays in use until `serve` has ended on its thread: a cancellation here does not stop it.
         shard.begin_use()
-        value = await self._serve_on_thread(resolution.store, shard.end_use)
-        if self.router.lease.remaining_s <= 0:
-            # This process was paused, say: another member may lead, and this state may be old.
-            raise Moved("the lease of its member may have ended", shard=self._shard_id)
+        try:
+            value = await self._serve_on_thread(resolution.store, shard.end_use)
+        except Exception:
+            self._require_lease()  # An error such as "no such key" may be old, too.
+            raise
+        self._require_lease()
         return QueryResult(value, resolution.local_id)
+
+    def _require_lease(self) -> None:
+        """Raise ``Moved`` if the lease may have ended: then another member may lead, with a newer state."""
+        if self.router.lease.remaining_s <= 0:
+            raise Moved("the lease of its member may have ended", shard=self._shard_id)
 
     async def _serve_on_thread(self, store: Any, done: Callable[[], None]) -> Any:
         """Return the result of ``serve(store)`` on a thread. Call ``done`` on the loop when that has ended.

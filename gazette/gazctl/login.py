@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -165,7 +165,9 @@ async def _by_browser(
     arrived: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        # The wait goes on if a browser leaves, or says too much or nothing: it may come back.
+        over = OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError
+        with closing(writer), suppress(*over):
             async with timeout(_CONNECTION_S):
                 values = _query_of(await reader.readuntil(b"\r\n"))
                 is_ours = hmac.compare_digest(values.get("state", "").encode(), state.encode())
@@ -180,10 +182,6 @@ async def _by_browser(
                     + body
                 )
                 await writer.drain()
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # The browser left, or says too much or nothing.
-        finally:
-            writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=_HEAD_BYTES_MAX)
     try:

@@ -507,6 +507,7 @@ class Part(Message):
 class Whole(Message):
     word: str = ""
     n: int = 0
+    x: float = 0.0
     at: datetime | None = None
     day: date | None = None
     numbers: tuple[int, ...] = ()
@@ -520,6 +521,9 @@ class Whole(Message):
         {"word": b"a"},
         {"n": 1.5},
         {"n": Decimal("1.5")},
+        {"n": True},
+        {"x": True},
+        {"part": 7},
         {"at": 7},
         {"day": datetime(2026, 1, 2, 3, tzinfo=UTC)},
         {"numbers": [1, 1.5]},

@@ -66,14 +66,17 @@ class Leaping(SystemClock):
         return SystemClock.monotonic() + self.ahead_s
 
 
+@pytest.mark.parametrize("error", [None, NotFound("no such word", hint="Ask for another.")])
 async def test_a_member_that_was_paused_beyond_its_lease_answers_nothing_old(
-    start: Start, broker: BrokerFixture
+    start: Start, error: NotFound | None
 ) -> None:
-    """Another member may lead the shard by now."""
+    """Another member may lead the shard by now, and have the word."""
     clock = Leaping()
 
     def leap() -> None:
         clock.ahead_s = 90.0  # The lease has 60 s.
+        if error is not None:
+            raise error
 
     member = await start(Slow(leap), clock=clock, query_timeout_s=300.0)
     await member.create(shard_spec(SHARD, SOURCE))

@@ -1,4 +1,4 @@
-"""What a simulation finds and what it lets pass, for small applications that were judged wrongly once."""
+"""Small applications that a simulation once judged wrongly: mistakes are found, and right ones pass."""
 
 from __future__ import annotations
 

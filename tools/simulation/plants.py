@@ -13,8 +13,6 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from gazette.broker import known_head, replica, resolver, service
-from gazette.broker.api import append as append_api
-from gazette.broker.api import append_answers, whole_append
 from gazette.broker.append import rules as append_rules
 from gazette.broker.append.events import Ending, Outcome
 from gazette.broker.append.fsm import AppendFSM
@@ -110,17 +108,6 @@ def head_unknown() -> None:
 def lease_not_checked() -> None:
     """Let a broker that was paused beyond its lease acknowledge appends."""
     _replace(LeaseGuard, "holds", property(lambda self: True))
-
-
-def refused_without_a_lease() -> None:
-    """Let a broker that was paused beyond its lease refuse appends for the registers that it has."""
-    before = append_answers.under_lease
-
-    def under_lease(context: Any, ended: Outcome) -> Outcome:
-        return ended if ended.ending is Ending.REFUSED else before(context, ended)
-
-    for module in (append_api, whole_append):
-        _replace(module, "under_lease", under_lease)
 
 
 def uploads_not_cut() -> None:
@@ -406,7 +393,6 @@ PLANTS: Final[dict[str, Plant]] = {
         lives_by_name,
         head_unknown,
         lease_not_checked,
-        refused_without_a_lease,
         uploads_not_cut,
         registers_without_limit,
         assignments_by_name,

@@ -220,16 +220,18 @@ def _require_types(values: Iterable[Any], data_type: pa.DataType) -> None:
     Messages that an application brings need not have the types that their class declares.
     """
     present = [value for value in values if value is not None]
-    if pa.types.is_struct(data_type):
+    is_struct = pa.types.is_struct(data_type)
+    classes = dict if is_struct else _CLASSES.get(data_type, list | tuple)
+    for python in set(map(type, present)):
+        # A datetime is a date, too: Arrow would cut its time off. A bool would become a number.
+        is_cut = pa.types.is_date(data_type) and issubclass(python, datetime)
+        is_counted = python is bool and not pa.types.is_boolean(data_type)
+        if is_cut or is_counted or not issubclass(python, classes):
+            raise TypeError(f"a value of type {python.__name__} is no {data_type}")
+    if is_struct:
         for part in data_type:
             _require_types([value.get(part.name) for value in present], part.type)
-        return
-    for python in set(map(type, present)):
-        # A datetime is a date, too: Arrow would cut its time off.
-        cut = pa.types.is_date(data_type) and issubclass(python, datetime)
-        if cut or not issubclass(python, _CLASSES.get(data_type, list | tuple)):
-            raise TypeError(f"a value of type {python.__name__} is no {data_type}")
-    if pa.types.is_list(data_type):
+    elif pa.types.is_list(data_type):
         _require_types(chain.from_iterable(present), data_type.value_type)
 
 

@@ -253,7 +253,7 @@ class SpanDrain(Drain[M]):
         self._last_message = last
         self._offsets = offsets
         self._replay: Iterator[Sequence[Envelope[M]]] | None = None
-        """What `start_replay` was given, until its end. None for a replay by `feed_replay`."""
+        """Batches that `start_replay` got and that are not taken yet. None for a replay by `feed_replay`."""
         self.needs_replay = needs_replay
         """True until `start_replay` or `feed_replay` if a replay is needed."""
         self._replaying = needs_replay

@@ -56,7 +56,11 @@ class SqlProcesses:
         # Without the module `site`, which may import much.
         command = [sys.executable, "-I", "-S", "-c", _CHILD, *sys.path]
         pipe = subprocess.PIPE
-        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as child:
+        try:
+            started = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+        except OSError as error:
+            raise Unavailable(f"{what} has no process: {error.strerror}") from error
+        with started as child:
             self._children.add(child)
             try:
                 if self._is_closed:

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import apsw
 
@@ -26,7 +26,7 @@ from gazette.gazctl.context import Context
 from gazette.gazctl.shards.query import require_sql
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints
-from gazette.protocol.ids import JournalName, Offset, ShardId
+from gazette.protocol.ids import JournalName, Offset, Revision, ShardId
 from gazette.recoverylog.log.broker_logs import BrokerLogs
 from gazette.recoverylog.shard_state import StateKind
 from gazette.recoverylog.store_files import PRIMARY_DATABASE
@@ -37,6 +37,8 @@ from gazette.runtime.numbers import bytes_text
 from gazette.runtime.tasks import BlockingPool, TaskScope
 
 T = TypeVar("T")
+_Key: TypeAlias = tuple[ShardId, Revision, str]
+"""A shard, the revision of its creation, and a moment. A shard that is made again has other states."""
 
 log = logging.getLogger(__name__)
 
@@ -180,8 +182,8 @@ class States:
         self._files = BlockingPool("console-files", 1)
         self._sql = SqlProcesses()
         self._scope = TaskScope("states")
-        self._openings: dict[tuple[str, str], _Opening] = {}
-        self._checkpoints: dict[tuple[str, Offset], Checkpoint] = {}
+        self._openings: dict[_Key, _Opening] = {}
+        self._checkpoints: dict[tuple[ShardId, Revision, Offset], Checkpoint] = {}
         self._number = 0
         self._is_closed = False
 
@@ -207,7 +209,7 @@ class States:
 
     def known_checkpoint(self, shard: ListedShard, offset: Offset) -> Checkpoint | None:
         """Return a checkpoint that `checkpoint` has returned lately; None if it has not."""
-        return self._checkpoints.get((shard.spec.id, offset))
+        return self._checkpoints.get((shard.spec.id, shard.create_revision, offset))
 
     async def checkpoint(self, shard: ListedShard, offset: Offset) -> Checkpoint:
         """Return the checkpoint at an offset that the log has. It is kept longer than the state.
@@ -219,7 +221,7 @@ class States:
             known = _required((await self.state(shard, str(offset))).checkpoint)
             if len(self._checkpoints) >= CHECKPOINTS_MAX:
                 del self._checkpoints[next(iter(self._checkpoints))]
-            self._checkpoints[shard.spec.id, offset] = known
+            self._checkpoints[shard.spec.id, shard.create_revision, offset] = known
         return known
 
     async def query(self, shard: ListedShard, at: str, sql: str) -> dict[str, Any]:
@@ -236,7 +238,7 @@ class States:
     @asynccontextmanager
     async def _using(self, shard: ListedShard, at: str) -> AsyncIterator[StateFiles]:
         """Yield a state, which is not removed during the block."""
-        key = (shard.spec.id, at)
+        key = (shard.spec.id, shard.create_revision, at)
         opening = self._opening(shard, key)
         opening.users += 1
         try:
@@ -258,9 +260,9 @@ class States:
         finally:
             opening.users -= 1
 
-    def _opening(self, shard: ListedShard, key: tuple[str, str]) -> _Opening:
+    def _opening(self, shard: ListedShard, key: _Key) -> _Opening:
         """Return the opening of a state. It begins at once: two requests never recover the same twice."""
-        spec, moment = shard.spec, Moment.parse(key[1])
+        spec, moment = shard.spec, Moment.parse(key[2])
         if self._is_closed:
             raise _closed()
         if not spec.recovery_log:
@@ -308,7 +310,7 @@ class States:
                 hint="The log of the console says where. Please report it.",
             )
 
-    def _forget(self, key: tuple[str, str]) -> asyncio.Task[None]:
+    def _forget(self, key: _Key) -> asyncio.Task[None]:
         """Stop a recovery, and remove its files. Return the task that does it."""
         opening = self._openings.pop(key)
         opening.stop()

@@ -77,7 +77,7 @@ class _Written:
 
 
 _Noted = _Opened | _Emptied | _Deleted | _Written
-"""What SQLite did to a file, by its path in the log."""
+"""A call of SQLite on a file that has this path in the log."""
 
 
 class _WriteNotes:

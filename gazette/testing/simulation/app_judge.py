@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,8 @@ _SHIFT_S: Final = 86_461.5
 
 _ELSEWHERE_OF: Final = 3
 """One in so many seeds is folded in another process, too."""
+_FOLDS_MAX: Final = 64
+"""Greatest number of folds that look for the transactions which shards have consumed."""
 
 
 class Judge:
@@ -46,7 +49,7 @@ class Judge:
         self._directory = Path(tempfile.mkdtemp(prefix="fold-", dir=run.cluster.scratch))
 
     def findings(self) -> list[Finding]:
-        """Return what is wrong about the run; what it has deviation itself comes first."""
+        """Return what is wrong about the run; findings of the run itself come first."""
         ended = self._ended
         if ended.findings:
             return ended.findings
@@ -127,17 +130,19 @@ class Judge:
 
     def _folded(self) -> list[Finding]:
         """Require the states and outputs of a fold without faults."""
-        first = self._compare(recorded=self._setup.recorded, shift_s=_SHIFT_S)
-        for shard_id, others in self._others.items():
-            usual = self._inputs[shard_id]
-            while first is not None and others:
-                self._inputs[shard_id] = others.pop(0)
-                if self._compare(recorded=self._setup.recorded, shift_s=_SHIFT_S) is None:
-                    first = None
-            if first is not None:
-                self._inputs[shard_id] = usual
-        if first is not None:
-            what, deviation = first
+        wrong = self._compare(recorded=self._setup.recorded, shift_s=_SHIFT_S)
+        # Shards may have consumed other transactions than usual, several of them at once.
+        usual = [self._inputs[shard_id] for shard_id in self._others]
+        choices = [[own, *others] for own, others in zip(usual, self._others.values(), strict=True)]
+        for inputs in islice(product(*choices), 1, _FOLDS_MAX):
+            if wrong is None:
+                break
+            self._inputs.update(zip(self._others, inputs, strict=True))
+            if self._compare(recorded=self._setup.recorded, shift_s=_SHIFT_S) is None:
+                wrong = None
+        if wrong is not None:
+            self._inputs.update(zip(self._others, usual, strict=True))
+            what, deviation = wrong
             details = "" if deviation is None else str(deviation)
             return [Finding(what, details=details, hint=self._cause(deviation))]
         return self._folded_elsewhere()

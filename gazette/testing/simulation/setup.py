@@ -73,7 +73,7 @@ class Setup:
     recorded: bool = False
     """True if results may depend on where transactions end."""
     timeout_s: float = 120.0
-    """How long one seed may take, by the clock on the wall."""
+    """Seconds after which a seed that still runs has failed. They are those of the machine's clock."""
     _application: Application[Any] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -146,7 +146,7 @@ def _leaves(value: Any, path: str, ignore: Collection[str]) -> list[tuple[str, s
     if path in ignore:
         return []
     fields = value.items() if isinstance(value, dict) else _fields_of(value)
-    parts = [(_step(str(key), path), each) for key, each in fields]
+    parts = [(_step(key, path), each) for key, each in fields]
     if not parts and isinstance(value, (list, tuple)):
         parts = [(f"{path}[{index}]", each) for index, each in enumerate(value)]
     if not parts:
@@ -154,9 +154,9 @@ def _leaves(value: Any, path: str, ignore: Collection[str]) -> list[tuple[str, s
     return [leaf for name, each in parts for leaf in _leaves(each, name, ignore)]
 
 
-def _step(key: str, path: str) -> str:
-    """Return the path of a key below another path."""
-    if not key or _NO_STEP & set(key):
+def _step(key: Any, path: str) -> str:
+    """Return the path of a key below another path. Keys that are no texts have other paths than texts."""
+    if not isinstance(key, str) or not key or _NO_STEP & set(key):
         return f"{path}[{key!r}]"
     return f"{path}.{key}" if path else key
 

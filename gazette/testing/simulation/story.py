@@ -31,7 +31,7 @@ POINTS: Final = (
 """Failpoints at which members are killed or held."""
 _MESSAGES: Final = (12, 20, 30, 40)
 _DRAWS_MAX: Final = 100
-"""Most draws of messages until one of them reaches a shard."""
+"""Greatest number of draws of messages until one of them reaches a shard."""
 _FAULTS: Final = (0, 1, 1, 2, 2, 3, 4)
 
 

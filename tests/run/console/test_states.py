@@ -20,8 +20,8 @@ from tests.run.console.shop import SHARD
 from tests.run.console.test_shard_view import asked, consumed, page, shop
 
 __all__ = ["page", "shop"]
-LISTED: Any = SimpleNamespace(spec=SimpleNamespace(id="a", recovery_log="a/log"))
-OTHER: Any = SimpleNamespace(spec=SimpleNamespace(id="b", recovery_log="b/log"))
+LISTED: Any = SimpleNamespace(spec=SimpleNamespace(id="a", recovery_log="a/log"), create_revision=1)
+OTHER: Any = SimpleNamespace(spec=SimpleNamespace(id="b", recovery_log="b/log"), create_revision=2)
 
 
 class Hanging:
@@ -43,7 +43,7 @@ class Hanging:
 
 
 class Servers:
-    """What `States` uses of its context."""
+    """The part of a context that `States` uses."""
 
     timeout_s = 60.0
 
