@@ -13,6 +13,7 @@ DEV_STAMP := $(BIN)/.gazette-dev-installed
 DOCS_STAMP := $(BIN)/.gazette-docs-installed
 # Tests wait for processes, timers and disks more than they compute: two per core.
 WORKERS ?= 4
+# The tests of a file run in one process: they share fixtures. tests/conftest.py has the exceptions.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .PHONY: setup demo deploy-tools test test-long test-python test-python-short hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores fuzz-spark fuzz-windows fuzz-timers fuzz-meaning timer-plants meaning-plants crash-matrix chaos chaos-plants soak sim sim-plants sim-consumers conformance cross-version protos clean
@@ -96,8 +97,8 @@ test-python-short:
 	$(PYTHON) -m venv $(OTHER_PYTHON)-short
 	sed '/--hash/d; /^ *#/d; s/ *\\$$//' constraints.txt > $(OTHER_PYTHON)-short/versions.txt
 	$(OTHER_PYTHON)-short/bin/python -m pip install --quiet --disable-pip-version-check -c $(OTHER_PYTHON)-short/versions.txt \
-	    -e . pytest pytest-asyncio pytest-timeout hypothesis
-	$(OTHER_PYTHON)-short/bin/python -m pytest -m 'not faults and not spark and not long' $(SHORT) $(ARGS)
+	    -e . pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
+	$(OTHER_PYTHON)-short/bin/python -m pytest -m 'not faults and not spark and not long' $(PARALLEL) $(SHORT) $(ARGS)
 
 # Hostile input in every matrix: tokens, calls, HTTP, TLS, connections, stored fragments, texts. Prints its seed, and what was tried and
 # refused. `make test` has a short form. To repeat a run: HOSTILE_SEED=7. Then what others get of a broker

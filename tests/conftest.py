@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from gazette.cluster.etcd.client import Etcd, EtcdSettings
 from gazette.runtime.clock import SystemClock
@@ -28,6 +29,33 @@ _STDERR = pytest.StashKey[int]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_STDERR] = os.dup(sys.stderr.fileno())
+
+
+_SPREAD = (
+    "tests/simulate/",
+    *(f"tests/simulation/test_{name}" for name in ("consumer", "other_version", "simulation")),
+)
+"""How the names of long tests without fixtures in common begin. Processes divide the tests of their files."""
+
+
+class _Scheduling(LoadFileScheduling):  # type: ignore[misc] # It has no types.
+    """Give the tests of a file to one process, but those of `_SPREAD` to any."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(_SPREAD):
+            return nodeid
+        scope: str = super()._split_scope(nodeid)
+        return scope
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> _Scheduling:
+    return _Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the long tests, so that no process is left with them at the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith(_SPREAD))
 
 
 def _watch(item: pytest.Item) -> None:

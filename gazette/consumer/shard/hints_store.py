@@ -184,14 +184,15 @@ async def store_recovered_hints(
                 return
         except GazetteError as error:
             log.warning(
-                "recovered hints of shard %(shard)s are stored again: %(error)s",
+                "recovered hints of shard %(shard)s are not stored yet, and are tried again: %(error)s",
                 {"shard": spec.id, "error": error},
             )
         attempt += 1
         await clock.sleep(min(5.0, 0.05 * 2 ** min(attempt, 10)))
         if await _moved(etcd, assignment_key, create_revision):
             raise GazetteError(
-                "the shard was assigned to another member during its recovery", shard=spec.id
+                "the shard's assignment has ended before its recovered hints were stored",
+                shard=spec.id,
             )
 
 

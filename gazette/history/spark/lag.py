@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -94,6 +94,13 @@ def _awaited(one: Mapping[str, Any]) -> tuple[Offset, Offset] | None:
     return begin, end
 
 
+def _greatest(ages: Sequence[float], count: int) -> str:
+    """Return the greatest of the known ages as a text: at least that, if some of ``count`` are not known."""
+    if not ages:
+        return "not known"
+    return f"{'at least ' if len(ages) < count else ''}{max(ages):.1f} s"
+
+
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -107,19 +114,21 @@ class LagListener(StreamingQueryListener):
         """Log nothing: no byte was read yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Log the lag of all journals of the stream in one line; nothing for other streams."""
         progress = event.progress
         lags = stream_lag(progress)
         if not lags:
             return
         ages = [lag.behind_s for lag in lags if lag.behind_s is not None]
         LOGGER.info(
-            "stream %(query)s is %(bytes)d bytes behind %(journals)d journals, %(seconds).1f s at most, and "
-            "waits for bytes of %(awaited)d of them that are not stored yet",
+            "stream %(query)s is %(bytes)d bytes behind %(journals)d journals, and waits for bytes of "
+            "%(awaited)d journals that are not stored yet. "
+            "Greatest age of a journal's newest message read: %(age)s",
             {
                 "query": progress.name or progress.id,
                 "bytes": sum(lag.behind_bytes for lag in lags),
                 "journals": len(lags),
-                "seconds": max(ages, default=0.0),
+                "age": _greatest(ages, len(lags)),
                 "awaited": sum(lag.awaited is not None for lag in lags),
             },
         )
