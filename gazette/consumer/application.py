@@ -1,7 +1,9 @@
 """The contract between the consumer runtime and applications: `Application`, `Store`, `Shard`.
 
-An application is a set of plain synchronous callbacks. Each shard calls them from its own thread,
-one at a time, in a fixed order. So a callback may block: it delays its own shard and nothing else.
+An application is a set of plain synchronous callbacks. Each shard calls those of its store and its
+transactions from its own thread, one at a time, in a fixed order. So these may block: they delay their own
+shard and nothing else. Callbacks that describe journals, such as ``message_type_of``, are also called on the
+event loop, and must not block.
 
 The life of one transaction, as a shard sees it:
 
@@ -13,8 +15,9 @@ The life of one transaction, as a shard sees it:
     finished_transaction           with the future of that commit
 
 The next transaction begins while the former commits and is acknowledged. An exception in a callback ends the
-shard, and undoes the running transaction. The shard is reported as FAILED, with the text of the exception.
-`DeferToNextTransaction` is the one exception with another meaning.
+shard, and undoes the running transaction. The shard is reported as FAILED, with the text of the exception. A
+`PoisonPolicy` may skip the message instead. `DeferToNextTransaction` is the one exception with another
+meaning.
 """
 
 from __future__ import annotations
@@ -97,9 +100,10 @@ class Shard(Protocol):
 
     @property
     def watermark(self) -> datetime | None:
-        """Event time in UTC that the sources have reached; None until each had a message.
+        """Event time in UTC that the sources have reached; None until each that is not idle had a message.
 
-        A message whose `Envelope.time` is before the watermark is late. Needs ``event_time``.
+        A message whose `Envelope.time` is before the watermark is late. Raises ``NotAllowed`` without
+        ``event_time``.
         """
         ...
 
@@ -116,8 +120,9 @@ class Shard(Protocol):
         Replace the timer of the same key and domain. The timer is a part of the running
         transaction: it commits with the state. Call it within the callbacks of a transaction.
 
-        ``key`` has 1 to 1,024 bytes, ``payload`` 64 KiB at most. Raise ``InvalidValue`` for other
-        lengths, and for a time without zone. Raise ``NotAllowed`` if nothing would fire the timer.
+        ``key`` has 1 to 1,024 bytes, ``payload`` 64 KiB at most. Raise ``InvalidValue`` for other lengths,
+        and for a time without zone, or outside of the years 1 to 9999. Raise ``NotAllowed`` if nothing would
+        fire the timer, outside of a transaction, and on another thread.
         """
         ...
 
@@ -127,7 +132,8 @@ class Shard(Protocol):
 
 
 class Savepoint(Protocol):
-    """A point made by `Store.savepoint`. The runtime calls one of its methods, once."""
+    """A point made by `Store.savepoint`. The runtime calls one of its methods, once; none if an error ends
+    the shard."""
 
     def release(self) -> None:
         """Keep the changes since the savepoint."""
@@ -139,7 +145,8 @@ class Savepoint(Protocol):
 
 
 class Store(ABC):
-    """A shard's state. Every method is called from the thread of its shard.
+    """A shard's state. Every method is called from the thread of its shard, `classify_error` also on the
+    event loop.
 
     The contract that makes transactions exact:
 
@@ -165,8 +172,9 @@ class Store(ABC):
     def savepoint(self) -> Savepoint:
         """Return a savepoint of the running transaction. Begin a transaction if none runs.
 
-        Before the runtime skips a poison message, it rolls back to the savepoint. One savepoint is open at a
-        time. Optional: this default raises ``NotAllowed``, and such a store can have no full `PoisonPolicy`.
+        The runtime rolls back to it before it skips a poison message, and after a batch was deferred. One
+        savepoint is open at a time. Optional: this default raises ``NotAllowed``, and such a store can have
+        no full `PoisonPolicy`.
         """
         raise NotAllowed(
             f"{type(self).__name__} cannot undo the effects of a single message",
@@ -179,14 +187,14 @@ class Store(ABC):
         return type(self).savepoint is not Store.savepoint
 
     def classify_error(self, error: Exception) -> ErrorCause:
-        """Return the cause of a callback's exception: the message, or the store.
+        """Return the cause of an exception: the message, or the store.
 
         Return `ErrorCause.MESSAGE` for an error that does not come from the store, and for an error that the
-        same message is sure to raise again, such as a violated constraint. A `PoisonPolicy` skips
-        messages for this cause only. After `ErrorCause.ABORTED` the shard is restarted.
+        same message is sure to raise again, such as a violated constraint. A `PoisonPolicy` skips messages
+        for this cause only. After `ErrorCause.ABORTED` the shard is restarted, a few times at most.
 
-        Called on the shard's thread. Also called on the event loop once the shard has failed: do not
-        block. Optional: a `PoisonPolicy` is refused for a store without this method.
+        Called on the shard's thread. Also called on the event loop once the shard has failed: do not block.
+        Optional: a store without this method can have no full `PoisonPolicy`.
         """
         return ErrorCause.STORE
 
@@ -216,15 +224,16 @@ class Store(ABC):
     def destroy(self) -> None:
         """Release files and connections. Called once, even if the shard failed.
 
-        Must not wait for a pending commit: the futures that it waits for are cancelled before this call.
+        Must not wait for a pending commit: its appends may have failed before this call, and other futures
+        may never be done.
         """
 
 
 class StateView(ABC):
     """A shard's state on a hot standby, which answers queries that allow stale answers.
 
-    A store that can be read without its log has a view (``SQLiteStore.view``). One thread at a time
-    calls its methods, not always the same thread. Calls may block.
+    A store that can be read without its log has a view (``SQLiteStore.view``). One thread at a time calls its
+    methods, not always the same thread. Calls may block, except ``release``.
     """
 
     @abstractmethod
@@ -237,7 +246,7 @@ class StateView(ABC):
 
     @abstractmethod
     def release(self, reader: Any) -> None:
-        """Release a reader that ``refresh`` returned: no query uses it any more."""
+        """Release a reader that ``refresh`` returned: no query uses it any more. Called on the event loop."""
 
     @abstractmethod
     def close(self) -> None:
@@ -355,8 +364,9 @@ class Application(ABC, Generic[StoreT]):
     def new_view(self, shard: Shard, directory: Path) -> StateView | None:
         """Return the view from which hot standbys of the shard answer queries that allow stale answers.
 
-        None: standbys answer no queries. ``directory`` is empty, and belongs to the view. Called once
-        per standby, at the first such query. An example: ``return MyStore.view(directory)``.
+        None: standbys answer no queries. ``directory`` is empty, and belongs to the view. Called at the first
+        such query of a standby, and again until it returns a view. An example: ``return
+        MyStore.view(directory)``.
         """
         return None
 
@@ -364,7 +374,8 @@ class Application(ABC, Generic[StoreT]):
     def consume_message(
         self, shard: Shard, store: StoreT, envelope: Envelope[Any], publisher: Publisher
     ) -> None:
-        """Handle one committed message. Called once for each, in order per journal and producer."""
+        """Handle one committed message. Called for each, in order per journal and producer. A message comes
+        again if it was deferred, or if its transaction failed: only one call takes effect."""
 
     def consume_messages(
         self,
@@ -387,9 +398,10 @@ class Application(ABC, Generic[StoreT]):
     def on_timer(self, shard: Shard, store: StoreT, timer: Timer, publisher: Publisher) -> None:
         """Handle a timer that is due. Define this to use `Shard.schedule`: the default raises ``NotAllowed``.
 
-        Called within a transaction, once for each timer, in order of their times. The same transaction
-        removes the timer: schedule it again to repeat it. A timer that is set here and is due at once waits
-        for the next transaction, or until messages were consumed. Must not raise ``DeferToNextTransaction``.
+        Called within a transaction, once for each timer, in each domain in order of their times. The same
+        transaction removes the timer: schedule it again to repeat it. A timer that is set here for the time
+        of ``timer`` or before waits for the next transaction, or until messages were consumed. Must not raise
+        ``DeferToNextTransaction``.
         """
         raise NotAllowed(f"{type(self).__name__} defines no on_timer")
 
@@ -402,7 +414,8 @@ class Application(ABC, Generic[StoreT]):
     def finished_transaction(self, shard: Shard, store: StoreT, commit: OpFuture[Any]) -> None:
         """Observe the commit. Called after every ``begin_transaction`` that returned.
 
-        ``commit`` is the future of ``Store.start_commit``, or a failed future if that call raised.
+        ``commit`` is the future of ``Store.start_commit``, or a failed future if the transaction failed
+        before.
         """
 
 

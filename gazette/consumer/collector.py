@@ -12,7 +12,8 @@ from gazette.consumer.resolver import Resolver
 
 
 class ShardCollector(Collector):
-    """``gazette_shard_up`` for each shard of this member by its status, and bytes that wait for brokers."""
+    """``gazette_shard_up`` for each shard of this member by its status, recovery horizons, and bytes that
+    wait for brokers."""
 
     def __init__(self, resolver: Resolver, appends: AppendService, budget: MemoryBudget) -> None:
         self._resolver = resolver

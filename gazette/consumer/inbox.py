@@ -28,7 +28,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """A source has no bytes before ``offset`` any more."""
+    """The next bytes of a source are at ``offset``: those before it were deleted."""
 
     journal: str
     offset: int
@@ -68,8 +68,8 @@ Event = Chunk | Jump | SourceFailed | Messages | InputEnded | Call
 class Inbox:
     """Events of one shard.
 
-    ``bytes_max`` bounds the chunks that wait. A larger chunk enters only when no chunk waits. The
-    shard's thread waits on the condition ``changed``.
+    ``bytes_max`` bounds the chunks of `put_chunk` that wait. A larger chunk enters only when no chunk waits.
+    The shard's thread waits on the condition ``changed``.
     """
 
     def __init__(

@@ -105,7 +105,7 @@ def _decode_assignment(
 
 
 def progress(assignment: DecodedKV) -> tuple[int, ...]:
-    """Return a key that sorts replicas by progress of play-back, failed ones last.
+    """Return a key that is greater for a replica further in play-back, and least for a failed one.
 
     The allocator uses this key where no replica can take over at once.
     """

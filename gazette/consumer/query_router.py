@@ -46,7 +46,8 @@ T = TypeVar("T")
 _PAUSE_S: Final = 0.05
 _PAUSE_MAX_S: Final = 0.5
 _STANDBY_GRACE_S: Final = 1.0
-"""Seconds that a standby may take to make a new edition. After that, the primary is asked."""
+"""Seconds that a standby may take to make a new edition. After that, the primary is asked, if there is
+one."""
 _RETRIED_CODES: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED}
 )
@@ -86,10 +87,10 @@ class QueryRouter:
         header to send along. Both functions may be called again after a failure: they must only read.
 
         Without a reachable primary, wait for the next primary: a query outlasts a fail-over. Raise
-        ``NotFound`` if the shard does not exist. Raise ``Unavailable`` after ``timeout_s`` seconds,
-        when this member leaves, or once the shard has failed and nothing will restart it.
-        An error of ``serve`` reaches the caller. Raise ``Moved`` if the query has a header and this member
-        may not answer. After a cancellation ``serve`` may still run.
+        ``NotFound`` if the shard does not exist. Raise ``Unavailable`` after ``timeout_s`` seconds, when this
+        member leaves, or once the shard has failed and nothing will restart it. An error of ``serve`` reaches
+        the caller, from another member as the error of its status. Raise ``Moved`` if the query has a header
+        and this member may not answer. After a cancellation ``serve`` may still run.
         """
         attempts = _Attempts(self, query, serve, proxy)
         try:
@@ -263,8 +264,8 @@ class _Attempts:
             raise Moved("its store was closed", shard=self._shard_id) from error
 
     async def _ask_standby(self) -> QueryResult[Any] | None:
-        """Return the answer of this member's standby, or None. After each failed call to the primary, also
-        ask the standbys of other members."""
+        """Return the answer of this member's standby, or None. A member without a standby asks those of other
+        members, once after each failed call to the primary."""
         query, resolver = self.query, self._resolver
         shard = resolver.standby(self._shard_id, query.claims)
         if shard is not None:
@@ -284,7 +285,7 @@ class _Attempts:
 
     async def _ask_own_standby(self, shard: Shard) -> QueryResult[Any] | None:
         """Return the answer from an edition of this member's standby; None if the standby has no edition that
-        is fresh enough, and cannot make one in time."""
+        is fresh enough, and cannot make one, or not in time."""
         reads, max_staleness_s = shard.reads, self.query.max_staleness_s
         if reads is None or max_staleness_s is None:
             return None
@@ -307,8 +308,8 @@ class _Attempts:
         return QueryResult(value, self._resolver.local_id, staleness_s)
 
     async def _ask_remote(self, header: Header) -> QueryResult[Any]:
-        """Ask a member. Raise ``Moved`` if the member was primary, and another one becomes primary
-        meanwhile."""
+        """Ask a member. Raise ``Moved`` if it has no endpoint, or ceases to be the primary during the call.
+        Raise the error of its answer."""
         endpoint = self.router.peers.pick(header.route, process_id=header.process_id)
         if endpoint is None:
             raise Moved("its member has no endpoint", shard=self._shard_id)

@@ -1,7 +1,7 @@
 """Routes of shards to the members that serve them, and the shards that this member serves.
 
-The resolver is the last observer of the key space. So routes and local shards change in the same step of
-the event loop as their keys.
+The resolver observes the key space after the allocator's `State`. So routes and local shards change in the
+same step of the event loop as their keys.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Resolver:
         read_through: Mapping[str, int] | None = None,
         on_wait: Callable[[Callable[[], str]], None] = lambda describe: None,
     ) -> Resolution:
-        """Resolve a shard to its primary.
+        """Resolve a shard to its primary. First wait for the revision of ``proxy_header``.
 
         If this member is the primary, wait until the store is open and the shard has read through the given
         offsets. Ignore offsets of other journals than its sources. The caller bounds the wait. Before a

@@ -66,7 +66,8 @@ class ConsumerService(ShardCaller):
         """Serve an HTTP route; call it in ``Application.initialize``.
 
         ``endpoint`` is a Starlette endpoint, or a method that shards answer (``@shard_route``). Raise
-        ``Invalid`` for a method with a key if the application has no `Application.keyed_journals`.
+        ``Invalid`` for a method with a key if the application has no `Application.keyed_journals`, and if
+        another method is served there.
         """
         methods = list(methods)
         if isinstance(endpoint, ShardRoute):

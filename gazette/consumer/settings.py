@@ -38,7 +38,8 @@ class ConsumerSettings(MemberSettings):
     append_memory_bytes: int = 256 << 20
     """Bytes of appends that shards and APIs keep in memory; further bytes wait in files."""
     query_timeout_s: float = 60.0
-    """Seconds that a query waits for a shard. Use more than the lease, to outlast a fail-over."""
+    """Seconds that a query may take, with the wait for a shard. Use more than the lease, to outlast a
+    fail-over."""
     query_threads: int = 8
     player_threads: int = 4
 

@@ -222,8 +222,9 @@ class ShardApi:
     async def _apply(self, request: pb.ApplyRequest, claims: Claims) -> pb.ApplyResponse:
         """Make all changes at one revision of etcd, or none.
 
-        A cancelled call may have made the changes. Then the same call fails on its expected revisions. Raise
-        ``Invalid`` for more changes than one transaction of etcd takes.
+        A cancelled call may have made the changes. Then the same call fails on its expected revisions, unless
+        these are -1. Raise ``NotAllowed`` without a claim to a shard. Raise ``Invalid`` for a prefix of hints
+        that is not permitted, and for more changes than one transaction of etcd takes.
         """
         validate_shard_apply_request(request)
         compares: list[Compare] = []

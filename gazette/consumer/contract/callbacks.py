@@ -106,7 +106,7 @@ def require_instance(callback: str, value: object, kind: type, methods: Sequence
 def require_none(callback: str, result: object, **facts: Any) -> None:
     """Raise ``ApplicationFailed`` unless ``result`` is None, for a callback that returns nothing.
 
-    Close a coroutine or generator first, and cancel a future.
+    Close a coroutine or generator first, and cancel a future of ``concurrent.futures``.
     """
     if result is None:
         return

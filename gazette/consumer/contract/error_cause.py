@@ -33,7 +33,8 @@ class ErrorCause(enum.Enum):
 
 
 def passes_through(error: BaseException) -> bool:
-    """Return True for a `GazetteError` that is not about a message: no policy covers it."""
+    """Return True for a `GazetteError` other than ``InvalidValue``. No policy covers it, except
+    `UnusableTime`."""
     return isinstance(error, GazetteError) and not isinstance(error, InvalidValue)
 
 
@@ -56,7 +57,7 @@ def is_aborted(error: BaseException, classify: Callable[[Exception], ErrorCause]
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, its cause, the cause of its cause, and so on: at most 32 exceptions."""
+    """Yield an exception, its cause or else its context, and so on: at most 32 exceptions."""
     link: BaseException | None = error
     for _ in range(_CHAIN_MAX):
         if link is None:
@@ -83,7 +84,7 @@ def _cause(error: BaseException, classify: Callable[[Exception], ErrorCause]) ->
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error's text for operators: bounded and valid UTF-8, so that etcd can store it."""
+    """Return an error's text and hint for operators: bounded and valid UTF-8, so that etcd can store it."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - a foreign __str__

@@ -77,7 +77,7 @@ class KeyCheck:
             is_own = self._own_mask(values)
             self._remember(compress(values, is_own))
         except (AttributeError, TypeError, UnicodeEncodeError):
-            # Acknowledgements have no key, and some values cannot be in a set.
+            # Some acknowledgements have no attributes, and some values cannot be in a set.
             return self._misplaced_singly(batch)
         positions: list[int] = np.flatnonzero(~is_own).tolist()
         return positions
@@ -179,7 +179,8 @@ class KeyChecks:
     def consumed(self, batch: Sequence[Envelope[Any]]) -> Sequence[Envelope[Any]]:
         """Return the messages of a batch that a shard would consume, by the policies of their sources.
 
-        Leave out messages that the shard would republish. Raise `Misplaced` if the shard would fail.
+        Leave out messages that the shard would republish. Raise `Misplaced` if the policy of a misplaced
+        message is ``fail``.
         """
         kept: list[Envelope[Any]] = []
         for journal, group in groupby(batch, _journal_of):

@@ -32,9 +32,9 @@ class PoisonPolicy:
     """Skip poison messages, and publish them to ``dead_letters``.
 
     That journal must exist, and hold JSON lines; `gazette run` and ``apply`` create it. ``malformed_only``:
-    skip only messages that do not decode or lack their declared time; fail the shard on errors of the
-    application. ``limit`` is the greatest number of messages that a shard skips within an hour. A dead letter
-    keeps at most ``raw_bytes_max`` bytes of its message.
+    skip only messages that do not decode, lack their time, or are misplaced; fail the shard on errors of the
+    application. ``limit`` is the greatest number of messages and timers that a shard skips within an hour. A
+    dead letter keeps at most ``raw_bytes_max`` bytes of its message.
 
     ``errors`` are the types of the application's exceptions that make a message poison. `UnusableTime` is
     always one of them: the application asked a message for a time that the message lacks. These exceptions
@@ -61,7 +61,8 @@ class PoisonPolicy:
 
     @classmethod
     def of_labels(cls, labels: LabelSet) -> PoisonPolicy | None:
-        """Return the policy of a shard's labels; None to fail. Raise ``Invalid`` for labels without sense."""
+        """Return the policy of a shard's labels; None to fail. Raise ``Invalid`` for labels that name no
+        policy."""
         value = labels.value_of(POISON_LABEL) or "fail"
         if value == "fail":
             return None
@@ -100,7 +101,7 @@ class DeadLetter(Message):
     end: int = 0
     """Offset behind the message's last byte."""
     message_uuid: str = ""
-    """UUID of the message. Empty if the message did not decode."""
+    """UUID of the message. Empty if the message did not decode, or has no UUID of a publisher."""
     reason: str = ""
     """``malformed``, ``time``, ``application``, ``misplaced`` or ``timer``."""
     error: str = ""

@@ -53,8 +53,8 @@ async def changes_needed(
 
 
 async def fitted(settings: SpecSettings, brokers: Client) -> SpecSettings:
-    """Return settings with as many replicas as the brokers can hold, at most `REPLICAS_MAX`. Call it if the
-    user has not given the replication."""
+    """Return settings with as many replicas as the brokers can hold, at most `REPLICAS_MAX`; with so many if
+    the number of brokers is not known. Call it if the user has not given the replication."""
     count = await broker_count(brokers)
     replication = REPLICAS_MAX if count is None else max(1, min(count, REPLICAS_MAX))
     return replace(settings, replication=replication)

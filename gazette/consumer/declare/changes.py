@@ -1,4 +1,4 @@
-"""The changes that bring a cluster to what a declaration says. Nothing is ever deleted. No IO.
+"""The changes that bring a cluster to what a declaration says. No journal or shard is ever deleted. No IO.
 
 Missing journals and shards are created. Existing ones change only the fields that the declaration, or a given
 setting, determines. Other fields, which an operator may have set, stay.
@@ -159,7 +159,8 @@ def _check_count(
 ) -> None:
     """Raise ``NotAllowed`` if the cluster has more partitions than declared, or partitions of other names.
 
-    Raise it, too, if it has fewer, and they have a key, unless ``more_partitions``: keys would move.
+    Raise it, too, if it has some but fewer, and a key is declared, unless ``more_partitions``: keys would
+    move.
     """
     present = partitions_of(declared, existing)
     count, wanted = len(present), declared.partitions
@@ -295,9 +296,10 @@ def _has_declared(
 
 
 def _labels(declared: DeclaredJournals, labels: LabelSet, *, drops_key: bool) -> LabelSet:
-    """Return ``labels`` with the declared labels, and without labels that this application declared before.
+    """Return ``labels`` with the declared labels. With ``drops_key``, remove the key, whichever application
+    has declared it. Without a declared time, remove one that only this application has declared.
 
-    Keep labels that an operator, or another application, has set.
+    Keep all other labels.
     """
     if drops_key:
         labels = _without_records(labels, _records_of(labels, MESSAGE_KEY))
@@ -314,7 +316,8 @@ def _labels(declared: DeclaredJournals, labels: LabelSet, *, drops_key: bool) ->
 
 
 def _without_time(declared: DeclaredJournals, labels: LabelSet) -> LabelSet:
-    """Return ``labels`` without a time that only this application has declared."""
+    """Return ``labels`` without a time that only this application has declared. If others declare it too,
+    remove only the record of this application."""
     own_record, records = declared.record_of(MESSAGE_TIME), _records_of(labels, MESSAGE_TIME)
     if own_record not in records:
         return labels

@@ -58,7 +58,8 @@ def content_type_of(message_type: Any) -> str:
 
 
 def fields_of(message_type: Any) -> tuple[str, ...] | None:
-    """Return the names of the fields of a type; None if they are unknown."""
+    """Return the names of the fields of a type, for a union those that all its types have; None if they are
+    unknown."""
     if len(classes := classes_of(message_type)) > 1:
         of_each = [fields_of(cls) for cls in classes]
         known_names = [set(names) for names in of_each if names is not None]

@@ -174,10 +174,10 @@ class _Declared(Generic[M]):
     ) -> Mapping[M]:
         """Return the mapping of messages to partitions: by the key, or at random without one.
 
-        The mapping raises ``Invalid`` for a message of another type. Sources with the same number of
-        partitions map equal keys to partitions of the same number: so one shard reads all of them.
-        ``partitions`` returns the existing partitions, as ``service.partitions`` does; None: the declared
-        partitions. ``rng`` defaults to the operating system's.
+        Publishers raise ``Invalid`` for a message of another type. Sources with the same number of partitions
+        map equal keys to partitions of the same number: so one shard reads all of them. ``partitions``
+        returns the existing partitions, as ``service.partitions`` does; None: the declared partitions.
+        ``rng`` defaults to the operating system's.
         """
         if partitions is None:
             declared = Partitions(map(self._partition, self.journals))
@@ -431,7 +431,7 @@ def sources_of(application: Any) -> list[Source[Any]]:
 
 
 def source_of(application: Application[Any], journal: str) -> Source[Any]:
-    """Return the source that has a journal as a partition. Raise ``Invalid`` for any other journal."""
+    """Return the source below whose name a journal lies. Raise ``Invalid`` for any other journal."""
     sources = sources_of(application)
     for source in sources:
         if source.has(journal):
@@ -453,9 +453,9 @@ def _declared_uuid(application: Application[Any], journal: JournalSpec) -> str:
 
 
 def _keyed_journals(application: Application[Any]) -> LabelSelector | None:
-    """Return the partitions of any source with a key: `Application.keyed_journals`.
+    """Return the partitions of the first source with a key, or None: `Application.keyed_journals`.
 
-    All sources have the same number of partitions, and shard N reads the partition N of each source.
+    Any source will do: all have the same number of partitions, and shard N reads the partition N of each.
     """
     sources = declared_in(type(application), (Source,))
     return next((source.selector for source in sources if source.key is not None), None)

@@ -74,10 +74,11 @@ def gather_route(
 ) -> Callable[[Callable[[Any, Any, ShardRequest], Any]], ShardRoute]:
     """Decorate a method that answers for one shard. ``combine`` makes one answer of all shards' values.
 
-    ``combine`` gets the values that the method returned, in order of the shards' ids, and returns the
-    answer. It runs on the event loop. Values travel between members as JSON: ``answer`` is their type,
-    such as ``dict[int, int]``. Without ``answer``, a value that JSON does not have is refused, with its path.
-    See `shard_route` for the other parameters and for errors. Raise ``Unavailable`` if a shard is disabled.
+    ``combine`` gets the values that the method returned, in order of the shards' ids, and returns the answer.
+    It runs on the event loop. Values travel between members as JSON: ``answer`` is their type, such as
+    ``dict[int, int]``. Without ``answer``, a value that JSON does not have is refused, with its path. See
+    `shard_route` for the other parameters and for errors. A request fails with ``Unavailable`` if a shard is
+    disabled, and with ``NotFound`` if there are no shards.
     """
     encoding: ValueEncoding[Any] = ValueEncoding(answer, path="gather_route.answer")
 
@@ -114,12 +115,12 @@ def list_route(
     whose keys are above ``page.after``, in ascending order. ``key`` is the type of the keys, str or int.
     Text is compared by code points, as by SQLite without a collation.
 
-    The answer is ``{"items": [{"key": …, "value": …}, …], "next": KEY, "duplicates": […]}``. The next page
-    is the same request with ``?after=KEY``; after the last page ``next`` is null. ``?limit=N`` may ask for
-    up to ``limit_max`` items. Items of several shards with the same key stand together on one page, which
-    may then be longer. ``duplicates`` names these keys with their shards. If the keys are those of messages,
-    a duplicate shows that some messages were published to another partition. Requests fail as those of
-    `gather_route`. Raise ``Invalid`` for another ``key``, or unless 1 <= ``limit`` <= ``limit_max``.
+    The answer is ``{"items": [{"key": …, "value": …}, …], "next": KEY, "duplicates": […]}``. The next page is
+    the same request with ``?after=KEY``. On the last page, which may be empty, ``next`` is null. ``?limit=N``
+    may ask for up to ``limit_max`` items. Items of several shards with the same key stand together on one
+    page, which may then be longer. ``duplicates`` names these keys with their shards. If the keys are those
+    of messages, a duplicate shows that some messages were published to another partition. Requests fail as
+    those of `gather_route`. Raise ``Invalid`` for another ``key``, or unless 1 <= ``limit`` <= ``limit_max``.
     """
     if key not in (str, int):
         raise Invalid(f"keys of a list are str or int, not {key!r}", path="list_route.key")
@@ -225,7 +226,7 @@ def _check_order(items: Sequence[Sequence[Any]], page: ListPage, kind: type[Item
 
 def _page_of(request: ShardRequest, kind: type[ItemKey], limit: int, limit_max: int) -> ListPage:
     """Return the page that a request asks for: ``limit`` items if the request does not say how many. Raise
-    ``Invalid`` for a key that is not of the type ``kind``, or for more than ``limit_max`` items."""
+    ``Invalid`` for a key that is not of the type ``kind``, or unless it asks for 1 to ``limit_max`` items."""
     text = request.query.get("after")
     try:
         after = text if text is None or kind is str else parse_integer(text)

@@ -41,7 +41,8 @@ class HttpQueries:
     def add(
         self, path: str, route: ShardRoute, methods: Iterable[str]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Return the Starlette endpoint of a route at a path. Raise ``Invalid`` if another route is there."""
+        """Return the Starlette endpoint of a route at a path. Raise ``Invalid`` if another route is there, or
+        if the route belongs to no object."""
         if route.instance is None:
             raise Invalid(
                 f"the route at {path} is a method of a class, and not of an object",

@@ -129,8 +129,8 @@ def key_of(name: str, request: ShardRequest) -> str:
 
 
 def checked_path(path: object) -> str:
-    """Return the path of a decorator. Raise ``Invalid`` unless it is text: for a decorated method, for
-    example."""
+    """Return the path of a decorator. Raise ``Invalid`` unless it is empty or begins with a slash: a method
+    comes here if the decorator was written without parentheses."""
     if not isinstance(path, str) or (path and not path.startswith("/")):
         raise Invalid(
             f"{path!r} is not the path of a route",
@@ -153,7 +153,8 @@ class ShardRoute:
     ask_shards: AskShards
     reply: Reply
     key: KeyOf | None = None
-    """The key that finds the shard: a function of the request, or the name of a path parameter."""
+    """The key that finds the shard: a function of the request, or the name of a parameter of the path or the
+    query."""
     method: Callable[..., Any] = lambda *_: None
     instance: Any = None
 
@@ -206,7 +207,7 @@ def routes_of(instance: Any) -> list[ShardRoute]:
 def encoded(value: Any, route: str) -> HttpAnswer:
     """Encode a reply. Raise ``ApplicationFailed`` for a value that cannot be encoded.
 
-    Called on the thread of the query, before the reply's content can change.
+    A shard's reply is encoded on the thread of the query, before its content can change.
     """
     with answering(route):
         return _encoded(value)

@@ -54,10 +54,10 @@ def shard_rpc(
     """Decorate a unary method of a servicer. ``stub`` is the generated client class of the service.
 
     ``key`` is the name of a request's field, or a function of the request. The key finds the shard as
-    publishers find the partition of a message with that key. Otherwise ``shard(request)`` returns the
-    shard's id, by default the request's field ``shard``. With authentication, a caller needs
-    ``capability`` for that shard. ``timeout_s`` bounds the wait for a shard (default:
-    ``--consumer.query-timeout``). Raise ``Invalid`` if both ``key`` and ``shard`` are given.
+    publishers find the partition of a message with that key. Otherwise ``shard(request)`` returns the shard's
+    id, by default the request's field ``shard``. With authentication, a caller needs ``capability`` for that
+    shard. ``timeout_s`` bounds the whole query (default: ``--consumer.query-timeout``). Raise ``Invalid`` if
+    both ``key`` and ``shard`` are given.
 
     The decorated method gets ``(self, store, request)``, must only read, and may be called again.
     ``self`` must have an attribute ``service``. Callers set staleness and offsets by metadata: see

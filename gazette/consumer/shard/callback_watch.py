@@ -7,8 +7,8 @@ Three things may stand still:
   the lease for a minute.
 - *The process*, in one call into C that keeps the interpreter lock. Nothing of the process runs.
 
-The watch has its own thread, which runs while other threads stand still, except in the third case. So the
-watch also reports a call that never returns.
+The watch has its own thread, which runs in the first two cases. So it also reports a call that never returns.
+In the third case, it reports afterwards how long nothing ran.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ REPEAT_S: Final = 60.0
 _LOOKS: Final = 4
 """Number of looks within the time after which a call is reported."""
 _SHARE: Final = 3
-"""Renewals of the lease within its length. A call that takes longer than this share delays a renewal."""
+"""Number of renewals within the length of a lease. A call that takes longer than this part of it delays a
+renewal."""
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ class CallbackWatch:
     """Watch over the running callbacks of a member's shards, and over the event loop that serves them.
 
     A call is reported after a third of the lease, counted from the first look that finds the call. So the
-    call may have run for up to a quarter longer.
+    call may have run for about a quarter of that time longer.
     """
 
     def __init__(self, clock: Clock, lease_ttl_s: float) -> None:
@@ -180,7 +181,7 @@ class CallbackWatch:
             )
 
     def _warn_of_process(self, seconds: float, shards: list[RunningCallback]) -> None:
-        """Warn that no thread ran for some time, since this one did not. Name the calls that run now."""
+        """Warn that this thread, and so perhaps no thread, ran for some time. Name the calls that run now."""
         calls = [(shard, shard.call) for shard in shards]
         running_calls = "; ".join(
             f"shard {shard.shard_id} runs {shard.callback}{_place_text(shard.thread, call)}"

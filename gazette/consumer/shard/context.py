@@ -42,6 +42,6 @@ class ShardContext:
     """Keys at which hints may be written."""
     settings: ConsumerSettings
     append_budget: MemoryBudget
-    """Memory for the appends of all shards that wait."""
+    """Memory for the waiting appends of all shards."""
     restarts: Restarts
     new_worker: WorkerFactory

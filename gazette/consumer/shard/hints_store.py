@@ -3,6 +3,8 @@
 {hint_prefix}/{shard}.primary      written by the primary from time to time
 {hint_prefix}/{shard}.backup.0     what the last promotion recovered from
 {hint_prefix}/{shard}.backup.N     what earlier promotions recovered from
+
+A backup without files gets the hints that the primary writes.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ class StoredHints:
 
 
 def checked_hints(value: bytes, recovery_log: str) -> FSMHints:
-    """Decode hints. Raise ``Invalid`` for another log, ``Corrupt`` if they contradict themselves."""
+    """Decode hints, and check them. Raise ``Invalid`` for those of another log, or that contradict
+    themselves, and ``Corrupt`` for a value that holds no hints."""
     hints = decode_hints(value)
     if hints.log != recovery_log:
         raise Invalid(
@@ -131,11 +134,13 @@ async def store_recorded_hints(
     create_revision: int,
     size: HintsSize | None = None,
 ) -> bool:
-    """Write the primary's hints if this member still is the primary. Return True if it was.
+    """Write the primary's hints if this member still is the primary. Return False if it is not, and write
+    nothing.
 
     Also write the hints into each backup without files: such a backup keeps the log from being pruned, and
     each promotion fills only one. The comparison of the assignment's revision keeps a zombie from writing.
-    ``size`` warns of large hints. Raise ``Unavailable``, or ``Invalid`` for hints that are too large.
+    ``size`` warns of large hints. Raise ``Unavailable``, or ``Invalid`` for hints that are too large. After
+    ``Unavailable``, the primary's hints may be written.
     """
     still_assigned = Compare.create_revision(assignment_key, "=", create_revision)
     form, value = await _encoded(hints)
@@ -167,7 +172,8 @@ async def store_recovered_hints(
     assignment_key: str,
     create_revision: int,
 ) -> None:
-    """Write the hints of this recovery into the first backup, and move each backup to the next slot.
+    """Write the hints of this recovery into the first backup, and move each backup to the next slot. Do
+    nothing for a shard without backups.
 
     Hints without files, those of a shard's first owner, get no backup: such hints need the log from its first
     byte on, and so the log could never be pruned. Whatever etcd answers, retry until the hints are written or
@@ -197,7 +203,8 @@ async def store_recovered_hints(
 
 
 async def _moved(etcd: Etcd, assignment_key: str, create_revision: int) -> bool:
-    """Return True if etcd says that the assignment is gone. False also if etcd does not answer."""
+    """Return True if etcd says that the assignment is gone, or was made again. False also if etcd does not
+    answer."""
     try:
         kv = await etcd.get(assignment_key)
     except GazetteError:
@@ -208,12 +215,12 @@ async def _moved(etcd: Etcd, assignment_key: str, create_revision: int) -> bool:
 async def _rotate(
     etcd: Etcd, spec: ShardSpec, value: bytes, assignment_key: str, create_revision: int
 ) -> bool:
-    """Move each backup to the next slot, and write the first backup. Return False if a slot was changed
-    meanwhile.
+    """Move each backup to the next slot, and write the first backup. Return False if a slot or the assignment
+    was changed meanwhile.
 
-    Write each slot in its own transaction, since all together may be more than etcd accepts. Write
-    the last slot first: so every value is in some slot at each moment. Two equal neighbours show
-    that an earlier rotation was interrupted there: continue that rotation.
+    Write each slot in its own transaction, since all together may be more than etcd accepts. Write the last
+    slot first: so no value is lost but that of the last slot. Two equal neighbours show that an earlier
+    rotation was interrupted there: continue that rotation.
     """
     backups = (await read_hints(etcd, spec, check=False))[1:]
     if backups[0].value == value:

@@ -225,7 +225,7 @@ class LoopShardIO:
         log.info("shard %(shard)s stalls: %(reason)s", {"shard": self._id, "reason": reason})
 
     def _trace(self, transaction: FinishedTransaction, phases: Phases) -> None:
-        """Record a span, from the first message of a transaction to the last acknowledgement."""
+        """Record a span, from the first message or timer of a transaction to the last acknowledgement."""
         seconds = {name: max(0.0, getattr(phases, name)) for _, _, name in metrics.PHASES[1:]}
         tracing.ended_now(
             "transaction",

@@ -26,9 +26,10 @@ from gazette.runtime.clock import Clock
 from gazette.runtime.timeouts import timeout
 
 HEARING_TIMEOUT_S: Final = 60.0
-"""Seconds that a shard whose assignment is gone waits until its member stops it.
+"""Greatest number of seconds for which a shard without its assignment waits until its member stops it.
 
-The member stops the shard when the change arrives. A member that gets no changes loses its lease well before.
+The member does so when it sees the change. A member that sees no changes loses its lease before this time is
+over.
 """
 
 
@@ -54,9 +55,11 @@ class Ownership:
         self._ended = ended
 
     async def require(self) -> None:
-        """Raise ``Closed`` unless the shard is assigned to this member at a moment within this call.
+        """Raise ``Closed`` unless the shard runs, and is assigned to this member at a moment within this
+        call.
 
-        Retry while etcd is away, until the lease ends the shard. Cancellation changes nothing.
+        Retry while etcd is away, until the lease ends the shard. Before ``Closed``, wait up to
+        `HEARING_TIMEOUT_S` for the end of the shard. Cancellation changes nothing.
         """
         assignment = self._assignment_of()
         if not self._ended.is_set():

@@ -73,9 +73,9 @@ class Primary:
     ) -> None:
         shard = parts.shard
         self.store: Store | None = None
-        """Set on the shard's thread, once the store is made."""
+        """Set on the shard's thread, once the store is made; None before."""
         self.timers: ShardTimers | None = None
-        """Set with the restored checkpoint, for an application with ``on_timer``."""
+        """Set when the checkpoint is restored. None before, and for an application without ``on_timer``."""
         self.running_callback = RunningCallback(shard.id)
         self.appends = AppendService(context.client, budget=context.append_budget)
         self.thread = context.new_worker(f"shard {shard.id}")
@@ -112,7 +112,7 @@ class Primary:
         if recovered is not None:
             self._recovered_hints = recovered.fsm.build_hints(recovered.log)
         async with TaskScope(f"open shard {shard.id}") as scope:
-            # Queries wait for all of these steps, from the opening of the store on.
+            # Queries wait until all of these steps are done: look the sources up while the store is opened.
             scope.spawn(self._find_sources(journals), name="sources")
             if recovered is not None and recovered.fsm.last_log != self._spec.recovery_log:
                 # The state is from another log: the recorder will fence the log of the specification.
@@ -140,7 +140,8 @@ class Primary:
             self._journals[source.journal] = await journals.source(source)
 
     def _open_store(self, recovered: RecoveredState | None) -> Store:
-        """Make the store: this may block, and sets no fence. On the shard's thread."""
+        """Make the store. This may block. It sets a fence only for a state from another log: see
+        `Recorder.open`. On the shard's thread."""
         self._parts.ownership.require_running()
         shard, application = self._shard, self._context.application
         if recovered is not None:
@@ -259,16 +260,19 @@ class Primary:
     async def call(self, fn: Callable[[], T]) -> T:
         """Run a function on the shard's thread, between two steps of a transaction, once transactions run.
 
-        Raise ``Closed`` if the shard has ended, or ``fn``'s error. After a cancellation ``fn`` may still run.
+        Raise ``Closed`` if the shard has ended, or the error of ``fn``. After a cancellation ``fn`` may still
+        run.
         """
         future: OpFuture[T] = OpFuture()
         self._inbox.put(Call(fn, future))
         return await await_future(future)
 
     async def keep_backup_hints(self) -> None:
-        """Store the hints of this recovery as a backup. Return at once for a shard without a log.
+        """Store the hints of this recovery as a backup. Return at once for a shard without a log, and for a
+        prefix of hints that is not permitted.
 
-        The shard serves meanwhile: the former hints recover the same state, and read more of the log.
+        The shard serves meanwhile: the former hints recover the same state, and read more of the log. Raise
+        ``GazetteError`` if the assignment ends first.
         """
         context = self._context
         if self._recovered_hints is None or not context.hint_keys.allows(self._spec.hint_prefix):
@@ -294,7 +298,9 @@ class Primary:
     async def keep_hints(self) -> None:
         """Store new hints from time to time, so that a recovery reads no more than it must.
 
-        Return at once for a shard without a log. Does not wait for `keep_backup_hints`.
+        Run without end. Return at once for a shard without a log and, with a warning, for a prefix of hints
+        that is not permitted. Does not wait for `keep_backup_hints`. Raise ``Closed`` if the shard has ended,
+        or the error of its log.
         """
         context, recorder = self._context, self._recorder
         if recorder is None:
@@ -337,7 +343,8 @@ class Primary:
                 )
 
     def stop(self) -> None:
-        """End transactions before their next step. May be repeated."""
+        """End transactions before they take a message, a timer or an event. A commit may still begin. May be
+        repeated."""
         self._inbox.stop()
 
     def destroy_store(self, afterwards: Callable[[], None]) -> OpFuture[None]:

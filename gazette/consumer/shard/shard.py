@@ -66,7 +66,7 @@ class Shard(WithTimers):
         self.assignment = assignment
         self.progress = Progress()
         self.store_ready = asyncio.Event()
-        """Set once the store was opened (``store`` is then set), or the primary has ended."""
+        """Set once the store is open and the checkpoint restored, or the shard has ended."""
         self.ended = asyncio.Event()
         """Set when the shard failed, or was stopped."""
         self.failure: BaseException | None = None
@@ -143,7 +143,8 @@ class Shard(WithTimers):
 
     @property
     def reads(self) -> StandbyReads | None:
-        """Queries of a standby; None for a shard that does not tail its log."""
+        """Queries of a standby. None for a primary, and for a shard that does not tail its log or has
+        ended."""
         player = self._player
         if self._started_primary or self.ended.is_set() or player is None:
             return None
@@ -154,10 +155,11 @@ class Shard(WithTimers):
         return self._started_primary
 
     async def stop(self) -> None:
-        """End everything. Never raise. The shard commits nothing after this call began.
+        """End everything. Never raise. The shard takes no message after this call began. A transaction that
+        is complete may still commit, unless the next owner has set its fence.
 
         A callback that still runs after `STOP_TIMEOUT_S` keeps its thread, which releases the store when the
-        callback returns. The callback's effects are dropped.
+        callback returns. The effects of such a callback are dropped.
         """
         self._stopping = True
         self.ended.set()
@@ -262,7 +264,7 @@ class Shard(WithTimers):
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Set the shard FAILED. After the first error, change nothing."""
+        """Set the shard FAILED. After the first error, or a stop, change nothing."""
         if self.failure is not None or self._stopping:
             return
         self.failure = error
@@ -457,7 +459,8 @@ class Shard(WithTimers):
     async def call(self, fn: Callable[[], T]) -> T:
         """Run a function on the shard's thread, between two steps of a transaction.
 
-        Raise ``Closed`` if the shard has ended, or ``fn``'s error. After a cancellation ``fn`` may still run.
+        Raise ``Closed`` if the shard is not primary or has ended, or the error of ``fn``. After a
+        cancellation ``fn`` may still run.
         """
         if self._primary is None:
             raise Closed("the shard is not primary", shard=self.id)

@@ -34,7 +34,7 @@ class ShardWaits:
         self._spec = spec
         self._pending = pending
         self._broker_reason = ""
-        """The reason that `watch` has got from a broker; empty if the log can be read."""
+        """The reason that `watch` has got from a broker; empty without a reason."""
 
     @property
     def reason(self) -> str:
@@ -44,7 +44,8 @@ class ShardWaits:
     async def watch(self, progress: Callable[[], int]) -> NoReturn:
         """Ask brokers about the recovery log while ``progress`` does not change, until cancelled.
 
-        A broker lets some calls wait without an answer until its blob store can be listed again.
+        A broker lets some calls wait without an answer until its blob store can be listed again: so the calls
+        themselves do not learn the reason.
         """
         log = self._spec().recovery_log
         try:

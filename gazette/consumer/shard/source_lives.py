@@ -67,8 +67,8 @@ def in_present_lives(
 ) -> Checkpoint:
     """Return a restored checkpoint, adapted to the present ``lives`` of the shard's sources.
 
-    For a source with another life, begin at the offset that the operator has chosen, and forget the
-    states of its producers. If the operator has said that it has the same bytes, continue. Raise ``Corrupt``
+    For a source with another life, begin at the offset that the operator has chosen, and forget the states of
+    its producers. If the operator has said that this life has the same bytes, continue. Raise ``Corrupt``
     without a choice.
     """
     sources, restarts = dict(checkpoint.sources), restarts_of(spec.labels)

@@ -31,7 +31,8 @@ SUSPENDED_POLL_S: Final = 2.0
 _LIFE_LOOKS_S: Final = (0.0, 1.0, 4.0)
 """Pauses in seconds before checks whether a source was created again: brokers learn of that late."""
 MISSING_LOOK_S: Final = 10.0
-"""Seconds without bytes of a source after which its reader asks whether a broker has bytes."""
+"""Seconds between two looks at the reader of a source. If it has got no bytes from one to the next, ask
+whether a broker has bytes."""
 SHORT_SOURCE_LOOKS: Final = 5
 SHORT_SOURCE_PAUSE_S: Final = 2.0
 SHORT_SOURCE_PAUSE_MAX_S: Final = 60.0
@@ -55,7 +56,8 @@ async def read_source(
     reader = RetryReader(client, params, clock=clock, on_interrupted=interrupted.set)
 
     async def check() -> None:
-        """Check the journal's end once, and its life after each interruption of the read."""
+        """Check the journal's end once, if the shard has read of it, and its life after each interruption of
+        the read."""
         if offset:
             await check_source(journal, offset, inbox, client, clock)
         while True:
@@ -146,7 +148,7 @@ async def _missing_to(
     except NotYet:
         return reader.write_head
     except GazetteError as error:
-        # `_read` gets this error too, and handles the error.
+        # Only note the error: one that ends the read reaches `_read`, which handles it.
         client.waits.note(question, journal, error)
         return None
     finally:
@@ -192,9 +194,10 @@ async def _read(reader: RetryReader, inbox: Inbox, clock: Clock, shard_id: str) 
 
 
 async def _confirmed_head(client: Client, journal: str, head: int) -> int:
-    """Return the head of a journal, from an empty append. ``head`` is the head in an answer to a read.
+    """Return the head of a journal, from an empty append; ``head`` if that fails. ``head`` is the head in an
+    answer to a read.
 
-    That head is too low if fragments were pruned: it is 0 if all fragments were pruned.
+    That head may be too low if fragments were pruned: it is 0 if all fragments were pruned.
     """
     try:
         return max(head, await write_head(client, split_journal_meta(journal)[0]))

@@ -14,6 +14,7 @@ from gazette.recoverylog.playback.player import Player
 from gazette.runtime.clock import Clock
 
 SAMPLES_MAX: Final = 4096
+"""Greatest number of heads to keep. Beyond it, the oldest are dropped: the lag in seconds is too low."""
 
 
 class StandbyLag:
@@ -96,7 +97,7 @@ async def journal_head(client: Client, journal: str) -> int | None:
     except NotYet:
         pass  # Expected: the journal has no bytes behind its head.
     except (Retryable, NotFound, NotAllowed):
-        return None  # Play-back handles these errors.
+        return None  # Play-back, or the reader of the source, handles these errors.
     finally:
         reader.close()
     return reader.write_head

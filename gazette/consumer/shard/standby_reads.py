@@ -33,7 +33,8 @@ class Player(Protocol):
 
 
 class ReadSnapshot:
-    """An edition: the state as of one moment. Loop-bound. Released once replaced, when no query uses it."""
+    """An edition: the state as of one moment. Loop-bound. Released once it is replaced and no query uses it,
+    or at the end of the standby."""
 
     def __init__(self, reader: Any, as_of: float) -> None:
         self.reader = reader
@@ -107,7 +108,7 @@ class StandbyReads:
             refresh.result()
 
     def age_s(self, edition: ReadSnapshot) -> float:
-        """Return the age of an edition in seconds. The edition has all older commits."""
+        """Return the age of an edition in seconds. The edition has all commits that are older than that."""
         return self._clock.monotonic() - edition.as_of
 
     def end(self, edition: ReadSnapshot) -> None:
@@ -172,7 +173,7 @@ class StandbyReads:
     async def close(self, grace_s: float) -> None:
         """Refuse new queries, give running ones ``grace_s`` seconds, and release everything.
 
-        A query that still runs then gets `Closed` from its reads. May be called again.
+        A query that still runs then gets `Closed` from its reads. A second call returns at once.
         """
         if self._closed:
             return

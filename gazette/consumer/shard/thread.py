@@ -36,7 +36,8 @@ class Worker(Protocol):
         ...
 
     def wait(self, future: OpFuture[Any], timeout_s: float | None) -> bool:
-        """Block the running function until the future is done. Return False if that takes longer."""
+        """Block the running function until the future is done. Return False if that takes longer than
+        ``timeout_s`` seconds (None: no limit)."""
         ...
 
 

@@ -67,8 +67,8 @@ class EventTime:
     is the clock of the message's UUID: the wall time of its publisher. Take the greatest time of each
     source. The watermark is the least of these, minus ``lateness``. A message before the watermark is late.
 
-    A source without messages holds the watermark back until it has had no message for ``idle_after``. With
-    None, the source holds the watermark back for ever.
+    A source holds the watermark back until it has had no message for ``idle_after``: it is then idle. Once
+    all sources are idle, the greatest of their times counts. With None, no source becomes idle.
     """
 
     lateness: timedelta = timedelta(0)

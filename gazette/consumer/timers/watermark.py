@@ -32,8 +32,8 @@ class _State(msgspec.Struct):
 class Watermark:
     """Watermark of one shard over its sources. ``now`` is a time of the monotonic clock, in seconds.
 
-    Each of ``sources`` holds the watermark back until its first message. Any other journal counts from its
-    first message on.
+    Each of ``sources`` holds the watermark back until its first message, or until it is idle. Any other
+    journal counts from its first message on.
     """
 
     def __init__(
@@ -54,7 +54,8 @@ class Watermark:
         """By source, when its last message came, by the monotonic clock. At first, the time of the start."""
         self._now = now
         self.value: int | None = None
-        """The watermark; None while a source without messages holds it back."""
+        """The watermark; None until it is known: no message has come, or a source without messages holds it
+        back."""
 
     def observe(self, journal: JournalName, at_us: int) -> None:
         """Note the time of a message of a source."""
@@ -82,7 +83,8 @@ class Watermark:
         )
 
     def _advance(self) -> None:
-        """Raise the watermark to the least of the active sources' greatest times, minus the lateness."""
+        """Raise the watermark to the least of the active sources' greatest times, minus the lateness. Do
+        nothing while an active source has had no message."""
         times = self._greatest
         if self._idle_s is not None:
             oldest = self._now - self._idle_s

@@ -1,9 +1,10 @@
 """Stage 13 of the byte path: hands committed messages and timers to the application.
 
-The application may also defer a message to the next transaction, or raise an error. The error ends
-the shard, unless the shard's `PoisonPolicy` skips the message. Before a skip, the message's effects
-are undone: in the store by a savepoint, and in the publisher. The effects of a deferred batch are
-undone too, since a smaller batch is delivered next. Timers are delivered in the same way.
+The application may also defer a message to the next transaction, or raise an error. The error ends the shard,
+unless the shard's `PoisonPolicy` skips the message. Before a skip, the message's effects are undone: in the
+store by a savepoint, and in the publisher. The effects of a deferred batch are undone too, since a smaller
+batch is delivered next. A store without savepoints keeps its changes. Timers are delivered in the same way,
+but cannot be deferred.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def deliver_in_halves(
 
 class Dispatcher:
     """Deliveries of one shard's batches. Belongs to its thread. A stop of ``inbox`` takes effect between two
-    messages."""
+    calls of the application."""
 
     def __init__(
         self,
@@ -107,10 +108,11 @@ class Dispatcher:
         """True if the application gets messages one by one, and not in batches."""
 
     def deliver(self, batch: Sequence[Envelope[Any]]) -> None:
-        """Have the application consume a batch.
+        """Have the application consume a batch. Leave out acknowledgements, unless it wants them.
 
-        Raise `Deferred` or `TimersDue` after a part of the batch. Raise ``ApplicationFailed``, or a
-        `GazetteError` as it is, for an error of the application.
+        Raise `Deferred` or `TimersDue` if only a part of the batch is done. Raise ``ApplicationFailed`` for
+        an error of the application, but a `GazetteError` as it is. Raise ``Closed`` once the inbox is
+        stopped. Raise the error of a message that the policy cannot skip.
         """
         delivered = batch
         if not self._application.deliver_acks and not isinstance(batch, MessageRows):
@@ -164,8 +166,9 @@ class Dispatcher:
         return envelope.event_us is not None and timers.observe(envelope)
 
     def _deliver_timed(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
-        """Deliver a batch without misplaced messages. By the policy, skip messages without their time, or
-        raise their error. Return how many messages are done, and True if timers are due."""
+        """Deliver a batch whose misplaced messages, if any, are consumed like others. Skip messages without
+        their time, or raise their error without a policy. Return how many messages are done, and True if
+        timers are due."""
         untimed = self._untimed.find(batch) if batch else []
         if not untimed:
             return self._deliver_all(batch)
@@ -183,7 +186,8 @@ class Dispatcher:
         return begin + consumed, due
 
     def _deliver_all(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
-        """Deliver all messages of a batch. Return how many were consumed, and True if timers are due."""
+        """Deliver a batch that needs no check. Return how many messages were consumed, and True if it has
+        stopped because timers are due."""
         if not batch:
             return 0, False
         if self._timers is not None and self._timers.observes:
@@ -194,8 +198,8 @@ class Dispatcher:
     def _deliver_observed(
         self, timers: ShardTimers, batch: Sequence[Envelope[Any]]
     ) -> tuple[int, bool]:
-        """Deliver a batch, and note the times of its messages for the watermark. Stop when timers are due.
-        Return how many were consumed, and True if it has stopped."""
+        """Deliver a batch, and note the times of its messages for the watermark. Between single messages,
+        stop when timers are due. Return how many were consumed, and True if due timers have stopped it."""
         if (
             not self._gets_single_messages
         ):  # Do not stop: timers that become due fire after the whole batch.
@@ -211,8 +215,8 @@ class Dispatcher:
         return len(batch), False
 
     def fire(self, timer: Timer) -> None:
-        """Have the application handle a timer that is due. Raise ``ApplicationFailed``, or a `GazetteError`
-        that the application raised."""
+        """Have the application handle a timer that is due, or skip it by the policy. Raise
+        ``ApplicationFailed``, but a `GazetteError` as it is. Raise ``Closed`` once the inbox is stopped."""
         self._inbox.require_running()
         self._callbacks.running_callback.enter("on_timer", timer)
         try:
@@ -256,7 +260,7 @@ class Dispatcher:
 
     def _deliver_each(self, batch: Sequence[Envelope[Any]]) -> int:
         """Deliver messages singly. Return how many were consumed: not all if a message was deferred. Raise
-        ``ApplicationFailed`` if the callback fails."""
+        ``ApplicationFailed`` if the callback fails, but a `GazetteError` as it is."""
         application, shard, store = self._application, self._callbacks.shard, self._store
         publisher, inbox = self._publisher, self._inbox
         consume, skips_errors = application.consume_message, self._skips_errors
@@ -338,7 +342,8 @@ class Dispatcher:
     def _attempt_or_skip(self, batch: Sequence[Envelope[Any]]) -> int:
         """Deliver a batch in one attempt. If it is poison, deliver its parts, and skip a single message.
 
-        Return how many messages are done. Raise ``ApplicationFailed`` for an error that no policy covers.
+        Return how many messages are done. Let `DeferToNextTransaction` and other `GazetteError` pass that no
+        policy covers. Raise ``ApplicationFailed`` for any other error.
         """
         self._inbox.require_running()
         try:
@@ -364,7 +369,8 @@ class Dispatcher:
         return len(batch)
 
     def _attempt(self, batch: Sequence[Envelope[Any]]) -> None:
-        """Have the application consume a batch. If it raises, undo the batch's effects."""
+        """Have the application consume a batch. If it defers, or raises an error under a policy, undo the
+        batch's effects."""
         callback = self._application.batch_callback
         self._callbacks.running_callback.enter(callback, batch)
         try:
@@ -378,10 +384,10 @@ class Dispatcher:
 
     @contextmanager
     def _undoing(self, *, deferred: bool) -> Iterator[None]:
-        """Undo the block's changes of the store and its publishes if the block raises.
+        """Undo the block's publishes and, by a savepoint, its changes of the store if the block raises.
 
-        After a deferral, undo only if ``deferred``. After another error without a policy, undo nothing: the
-        error ends the shard.
+        After a deferral, undo only if ``deferred``. After another error, undo only under a policy that skips
+        errors: without it, the error ends the shard.
         """
         savepoint = self._store.savepoint() if self._store.has_savepoints else None
         self._publisher.hold(strict=self._skips_errors)

@@ -1,4 +1,5 @@
-"""Stage 13 of the byte path: count, move or refuse messages whose keys belong to other partitions."""
+"""Stage 13 of the byte path: counts, moves, skips or refuses messages whose keys belong to other
+partitions."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ class MisplacedMessages:
     def take_out(self, envelope: Envelope[Any]) -> None:
         """Move a misplaced message to its partition, or skip it as a dead letter, by the policy.
 
-        Raise `Misplaced` if the message can neither be moved nor skipped.
+        Raise `Misplaced` if the message can neither be moved nor skipped, and ``TooMuchPoison`` if the policy
+        permits no further skip.
         """
         error = self._error_of(envelope)
         check = self._checks.of(envelope.journal)
@@ -67,7 +69,8 @@ class MisplacedMessages:
         self._poison.skip_misplaced(envelope, error)
 
     def _republished(self, envelope: Envelope[Any], check: KeyCheck, error: Misplaced) -> bool:
-        """Publish a message to its partition. Return False if that fails: the key may be no valid one."""
+        """Publish a message to its partition. Return False if the publisher refuses it: the key may be no
+        valid one."""
         try:
             self._publisher.publish_uncommitted(check.place.mapping, envelope.message)
         except Invalid as refusal:

@@ -43,7 +43,7 @@ class PoisonSkipper:
     """Skips messages of one shard by its policy. Belongs to the shard's thread.
 
     ``read_again`` blocks, and returns bytes of a source. ``skipped`` is called with (journal, reason) for
-    each skipped message.
+    each skipped message or timer: a timer has the journal ``""``.
     """
 
     def __init__(
@@ -66,23 +66,26 @@ class PoisonSkipper:
         """Times of the last skips, by the monotonic clock."""
 
     def skip_malformed(self, error: MalformedMessage) -> None:
-        """Publish a frame that did not decode. Raise ``TooMuchPoison`` if the policy permits no more."""
+        """Publish a frame that did not decode, as a dead letter. Raise ``TooMuchPoison`` if the policy
+        permits no more."""
         letter = DeadLetter(begin=error.begin, end=error.end, raw=error.raw)
         self._publish(letter, error.journal, "malformed", error)
 
     def skip_message(self, envelope: Envelope[Any], error: BaseException) -> None:
-        """Publish the message for which the application raised ``error``. Block: read its bytes again.
+        """Publish the message for which the application raised ``error``, as a dead letter. Block: read its
+        bytes again.
 
         Raise ``TooMuchPoison``, caused by ``error``, if the policy permits no more.
         """
         self._skip(envelope, error, "time" if isinstance(error, UnusableTime) else "application")
 
     def skip_untimed(self, envelope: Envelope[Any], error: UnusableTime) -> None:
-        """Publish a message without its declared time. Block, and raise, as `skip_message` does."""
+        """Publish a message without its time, as a dead letter. Block, and raise, as `skip_message` does."""
         self._skip(envelope, error, "time")
 
     def skip_misplaced(self, envelope: Envelope[Any], error: BaseException) -> None:
-        """Publish a message of another partition's key. Block, and raise, as `skip_message` does."""
+        """Publish a message whose key belongs to another partition, as a dead letter. Block, and raise, as
+        `skip_message` does."""
         self._skip(envelope, error, "misplaced")
 
     def _skip(self, envelope: Envelope[Any], error: BaseException, reason: str) -> None:
@@ -165,7 +168,8 @@ class PoisonSkipper:
 
 
 def checked_policy(policy: Any, store: Store) -> PoisonPolicy | None:
-    """Return a policy, checked. Raise ``Invalid`` if the store cannot do what the policy needs."""
+    """Return a policy, checked; None for None. Raise ``Invalid`` if the store cannot do what the policy
+    needs, and ``ApplicationFailed`` for an object that is no policy."""
     if policy is None:
         return None
     require_instance("poison_policy", policy, PoisonPolicy)

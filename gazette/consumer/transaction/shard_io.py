@@ -14,7 +14,8 @@ from gazette.runtime.tasks import OpFuture
 
 @dataclass(frozen=True, slots=True)
 class FinishedTransaction:
-    """Report of a transaction that is committed and acknowledged."""
+    """Report of a transaction that is committed and acknowledged, or of a restored checkpoint: it has no
+    phases."""
 
     read_through: dict[str, int]
     publish_at: dict[str, int]
@@ -26,7 +27,7 @@ class FinishedTransaction:
 
 
 class ShardIO(Protocol):
-    """The calls of a transactor to the outside of its thread. The thread may call every method."""
+    """The calls of a transactor to the outside of its thread. All methods may be called on that thread."""
 
     def append_recovered(self, journal: str, intent: bytes) -> OpFuture[Any]:
         """Append an acknowledgement of a restored checkpoint. Succeed if the journal was deleted."""
@@ -35,7 +36,7 @@ class ShardIO(Protocol):
     def require_assigned(self) -> None:
         """Block until etcd confirms that the shard still belongs to this member, or raise ``Closed``.
 
-        Called before the shard takes its store over.
+        Called before the checkpoint is restored again, which may set a fence.
         """
         ...
 
@@ -50,13 +51,15 @@ class ShardIO(Protocol):
     def finished(self, transaction: FinishedTransaction) -> None: ...
 
     def read_again(self, journal: str, begin: int, end: int) -> bytes:
-        """Return bytes of a source. Block. Return fewer bytes if some have been deleted."""
+        """Return bytes of a source. Block. Return ``b""`` if some of them have been deleted."""
         ...
 
     def skipped(self, journal: str, reason: str) -> None:
-        """Report that a message was skipped by the shard's poison policy."""
+        """Report that the shard's poison policy has skipped a message, or a timer (``journal`` is then
+        empty)."""
         ...
 
     def stalled(self, reason: str) -> None:
-        """Report that a transaction has waited long to commit, because the prior transaction is not done."""
+        """Report that a transaction has reached its maximum duration, and waits for the commit of the prior
+        one."""
         ...

@@ -37,7 +37,7 @@ from gazette.protocol.journal import JournalSpec
 from gazette.runtime.clock import Clock
 
 LOOK_S: Final = 30.0
-"""Longest wait for a timer of processing time, in seconds: the wall clock may jump."""
+"""Longest wait for timers, in seconds: the wall clock may jump."""
 _TICK_S: Final = 0.001
 """Shortest wait, in seconds."""
 
@@ -100,8 +100,8 @@ class _Queue:
         return self.is_due(until_us)
 
     def fire(self, until_us: int, limit: int) -> Iterator[TimerRow]:
-        """Yield timers that are due, in order, and remove them from the table. Put back those behind a timer
-        that a callback has set."""
+        """Yield timers that are due, in order, and remove them from the table. If a callback has set an
+        earlier timer, put back those that have not fired, and end."""
         rows = self.table.take(self.domain, self.cursor, until_us, limit)
         last = rows[-1].position if rows else self.cursor
         # If `limit` rows came, more timers may follow `last`. A timer that is set lowers `ahead_from`.
@@ -147,7 +147,8 @@ class ShardTimers:
         shard_id: str,
         times: Mapping[JournalName, str] = MappingProxyType({}),
     ) -> None:
-        """Look for the first timers, and restore the watermark. The store's errors reach the caller."""
+        """Look for the first timers, and restore the watermark. The store's errors reach the caller.
+        ``times`` are the `declared_times`. For ``NotAllowed`` see `reload`."""
         self._open_table = open_table
         self._event_time = event_time
         self._sources = sources
@@ -208,13 +209,14 @@ class ShardTimers:
         return None if value is None else time_at(value)
 
     def schedule(self, key: str, at: datetime, payload: bytes, domain: TimeDomain) -> None:
-        """Set a timer. Raise ``InvalidValue`` for a bad key, time or payload. Raise ``NotAllowed`` outside of
-        a transaction."""
+        """Set a timer. Raise ``InvalidValue`` for a bad key, time or payload. For ``NotAllowed`` see
+        `_queue`."""
         queue = self._queue(domain)
         queue.put(TimerRow(unix_us(at), check_key(key), check_payload(payload)))
 
     def cancel(self, key: str, domain: TimeDomain) -> None:
-        """Remove a timer. Raise ``InvalidValue`` for a bad key, ``NotAllowed`` outside of a transaction."""
+        """Remove a timer, if it exists. Raise ``InvalidValue`` for a bad key. For ``NotAllowed`` see
+        `_queue`."""
         self._queue(domain).remove(check_key(key))
 
     def _queue(self, domain: TimeDomain) -> _Queue:
@@ -253,7 +255,7 @@ class ShardTimers:
         self.begin_pass()
 
     def finish(self) -> None:
-        """Write the watermark to the store, before the transaction commits."""
+        """End the transaction before it commits: write the watermark to the store if it has changed."""
         if self._watermark is not None:
             value = self._watermark.to_bytes()
             if value != self._stored_watermark:
@@ -272,7 +274,7 @@ class ShardTimers:
         self._processing_turn = True
 
     def observe(self, envelope: Envelope[Any]) -> bool:
-        """Note that a message was consumed. Return True if a timer of event time is due now."""
+        """Note that a message was consumed. Return True if a timer of event time may be due now."""
         watermark = self._watermark
         assert watermark is not None
         if (at_us := envelope.event_us) is not None:
@@ -297,7 +299,8 @@ class ShardTimers:
         return event or processing
 
     def fire(self, limit: int) -> Iterator[Timer]:
-        """Yield at most ``limit`` timers that are due, in order. Remove them from the store."""
+        """Yield at most ``limit`` timers of one domain that are due, in order: of event time, if any is due.
+        Remove them from the store."""
         watermark = None if self._watermark is None else self._watermark.value
         if watermark is not None and self._event_queue.is_due(watermark):
             queue, until_us = self._event_queue, watermark
@@ -330,11 +333,13 @@ class ShardTimers:
         return max(_TICK_S, min(wait for wait in waits if wait is not None))
 
     def next_s(self) -> float | None:
-        """Return the seconds until the first timer of processing time, or until a source becomes idle."""
+        """Return the seconds until the first timer of processing time, or until a source becomes idle if
+        timers of event time wait: the less of both. None without either."""
         waits = []
         if self._processing_queue.ahead_from is not None:
             at_us = self._processing_queue.ahead_from[0]
-            # If the clock went back, a timer waits until the clock itself, not `_now_us`, reaches its time.
+            # A timer that is not due waits for the clock itself: if the clock went back, that takes longer
+            # than by `_now_us`.
             is_due = at_us <= self._look_at_clock()
             waits.append((at_us - (self._now_us if is_due else self._clock_us())) / 1e6)
         if self._watermark is not None and self._event_queue.ahead_from is not None:
@@ -385,7 +390,7 @@ def open_timers(
 
     Call it on the shard's thread, once the checkpoint is restored. ``sources`` hold the watermark back
     (default: the sources of the shard). Raise ``NotAllowed`` for a store without timers, and for a state with
-    timers if the application has no ``on_timer``. Raise ``Invalid`` for an ``event_time`` of another type.
+    timers that the application does not define. Raise ``Invalid`` for an ``event_time`` of another type.
     """
     if not defines_timers(application):
         if store.holds_timers:

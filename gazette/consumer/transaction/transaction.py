@@ -49,7 +49,8 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Durations in seconds, of the specification in force when the transaction began."""
+    """Settings of the shard, read before the transaction waits for its first message. Durations are in
+    seconds."""
 
     min_duration_s: float = 0.0
     max_duration_s: float = 1.0
@@ -57,7 +58,7 @@ class Policy:
 
     @property
     def consume_s(self) -> float:
-        """Seconds for which to consume messages: the greater of both durations."""
+        """Longest time for which to consume messages, in seconds: the greater of both durations."""
         return max(self.min_duration_s, self.max_duration_s)
 
 
@@ -87,9 +88,9 @@ class Transaction:
 
     Invariants:
 
-    - It `is_empty` exactly until ``began_at`` is set.
-    - Once ``closed`` (maximum duration, a deferral, many timers, or the end of input) no message is
-      consumed, and no timer fires.
+    - Between two steps, it `is_empty` exactly until ``began_at`` is set.
+    - Once ``closed`` (maximum duration, a deferral, or many timers) no message is consumed, and no timer
+      fires.
     - A commit starts only when ``prior`` is DONE.
     """
 
@@ -100,7 +101,8 @@ class Transaction:
     consumed: int = 0
     fired: int = 0
     was_due: bool = False
-    """True if timers were due when the transaction began, even if callbacks then cancelled all of them."""
+    """True if timers were due in the transaction, even if callbacks cancelled all of them before they
+    fired."""
     closed: bool = False
     input_ended: bool = False
     stalled_at: float | None = None
@@ -133,7 +135,7 @@ class Transaction:
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing was consumed and no timer was due."""
+        """True if no message was consumed or skipped, and no timer was due."""
         return self.consumed == 0 and not self.was_due
 
     def close(self) -> None:
@@ -147,14 +149,14 @@ class Transaction:
         self.closed = True
 
     def end_input(self) -> None:
-        """Note that no message will come any more."""
+        """Note that no input will come any more. Messages that have arrived are still consumed."""
         self.input_ended = True
 
     def decide(self, now: float, *, ready: bool, pending: bool, due: bool = False) -> Decision:
         """Return the next step.
 
         ``ready``: messages or undecoded bytes wait. ``pending``: the sequencer holds messages whose
-        acknowledgement is likely to come soon. ``due``: timers are due, and fire before messages.
+        acknowledgement is likely to come soon. ``due``: timers may be due, and fire before messages.
         """
         self._observe_time(now)
         if due and not self.closed:

@@ -50,13 +50,14 @@ from gazette.runtime.tasks import OpFuture, as_plain_error, failed, first_failur
 log = logging.getLogger(__name__)
 
 CONSUME_MAX: Final = 1024
-"""Greatest number of messages between two looks at the clock and the inbox."""
+"""Greatest number of messages, or of timers, between two looks at the clock and the inbox."""
 CONSUME_S: Final = 0.02
-"""Seconds that the messages between two such looks should take, to keep to the maximum duration."""
+"""Seconds that the messages or timers between two such looks should take, to keep to the maximum duration."""
 FIRED_MAX: Final = 16_384
 """Greatest number of timers that fire in one transaction."""
 PRUNE_HORIZON_NS: Final = 24 * 3600 * NANOS
-"""Nanoseconds for which a silent producer is remembered: the window of deduplication."""
+"""Nanoseconds, by the clocks of a source's messages, for which a silent producer is remembered: later
+repetitions of its messages are consumed again."""
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ class _Backlog:
 
 @dataclass(slots=True)
 class PriorTransaction:
-    """A transaction whose commit was started and that is not acknowledged yet."""
+    """The last transaction whose commit was started or, before the first one, the restored checkpoint."""
 
     checkpoint: Checkpoint
     read_through: dict[str, int]
@@ -120,7 +121,8 @@ class PriorTransaction:
 
 
 class Transactor:
-    """Transactions of one shard. Everything except the constructor belongs to the shard's thread."""
+    """Transactions of one shard. Everything except the constructor and `commit` belongs to the shard's
+    thread."""
 
     def __init__(
         self,
@@ -165,7 +167,7 @@ class Transactor:
         self._consume_limit = 1
         """Greatest number of messages to consume between two looks at the clock: see `_next_limit`."""
         self._chunk_bytes = 0
-        """Bytes of a source that are decoded together, if they wait. 0: one chunk."""
+        """Bytes of a source to decode together, if they wait in the inbox. 0: one chunk at a time."""
         self._fire_limit = 1
         """Greatest number of timers to fire between two looks at the clock."""
         self._begun = False
@@ -184,7 +186,8 @@ class Transactor:
 
     @property
     def commit(self) -> OpFuture[Any]:
-        """The last commit that was started. Before the first one, a future that is done. Any thread."""
+        """The last commit that was started. Before the first one, and after a restored checkpoint, a future
+        that is done. Any thread."""
         return self._prior.commit
 
     def run(self, checkpoint: Checkpoint) -> None:
@@ -271,7 +274,8 @@ class Transactor:
             )
 
     def _run_to_commit(self, transaction: Transaction) -> bool:
-        """Perform steps until the commit is started. Return False if the input ends before a message."""
+        """Perform steps until the commit is started. Return False if the input ends before the first message
+        or timer."""
         while True:
             self._poll_prior(transaction)
             ready = self._ready
@@ -306,7 +310,8 @@ class Transactor:
 
     def _poll_prior(self, transaction: Transaction) -> None:
         """Note whether the prior transaction has committed, and is acknowledged. Raise its error if it
-        failed. Report it once it is acknowledged. If this transaction stalls behind it, report that once."""
+        failed. Report it once it is acknowledged. If this transaction stalls behind its commit, report that
+        once."""
         prior = self._prior
         if transaction.prior is Prior.COMMITTING and prior.commit.done():
             prior.require_committed()
@@ -381,7 +386,8 @@ class Transactor:
     def _handle(self, event: Event, transaction: Transaction) -> None:
         """Queue the messages of an event, note the end of the input, or run a call. Raise the error of a
         source that failed."""
-        # Input is taken only while the backlog is empty, so that neither case below drops messages of it.
+        # Input is taken only while the backlog is empty. So `Chunk` and `Messages`, which replace parts of
+        # it, drop no messages.
         match event:
             case Chunk():
                 self._feed(event)
@@ -443,7 +449,8 @@ class Transactor:
         yield from source.replay(wanted)
 
     def _jump(self, transaction: Transaction, journal: str, offset: int) -> None:
-        """Continue a source at ``offset``, because the bytes before it were deleted."""
+        """Continue a source at ``offset``, because the bytes before it were deleted. If these cut a message,
+        skip it by the policy, or raise its error."""
         try:
             self._decoders[journal].jump(offset)
         except MalformedMessage as error:
@@ -501,7 +508,8 @@ class Transactor:
                 ) from deferral
         except TimersDue as due:
             done = due.done
-        # All others come again, after the timers or in the next transaction: their bytes count then.
+        # Messages that are not done come again, after the timers or in the next transaction: their bytes
+        # count then.
         if isinstance(batch, MessageRows):
             self._consumed_bytes += batch.size_of(done)
         elif done:
@@ -515,7 +523,8 @@ class Transactor:
         self._consume_limit = _next_limit(limit, len(batch), self._clock.monotonic() - began_at)
 
     def _fire(self, transaction: Transaction) -> None:
-        """Handle some timers that are due. Do nothing if the first ones were cancelled."""
+        """Handle some timers that are due. Do nothing if none is due after all: the first ones were
+        cancelled."""
         timers = self._timers
         assert timers is not None
         if not timers.confirm_due():
@@ -588,7 +597,7 @@ class Transactor:
         self._prior.watch(self._inbox.wake)
 
     def _start_commit(self, checkpoint: Checkpoint) -> OpFuture[Any]:
-        """Start the store's commit. It waits for all appends that this shard has made to other journals than
+        """Start the store's commit. It waits for all appends that this shard has begun to other journals than
         its log, and for the futures of `add_wait`. Raise the commit's error if it has failed already."""
         waits: Collection[OpFuture[Any]] = self._appends.pending_except(self._recovery_log)
         waits = [*waits, *self._extra_waits]

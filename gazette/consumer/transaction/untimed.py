@@ -1,4 +1,5 @@
-"""Stage 13 of the byte path: finds messages that lack the declared time of their source."""
+"""Stage 13 of the byte path: finds messages that lack their time: the one that their source declares, or the
+clock of their UUID."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _clock_of: Final = attrgetter("clock")
 
 
 class UntimedMessages:
-    """The times of one shard's messages. Belongs to its thread.
+    """The search for messages of one shard without their time. Belongs to its thread.
 
     ``has_declared``: some sources declare the time of their messages. ``clock_places``: for the other
     sources, the places of the UUIDs whose clock is the time; empty without event time.
@@ -25,7 +26,7 @@ class UntimedMessages:
         self._clock_places = clock_places
 
     def checks(self, journal: JournalName) -> bool:
-        """Return True if messages of a source must have a time."""
+        """Return True if messages of a source must be looked at: they may lack a time that they need."""
         return self._has_declared or journal in self._clock_places
 
     def find(self, batch: Sequence[Envelope[Any]]) -> list[tuple[int, UnusableTime]]:
