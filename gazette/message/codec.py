@@ -108,8 +108,8 @@ class MessageCodec(ABC, Generic[M]):
             get = attrgetter("uuid") if place is None or place.is_plain else place.get
             self.uuids_of = partial(form.read_all, get)
         self.fits: Callable[[M], bool] = field_classes.never_known
-        """Function that returns True for a message that is known to read back equal. `encode` checks all
-        other messages."""
+        """Function that returns True for a message that is known to read back equal. In codecs of JSON,
+        `encode` checks all other messages."""
         self.values: ValueEncoding[M] | None = None
         """Check of messages for which `fits` is False. None: `encode` needs none, or has another one."""
         self.plain_encode_into: Callable[[M, bytearray, int], None] | None = None
@@ -178,7 +178,8 @@ class MessageCodec(ABC, Generic[M]):
         """Return the encoder of acknowledgements for ``journal``, of the transaction that has ``message``.
 
         Use ``message.new_acknowledgement(journal)`` if the type has that method. Otherwise the
-        acknowledgement is a message with its UUID and zeros. Raise `Invalid` if the type has no UUID.
+        acknowledgement is a message with its UUID and zeros, or the UUID alone. Raise `Invalid` if the type
+        has no UUID, or permits no such message.
         """
         if self.form is None:
             raise no_uuid(self.message_type)

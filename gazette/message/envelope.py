@@ -56,7 +56,8 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
     producer: ProducerId
     """Publisher of the message: six bytes."""
     clock: int
-    """Logical time of the producer, in ticks of 100 ns."""
+    """Logical time of the producer: units of 100 ns since 1582-10-15, then four bits of sequence. 0 without a
+    UUID."""
     flags: int
     """Flags of the UUID: outside a transaction, continues one, or acknowledges one. `FOREIGN_UUID` if
     other software made the UUID: the message then counts like one without a UUID."""
@@ -178,7 +179,8 @@ def build_envelopes(
 
 
 class EnvelopeDecoder(Generic[M]):
-    """Decoder of one journal's bytes into envelopes. Between calls, it holds at most one incomplete frame.
+    """Decoder of one journal's bytes into envelopes. Once `decode` has returned an empty list, it holds at
+    most one incomplete frame.
 
     Feed it, then call `decode` until `decode` returns an empty list:
 
@@ -248,7 +250,8 @@ class EnvelopeDecoder(Generic[M]):
         """Return the next batch of envelopes, in order. An empty batch means that more bytes are needed.
 
         Raise `MalformedMessage` at a malformed or too long frame, after all messages before it were returned.
-        Each further call raises the error again, until `skip` is called with it.
+        Until `skip` is called with the error, it is raised again: for a malformed frame by each call, for one
+        that is too long after the next `feed`.
         """
         if not self._ready:
             return []

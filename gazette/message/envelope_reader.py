@@ -68,8 +68,8 @@ class MessageForm(NamedTuple, Generic[M]):
     async def resolve(
         self, client: Client, journal: JournalName
     ) -> tuple[Framing[M], TimeReader | None]:
-        """Return the framing of a journal, and the reader of the times of its messages; None for messages
-        without times. Raise `NotFound` without that journal. Raise `Invalid` if the content type is unknown,
+        """Return the framing of a journal, and the reader of the times of its messages; None without a
+        declared time. Raise `NotFound` without that journal. Raise `Invalid` if the content type is unknown,
         or cannot hold the type. Errors of listing reach the caller.
         """
         labels = (await get_journal(client, journal)).spec.labels
@@ -199,8 +199,9 @@ class CommittedReader(Generic[M]):
     """Reader of the committed messages of a journal, each once. Loop-bound.
 
     ``source`` is the `checkpoint` at which another such reader stopped. Without it, the reader begins at the
-    offset of ``params``. Transactions of more than ``ring_size`` messages are read twice. Acknowledgements
-    are left out unless ``acknowledgements`` is set. For ``uuid`` and ``time``, see `UncommittedReader`.
+    offset of ``params``. A transaction is read twice if its first message is not among the last ``ring_size``
+    ones when it commits. Acknowledgements are left out unless ``acknowledgements`` is set. For ``uuid`` and
+    ``time``, see `UncommittedReader`.
     """
 
     def __init__(

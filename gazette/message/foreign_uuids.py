@@ -15,7 +15,7 @@ _JOURNALS_MAX: Final = 1 << 14
 
 @functools.lru_cache(maxsize=_JOURNALS_MAX)
 def warn_of_foreign_uuids(journal: JournalName) -> None:
-    """Log a warning, once for each journal of this process."""
+    """Log a warning, once for each journal of this process, as long as these are few enough to remember."""
     log.warning(
         "%(journal)s: in messages, the place of the UUID holds values of other software. They count like "
         "messages without a UUID: outside of transactions, never deduplicated, without a time. If the field "

@@ -68,7 +68,7 @@ class KeyField:
     get: Callable[[Any], Any]
     """Function from a message to the value of the field."""
     attribute: str = ""
-    """Attribute of the message. Empty for a column of CSV."""
+    """Attribute of the message. Empty for records of CSV."""
 
     def key_of(self, message: Any) -> CanonicalKey:
         """Return the key of a message. Raise ``Invalid`` that names the field and the value."""

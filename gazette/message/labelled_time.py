@@ -26,7 +26,8 @@ _KINDS_KEPT: Final = 1024
 
 
 class LabelledTime(MessageTime):
-    """The time of messages as their journals' label says. ``field`` is its name in JSON and protobuf."""
+    """The time of messages as their journals' label says. ``field`` is its name in JSON and protobuf, or the
+    name of a function with `FUNCTION` at its end."""
 
     @property
     def name(self) -> str:
@@ -88,7 +89,8 @@ class LabelledTime(MessageTime):
 def labelled_time(text: str) -> LabelledTime:
     """Return the time that the label of a journal declares. Raise ``Invalid`` for another text.
 
-    If the time is a function of an application, the label has only its name. Then no message has a time.
+    If the time is a function of an application, the label has only its name. Then `LabelledTime.read` returns
+    a reason for each message.
     """
     # A label may lack its last parts: the two empty texts stand for them.
     name, unit, ahead, *extra = [*text.split("/"), "", ""]

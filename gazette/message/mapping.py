@@ -92,7 +92,8 @@ def _partition_of(spec: JournalSpec) -> Partition:
 
 
 class Partitions:
-    """An immutable snapshot of partitions, ordered by name."""
+    """An immutable snapshot of partitions, in the order that they are given in: by name, since keys choose by
+    position."""
 
     __slots__ = ("_hashes", "_keys", "all", "is_keyed", "labels")
 
@@ -259,7 +260,7 @@ def modulo_mapping(
 ) -> Mapping[M]:
     """Map messages with equal keys to the same partition, until the number of partitions changes.
 
-    When the number changes, nearly every key moves. Use this where an application joins the n-th
+    When the number changes, at least half of the keys move. Use this where an application joins the n-th
     partitions of several sources that have the same number of partitions.
 
     ``encoding`` says how values of ``key`` that are neither text nor bytes are encoded. The mapping raises
@@ -269,8 +270,9 @@ def modulo_mapping(
 
 
 def rendezvous_mapping(partitions: PartitionsFunc, key: Key[M]) -> Mapping[M]:
-    """Map messages with equal keys to the same partition. A new partition takes over only its even share of
-    the keys. See `modulo_mapping` for the values that are keys."""
+    """Map messages with equal keys to the same partition. A new partition takes some keys over, and all
+    others stay. Partitions may get unequal shares of the keys. See `modulo_mapping` for the values that are
+    keys."""
     return _mapping_by_key(partitions, key, ANY, Partitions.choose)
 
 

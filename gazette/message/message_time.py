@@ -43,7 +43,7 @@ _NO_CLOCK: Final = (
 
 class UnusableTime(Corrupt):
     """A message has no usable time: its declared time is missing or unusable, or it has no UUID with a clock.
-    Poison policies skip the message."""
+    A `PoisonPolicy` may skip the message."""
 
     default_hint = (
         "Repair its producer, or skip the message by the application's `poison_policy`. A time that lies"

@@ -187,7 +187,7 @@ class Publisher:
         self._frame_bytes_max = frame_bytes_max
         self._lock = clock.lock
         """Lock that guards all fields below, and the order of clocks. Its holder waits for nothing, and takes
-        no other lock."""
+        no other lock but the append service's."""
         self._user_code_thread = 0
         """Thread in which code of the application runs under the lock; 0 if none does."""
         self._type_routes: dict[type, _TypeRoutes] = {}
@@ -222,7 +222,8 @@ class Publisher:
     def publish_committed(self, mapping: Mapping[M], message: M) -> OpFuture[AppendResult]:
         """Publish a message that is committed at once. Return a future of its append.
 
-        A retry of the append service may write the message twice. Readers drop the second copy.
+        A retry of the append service may write the message twice. Readers drop the second copy if it has a
+        UUID.
 
         Raise `NotFound` if there is no partition. Raise `Invalid` if the content type is unknown, if the
         message does not fit its type, if a declaration gives the journal another type, and if the time that
@@ -240,8 +241,9 @@ class Publisher:
         """Publish many messages that are each committed at once, in order per journal.
 
         This is several times faster than one by one. Return a future for each journal. Validate and map all
-        messages before publishing any. Raise `Invalid` for a message that cannot be mapped, or does not fit
-        its type. Then no message of its journal is published, but messages of other journals may be.
+        messages before publishing any. Raise `Invalid` for a message that cannot be mapped: then nothing is
+        published. Raise it, too, for one that does not fit its type. Then no message of that type and journal
+        is published, but others may be.
         """
         futures = {}
         for form, line, group in self._groups(mapping, messages):
@@ -315,7 +317,8 @@ class Publisher:
         """Publish a message that is pending until the acknowledgement of `build_ack_intents` is appended.
 
         Content is gathered, and enqueued before `build_ack_intents` returns. Raise `Invalid` for a type
-        without a UUID. Other errors are those of `publish_committed`. After an error nothing is published.
+        without a UUID. Other errors are those of `publish_committed`. After an error other than ``Closed``,
+        the message is not published.
         """
         route = self._route(mapping, message)
         (framing, stamp), line = route.form, route.line
@@ -360,7 +363,7 @@ class Publisher:
         return self._noting_thread(lambda uuid: framing.frame(encode(uuid)))
 
     def flush(self) -> None:
-        """Enqueue the appends of all messages that were published so far.
+        """Enqueue the appends of all uncommitted messages that were published so far.
 
         Raise ``Closed`` if the append service is closed, and keep what was not enqueued. Do nothing
         between `hold` and `release` while the messages can be undone.
@@ -374,9 +377,9 @@ class Publisher:
     def hold(self, *, strict: bool = True) -> None:
         """Keep back uncommitted messages from here on, until `release` or `roll_back`.
 
-        Use this for messages that may have to be undone. Meanwhile, publishing *committed* to a
-        journal with held messages raises ``NotAllowed``. Without ``strict``, such a publish is allowed, and
-        so are more than `HELD_BYTES_MAX` bytes. After either of these, `roll_back` raises ``NotAllowed``.
+        Use this for messages that may have to be undone. Meanwhile, publishing *committed* to a journal with
+        held messages raises ``NotAllowed``. Without ``strict``, such a publish is allowed, and
+        `HELD_BYTES_MAX` bytes or more are enqueued. After either of these, `roll_back` raises ``NotAllowed``.
         """
         with self._lock:
             if self._held_lines is not None:
@@ -400,8 +403,8 @@ class Publisher:
             self._flush_line(line)
 
     def roll_back(self) -> None:
-        """End a `hold`, and discard what it kept back. Raise ``NotAllowed`` if a part was not kept back,
-        which cannot happen in a strict hold.
+        """End a `hold`, and discard what it kept back. Raise ``NotAllowed``, and discard nothing, if a part
+        was not kept back: this cannot happen in a strict hold. Without a hold, do nothing.
         """
         with self._lock:
             held_lines, self._held_lines = self._held_lines, None

@@ -332,8 +332,8 @@ class _Producers(dict[int, ProducerId]):
 
 
 def parse_columns(uuids: bytes) -> UuidColumns:
-    """Parse each 16 bytes of ``uuids`` as `parse_uuid` does, into columns. Equal producers are the same
-    object, so that comparing them is fast."""
+    """Parse each 16 bytes of ``uuids`` as `parse_uuid` does, into columns. Of `_COLUMNS_MIN` UUIDs or more,
+    equal producers are the same object: comparing them is fast."""
     if len(uuids) < _COLUMNS_MIN * UUID_BYTES:
         parsed = [
             parse_uuid(uuids[pos : pos + UUID_BYTES]) for pos in range(0, len(uuids), UUID_BYTES)

@@ -121,8 +121,8 @@ def names_of(place: str) -> list[str]:
 def declared_place(message_type: Any, given: str | None) -> str | None:
     """Return ``given``, or else the place in the class attribute ``gazette_uuid``, or else an empty text.
 
-    None stays None: messages are then decoded without a look at their UUIDs. Raise `Invalid` if ``given``
-    and the attribute differ.
+    None stays None: messages are then decoded without a look at their UUIDs. Raise `Invalid` if ``given`` and
+    the attribute differ, or the attributes of a union's types.
     """
     if given is None:
         return None

@@ -190,7 +190,8 @@ def _union(values: Any, depth: int) -> str:
 
 
 def misfit(value: Any, info: inspect.Type) -> Misfit | None:
-    """Return the first part of a value that is not of its declared type; None if none is found.
+    """Return the first part of a value that its declared type, or JSON, cannot hold; None if no part is
+    found.
 
     The result only explains an error: constraints, such as a greatest length, are not checked. Raise
     ``RecursionError`` for a value that holds itself.

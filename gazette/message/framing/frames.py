@@ -137,10 +137,10 @@ class Framing(ABC, Generic[M]):
 
     @abstractmethod
     def may_complete(self, pending: bytes, size: int, data: bytes) -> bool:
-        """Return True if ``data`` may complete the pending frame.
+        """Return True if ``data`` may complete the pending frame, or show that it is malformed.
 
-        ``size`` bytes are pending, and begin with ``pending``. So a large frame is not decoded again with
-        each of its chunks.
+        ``size`` bytes are pending, and begin with ``pending``. Otherwise the caller only waits for more
+        bytes: so a large frame is not decoded again with each of its chunks.
         """
 
     @abstractmethod

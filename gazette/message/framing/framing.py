@@ -70,7 +70,8 @@ class _PublishedTails(set[str]):
 
 
 class JSONLinesFraming(Framing[M]):
-    """One JSON object on each line. A line ends with a newline. A blank line is malformed."""
+    """One JSON object or array on each line, or raw bytes for the type bytes. A line ends with a newline. A
+    blank line is malformed, except as raw bytes."""
 
     content_type = CONTENT_JSON_LINES
 

@@ -36,10 +36,11 @@ class ClientPublisher:
     that raised `CommitFailed` cannot be used any more: make another one.
 
     ``mapping`` says how keys choose among journals. Use the mapping of the application that publishes to the
-    same journals. ``timeout_s`` bounds each publish and commit, in seconds. ``commits`` is a directory for
-    this publisher alone. With it, a transaction over several journals is all or nothing even if the process
-    dies: the next publisher with the same directory completes it. ``uuid`` is the place of the UUID in
-    messages. It is needed where neither a label of the journal nor the type of the message says the place.
+    same journals. ``timeout_s`` bounds each wait of a publish or commit, in seconds. ``commits`` is a
+    directory for this publisher alone. With it, a transaction over several journals is all or nothing even if
+    the process dies: the next publisher with the same directory completes it. ``uuid`` is the place of the
+    UUID in messages. It is needed where neither a label of the journal nor the type of the message says the
+    place.
 
     Raises ``Invalid`` for settings that cannot be right.
     """
@@ -76,7 +77,8 @@ class ClientPublisher:
         await self.close()
 
     async def close(self) -> None:
-        """End the publisher. What is not committed never becomes visible. May be repeated."""
+        """End the publisher. An open transaction never becomes visible; one whose commit has failed may (see
+        `CommitFailed`). May be repeated."""
         if not self._bound.was_forked:
             self._bound.require()
         self._is_open = False
@@ -88,14 +90,18 @@ class ClientPublisher:
             self._bound.dropped(self._service.abandon, _USE_ASYNC_WITH)
 
     async def publish(self, output: Output, message: Any, *, key: Any = None) -> AppendResult:
-        """Publish one message, which is committed when this returns. Return its offsets.
+        """Publish one message. Return its offsets once it is committed.
 
-        ``output`` is the name of a journal, a ``LabelSelector``, or partitions. Of several journals, the
-        hash of ``key`` chooses one, as the mapping of applications does. Without a key, any is chosen.
+        ``output`` is the name of a journal, a ``LabelSelector``, a `Source` or `Output`, or partitions. A
+        `Source` or `Output` chooses by its own key, or at random without one. Of several other journals, the
+        key that their labels name chooses one. Without such labels, the hash of ``key`` chooses, as the
+        mapping of applications does. Without ``key``, any is chosen.
 
-        Raise ``NotFound`` for an unknown journal. Raise ``Invalid`` for a message that its journal cannot
-        hold: its type, its content type, a field. Nothing is appended then. Raise ``Unavailable`` if no
-        broker answers. Raise `CommitFailed` if the message is not appended in time, or refused.
+        Raise ``NotFound`` for an unknown journal. Raise ``Invalid`` if the journal cannot hold the message,
+        if the key cannot be used, or if this task has a transaction open. Raise ``Unavailable`` if no broker
+        answers, or the transaction of another task takes too long. Raise ``Closed`` once the publisher was
+        closed, or has failed. Nothing is appended then. Raise `CommitFailed` if the append is refused, or
+        takes too long.
         """
         if running_loop() is not self._bound.loop:
             self._bound.require()
@@ -110,7 +116,8 @@ class ClientPublisher:
         return await service.appended(future, partition.journal)
 
     def transaction(self) -> ClientTransaction:
-        """Return a transaction: its messages become visible together when its block ends, or never.
+        """Return a transaction: its messages become visible together when its block ends, or never. In
+        several journals, that needs ``commits`` if the process may die.
 
         An error that leaves the block rolls the transaction back, and is raised.
         """
@@ -158,7 +165,8 @@ class ClientTransaction:
     async def publish(self, output: Output, message: Any, *, key: Any = None) -> None:
         """Publish a message, visible once the transaction commits. See `ClientPublisher.publish`.
 
-        After an error the message is not part of the transaction. Other messages may still be published.
+        After an error other than `CommitFailed`, the message is not part of the transaction, and other
+        messages may still be published.
         """
         _require_open(self._clock)
         service = self._service
@@ -193,7 +201,7 @@ class SyncPublisher:
     """A publisher for scripts, with an event loop in a thread of its own. See `open_publisher`.
 
     Any thread may use it. While one has a transaction open, others wait, at most ``timeout_s``. In a forked
-    child process, ``publish`` and ``transaction`` raise ``Closed``, and ``close`` changes nothing.
+    child process, ``publish`` and the begin of a transaction raise ``Closed``, and ``close`` changes nothing.
     """
 
     def __init__(
@@ -205,7 +213,7 @@ class SyncPublisher:
         commits: Path | str | None = None,
         uuid: str = "",
     ) -> None:
-        """Connect. Raise ``Unavailable`` if no broker answers in time."""
+        """Connect. For the errors see `open_publisher`."""
         self._timeout_s = timeout_s
         self._process = ClosedByOwner("a SyncPublisher")
         self._turn = threading.Lock()
@@ -241,8 +249,8 @@ class SyncPublisher:
         self.close()
 
     def close(self) -> None:
-        """End the publisher, its connections and its thread, within seconds. May be repeated. What is not
-        committed never becomes visible."""
+        """End the publisher, its connections and its thread, within seconds. May be repeated. Uncommitted
+        messages: see `ClientPublisher.close`."""
         service, self._service = self._service, None
         client, self._client = self._client, None
         if self._process.was_forked:
@@ -388,11 +396,11 @@ def open_publisher(
     gives address and credentials in full, in place of these.
 
     ``mapping`` says how keys choose among journals: ``modulo`` or ``rendezvous``. Use the mapping of the
-    application that publishes to the same journals. ``timeout_s`` bounds each call, in seconds.
-    ``commits`` is a directory for this publisher alone. With it, a transaction over several journals is
-    all or nothing even if the process dies: the next publisher with the same directory completes it.
-    ``uuid`` is the place of the UUID in messages, such as ``_meta.uuid``. It is needed where neither a
-    label of the journal nor the type of the message says the place.
+    application that publishes to the same journals. ``timeout_s`` bounds each wait of a call, in seconds.
+    ``commits`` is a directory for this publisher alone. With it, a transaction over several journals is all
+    or nothing even if the process dies: the next publisher with the same directory completes it. ``uuid`` is
+    the place of the UUID in messages, such as ``_meta.uuid``. It is needed where neither a label of the
+    journal nor the type of the message says the place.
 
     Raise ``Unavailable`` if no broker answers in time, and ``Invalid`` for settings that cannot be right.
     """

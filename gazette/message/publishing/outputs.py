@@ -153,8 +153,8 @@ class Outputs:
         return partition
 
     def known(self, output: Output) -> KnownOutput | None:
-        """Return the output if it was found before. Any thread may call this. Raise ``Invalid`` if ``output``
-        is no output."""
+        """Return the output if it was found before, or need not be found; else None. Any thread may call
+        this. Raise ``Invalid`` if ``output`` is no output."""
         outputs: dict[Any, KnownOutput] = self._known
         if isinstance(output, Hashable) and (known_output := outputs.get(output)) is not None:
             return known_output
@@ -172,7 +172,8 @@ class Outputs:
         )
 
     async def find(self, output: Output) -> None:
-        """Find an output, and remember it. A selector is watched from now on.
+        """Find an output, and remember it. The partitions of a selector or declaration are watched from now
+        on.
 
         Raise ``Invalid`` for a bad name or label, and ``NotFound`` without a journal. Wait for brokers.
         """
@@ -330,7 +331,7 @@ def choice_as_declared(output: DeclaredOutput, partitions: PartitionsFunc) -> Ch
 
 
 def _check_declared(output: DeclaredOutput, current: Partitions) -> None:
-    """Raise ``Invalid`` unless the journals are those of the declaration."""
+    """Raise ``Invalid`` unless the journals have the number and the key of the declaration."""
     if len(current.all) != output.partitions:
         raise Invalid(
             f"there are {len(current.all)} of {output.partitions} declared partitions",

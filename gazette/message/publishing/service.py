@@ -5,8 +5,9 @@ that is all or nothing. Over several journals, one acknowledgement for each is a
 in place. A process that dies between two acknowledgements leaves a part of the transaction visible, unless it
 has a directory for `CommitRecords`.
 
-An append that was enqueued cannot be withdrawn. So a publisher cannot be used any more after a failed
-commit, or after a wait that was given up. Its messages stay pending for ever, and no reader sees them.
+An append that was enqueued cannot be withdrawn. So a publisher cannot be used any more after a failed commit,
+or after a wait that was given up. Messages that get no acknowledgement stay pending for ever, and no reader
+sees them.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ class PublishingService:
             await self._acknowledge(intents, deadline)
 
     def abandon(self) -> None:
-        """Do what `close` does, without waiting. Call this on the event loop."""
+        """Do what `close` does, without waiting, and leave the thread of the records. Call this on the event
+        loop."""
         self._closed = True
         self._appends.abandon()
         self._scope.cancel()
@@ -220,7 +222,7 @@ class PublishingService:
         return self._publisher.build_ack_intents()
 
     async def commit(self, intents: Mapping[JournalName, bytes]) -> dict[JournalName, int]:
-        """Commit the sealed transaction. Return the offset behind it, by journal.
+        """Commit the transaction that `end_for_commit` has ended. Return the offset behind it, by journal.
 
         The timeout bounds all appends together. Raise ``CommitFailed``, which says where the transaction is
         visible. After a cancellation it is not known where the transaction is visible.
@@ -246,12 +248,12 @@ class PublishingService:
     def end_for_rollback(self, clock: int) -> dict[JournalName, bytes]:
         """End the transaction that began at ``clock``, and leave nothing visible.
 
-        Return the content of the rollback, by journal: empty if no append began. The thread of the
+        Return the content of the rollback, by journal: empty if nothing was enqueued. The thread of the
         transaction calls this.
         """
         try:
             self._publisher.roll_back()
-        except NotAllowed:  # Some of it was appended.
+        except NotAllowed:  # Some of it was enqueued.
             rollbacks = self._publisher.build_rollbacks(clock)
             self._publisher.build_ack_intents()
             return rollbacks

@@ -108,7 +108,7 @@ class Ring:
         self._occupy(owner, 1)
 
     def add_all(self, owner: PartialSequence, envelopes: Sequence[Envelope[Any]]) -> None:
-        """Call `make_room` and `add` for each envelope, in one step."""
+        """Do what `make_room` and `add` do for each envelope, in one step."""
         count = len(envelopes)
         begin = self._low + self._size
         # Skip envelopes that the ring would drop again at once.
@@ -199,8 +199,8 @@ class Drain(ABC, Generic[M]):
 
 
 class RunDrain(Drain[M]):
-    """Drain of messages that each commit at once, of any producers. Until they are consumed, the state is as
-    if they had not been queued."""
+    """Drain of messages of one journal that each commit at once, of any producers. Until they are consumed,
+    the state is as if they had not been queued."""
 
     def __init__(
         self,
@@ -312,8 +312,8 @@ class SpanDrain(Drain[M]):
             self._ring_ready = True
 
     def _accept(self, envelopes: Sequence[Envelope[M]]) -> None:
-        """Check replayed messages, and make the messages of the span ready. Raise ``Corrupt`` if messages are
-        missing or of another range."""
+        """Check replayed messages, and make the messages of the span ready. Raise ``Corrupt`` for messages of
+        another journal or range, and if the first message of the span is missing."""
         journal, begin, end = self.replay_range
         for envelope in envelopes:
             if envelope.journal != journal:

@@ -351,7 +351,7 @@ class Sequencer(Generic[M]):
         return partial.min_clock if partial.begin is None else (1 << 64)
 
     def skip(self, journal: JournalName, end: Offset) -> None:
-        """Skip the bytes up to ``end``, which were not messages. Raise `Bug` during a drain."""
+        """Skip the bytes up to ``end``, which are no message, or were deleted. Raise `Bug` during a drain."""
         if self.drain is not None:
             raise Bug("cannot skip before committed messages are drained", journal=journal)
         self._offsets[journal] = end
