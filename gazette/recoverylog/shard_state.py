@@ -68,9 +68,10 @@ def recorded_databases(names: Iterable[str]) -> set[str]:
 def to_standalone(directory: Path) -> tuple[str, ...]:
     """Turn played-back files into databases that stock SQLite opens. Return their names. Blocks.
 
-    Turn files of a SQLite store of the Go original into databases too. Files of other kinds stay as they
-    are. The call may be repeated. Raise ``Corrupt`` if a database's files contradict each other, or
-    ``Invalid`` if some are missing. Raise ``GazetteError`` if the disk is full.
+    Turn files of a SQLite store of the Go original into databases too. Files of other kinds stay as they are.
+    The call may be repeated. Raise ``Corrupt`` if a database's files contradict each other, or if one of its
+    images is missing. Raise ``Invalid`` for parts of a database without the rest. Raise ``GazetteError`` if
+    the disk is full.
     """
     files = relative_files(directory)
     require_whole(files)
@@ -326,7 +327,8 @@ class ShardState:
     # -- JSON
 
     def document(self) -> Any:
-        """Return the state of a JSON store, as plain dicts, lists, strings and numbers."""
+        """Return the state of a JSON store, as plain dicts, lists, strings and numbers. Raise ``Invalid`` for
+        a state of another kind, and ``Corrupt`` for a damaged file."""
         self._require(StateKind.JSON, "a document")
         state, _ = decode_state_file((self.directory / STATE_FILE).read_bytes())
         return state
@@ -347,7 +349,8 @@ def decode_state_file(data: bytes) -> tuple[Any, Checkpoint]:
 
 
 def with_offsets(checkpoint: Checkpoint, offsets: dict[str, int]) -> Checkpoint:
-    """Return a checkpoint with the offsets in the first line of a ``state.json``, which take precedence."""
+    """Return the sources and ACK intents of a checkpoint, with the offsets in the first line of a
+    ``state.json``: these take precedence. Leave out the application and the lives."""
     sources = dict(checkpoint.sources)
     for journal, offset in offsets.items():
         source = sources.get(journal, SourceCheckpoint())

@@ -59,7 +59,7 @@ _UNFINISHED_PAGES: Final = rf"{PAGE_DB}|{PAGE_DB}/({_ROCKSDB_BEFORE})"
 _FORMS: Final[Mapping[StateForm, _Files]] = {
     StateForm.PAGES: _files(
         rf"{PAGE_DB}/CURRENT",
-        # An interrupted hand-over leaves files of the other forms.
+        # An interrupted hand-over leaves files of the other forms: they belong to this form, too.
         rf"{PAGE_DB}/({_ROCKSDB})|[^/]+{_JOURNAL}|[^/]+{_IMAGES}|[^/]+\.db",
         _UNFINISHED_PAGES,
     ),

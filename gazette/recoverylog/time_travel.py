@@ -168,9 +168,9 @@ def open_at(
     Blob stores do not know where logs end: logs are read as far as stores have them, and hints of
     later bytes are skipped.
 
-    Raise ``NotFound`` if no hints reach back to the moment: its message has the oldest moment.
-    Raise ``PrunedLog`` if operations are gone, ``Corrupt`` for a damaged log, ``Invalid`` without any hints
-    or if ``directory`` is not empty. Also see `LogSource`.
+    Raise ``NotFound`` if no hints reach back to the moment: its message has the oldest moment. Raise
+    ``PrunedLog`` if operations are gone, ``Corrupt`` for a damaged log, ``Invalid`` without any hints, if
+    ``directory`` is not empty, or for a time if the log has no times. Also see `LogSource`.
     """
     if not hints:
         raise Invalid("at least one set of hints is needed, even if it has only the log's name")

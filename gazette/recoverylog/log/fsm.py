@@ -3,8 +3,9 @@
 The FSM gets every operation of a log, by any author, in order. Two readers of the same bytes decide the same.
 This fences an old author: once a hand-off has sequence number n, the old author's operation n does not apply.
 
-With hints, the FSM follows the branch that they describe. Only operations of the hinted authors apply.
-The FSM jumps gaps between their segments. It tracks only files that lived when the hints were taken.
+With hints, the FSM follows the branch that they describe, up to their last operation. Until then, only
+operations of the hinted authors apply. The FSM jumps gaps between their segments. It tracks only files that
+lived when the hints were taken.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Outcome(enum.Enum):
 class Fnode:
     """A live file: its paths, and the segments of the operations that made it.
 
-    Invariant: both are non-empty. ``segments`` has one entry per contiguous (author, log).
+    Invariant: ``links`` and ``segments`` are not empty. ``segments`` has one entry per contiguous (author,
+    log).
     """
 
     links: set[str] = field(default_factory=set)
@@ -237,8 +239,9 @@ class RecoveryFSM:
         )
 
     def oldest_offset(self) -> int | None:
-        """Return the offset of the oldest segment of a live file in ``last_log``, or None without one.
-        Offsets of different logs cannot be compared."""
+        """Return the first offset of the oldest live file that was created in ``last_log``, or None without
+        one. Files that were created in an earlier log are left out: offsets of different logs cannot be
+        compared."""
         # Nodes are in the order of creation, and their offsets grow. So the first match is the oldest.
         for node in self.nodes.values():
             if node.segments[0].log == self.last_log:

@@ -211,7 +211,7 @@ class _Prefetch:
 class CopiedLogs:
     """Copy of another source in a directory, so that its bytes are fetched only once.
 
-    ``directory`` must exist. ``close`` removes the copies from it.
+    ``directory`` must exist. The copies have no names in it, and go with ``close``, or with the process.
     """
 
     def __init__(self, source: LogSource, directory: Path) -> None:

@@ -164,8 +164,8 @@ class Group:
 class Recorder:
     """Records the files of one directory. Use it only on the shard's thread.
 
-    After its first error, a recorder is broken: every later call raises that error. The log then has
-    the earlier appends, and the next owner recovers exactly these.
+    Once a group or an append has failed, a recorder is broken: every later group or append raises that error.
+    The log then has the earlier appends, and the next owner recovers exactly these.
     """
 
     def __init__(
@@ -384,7 +384,8 @@ class Recorder:
 
     @property
     def horizon_bytes(self) -> int:
-        """Bytes of the log that a recovery with hints of now reads."""
+        """Bytes from the begin of the oldest live file to the known end of the log. A recovery with hints of
+        now reads about as many; after a fork, bytes of the former log, too."""
         oldest = self.fsm.oldest_offset()
         return 0 if oldest is None else max(0, self._write_head - oldest)
 

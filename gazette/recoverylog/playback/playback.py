@@ -108,8 +108,8 @@ class BeyondTheEnd(Corrupt):
 class Playback:
     """Decoder of a log from some offset on, which drives the recovery FSM.
 
-    Invariants: ``offset`` is the offset of the first byte that is not decoded. Bytes that were fed
-    but not decoded are an incomplete frame, or junk shorter than a header.
+    Invariants: ``offset`` is the offset of the first byte that is not decoded. Bytes that were fed but not
+    decoded are an incomplete frame, junk shorter than a header, or bytes behind an applied hand-off.
     """
 
     def __init__(
@@ -181,8 +181,9 @@ class Playback:
         return self._raw is not None or len(self._buffer) >= HEADER_LENGTH
 
     def jump(self, offset: int) -> None:
-        """Skip bytes up to ``offset``, which were deleted. Raise ``PrunedLog`` if hints name operations among
-        these bytes, if a write has its bytes there, or if play-back has no hints and no operation yet."""
+        """Skip bytes up to ``offset``, which were deleted. Raise ``PrunedLog`` if the next hinted segment is
+        known to end among these bytes, if a write has its bytes there, or if play-back has no hints and no
+        operation yet."""
         if self._lost is None:
             self._lost = self.read_offset, offset
         if not self.fsm.has_hints and self.fsm.next_seq_no == 1:

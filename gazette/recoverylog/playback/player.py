@@ -53,7 +53,7 @@ SUSPENDED_POLL_S = 2.0
 CATCH_UPS_MAX = 3
 """Greatest number of waits for new appends before a hand-off, if the owner never pauses.
 
-Then the hand-off is appended anyway. This hand-off loses the race, but its fence stops the owner: the next
+Then the hand-off is appended anyway. This hand-off may lose the race, but its fence stops the owner: the next
 hand-off succeeds.
 """
 
@@ -178,9 +178,10 @@ class Player:
     async def view(self, call: Callable[[PlayedFiles], T]) -> T:
         """Call ``call`` with the files as of the end of an append, at the time of this call or later.
 
-        Wait until the player has reached the head once. ``call`` runs on a thread of the pool, and
-        play-back waits for it. An error of ``call`` reaches the caller. Raise ``Closed`` if play-back
-        ends first. After a cancellation ``call`` may still run.
+        Wait until the player has reached the head once. ``call`` runs on a thread of the pool, and play-back
+        waits for it. An error of ``call`` reaches the caller, an ``OSError`` as a `GazetteError`. Raise
+        ``Corrupt`` for changed files, and ``Closed`` if play-back ends first. After a cancellation ``call``
+        may still run.
         """
         view = _View(call, asyncio.get_running_loop().create_future())
         if self.state in (PlayerState.LIVE, PlayerState.FAILED):
@@ -396,8 +397,8 @@ class Player:
             await self._clock.sleep(SUSPENDED_POLL_S)
 
     async def _read_some(self, scope: TaskScope, *, at_head: bool, may_return: bool) -> None:
-        """Read and feed one chunk. If ``may_return``, return without a chunk when a request arrives. Raise
-        ``Unavailable`` if no bytes arrive before the head."""
+        """Read and feed one chunk. If ``may_return``, at the head return without a chunk when a request
+        arrives. Raise ``Unavailable`` if no bytes arrive before the head."""
         if self._beyond_cut:
             extra, self._beyond_cut = self._beyond_cut, b""
             await self._writer.add(scope, self._playback.feed(self._up_to_cut(extra)), len(extra))

@@ -188,7 +188,8 @@ class StagedFiles:
     def view(self, fsm: RecoveryFSM, call: Callable[[PlayedFiles], T]) -> T:
         """Call ``call`` with the files as they are now. The files do not change during the call.
 
-        Raise ``Corrupt`` if another program has changed them.
+        Raise ``Corrupt`` if another program has changed them. An ``OSError`` of ``call`` becomes a
+        ``GazetteError``.
         """
         with self._locked("read played-back files"):
             self._require_whole(fsm)

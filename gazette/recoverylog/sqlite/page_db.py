@@ -44,8 +44,8 @@ def take_out(directory: Path) -> tuple[str, ...]:
     """Turn the original's files into databases that stock SQLite opens. Return their names. Blocks.
 
     Apply the commits of WALs, and roll unfinished transactions back, as the original does. Remove the
-    original's files from ``directory``. Raise ``Corrupt`` for pages that are no database, ``Invalid``
-    without rocksdict. Errors of RocksDB and SQLite reach the caller.
+    original's files from ``directory``. Raise ``Corrupt`` for pages that are no database, or that SQLite
+    refuses, and ``Invalid`` without rocksdict. Errors of RocksDB's iterators reach the caller.
     """
     has_gap = {name: _write_pages(directory / name, pages) for name, pages in _databases(directory)}
     vfs = _RootedVFS(directory)

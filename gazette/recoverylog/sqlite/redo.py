@@ -174,7 +174,8 @@ def files_of(directory: Path) -> dict[str, Path]:
 
 
 def is_recorded(directory: Path, database: str) -> bool:
-    """Return True if a played-back directory has images and redo of this database."""
+    """Return True if a played-back directory has redo files of this database. Raise ``Corrupt`` as
+    `redo_files` does."""
     return bool(redo_files(files_of(directory), database))
 
 
@@ -182,7 +183,7 @@ def materialize(directory: Path, database: str) -> RedoState:
     """Turn images and redo into ``directory/database``, a file that stock SQLite opens.
 
     The result is exactly the database as of the last commit in the log. Remove images and redo files from
-    ``directory``, never from the log. Raise ``Corrupt``, and change nothing, if the files are contradictory.
+    ``directory``, never from the log. For the errors see `build`: after one of them, nothing is changed.
     """
     paths = files_of(directory)
     target = directory / (database + ".materialize")

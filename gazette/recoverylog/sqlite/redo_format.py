@@ -240,9 +240,10 @@ def read_frames(
 ) -> Iterator[tuple[int, memoryview]]:
     """Yield (kind, payload) of a redo file's frames. A payload ends where its frame does.
 
-    ``data`` is the file from offset ``base`` on, which is 0 or the end of a frame. ``end`` is the end of
-    this file according to its successor: later bytes were replaced. None, without a successor: the end of
-    ``data``. Raise ``Corrupt`` if the last frame does not end exactly there.
+    ``data`` is the file from offset ``base`` on, which is 0 or the end of a frame. ``end`` is the end of this
+    file according to its successor: later bytes were replaced. None, without a successor: the end of
+    ``data``. Raise ``Corrupt`` if the last frame does not end exactly there, and for a wrong checksum or an
+    unknown kind.
     """
     pos = max(base, HEADER_LENGTH)
     data_end = base + len(data)

@@ -36,7 +36,8 @@ def require_whole_wal(connection: apsw.Connection, path: Path, schema: str = "ma
     """Check that ``connection`` accepts every commit in the WAL of the recovered database at ``path``.
 
     The connection has just opened the database as ``schema``, and has not written to it. Read the headers of
-    frames that SQLite does not accept. Raise ``Corrupt`` if such a frame ends a commit.
+    frames that SQLite does not accept. Raise ``Corrupt`` if such a frame ends a commit, and for an invalid
+    header.
     """
     wal = path.with_name(path.name + "-wal")
     if not wal.exists():
