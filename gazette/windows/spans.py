@@ -24,7 +24,8 @@ Span: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Hopping:
-    """Windows of ``size``. A window begins every ``step``, so that a message belongs to several."""
+    """Windows of ``size``. A window begins every ``step``. If ``step`` is shorter than ``size``, a message
+    belongs to several."""
 
     size: timedelta
     step: timedelta

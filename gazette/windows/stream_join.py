@@ -69,7 +69,8 @@ class JoinOutcome(Generic[L, R]):
     """The outcome of adding a message."""
 
     late: bool
-    """True if partners of the message may be removed already. Then nothing changed, and no pair exists."""
+    """True if the watermark has passed the last time that a partner may have: then nothing changed. A message
+    that is only a little behind the watermark is not late, and pairs with the partners that are left."""
     pairs: Sequence[JoinResult[L, R]]
     """The message with each partner so far, in the order of their times."""
 
@@ -102,10 +103,11 @@ class StreamJoin(Generic[L, R]):
                 for alone in self.bought.on_timer(shard, store, timer):
                     publisher.publish_uncommitted(...)
 
-    A right message is a partner of a left one if it has the same key, and is at most ``before`` earlier
-    and at most ``after`` later. Both bounds are inclusive. The call that adds the second message of a pair
-    returns the pair. A message waits until the watermark has passed the last possible time of a partner,
-    and is then removed. `on_timer` returns messages that found no partner, if the ``kind`` asks for them.
+    A right message is a partner of a left one if it has the same key, and is at most ``before`` earlier and
+    at most ``after`` later. Both bounds are inclusive. The call that adds the second message of a pair
+    returns the pair, unless the first one was removed. A message waits until the watermark has passed the
+    last possible time of a partner, and is then removed. `on_timer` returns messages that found no partner,
+    if the ``kind`` asks for them.
 
     Values are kept as JSON, in the table ``name``. Their types are ``left_type`` and ``right_type``. Without
     a type, a side has only values of JSON. Type checkers check calls and results by these types. For a type
@@ -163,7 +165,7 @@ class StreamJoin(Generic[L, R]):
     def add_left(
         self, shard: Shard, store: SQLiteStore, key: str, at: datetime, value: L
     ) -> JoinOutcome[L, R]:
-        """Add a message of the left side. Return its pairs with earlier messages.
+        """Add a message of the left side. Return its pairs with messages that were added before.
 
         Raise ``Invalid`` for another kind of store. Raise ``InvalidValue`` for a bad key or time, or for a
         value that would not read back equal. Raise ``NotAllowed`` without ``event_time``.
@@ -173,7 +175,8 @@ class StreamJoin(Generic[L, R]):
     def add_right(
         self, shard: Shard, store: SQLiteStore, key: str, at: datetime, value: R
     ) -> JoinOutcome[L, R]:
-        """Add a message of the right side. Return its pairs with earlier messages. Errors: see `add_left`."""
+        """Add a message of the right side. Return its pairs with messages that were added before. Errors: see
+        `add_left`."""
         return self._add(shard, store, _RIGHT, key, unix_us(at), value)
 
     def _add(
@@ -220,8 +223,8 @@ class StreamJoin(Generic[L, R]):
     def on_timer(
         self, shard: Shard, store: SQLiteStore, timer: Timer
     ) -> Sequence[JoinResult[L, R]]:
-        """Remove messages that can have no further partner. Return those of them that found no partner, if
-        the ``kind`` asks for their side.
+        """Remove messages that can have no further partner, some at a time. Return those of them that found
+        no partner, if the ``kind`` asks for their side.
 
         Call it for each timer: it returns nothing for timers of other objects.
         """

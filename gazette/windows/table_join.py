@@ -47,7 +47,8 @@ class TableJoinResult(Generic[V, R]):
     row: R | None
     """Row of the key; None if the key had no row."""
     row_at: datetime | None
-    """Time from which the row holds; later than ``at`` if the message waited for the row."""
+    """Time from which the row holds; later than ``at`` if the message waited for the row. None without a
+    row."""
 
 
 class TableJoin(Generic[V, R]):
@@ -130,7 +131,7 @@ class TableJoin(Generic[V, R]):
     def put(self, shard: Shard, store: SQLiteStore, key: str, at: datetime, row: R | None) -> bool:
         """Write the row of a key from a time on. None deletes the row.
 
-        Return False, and change nothing, if the watermark has passed a later row of the key. Raise
+        Return False, and change nothing, if the watermark has reached a later row of the key. Raise
         ``Invalid`` for another kind of store. Raise ``InvalidValue`` for a bad key or time, or for a row that
         would not read back equal. Raise ``NotAllowed`` without ``event_time``.
         """
@@ -199,7 +200,8 @@ class TableJoin(Generic[V, R]):
     def on_timer(
         self, shard: Shard, store: SQLiteStore, timer: Timer
     ) -> Sequence[TableJoinResult[V, R]]:
-        """Return messages whose row, or lack of a row, is known now. Remove rows that no message needs.
+        """Return the results of messages whose row, or lack of a row, is known now, some at a time. Remove
+        rows that no message needs.
 
         Call it for each timer: it returns nothing for timers of other objects.
         """
@@ -233,7 +235,8 @@ class TableJoin(Generic[V, R]):
         return results
 
     def _row(self, store: SQLiteStore, key: str, at: int) -> tuple[int | None, R | None]:
-        """Return time and row: of the row at ``at``, else of the first row within ``wait`` after ``at``."""
+        """Return time and row: of the row at ``at``, else of the first row within ``wait`` after ``at``.
+        Without any, both are None."""
         current: list[Any] = store.execute(
             f"SELECT at, value FROM {self._table} WHERE key = ? AND at <= ?"  # noqa: S608
             " ORDER BY at DESC LIMIT 1",

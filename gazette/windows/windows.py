@@ -103,9 +103,9 @@ class Windows(Generic[S, V, R]):
         *,
         early: timedelta | None = None,
     ) -> None:
-        """Create windows. Raise ``Invalid`` for a bad name, other ``spans``, or an ``early`` below 1 µs.
-
-        Raise it also for `Sessions` if the aggregate has no ``merge``.
+        """Create windows. Raise ``Invalid`` for a bad name, for ``spans`` of another type, or for an
+        ``early`` below 1 µs. Raise it also for a ``state_type`` that JSON cannot hold, and for `Sessions` if
+        the aggregate has no ``merge``.
         """
         if not isinstance(spans, Tumbling | Hopping | Sessions):
             raise Invalid(
@@ -189,7 +189,7 @@ class Windows(Generic[S, V, R]):
     def _with_value(
         self, store: SQLiteStore, key: str, span: Span, value: V
     ) -> tuple[_Open | None, str]:
-        """Return the present window, and its encoded state with the value added."""
+        """Return the present window, if there is one, and its encoded state with the value added."""
         rows = store.execute(
             f"SELECT begin, end, state, early FROM {self._table} WHERE key = ? AND begin = ?",  # noqa: S608
             (key, span[0]),
@@ -209,7 +209,8 @@ class Windows(Generic[S, V, R]):
     ) -> bool:
         """Add a value to the open sessions that ``span`` touches, merged into one; without any, to a new one.
 
-        Return False if the watermark ``closed_us`` has passed the span, and it touches no open session.
+        Return False if the watermark ``closed_us`` has reached the end of the span, and the span touches no
+        open session.
         """
         begin, end = span
         touched = [
@@ -315,9 +316,9 @@ class Windows(Generic[S, V, R]):
     def on_timer(self, shard: Shard, store: SQLiteStore, timer: Timer) -> Sequence[WindowResult[R]]:
         """Return the result of a timer's window. Close the window if the result is final.
 
-        Call it for each timer: it returns an empty list for timers of other objects. Raise ``InvalidValue``
-        for a result that is NaN, infinite or too large: the state is then of another version of the
-        aggregate.
+        Call it for each timer: it returns an empty list for timers of other objects, and of windows that are
+        gone. Raise ``InvalidValue`` for a result that is NaN, infinite or too large: the state is then of
+        another version of the aggregate.
         """
         return list(self._results(shard, store, timer))
 
