@@ -151,7 +151,8 @@ async def _apply_in_time(declaration: Declaration, loaded: Loaded) -> int:
 async def _apply(declaration: Declaration, loaded: Loaded) -> int:
     """Show and make the changes that the flags ask for. Return the exit code.
 
-    Raise ``Unavailable`` if no broker answers. If no member answers, apply the journals, and then raise it.
+    Raise ``Unavailable`` if no broker answers. If no member answers, apply (or only show) the journals, and
+    then raise ``Unavailable``.
     """
     flags, clock = loaded.group(SpecsApplyFlags), SystemClock()
     settings = flags.settings()
