@@ -92,7 +92,8 @@ class Shard(Protocol):
 
     @property
     def now(self) -> datetime:
-        """Processing time in UTC: the clock of the member, which tests control. Never goes back.
+        """Processing time in UTC: the clock of the member, which tests control. Never goes back within a
+        promotion.
 
         This property, ``watermark``, ``schedule`` and ``cancel`` need an application with ``on_timer``.
         """

@@ -1,6 +1,6 @@
 """Recovery logs: recorded operations on a shard's files, and the way back to files.
 
-`open_at` returns the state of a shard as of any commit that its log still has.
+`open_at` returns the state of a shard as of any commit to which its log and its hints reach back.
 """
 
 from __future__ import annotations

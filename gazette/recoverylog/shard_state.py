@@ -349,8 +349,7 @@ def decode_state_file(data: bytes) -> tuple[Any, Checkpoint]:
 
 
 def with_offsets(checkpoint: Checkpoint, offsets: dict[str, int]) -> Checkpoint:
-    """Return the sources and ACK intents of a checkpoint, with the offsets in the first line of a
-    ``state.json``: these take precedence. Leave out the application and the lives."""
+    """Return a checkpoint with the offsets in the first line of a ``state.json``, which take precedence."""
     sources = dict(checkpoint.sources)
     for journal, offset in offsets.items():
         source = sources.get(journal, SourceCheckpoint())

@@ -101,11 +101,11 @@ def shard_route(
     ``key`` finds the shard as publishers find the partition of a message with that key. Otherwise
     ``shard(request)`` returns the id of the shard, by default the parameter ``shard``.
 
-    The method gets ``(self, store, request)`` on a thread of the member that answers. It returns a
-    Starlette ``Response``, or a value that JSON can represent: see `answer_json`. A `GazetteError` becomes
-    a status: ``NotFound`` 404, ``Invalid`` 400, ``NotAllowed`` 401, others 500. If a shard does not answer
-    in time, or the member leaves its cluster, the status is 503 with ``Retry-After``.
-    Raise ``Invalid`` for parameters that do not fit together.
+    The method gets ``(self, store, request)`` on a thread of the member that answers. It returns a Starlette
+    ``Response``, or a value that JSON can represent: see `answer_json`. A `GazetteError` becomes a status:
+    ``NotFound`` 404, ``Invalid`` 400, ``NotAllowed`` 401, ``Retryable`` and ``Closed`` 503, others 500. The
+    status is 503, too, if a shard does not answer in time, or the member leaves its cluster. It comes with
+    ``Retry-After``. Raise ``Invalid`` for parameters that do not fit together.
     """
     of_key = partial(key_of, key) if isinstance(key, str) else key
     find = find_by("shard_route", of_key, shard, shard_of)

@@ -1,8 +1,8 @@
 """Hints of a shard in etcd: a recovery reads them, the primary writes them, and older hints are backups.
 
 {hint_prefix}/{shard}.primary      written by the primary from time to time
-{hint_prefix}/{shard}.backup.0     what the last promotion recovered from
-{hint_prefix}/{shard}.backup.N     what earlier promotions recovered from
+{hint_prefix}/{shard}.backup.0     of the state that the last promotion recovered
+{hint_prefix}/{shard}.backup.N     of states that earlier promotions recovered
 
 A backup without files gets the hints that the primary writes.
 """

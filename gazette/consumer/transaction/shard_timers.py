@@ -197,7 +197,7 @@ class ShardTimers:
 
     @property
     def now(self) -> datetime:
-        """Processing time, in UTC, which never goes back."""
+        """Processing time, in UTC, which never goes back within a promotion."""
         return time_at(self._look_at_clock())
 
     @property
