@@ -68,9 +68,10 @@ def consumer_decoder(
 
 
 def decode_shard(shard_id: str, value: bytes) -> ShardSpec:
-    """Return the specification that is stored under the id ``shard_id``, if it can be served.
+    """Return the specification that is stored under the id ``shard_id``. Log a fault, and correct it as far
+    as possible.
 
-    Raise ``Invalid`` for damaged bytes, and for the specification of another shard.
+    Raise ``Invalid`` for damaged bytes, for an invalid id, and for the specification of another shard.
     """
     with readable("ShardSpec"):
         pb = consumer_pb2.ShardSpec.FromString(value)

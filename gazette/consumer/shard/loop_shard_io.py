@@ -38,7 +38,7 @@ _POLL_S: Final = 1.0
 class Progress:
     """Offsets that the shard's transactions have read through, and offsets at which they published.
 
-    Offsets never go back during the life of one primary.
+    Offsets that are read through never go back during the life of one primary.
     """
 
     def __init__(self) -> None:

@@ -249,7 +249,8 @@ class Shard(WithTimers):
         task.add_done_callback(lambda _: work.close())
 
     async def _fail_on_error(self, work: Awaitable[None]) -> None:
-        """Run a part of the life cycle. Any error that it raises makes the shard FAILED."""
+        """Run a part of the life cycle. An error that it raises makes the shard FAILED, unless the shard is
+        being stopped."""
         task = asyncio.current_task()
         try:
             await work
