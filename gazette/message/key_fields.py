@@ -84,7 +84,7 @@ class KeyField:
 
 def declared_field(message_type: Any, attribute: str) -> KeyField:
     """Return the field of an attribute of a message type. Raise ``Invalid`` for a declared type whose values
-    are no keys."""
+    are no keys, and for a union whose types differ in the field."""
     if isinstance(message_type, type) and issubclass(message_type, CSVRecord):
         return _csv_field(message_type, attribute)
     if (descriptor := getattr(message_type, "DESCRIPTOR", None)) is not None:

@@ -378,8 +378,9 @@ class Publisher:
         """Keep back uncommitted messages from here on, until `release` or `roll_back`.
 
         Use this for messages that may have to be undone. Meanwhile, publishing *committed* to a journal with
-        held messages raises ``NotAllowed``. Without ``strict``, such a publish is allowed, and
-        `HELD_BYTES_MAX` bytes or more are enqueued. After either of these, `roll_back` raises ``NotAllowed``.
+        held messages raises ``NotAllowed``. Without ``strict``, such a publish is allowed, and messages are
+        enqueued once they have `HELD_BYTES_MAX` bytes. After either of these, `roll_back` raises
+        ``NotAllowed``.
         """
         with self._lock:
             if self._held_lines is not None:

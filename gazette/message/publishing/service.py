@@ -199,8 +199,8 @@ class PublishingService:
     def stage(self, partition: Partition, message: Any) -> bool:
         """Publish a message within a transaction. Return True if the caller must call `relieve`.
 
-        The thread of the transaction calls this. For the errors see `Publisher.publish_uncommitted`: after
-        an error the message is not a part of the transaction.
+        The thread of the transaction calls this. For the errors see `Publisher.publish_uncommitted`: after an
+        error other than ``Closed`` the message is not a part of the transaction.
         """
         self.require_usable()
         self._publisher.publish_uncommitted(lambda _: partition, message)
