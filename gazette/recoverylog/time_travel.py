@@ -264,7 +264,8 @@ def _last_not_after(
             for journal, limit in limits.items()
         )
 
-    # Offsets of sources never go back, so `allowed` changes once: bisect.
+    # Offsets of a source do not go back, unless it was created again. So `allowed` changes once as a rule:
+    # bisect.
     low, high = 0, len(positions)
     while low < high:
         middle = (low + high) // 2
