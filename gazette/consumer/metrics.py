@@ -36,7 +36,8 @@ PHASE_SECONDS: Final = Counter(
 )
 POISON_MESSAGES: Final = Counter(
     "gazette_shard_poison_messages_total",
-    "Messages that were skipped and published as dead letters; reason: malformed, application or misplaced.",
+    "Messages and timers that were skipped and published as dead letters; reason: malformed, application, "
+    "misplaced, time or timer.",
     ["shard", "journal", "reason"],
 )
 MISPLACED_MESSAGES: Final = Counter(

@@ -182,7 +182,7 @@ def _plain(number: Decimal) -> str:
         raise no_key(number, "it equals no number")
     exponent = number.as_tuple().exponent
     assert isinstance(exponent, int)
-    if number and (exponent < -DIGITS_MAX or number.adjusted() > DIGITS_MAX):
+    if number and (exponent < -DIGITS_MAX or number.adjusted() >= DIGITS_MAX):
         raise no_key(number, f"it has more than {DIGITS_MAX} digits")
     if not number:
         return "0"

@@ -12,6 +12,7 @@ import re
 import shutil
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -354,7 +355,7 @@ def with_offsets(checkpoint: Checkpoint, offsets: dict[str, int]) -> Checkpoint:
     for journal, offset in offsets.items():
         source = sources.get(journal, SourceCheckpoint())
         sources[journal] = SourceCheckpoint(offset, source.producers)
-    return Checkpoint(sources, checkpoint.ack_intents)
+    return replace(checkpoint, sources=sources)
 
 
 def _read_only(path: Path) -> str:

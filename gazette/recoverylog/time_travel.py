@@ -42,7 +42,8 @@ class Moment:
     """Selects the last commit that meets the one field that is set. Without a field: the last commit.
 
     With ``time``: recorded then or before. With ``offset``: ends at this offset of the log or before. With
-    ``read_through``: has read none of these sources beyond its offset. Other sources do not matter.
+    ``read_through``: has read none of these sources beyond its offset. Other sources do not matter. If a
+    source was deleted and created again, the offset is one of the later journal.
     """
 
     time: datetime | None = None
@@ -256,16 +257,20 @@ def _last_not_after(
     if at.read_through is None:
         return positions[-1]
     limits = at.read_through
+    latest_lives = checkpoint_of(positions[-1]).lives
 
     def allowed(position: Position) -> bool:
-        sources = checkpoint_of(position).sources
+        checkpoint = checkpoint_of(position)
+        sources, lives = checkpoint.sources, checkpoint.lives
         return all(
-            journal not in sources or sources[journal].read_through <= limit
+            # A source that was deleted and created again begins at 0: its former life is before any limit.
+            journal not in sources
+            or lives.get(journal, latest_lives.get(journal)) != latest_lives.get(journal)
+            or sources[journal].read_through <= limit
             for journal, limit in limits.items()
         )
 
-    # Offsets of a source do not go back, unless it was created again. So `allowed` changes once as a rule:
-    # bisect.
+    # Within the life of a source, its offsets do not go back. So `allowed` changes once: bisect.
     low, high = 0, len(positions)
     while low < high:
         middle = (low + high) // 2

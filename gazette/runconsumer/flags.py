@@ -43,7 +43,7 @@ class ConsumerFlags(MemberFlags):
     append_memory: int = setting(
         256 << 20, "bytes of memory for pending appends; more goes to files"
     )
-    query_timeout: float = duration("60s", "longest time that a query waits for a shard's primary")
+    query_timeout: float = duration("60s", "longest time that a query may take")
     drain_timeout: float = duration(
         "10s", "at exit, longest wait for a hand-off when no other member could take over"
     )

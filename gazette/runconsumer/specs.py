@@ -240,7 +240,7 @@ def _members(loaded: Loaded) -> ShardClient:
 
 async def _unreachable(members: ShardClient) -> Unavailable | None:
     """Return the error if no member answers; else None. Raise ``Invalid`` for another kind of server."""
-    hint = "Start a member (`serve`), and apply again: this was about the shards, and no journal."
+    hint = "Start a member (`serve`), and apply again: only the shards are missing."
     try:
         await require_reachable(members, "consumer", connect_s=_CONNECT_S, hint=hint)
     except Unavailable as error:

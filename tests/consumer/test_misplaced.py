@@ -157,6 +157,37 @@ def test_a_misplaced_message_goes_the_way_of_poison(published: Any) -> None:
     assert [one["shard"] for one in letters] == [letters[0]["shard"]] * len(OTHERS)
 
 
+@pytest.mark.parametrize("misplaced", ["count", "fail", "republish"])
+@pytest.mark.parametrize("key", ["word", lambda message: message.word])
+def test_acknowledgements_belong_to_each_partition(
+    misplaced: Any, key: Any, tmp_path: Path
+) -> None:
+    """They have no key."""
+
+    class Acknowledged(Counting):
+        deliver_acks = True
+        words = Source("words", Word, partitions=2, key=key, misplaced=misplaced)
+
+        def __init__(self) -> None:
+            self.acknowledgements = 0
+
+        def consume_message(self, shard: Any, store: Totals, envelope: Any, publisher: Any) -> None:
+            if envelope.is_ack:
+                self.acknowledgements += 1
+            else:
+                super().consume_message(shard, store, envelope, publisher)
+
+    application, before = Acknowledged(), counted()
+    with AppDriver(application, tmp_path, [PARTS[0]]) as driver:
+        for word in OWN:
+            driver.publish_pending(PARTS[0], Word(word=word))
+            driver.acknowledge()
+        driver.run()
+        assert driver.store.state == dict.fromkeys(OWN, 1)
+    assert application.acknowledgements
+    assert counted() == before
+
+
 class Deferring(Republishing):
     """Defers every third message once."""
 

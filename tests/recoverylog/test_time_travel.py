@@ -19,6 +19,7 @@ from gazette.errors import Corrupt, Invalid, NotFound
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.hints import FnodeSegments, FSMHints
+from gazette.protocol.journal_life import JournalLife
 from gazette.recoverylog import Moment, ShardState, StoredLogs, open_at
 from gazette.recoverylog.log.fsm import RecoveryFSM
 from gazette.recoverylog.log.log_source import CopiedLogs
@@ -126,6 +127,17 @@ class Recorded:
         self.words: dict[str, int] = {}
         self.hints: list[FSMHints] = []
         """The newest first."""
+        self.new_life = 1 << 62
+        """Number of the first commit after the source was created again."""
+
+    def checkpoint(self, number: int) -> Checkpoint:
+        """Return the checkpoint of a commit: with a new life of the source, its offsets begin again."""
+        life, commit = (1, number) if number < self.new_life else (2, number - self.new_life + 1)
+        return Checkpoint(
+            {"a/source": SourceCheckpoint(commit * 100)},
+            application="words",
+            lives={"a/source": JournalLife(7, life)},
+        )
 
     def owner(self, count: int) -> None:
         hints = self.hints[0] if self.hints else None
@@ -137,7 +149,7 @@ class Recorded:
             word = f"word {self.rng.randrange(30)}"
             self.words[word] = number
             self.kind.change(store, word, number)
-            checkpoint = Checkpoint({"a/source": SourceCheckpoint(number * 100)})
+            checkpoint = self.checkpoint(number)
             time, before = LogClock(self.log).now(), self.log.end
             commit = store.start_commit(SHARD, checkpoint, ()).result().commit
             # RocksDB compacts in its own time, and appends that.
@@ -154,8 +166,8 @@ class Recorded:
         source = MemoryLogs(self.log)
         with open_at(source, hints or self.hints, directory, moment) as state:
             assert self.kind.words(state) == (self.commits[number - 1][2] if number else {})
-            offset = state.checkpoint.sources.get("a/source", SourceCheckpoint(0)).read_through
-            assert offset == number * 100
+            expected = self.checkpoint(number) if number else Checkpoint()
+            assert state.checkpoint.to_bytes() == expected.to_bytes()
             if number:
                 assert state.kind is self.kind.kind
                 assert state.offset >= self.commits[number - 1][0]
@@ -191,6 +203,17 @@ def test_a_commit_by_its_checkpoint(recorded: Recorded, tmp_path: Path, asked: i
     """The last one that had not read further. Sources that it does not know do not matter."""
     moment = Moment(read_through={"a/source": asked, "an/other": 7})
     recorded.check(tmp_path / "state", moment, min(asked // 100, len(recorded.commits)))
+
+
+@pytest.mark.parametrize(("asked", "number"), [(0, 9), (99, 9), (100, 10), (450, 13), (5000, 14)])
+def test_offsets_are_those_of_a_source_that_was_created_again(
+    tmp_path: Path, asked: int, number: int
+) -> None:
+    """The state had read nothing of it while it read the former journal of that name."""
+    recorded = Recorded(JSONKind(), tmp_path, MemoryLog())
+    recorded.new_life = 10
+    recorded.owner(14)
+    recorded.check(tmp_path / "state", Moment(read_through={"a/source": asked}), number)
 
 
 def test_hints_that_are_too_new_are_passed_over(recorded: Recorded, tmp_path: Path) -> None:

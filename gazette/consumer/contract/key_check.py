@@ -79,8 +79,8 @@ class KeyCheck:
         except (AttributeError, TypeError, UnicodeEncodeError):
             # Some acknowledgements have no attributes, and some values cannot be in a set.
             return self._misplaced_singly(batch)
-        positions: list[int] = np.flatnonzero(~is_own).tolist()
-        return positions
+        foreign: list[int] = np.flatnonzero(~is_own).tolist()
+        return [position for position in foreign if batch[position].flags != ACK_TXN]
 
     def _owns_all(self, batch: Sequence[Envelope[Any]]) -> bool:
         """Return True if columns show that the keys of all messages belong to the partition."""

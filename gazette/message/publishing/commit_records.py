@@ -127,6 +127,6 @@ class CommitRecords:
 
 def _unwritable(path: Path, error: OSError) -> Unavailable:
     return Unavailable(
-        f"a commit cannot be recorded in {path}: {error.strerror}",
-        hint="Give a directory that can be written, and that stays.",
+        f"the record of a commit, {path}, cannot be used: {error.strerror}",
+        hint="Give a directory that can be read and written, and that stays.",
     )

@@ -337,7 +337,7 @@ class PublishingService:
                     "the transaction is then given up where it is not visible."
                 )
         return CommitFailed(
-            f"the transaction did not commit: {'; '.join(where)} ({error})",
+            f"the transaction did not commit everywhere: {'; '.join(where)} ({error})",
             committed=committed,
             unknown=unknown,
             hint=hint,
@@ -400,7 +400,7 @@ class PublishingService:
         if failure is not None:
             raise Closed(
                 f"the publisher has failed: {str(failure) or type(failure).__name__}",
-                hint="Make another one. What it had pending never becomes visible.",
+                hint="Make another one. Pending messages without an acknowledgement never become visible.",
             ) from failure
 
     def fail(self, error: BaseException) -> None:

@@ -286,7 +286,7 @@ class Recorder:
         commit = recent.result().commit
         if commit.begin < self._write_head:
             self._broken = Corrupt(
-                "an append to the recovery log ended at an offset before its known end",
+                "an append to the recovery log began before the known end of the log",
                 log=self.log,
                 begin=commit.begin,
                 write_head=self._write_head,
