@@ -1,8 +1,8 @@
 """The closings of one journal, as its replica finds them in stores: see `gazette.fragment.closing`.
 
 A primary that finds the known head open looks for the closing of the last primary that etcd names. If
-stores have all bytes before the end that the closing gives, the primary writes what it says to etcd. Then the
-head is closed, as if the last primary had closed it itself.
+stores have all bytes before the end in the closing, the primary writes this end and its registers to etcd.
+Then the head is closed, as if the last primary had closed it itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _READ_S: Final = 10.0
 _REMOVE_S: Final = 10.0
 _AGAIN_S: Final = 1.0
-"""Seconds before stores that had no such closing are asked for it again."""
+"""Seconds before stores that lacked the awaited closing are asked for it again."""
 
 
 class Closings:
@@ -46,7 +46,8 @@ class Closings:
         self.reason = ""
 
     async def adopt(self, spec: JournalSpec, tenure: Revision) -> None:
-        """Close the known head by the closing that it awaits, if stores have all that was acknowledged.
+        """Close the known head by the closing that it awaits, if stores have all that was acknowledged. Else
+        set ``reason``.
 
         ``tenure`` is that of this primary. Raise ``Conflict`` if a later primary has begun, ``Unavailable``
         if etcd does not answer. Cancellation: etcd may have been written.
@@ -69,7 +70,7 @@ class Closings:
         )
 
     async def _find(self, name: ClosingName, spec: JournalSpec) -> Closing | None:
-        """Return the closing from the first store that has it. Set ``reason`` if no store has it.
+        """Return the closing from the first store that has it. Set ``reason`` if none could be read.
 
         After such a miss, ask no store for `_AGAIN_S`, and return None.
         """

@@ -58,8 +58,9 @@ class HeadReaders:
     async def serve(self, reader: HeadReader) -> None:
         """Serve a reader until it must continue alone, from its ``offset`` at that time.
 
-        A reader must continue alone in three cases: its caller takes no more, the next bytes are not in a
-        file that can be read at once, or the index closes. Cancellation: each sent response is complete.
+        A reader must continue alone in four cases: its caller takes no more, the next bytes cannot be read
+        at once from memory or a local file, the lease may have ended, or the index fails or closes.
+        Cancellation: each sent response is complete.
         """
         reader.woken = asyncio.get_running_loop().create_future()
         self._add(reader)

@@ -135,7 +135,7 @@ def tenure_of(assignments: Sequence[DecodedKV]) -> Revision:
 
 
 def progress(assignment: DecodedKV) -> tuple[int, ...]:
-    """Rank a broker of a journal whose replicas are not in step: higher if it holds more content.
+    """Rank a broker of a journal whose replicas are not in step: higher if it may hold more content.
 
     A primary stores the route in each assignment before it answers the first append under that route. So a
     broker whose assignment has no route holds nothing that was acknowledged. Of two brokers with a route, the

@@ -3,13 +3,14 @@
 Spools are files without a name, and a store may be empty, stale or not mounted. So a journal that lost all
 its brokers would begin again at an offset that was given out before. The known head forbids that. The known
 head is at most the offset that all replicas have acknowledged. An append below the known head is refused
-until an operator confirms where to go on (`gazctl journals reset-head`).
+until an operator confirms where to go on (`gazctl journals reset-head`). No operator is needed if the last
+primary left in good order and stores have all bytes, or if the journal has no store.
 
 A primary writes the key before it answers its first append, and after each completed fragment. It also writes
-the key when it leaves in good order. It never writes the key per append. (Without etcd, a primary that leaves
-writes a closing into the journal's store: see `gazette.fragment.closing`.) The key is outside of the prefix
-that brokers watch: it neither wakes the allocator nor confuses brokers of older versions. The value names the
-journal's life: a key of a former journal of the same name has no effect.
+the key when it suspends the journal, or leaves in good order. It never writes the key per append. (Without
+etcd, a primary that leaves writes a closing into the journal's store: see `gazette.fragment.closing`.) The
+key is outside of the prefix that brokers watch: it neither wakes the allocator nor confuses brokers of older
+versions. The value names the journal's life: a key of a former journal of the same name has no effect.
 """
 
 from __future__ import annotations
@@ -58,13 +59,14 @@ def head_key(root: str, journal: JournalName) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The value of the key. ``tenures`` has the primaries that have answered an append, in order.
+    """The value of the key. ``tenures`` has the primaries that have begun, in order.
 
     - Each tenure is the creation revision of a primary's assignment, with the offset at which the primary
       began. A tenure is left out if a later primary began at or below its offset: it limits no upload then.
     - ``closed`` holds the journal's registers if the last primary left in good order, with nothing
       acknowledged beyond ``offset``. It is None while a primary may have acknowledged more.
-    - ``lost`` are the offsets that no fragment had when an operator confirmed a head behind them.
+    - ``lost`` are the offsets that no fragment had when an operator confirmed a head behind them, or when a
+      journal without a store went on behind them.
     - ``lease`` is the lease of the last primary in ``tenures``; 0 if a broker of an older version has written
       the key since.
     """
@@ -116,7 +118,7 @@ class Head:
         return replace(self, offset=offset, tenures=tenures, closed=None, lease=lease)
 
     def with_lost(self, lost: Iterable[tuple[Offset, Offset]]) -> Head:
-        """Return the head to write when an operator confirms ``lost`` as lost. Keep the last `_LOST_MAX`."""
+        """Return the head to write when ``lost`` is confirmed as lost. Keep the last `_LOST_MAX`."""
         return replace(self, lost=tuple(sorted({*self.lost, *lost})[-_LOST_MAX:]))
 
     def limit(self, tenure: Revision) -> Offset | None:
@@ -159,7 +161,7 @@ class KnownHead:
         self.loaded = False
         """True if the head was read from etcd. Set it to False to have the head read again."""
         self._tenure: Revision | None = None
-        """The tenure of this replica, once it has acknowledged an append as primary."""
+        """The tenure of this replica, once etcd has its first append, or its suspension, as primary."""
         self._noted: Offset = 0
         """The greatest offset that etcd has, or is to get in the background."""
         self._closed: LabelSet | None = None
@@ -180,7 +182,8 @@ class KnownHead:
     def closed_registers(self) -> LabelSet | None:
         """The journal's registers at ``offset``, if nothing was acknowledged beyond it. Otherwise None.
 
-        Also None once this primary has begun. A former primary may still upload bytes, and remove them again.
+        Also None once this primary has begun: stores may then show bytes of a former primary, which removes
+        them again.
         """
         return None if self._begun else self._head.closed
 
@@ -206,7 +209,7 @@ class KnownHead:
 
     @property
     def lost(self) -> tuple[tuple[Offset, Offset], ...]:
-        """Offsets that are lost, as an operator has confirmed."""
+        """Offsets that are known as lost: see `Head`."""
         return self._head.lost
 
     def limit(self, tenure: Revision) -> Offset | None:
@@ -278,7 +281,7 @@ class KnownHead:
         await self._write(change, tenure)
 
     async def confirm(self, tenure: Revision, lost: Collection[tuple[Offset, Offset]]) -> None:
-        """Record in etcd that ``lost`` is lost: an operator has confirmed a head behind these offsets.
+        """Record in etcd that the offsets of ``lost`` are lost: the journal goes on behind them.
 
         Raise ``Conflict`` if a later primary than that of ``tenure`` has begun, or the journal was deleted.
         """
@@ -288,8 +291,8 @@ class KnownHead:
     async def record_first_append(self, tenure: Revision, begin: Offset, end: Offset) -> None:
         """Return once the primary of ``tenure`` may answer an append of ``[begin, end)``.
 
-        Write to etcd only for the first append of a tenure. Raise ``Conflict`` if a later primary has
-        acknowledged an append, or a former primary has acknowledged bytes behind ``begin``, or the journal
+        Write to etcd only for the first append of a tenure, or after a suspension. Raise ``Conflict`` if a
+        later primary has begun, or a former primary has acknowledged bytes behind ``begin``, or the journal
         was deleted. After ``Unavailable``, the head may have been written.
         """
         if self.names(tenure):
@@ -381,7 +384,7 @@ class KnownHead:
 
     async def _write_noted(self, tenure: Revision) -> None:
         """Write `_noted` and `_closed`, as they are by then, until etcd has both. End if a later primary has
-        begun. Repeat writes that fail, without bound."""
+        begun, or the journal is gone. Repeat writes that fail, without bound."""
         while self._head.offset < self._noted or self._head.closed != self._closed:
             try:
                 await self._write(
@@ -444,8 +447,8 @@ class KnownHead:
 class UploadLimits:
     """Offsets at which later primaries have begun. They limit uploads of former primaries. Loop-bound.
 
-    A broker need not ask etcd for a journal that it leads while its lease holds. Any other broker asks etcd
-    for each upload.
+    While its lease holds, a broker does not ask etcd about bytes of the tenure that leads the journal now, as
+    its key space says. About all other bytes, it asks etcd for each upload.
     """
 
     def __init__(self, etcd: Etcd, state: State, lease: LeaseGuard, clock: Clock) -> None:
@@ -459,8 +462,8 @@ class UploadLimits:
         """Return the offset at which a later primary of the journal began; None without a later primary.
 
         Raise ``NotFound`` if the journal was deleted: its known head is gone, too. Raise ``Unavailable``
-        while etcd does not answer, and ``Conflict`` for a value of another version. In both cases, a later
-        primary may have begun.
+        while etcd does not answer, and for `_SILENT_S` after that. Raise ``Conflict`` for a value of another
+        version. After the last two, a later primary may have begun.
         """
         present_tenure = tenure_of(self._state.assignments_of(journal))
         if self._lease.holds and present_tenure == tenure:

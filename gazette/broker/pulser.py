@@ -54,12 +54,13 @@ _EXPECTED: Final = frozenset(
         Status.SUSPENDED,
     }
 )
-"""Statuses of replicas that are not primary, or of a journal that is being removed."""
+"""Statuses that need no warning: of a success, of a suspended journal, of a journal that is being removed,
+and of a replica that is not primary."""
 
 
 class Heartbeat:
     """The time of the next pulse, and its control. ``idle_ticks`` counts how often the timer was due since
-    the route last changed."""
+    the route or the stores last changed, with or without appends in between."""
 
     def __init__(self, interval_s: float, suspend_after: int | None) -> None:
         self._interval_s = interval_s
@@ -70,7 +71,8 @@ class Heartbeat:
 
     @property
     def control(self) -> SuspendControl:
-        """The control of the next pulse. Without appends for long, the pulse suspends a flushed journal."""
+        """The control of the next pulse. After ``suspend_after`` idle ticks, the pulse suspends the journal,
+        if its newest content was stored long ago (`is_dirty`)."""
         if self._suspend_after is not None and self.idle_ticks >= self._suspend_after:
             return SuspendControl.IF_FLUSHED
         return SuspendControl.NO_RESUME
@@ -120,7 +122,8 @@ class Pulsed(Protocol):
 
     @property
     def rests(self) -> bool:
-        """Whether a pulse would have no effect: all replicas are in step, and all bytes are flushed."""
+        """Whether a pulse would have no effect: the replicas are in step, the spool is empty, and no problem
+        is known."""
         ...
 
     @property
@@ -273,7 +276,8 @@ class Pulser:
             self._begin(entry)
 
     def _begin(self, entry: _Entry) -> bool:
-        """Begin the pulse of an entry. Return False if one runs, if none is needed, or if another leads."""
+        """Begin the pulse of an entry. Return False if one runs, if none is needed, if another broker leads,
+        or if this broker stops."""
         if entry.pulse is not None or self._scope.is_stopping:
             return False  # When the running pulse ends, `_settle` looks for changes of the route.
         if self._is_needless(entry):
@@ -294,7 +298,9 @@ class Pulser:
         return True
 
     def _is_needless(self, entry: _Entry) -> bool:
-        """Return True for a pulse of the timer if the replica rests, for another pulse if it is in step."""
+        """Return True if a due pulse can be left out. For a pulse of the timer, see `Heartbeat.on_timer`.
+        Another one can if the replica is in step, no first fragment waits, and the last pulse has not
+        failed."""
         if entry.is_tick:
             return entry.heartbeat.on_timer(rests=entry.replica.rests)
         # An append may have brought the peers in step already.
@@ -341,7 +347,7 @@ class Pulser:
 
 
 def problem_of(outcome: Outcome) -> GazetteError | None:
-    """Return the problem of a failed pulse for operators; None if the failure is an expected one."""
+    """Return the problem of a failed pulse for operators; None after a success or an expected failure."""
     if outcome.ending is Ending.FAILED:
         error = outcome.error
         if error is None or isinstance(error, Closed):

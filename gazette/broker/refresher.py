@@ -41,11 +41,12 @@ class Refreshed(Protocol):
         ...
 
     def refresh_interval_s(self, soon_s: float) -> float:
-        """Return the seconds until the next listing: at most ``soon_s`` for a new replica."""
+        """Return the seconds until the next listing: at most ``soon_s``, unless the journal seems to be
+        new."""
         ...
 
     def unhealthy_stores(self) -> Sequence[ActiveStore]:
-        """Return the stores for whose recovery a failed listing waits."""
+        """Return the stores for whose recovery a failed listing waits; none after one that succeeded."""
         ...
 
     @property
@@ -66,8 +67,8 @@ class _Entry:
 class Refresher:
     """Begins listings for the replicas that were added. Run ``run`` as a daemon. Loop-bound.
 
-    A new replica lists more often, at intervals that double. If too many listings are due, each journal is
-    listed less often than its interval says.
+    A new replica lists more often, at intervals that double. So does one after ``list_now``. If too many
+    listings are due, each journal is listed less often than its interval says.
     """
 
     def __init__(self, clock: Clock, scope: TaskScope) -> None:

@@ -131,7 +131,7 @@ class Replica:
 
     @property
     def spec(self) -> JournalSpec | None:
-        """The journal's specification; None if it was deleted."""
+        """The journal's specification; None if it was deleted, even if it was created again."""
         return spec_of(self._context.state, self.journal, self.life)
 
     async def load_head(self, *, lives: bool = False) -> None:
@@ -155,8 +155,8 @@ class Replica:
             self._adopt_head()
 
     async def adopt_closing(self, tenure: Revision) -> None:
-        """Close the known head if the last primary has left a closing. Raise ``Conflict`` if a later primary
-        has begun."""
+        """Close the known head if the last primary has left a closing, and stores have all that it
+        acknowledged. Raise ``Conflict`` if a later primary has begun."""
         if self.spec is not None:
             await self.closings.adopt(self.spec, tenure)
             self._adopt_head()
@@ -219,8 +219,8 @@ class Replica:
 
     async def record_first_append(self, tenure: Revision, begin: Offset, end: Offset) -> None:
         """Return once the primary of ``tenure`` may answer an append of ``[begin, end)``, which all replicas
-        have. Write etcd only for the first append of a tenure. Raise ``Conflict`` if another primary has
-        acknowledged bytes at these offsets or later."""
+        have. See `KnownHead.record_first_append`, also for errors. Afterwards, no other broker can have other
+        bytes, and all that was acknowledged is agreed."""
         try:
             await self.head.record_first_append(tenure, begin, end)
         finally:
@@ -338,7 +338,8 @@ class Replica:
 
     @property
     def rests(self) -> bool:
-        """Whether a pulse would have no effect: all replicas are in step, and all bytes are flushed."""
+        """Whether a pulse would have no effect: the replicas are in step, the spool is empty, and no problem
+        is known."""
         pipeline = self.pipeline.free
         is_empty = pipeline is not None and not pipeline.spool.fragment.length
         return is_empty and self.in_step and not self.problem
@@ -358,8 +359,8 @@ class Replica:
     async def tear_down(self, pipeline: Pipeline) -> None:
         """Give back the spool of a pipeline that the caller holds. Close the pipeline in the background.
 
-        The caller still has to give the pipeline's successor, or None, to the mutex. Cancellation: the
-        pipeline is closed.
+        The caller still has to give the pipeline's successor, or None, to the mutex. Cancellation: the spool
+        is given back, and the pipeline is broken.
         """
         spool = pipeline.spool
         try:
@@ -441,11 +442,11 @@ class Replica:
         return self.index.first_refresh.is_set
 
     def refresh_interval_s(self, soon_s: float) -> float:
-        """Return the seconds until the next listing: at most ``soon_s`` for a new replica.
+        """Return the seconds until the next listing: at most ``soon_s``, which is short for a new replica.
 
         Readers of a new replica wait for bytes that a former owner has just uploaded, or will upload soon. A
-        journal without any append had no such owner. Readers also wait while the index has a hole. Appends
-        wait for the first listing that succeeds.
+        journal without any append had no such owner: ``soon_s`` does not count for it. Readers also wait
+        while the index has a hole. Appends wait for the first listing that succeeds.
         """
         ends = (self.index.end_offset, self.head.offset, self._upload_gate.end or 0)
         self._seems_new = self.is_listed and not any(ends)
@@ -458,7 +459,7 @@ class Replica:
         return interval_s if self.is_listed else min(interval_s, _REFRESH_FIRST_MAX_S)
 
     def unhealthy_stores(self) -> list[ActiveStore]:
-        """Return the stores for whose recovery a failed listing waits."""
+        """Return the stores for whose recovery a failed listing waits; none after one that succeeded."""
         spec = self.spec if self.refresh_error else None
         stores = () if spec is None else spec.fragment.stores
         return [

@@ -1,6 +1,6 @@
 """The routes of journals, and the replicas that this broker serves.
 
-The resolver follows the key space as its last observer. The resolver changes routes and local replicas in the
+The resolver observes the key space after the allocator's `State`. It changes routes and local replicas in the
 same step of the loop as the keys behind them. So each task sees both, or neither.
 """
 
@@ -46,7 +46,8 @@ class Resolution:
 
     With a status that is not OK, the header names this broker. With OK, ``header.process_id`` names the
     broker that should serve the request: this broker if it equals ``local_id``, any member if it is None.
-    ``invalidated`` is set once the route or the stores of a local replica have changed.
+    ``invalidated`` is set once an assignment was written, the stores have changed, or the local replica has
+    ended. Without a local replica, neither it nor ``reassigned`` is ever set.
     """
 
     status: Status
@@ -101,7 +102,7 @@ class Resolution:
     def takes_content(self) -> bool:
         """Whether this broker leads the journal, and all replicas are in step, as etcd records it.
 
-        False for a suspended journal, and for a journal whose rate is limited.
+        False for a journal that is suspended or read-only, or whose rate is limited.
         """
         spec, route = self.spec, self.header.route
         return (
@@ -132,7 +133,7 @@ class Resolution:
 
     @property
     def awaits_assignment(self) -> bool:
-        """True if the journal has no brokers now, but is to get some."""
+        """True if the call needs the primary, and the journal has no brokers now, but is to get some."""
         without_primary = self.status is Status.NO_JOURNAL_PRIMARY_BROKER
         return without_primary and not self.assignments and self.desired_replication > 0
 
@@ -281,14 +282,14 @@ class Resolver:
         return None if waits else resolution
 
     def is_present(self, resolution: Resolution) -> bool:
-        """Return True if ``resolve_now`` has returned ``resolution``, and would return the same one now."""
+        """Return True if ``resolve_now``, which has returned ``resolution``, would return it again now."""
         return resolution.seen_revision == self._ks.seen_revision and not self.stopped.is_set()
 
     def _may_appear(self, resolution: Resolution) -> bool:
         """Return True if the journal is missing, but changes of etcd that are not applied yet may create it.
 
         Another broker may have applied these changes, and its answer may have reached the caller. This broker
-        applies them within a second.
+        applies them after its watch delay.
         """
         return resolution.status is Status.JOURNAL_NOT_FOUND and self._ks.has_pending
 
@@ -393,7 +394,7 @@ class Resolver:
         for local in self._state.local_items:
             journal: str = local.item.decoded.id
             entry = before.pop(journal, None)
-            if entry is None or entry.local is not local:  # The usual case.
+            if entry is None or entry.local is not local:  # Usually, nothing has changed.
                 entry = self._updated(journal, entry, local)
             self._entries[journal] = entry
         for journal, entry in before.items():
@@ -449,7 +450,7 @@ class Resolver:
         return self._state.item(fragment.journal) is not None
 
     def stored(self, fragment: Fragment) -> None:
-        """Record at the journal's replica that a store has ``fragment``."""
+        """Record at the journal's replica, if one is here, that a store has ``fragment``."""
         entry = self._entries.get(fragment.journal)
         if entry is not None:
             entry.replica.stored(fragment)

@@ -254,7 +254,8 @@ class BrokerService(ClusterMember[BrokerSettings]):
             await parts.context.resolver.wait_torn_down(timeout_s)
 
     async def _persist(self) -> None:
-        """Upload all spools to their blob stores. Content that no store and no other broker has is lost."""
+        """Upload all spools to their blob stores. Raise ``Unavailable`` if that takes too long: then content
+        that no other broker has is lost."""
         if self._parts is not None:
             await self._parts.context.persister.finish(self.settings.persist_timeout_s)
 

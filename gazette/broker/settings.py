@@ -51,7 +51,7 @@ class BrokerSettings(MemberSettings):
     pulse_interval_s: float = 60.0
     pulse_timeout_s: float = 60.0
     peer_timeout_s: float = 15.0
-    """Seconds that a peer may take to answer one proposal, or to accept content."""
+    """Seconds for which a peer may make no progress while it owes an answer, or has content to accept."""
     store_check_timeout_s: float = 60.0
     listing_timeout_s: float = 15.0
     """Seconds for which a call waits for the first listing of a journal's stores. Then it is refused."""

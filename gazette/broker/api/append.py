@@ -46,14 +46,15 @@ _DRAIN_BYTES: Final = 8 << 20
 
 
 class ClientContent:
-    """The content of an Append stream: its messages after the opening."""
+    """The messages of an Append stream: the opening, then the content."""
 
     def __init__(self, requests: AsyncIterator[AppendMessage]) -> None:
         self._requests = requests
         self._ended = False
 
     async def opening(self) -> broker_pb2.AppendRequest:
-        """Return the first message. Raise ``Invalid`` if it is no valid opening, ``Broken`` at the end."""
+        """Return the first message. Raise ``Invalid`` for no valid opening, ``Broken`` if the stream is
+        empty."""
         message = await self._message()
         if message is None:
             raise Broken("unexpected EOF")
@@ -71,7 +72,7 @@ class ClientContent:
         return message.content
 
     async def drain(self) -> None:
-        """Read and discard what the caller still sends, for a limited time.
+        """Read and discard what the caller still sends, up to a limit of time and of bytes.
 
         Without the drain, the answer could cross a message on the wire. The caller's gRPC would then report
         only that the message was not sent, and drop the answer.
@@ -103,7 +104,8 @@ class AppendApi:
     ) -> broker_pb2.AppendResponse:
         """Serve one append, here or through the primary.
 
-        Cancellation (the caller is gone): the append is rolled back, unless its commit was proposed.
+        Cancellation (the caller is gone): the append is rolled back, unless its commit was proposed. A
+        proxied append is cancelled at the primary.
         """
         context = self._context
         response: broker_pb2.AppendResponse | None = None
@@ -134,7 +136,7 @@ class AppendApi:
                         await call.abort(*failure_of(append_outcome))
                     response = _response_of(append_outcome, driver)
             if response is None:
-                return broker_pb2.AppendResponse()  # The caller has gone: it reads no response.
+                return broker_pb2.AppendResponse()  # Not reached: ``abort`` raises.
             outcome.status = Status.from_pb(response.status)
             note_head(append_outcome)
             if append_outcome.commit is not None:
@@ -230,7 +232,7 @@ def _call_of(
 
 
 def _response_of(ended: Outcome, driver: AppendDriver) -> broker_pb2.AppendResponse:
-    """Return the response as a message. It is decoded: `encoded` makes it for answers without a task, too."""
+    """Return the response as a message. Decode what `encoded` returns: `WholeAppend` sends it as it is."""
     assert driver.resolution is not None
     return broker_pb2.AppendResponse.FromString(
         encoded(ended, driver.resolution.append_header, driver.flow)

@@ -27,7 +27,7 @@ _KEPT_REGISTERS_MAX: Final = 4
 def under_lease(context: BrokerContext, ended: Outcome) -> Outcome:
     """Return the outcome, or a failure if it was decided here and the lease may have ended since.
 
-    A broker that wakes up behind its lease would refuse an append for registers or an offset of the past.
+    A broker that wakes up after its lease would refuse an append for registers or an offset of the past.
     """
     if ended.ending is not Ending.COMMITTED and ended.ending is not Ending.REFUSED:
         return ended
@@ -40,7 +40,8 @@ def under_lease(context: BrokerContext, ended: Outcome) -> Outcome:
 
 
 def failure_of(ended: Outcome) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
-    """Return code, text and trailing metadata of a failed append; these name a ledger that has refused it."""
+    """Return code, text and trailing metadata of a failed append. The metadata name the ledger that has
+    refused it, if one has."""
     error = ended.error
     assert error is not None
     trailing = introduction(error.facts.get("ledger", ""), error.facts.get("created", 0))

@@ -91,8 +91,8 @@ class Expired(Exception):
 class Expiry:
     """The time at which a stream's claims expire, which bounds the stream's waits. Check it between writes.
 
-    Never use ``bound`` around a write. gRPC refuses to send a status beside a message: if a handler is
-    cancelled while it writes, its call can never be ended.
+    Never use ``bound`` around a write. A write that is cancelled may have sent a part of its message: the
+    caller would report a cut message in place of the clean end.
     """
 
     __slots__ = ("_at", "_clock")

@@ -39,7 +39,7 @@ class FragmentsApi:
 
         Wait a limited time for the first listing of the stores. After that time, the call fails as
         UNAVAILABLE, with the reason. The call also fails as UNAVAILABLE while it is not known whether some
-        fragments belong to the journal.
+        fragments belong to the journal. Trailing metadata name fragments in conflict.
         """
         context = self._context
         with counted("ListFragments") as outcome:

@@ -40,7 +40,7 @@ def journal_handler(
 ) -> grpc.GenericRpcHandler[Any, Any]:
     """Return the handler to add to a server.
 
-    Calls that carry content take and return bytes, since generated messages would copy content once more.
+    Content is taken, and sent to readers, as bytes: generated messages would copy it once more.
     """
     handlers: dict[str, Any] = {
         "List": grpc.unary_stream_rpc_method_handler(

@@ -28,9 +28,10 @@ class HealthApi:
     ) -> broker_pb2.FragmentStoreHealthResponse:
         """Return whether this broker can use a store, by the latest check of the store.
 
-        A store that no journal here uses is checked for this call alone. With ``check_delete``, an
-        object is also written and removed below ``check_delete_prefix``. Only callers that may see
-        all journals may call.
+        Wait for the first check of a store. A store that no journal here uses is checked for this call
+        alone. A store that refuses the fragments of a journal is unhealthy, too. With ``check_delete``, an
+        object is also written and removed below ``check_delete_prefix``, if the store is healthy.
+        Only callers that may see all journals may call.
         """
         context = self._context
         with counted("FragmentStoreHealth") as outcome:

@@ -68,8 +68,8 @@ def with_prefix_as_name(selector: LabelSelector) -> LabelSelector:
 
 @dataclass(frozen=True, slots=True)
 class _Matched:
-    """Journals that match, as of one revision. Two snapshots with equal ``version`` have the same journals,
-    unchanged. ``items_version`` covers all journals of the cluster, also those that do not match."""
+    """Journals that match a selector, as of one revision. Two such snapshots with equal ``version`` have the
+    same specifications; routes may differ. ``items_version`` covers all journals of the cluster."""
 
     journals: list[broker_pb2.ListResponse.Journal]
     version: tuple[int, int]
@@ -91,7 +91,7 @@ class ListApplyApi:
         self._version_at = -1  # Revision of etcd for which `_version` was computed.
         self._version = (0, 0)
         self._kept: dict[tuple[LabelSelector, LabelSelector], _Matched] = {}
-        """Matches at the present revision, by selector. Lists that wait for their callers share them."""
+        """Matches at the present revision, by selector. Lists with equal selectors share them."""
 
     def updated(self) -> None:
         """Wake the watches: the key space has changed."""
@@ -105,10 +105,12 @@ class ListApplyApi:
         self.updated()
 
     async def list(self, request: broker_pb2.ListRequest, call: Any) -> None:
-        """Send one snapshot of the journals that match; with ``watch``, also a snapshot after every change.
+        """Send one snapshot of the journals that match. With ``watch``, send another one after changes.
 
-        A snapshot is pages of journals in order of their names; the first page has the header. In a watch,
-        an empty message ends each snapshot. Cancellation: the stream ends.
+        A change is that of a specification, not of a route. One snapshot may show several changes. With
+        ``watch_resume``, wait before the first snapshot for a revision after that header. A snapshot is
+        pages of journals in order of their names; the first page has the header. In a watch, an empty
+        message ends each snapshot. The stream ends cleanly when the caller's claims expire.
         """
         context = self._context
         with counted("List") as outcome:
@@ -143,7 +145,8 @@ class ListApplyApi:
     async def _send_problems(
         self, selector: LabelSelector, allowed: LabelSelector, call: Any
     ) -> None:
-        """Send a list without journals, and the problems of journals that this broker serves."""
+        """Send a list without journals. Trailing metadata have the problems of journals that this broker
+        serves, and the number of brokers."""
         resolver, clock = self._context.resolver, self._context.clock
         problems = await problems_of(list(resolver.replicas), selector, allowed, clock)
         count = len(self._context.state.members)
@@ -151,8 +154,8 @@ class ListApplyApi:
         await call.write(broker_pb2.ListResponse(header=resolver.unrouted_header().to_pb()))
 
     async def _await_revision(self, resume: Header) -> None:
-        """Wait for a revision that the holder of ``resume`` has not seen. Raise ``Invalid`` for another etcd
-        cluster."""
+        """Wait for a revision that the holder of ``resume`` has not seen, or until the watches end. Raise
+        ``Invalid`` for another etcd cluster."""
         own_id = self._context.key_space.header.cluster_id
         if resume.etcd.cluster_id != own_id:
             raise Invalid(
@@ -167,7 +170,8 @@ class ListApplyApi:
             await self._changed.wait()
 
     async def _next_item_change(self, since: _Matched) -> None:
-        """Wait until a journal is written or deleted. The many changes of assignments do not count."""
+        """Wait until a journal is written or deleted, or the watches end. Changes of assignments do not
+        count."""
         while self._items_version() == since.items_version and not self._stopped:
             await self._next_change(self._context.key_space.header.revision)
 
@@ -250,7 +254,8 @@ class ListApplyApi:
     async def apply(self, request: broker_pb2.ApplyRequest, call: Any) -> broker_pb2.ApplyResponse:
         """Make all changes, at one revision of etcd, or none.
 
-        Cancellation: the changes may have been made. A second call with the same revisions then fails.
+        Cancellation: the changes may have been made. A second call that expects the same revisions then
+        fails, unless it expects -1 (any revision). Raise the errors of ``_apply``.
         """
         context = self._context
         with counted("Apply") as outcome:
@@ -357,9 +362,10 @@ class ListApplyApi:
     async def _keeping(
         self, key: str, change: broker_pb2.ApplyRequest.Change
     ) -> broker_pb2.JournalSpec:
-        """Return the specification to put: that of the change, also with fields that we do not know.
+        """Return the specification to put: that of the change, with its unknown fields.
 
-        Add two parts of the former specification: the resume offset, and the labels that explain fragments.
+        Add to it two parts of the former specification. The labels that explain fragments are kept. The
+        resume offset is kept if the change names no suspension.
         """
         spec = change.upsert
         if change.expect_mod_revision == 0:
@@ -382,7 +388,8 @@ class ListApplyApi:
         if item is not None and change.expect_mod_revision in (-1, item.raw.mod_revision):
             former: JournalSpec = item.decoded.value.spec
             return former
-        # The caller has read a newer value than the key space has. Ask etcd; damaged values may be replaced.
+        # The key space does not have the value that the change expects. Ask etcd, which may have a newer
+        # one. Damaged values may be replaced.
         raw = await context.etcd.get(key)
         if raw is not None:
             with suppress(Invalid):

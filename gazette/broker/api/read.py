@@ -1,6 +1,6 @@
 """Stage 9 of the byte path: takes fragments from `index`, gives their content to `reader`.
 
-The Read call. Content is read from the spool's own file while this file exists, and from the blob store
+The Read call. Content is read from the spool's memory and file while these exist, and from the blob store
 afterwards. Without a replica here, another broker of the journal serves the read. One read uses a few blocks
 of memory, for fragments of any size and readers of any speed.
 """
@@ -80,7 +80,7 @@ class ReadApi:
         self._stopped = False
 
     def stop(self) -> None:
-        """End the reads that are proxied, cleanly. Local reads end with their replicas."""
+        """End the reads that are proxied, cleanly, and refuse others. Local reads end with their replicas."""
         self._stopped = True
         for upstream in self._proxied:
             upstream.cancel()
@@ -139,7 +139,8 @@ class ReadApi:
     ) -> Status:
         """Serve from a local replica: for each fragment its metadata, then its content.
 
-        Return the status of the last metadata that was sent, or OK if the replica ends before.
+        Return the status of the last metadata that was sent, or OK if the replica ends meanwhile. The first
+        metadata carry the header: only later ones may be sent by `HeadReaders`.
         """
         index, offset, is_first = replica.index, request.offset, True
         if not index.first_refresh.is_set and (offset == AT_WRITE_HEAD or not request.block):
@@ -183,7 +184,8 @@ class ReadApi:
     ) -> Offset:
         """Wait at the head while nothing is left to read. All readers at the head are served together.
 
-        Return the offset from which this reader continues alone.
+        Return the offset from which this reader continues alone. A read with an end, or one that does not
+        block, always reads alone.
         """
         reads_alone = request.end_offset or not getattr(stream.call, "can_send_now", False)
         if reads_alone or not request.block:
@@ -205,7 +207,7 @@ class ReadApi:
         return response
 
     async def _send(self, found: IndexResult, offset: Offset, end: Offset, stream: _Stream) -> None:
-        """Send the bytes from ``offset`` to ``end``: from the local file, or from the store without one."""
+        """Send the bytes from ``offset`` to ``end``: from the local file, or else from the store."""
         size = self._context.settings.read_chunk_bytes
         if found.local is not None:
             await self._send_local(found.local, offset, end, size, stream)
@@ -241,8 +243,9 @@ class ReadApi:
     ) -> AsyncGenerator[bytes, None]:
         """Yield blocks of a stored fragment, read and decoded ahead in a thread.
 
-        Yield a block only after the next block was read. If a file turns out to be damaged at its end, its
-        last bytes are not served.
+        Yield a block once the next block was read, or once it is known to be the last. If the read goes to
+        the fragment's end, its last block is yielded after the check of the file. So the last bytes of a
+        file that is found damaged are not served.
         """
         active = self._context.blob_stores.get(fragment.backing_store)
         calls, store = active.calls, active.store

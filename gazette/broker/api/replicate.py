@@ -46,7 +46,7 @@ from gazette.protocol.status import Status
 from gazette.runtime.tasks import TaskScope
 
 _STOPPING_GRACE_S: Final = 1.0
-"""Seconds for the present append to end. Nothing waits for them: this broker still has its lease."""
+"""Seconds that the present append gets to end when this broker stops serving. Only the stop waits for it."""
 _GRACES_PER_TIMEOUT: Final = 3
 """Divisor of ``peer_timeout_s``. After the quotient, in seconds, an idle stream of an old route is ended.
 
@@ -184,7 +184,7 @@ class _Stream:
     """True if content has arrived that no accepted proposal has committed yet."""
 
     async def serve(self, proposal: Proposal) -> None:
-        """Apply and answer the first proposal, then all messages, until the primary ends its stream."""
+        """Apply and answer the first proposal. Then apply all messages, until the primary ends its stream."""
         await self._propose(proposal, acknowledge=True)
         if getattr(self.call, "can_handle_each", False):
             await self.call.each(self._handle_now, self.expiry.bound)
@@ -241,7 +241,8 @@ class _Stream:
         return await self.expiry.bound(anext(self.requests, None))
 
     async def _propose(self, proposal: Proposal, *, acknowledge: bool) -> None:
-        """Apply a proposal. Answer if ``acknowledge``, else raise ``Invalid`` if the spool refuses it."""
+        """Apply a proposal. Answer if ``acknowledge``, else raise ``Invalid`` if the spool refuses it. Raise
+        ``Unavailable`` if an answer is due, and the lease may have ended."""
         if acknowledge:
             # Readers get what is committed. If this broker was paused, another broker may have these offsets.
             self.lease.check()
@@ -308,8 +309,9 @@ class _RouteWatch:
     async def _look(self) -> None:
         """Continue to watch if the route is still the same.
 
-        Raise ``Moved`` when the route has changed and the primary of the old route is idle. Raise ``Closed``
-        when this broker stops serving although the route still names it: the primary cannot see that.
+        Raise ``Moved`` when the route has changed and the primary of the old route is idle, or at once if it
+        has lost its lease. Raise ``Closed`` soon after this broker stops serving although the route still
+        names it: the primary cannot see that.
 
         The route may stay while the replica is replaced, because this broker was assigned again. Raise
         ``Moved`` then, too: readers would miss the bytes that the former replica still gets.

@@ -45,9 +45,10 @@ class SmallAppends:
         self._context = context
 
     def take_whole(self, calls: Sequence[WholeCall]) -> list[WholeCall]:
-        """Serve the calls that are small appends to journals that this broker leads. Return the others.
+        """Serve the small appends to journals that this broker leads. Return the calls for handlers.
 
-        Appends to one journal are one group commit, as far as their terms permit.
+        See ``_small_append`` for these calls. Appends to one journal are one group commit, as far as their
+        terms and the room in the spool permit.
         """
         unserved: list[WholeCall] = []
         appends: list[WholeAppend] = []
@@ -210,7 +211,7 @@ class WholeAppend:
         call.on_gone = self._interrupt
 
     def limit(self) -> None:
-        """Start the timer of the caller's claims, unless the append was answered at once."""
+        """Start the timer of claims that expire, unless the append was answered at once."""
         expires_at = self._append_call.claims.expires_at
         if expires_at is not None and self._call.is_open:
             remaining_s = max(0.0, expires_at - self._context.clock.now())
@@ -232,13 +233,15 @@ class WholeAppend:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Leave the line. No effect if another append has taken this one along."""
+        """Leave the line, and cancel the wait for the pipeline. No effect if another append has taken this
+        one along."""
         if self._task is not None:
             self._task.cancel()
         self.line.leave(self.small)
 
     def _lead(self) -> None:
-        """Commit a group now if the pipeline is free and the journal ready. Otherwise start a task."""
+        """Commit a group now if the pipeline is free and the journal ready. Otherwise start a task. Refuse
+        the append if the broker stops."""
         scope = self._context.scope
         if scope.is_stopping:
             self._call.refuse(grpc.StatusCode.UNAVAILABLE, "the broker stops")
@@ -265,7 +268,7 @@ class WholeAppend:
             self.line.leave(self.small)
 
     def _resolved(self) -> Resolution | None:
-        """Return the journal's present resolution; None unless the same replica leads it here."""
+        """Return the journal's present resolution; None unless the replica here is still that of ``line``."""
         resolver, append_call = self._context.resolver, self._append_call
         if not resolver.is_present(self._resolution):
             try:
@@ -327,7 +330,7 @@ class WholeAppend:
             pipeline_mutex.give(pipeline)
 
     def _settle(self, ended: Outcome) -> None:
-        """Answer the call of an append that needed no driver."""
+        """Answer the call of an append that was committed or failed without a driver."""
         self._answer(ended, _IN_GROUP)
 
     def _answer(self, ended: Outcome, flow: AppendFlow | None) -> None:

@@ -30,14 +30,14 @@ class SuspendControl(IntEnum):
     RESUME = 0
     """Resume the journal if it is suspended."""
     NO_RESUME = 1
-    """Leave the journal suspended, and refuse the append as `SUSPENDED`."""
+    """If the journal is suspended, leave it so, and refuse the append as `SUSPENDED`. Otherwise append."""
     IF_FLUSHED = 2
-    """Suspend the journal if all its content has been in a blob store for the flush interval (see
-    `is_dirty`)."""
+    """Suspend the journal if it is empty, or if its newest content has been in a blob store for long
+    enough (see `is_dirty`)."""
     NOW = 3
     """Suspend the journal, and flush what is not in a blob store yet."""
     KEEP = 4
-    """Append as if there was no suspension."""
+    """Append no content, and leave a partial suspension. A full one refuses the append as `SUSPENDED`."""
 
 
 class AppendTerms(msgspec.Struct, frozen=True, dict=True):
@@ -64,8 +64,8 @@ class SpoolView(msgspec.Struct, frozen=True):
 
 
 class IndexView(msgspec.Struct, frozen=True):
-    """The known extent of a journal. ``newest_mod_time`` is the time of its last fragment, or 0 while only
-    brokers hold that fragment."""
+    """The known extent of a journal. ``newest_mod_time`` is the time of its last fragment; 0 while only
+    brokers hold that fragment, or without fragments."""
 
     begin: Offset
     end: Offset
@@ -250,7 +250,7 @@ class ContentLate(msgspec.Struct, frozen=True):
 
 class ContentHeld(msgspec.Struct, frozen=True):
     """Content was held back until ``now``, in ticks. ``superseded``: the resolution no longer holds, and
-    other appends wait to change the pipeline."""
+    other appends may wait to change the pipeline."""
 
     now: int
     superseded: bool = False
@@ -342,7 +342,7 @@ class SendSync(msgspec.Struct, frozen=True):
 
 
 class GatherSync(msgspec.Struct, frozen=True):
-    """Gather the answers. → SyncAnswered; Invalidated if a peer failed and has since left the route."""
+    """Gather the answers. → SyncAnswered; Invalidated if a peer failed and the members have changed since."""
 
 
 class PutAssignments(msgspec.Struct, frozen=True):
@@ -367,8 +367,8 @@ class LoadHead(msgspec.Struct, frozen=True):
 
 
 class AwaitReadiness(msgspec.Struct, frozen=True):
-    """Wait for a change of index or store, until a monotonic time at most, and look again. → ReadinessSeen,
-    Invalidated."""
+    """Wait for the first listing or for a change of the store's health, until a monotonic time at most, and
+    look again. → ReadinessSeen, Invalidated."""
 
     until: float
 
@@ -379,8 +379,8 @@ class SeekClosing(msgspec.Struct, frozen=True):
 
 
 class ConfirmHead(msgspec.Struct, frozen=True):
-    """Record that the journal goes on at ``offset``, without missing bytes before it, and look again. →
-    ReadinessSeen."""
+    """Record that the journal goes on at ``offset``, and that missing bytes before it are lost. Look again.
+    → ReadinessSeen."""
 
     offset: Offset
 

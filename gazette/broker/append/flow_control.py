@@ -53,7 +53,8 @@ class RateBalance(msgspec.Struct):
     _at: int | None = None
 
     def refill(self, rate: int, now: int) -> None:
-        """Add credit for the ticks since the last refill; no credit if time goes back. Adopt ``rate``."""
+        """Add credit for the ticks since the last refill; no credit if time goes back. Adopt ``rate``. The
+        first refill, and one after a time without a limit, set the credit to `BURST_S`."""
         if self._at is None or not self.rate:
             self.credit = BURST_S * rate * TICKS_PER_S
         else:

@@ -1,13 +1,14 @@
 """Stage 4 of the byte path: takes an append from `broker/api/append` and decides each next step.
 `broker/commit/driver` performs the steps; content goes on to `pipeline` and `fragment/spool`.
 
-A pure state machine. Each append passes through it, except small appends in the usual case (`commit/steady`).
-So do the zero-byte appends by which a primary keeps its replicas in step (`pulse`). In the common case, an
-append goes from RESOLVE to STREAM_CONTENT without a wait. The commit is then its only round trip to replicas.
+A pure state machine. All appends pass through it, except small appends in the usual case (`commit/steady`).
+The zero-byte appends by which a primary keeps its replicas in step (`pulse`) pass through it, too. Usually,
+an append goes from RESOLVE to STREAM_CONTENT without a wait. The commit is then its only round trip to
+replicas.
 
 An append that holds the pipeline, synchronized under a route, has the exclusive right to append to the
 journal. The machine gives the pipeline up in exactly one of three ways. ``GiveBackPipeline`` and ``HandOver``
-leave it intact; ``TearDownPipeline`` is for a broken pipeline.
+leave it intact; ``TearDownPipeline`` is for a pipeline that is broken, or of a superseded route.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class AppendFSM:
     _spool: SpoolView | None = None
     _pipeline_route: Route | None = None
     _opening: bool = False
-    """True until the first proposal of the pipeline was sent."""
+    """True once a pipeline was built, until its first proposal was sent."""
     _rounds: int = 0
     """Proposals of the present synchronization."""
     _registers: LabelSet = EMPTY_LABELS
@@ -171,7 +172,7 @@ class AppendFSM:
             case ev.SendFailed(error):
                 return self._fail(error, broken=True)
             case ev.Invalidated() if self.state is State.RECV_PIPELINE_SYNC:
-                # The peer for which this append waited has lost its lease. Nothing was proposed for commit.
+                # The peer for which this append waited may have left. Nothing was proposed for commit.
                 self._let_go()
                 return (ev.TearDownPipeline(), *self._resolve())
             case ev.Invalidated():
@@ -268,7 +269,8 @@ class AppendFSM:
     def _on_sync_answered(self, event: ev.SyncAnswered) -> tuple[Effect, ...]:
         """Go on if all peers agree. Otherwise propose what the answers demand, or resolve a later route.
 
-        Fail after `SYNC_ROUNDS_MAX` proposals, and for an answer that no correct replica gives.
+        Fail after `SYNC_ROUNDS_MAX` proposals, if a peer has not answered, or for an answer that no correct
+        replica gives.
         """
         try:
             verdict = judge_sync(
@@ -315,7 +317,8 @@ class AppendFSM:
     def _await_desired_replicas(self) -> tuple[Effect, ...]:
         """Go on if the route has as many replicas as desired: to the primary's checks, or to the proxy.
 
-        With more replicas, wait for a later route. With fewer, refuse the append.
+        With more replicas, wait for a later route. With fewer, complete the open fragment of a pipeline that
+        is held, and refuse the append.
         """
         resolution = self._resolution
         self.state = State.AWAIT_DESIRED_REPLICAS
@@ -347,7 +350,8 @@ class AppendFSM:
         3. Registers: a fenced writer learns that it is fenced, and not that its offset is wrong.
         4. Stored fragments that may be the journal's: their offsets are not given out again.
         5. Offsets below which the journal must never go on: roll there, and check again.
-        6. Missing bytes: an append at the head confirms it. Refuse appends without offset, and other offsets.
+        6. Missing bytes: an append at the head confirms it. Without an offset, go on only if the head is
+           closed and stores reach it, or without any store. Refuse each offset that is not the head.
         7. Bytes of former primaries: end their uploads, list the stores, and check again.
         8. Suspension, last: it changes the specification in etcd.
         """
@@ -579,7 +583,8 @@ class AppendFSM:
         return (ev.BreakPipeline(error),)
 
     def _end_unacknowledged(self, error: GazetteError) -> None:
-        """End as uncertain if a commit was proposed. Keep the outcome of an append that was rolled back."""
+        """Fail, as uncertain if content was proposed for commit. Keep the outcome of an append that was
+        rolled back."""
         pending = self._pending
         self.state = State.ERROR
         if pending is None or pending.commit is not None:

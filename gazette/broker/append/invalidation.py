@@ -48,7 +48,7 @@ class Interruptible:
                 self._task.cancel()
 
     async def run(self, wait: Coroutine[Any, Any, T]) -> T:
-        """Await ``wait``. Raise `Interrupted` if ``interrupt`` cuts the wait short."""
+        """Await ``wait``. Raise `Interrupted` if ``interrupt`` cuts the wait short, or was called before."""
         if self.reason is not None:
             wait.close()
             raise Interrupted(self.reason)

@@ -1,14 +1,15 @@
 """The line of appends that wait for a journal's pipeline.
 
 A journal has one appender at a time. An append that took its turn and then waited for its client would delay
-all later appends. So the broker reads content before the append waits in line: all, or `AHEAD_BYTES`.
+all later appends. So the broker reads content before the append waits in line: all, or about `AHEAD_BYTES`.
 
 A *small append* is one message of at most `SMALL_BYTES`, which has arrived together with its call. One small
 append at a time leads, until it has ended. The leader commits its own content and that of small appends
 behind it, if their terms permit: a group commit. So many small appends cost the replicas as little as one.
 
 An append that finds its journal's store unhealthy waits for the store in its turn. Later appends wait for the
-store before their turn. These waits do not add up: each is counted from the arrival of its append.
+store before their turn. These waits do not add up: the time of each begins with the arrival of its append, or
+with the first append that waits for the store, if that is later.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from gazette.protocol.append_session import SessionAppend
 AHEAD_BYTES: Final = 1 << 18
 """Bytes that are read ahead: a client must send them before its append can delay a journal."""
 AHEAD_S: Final = 10.0
-"""Seconds in which a client must send `AHEAD_BYTES`. A low minimum rate of appends allows more time."""
+"""Seconds in which a client must send `AHEAD_BYTES`. A low minimum rate allows more. Without it: no limit."""
 _AHEAD_CHUNKS: Final = 4_096
 WAITING_MAX: Final = 512
 WAITING_BYTES_MAX: Final = 64 << 20

@@ -8,9 +8,10 @@ A session begins an append when the one before has succeeded. So, while the ledg
 - the last sequence, not known as committed, is admitted, as is a greater one.
 
 A session may be unknown to the ledger because it was at another primary, or was forgotten. Its append is
-admitted if the append names this ledger: the append then began later than the ledger, and no session has been
-forgotten since. Any other append is refused, and the refusal names the ledger. A live client repeats its
-append with that name at once. A late copy never names a ledger that is younger than the copy.
+admitted if the append names this ledger, of this generation or the one before. The append then began after
+the ledger got this name, and no session that appended since then has been forgotten. Any other append is
+refused, and the refusal names the ledger. A live client repeats its append with that name at once. A late
+copy never names a ledger that is younger than the copy.
 
 A ledger belongs to one *tenure*, the revision at which its broker became primary of the journal. It has two
 *generations*: when the newer is full, the older is forgotten.
@@ -146,7 +147,8 @@ class SessionLedger:
             self._generation += 1
 
     def _is_complete_since(self, ledger: str, tenure: Revision) -> bool:
-        """Return True if no session was forgotten since the ledger of ``tenure`` got the name ``ledger``."""
+        """Return True if the ledger of ``tenure`` has forgotten no session that appended since it got the
+        name ``ledger``."""
         if tenure > self._tenure:
             return ledger == self._name_of(tenure)  # The tenure's first append begins the ledger.
         return ledger in (self.name, self._name_of(self._tenure, self._generation - 1))

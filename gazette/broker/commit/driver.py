@@ -149,8 +149,10 @@ class AppendDriver:
                 self._hold.drop()
 
     def interrupt(self, reason: GazetteError) -> None:
-        """Wind the append up for ``reason``: its caller has gone, or it must end. Any wait ends now, except a
-        wait for a replica. The replicas still answer a proposal that was sent.
+        """Wind the append up for ``reason``: its caller has gone, or it must end.
+
+        Its wait ends now, except a wait for a replica, or for etcd to record assignments, a suspension or the
+        first commit. The replicas still answer a proposal that was sent.
         """
         self._waits.interrupt(reason)
 
@@ -217,7 +219,8 @@ class AppendDriver:
         return None
 
     async def _suspend(self, level: SuspendLevel, offset: Offset) -> ev.Event:
-        """Change the suspension in etcd. To suspend, first close the known head where all replicas agree."""
+        """Change the suspension in etcd. To suspend, first close the known head where all replicas agree,
+        unless the head is beyond ``offset``."""
         if level is not SuspendLevel.NONE:
             pipeline, head = self._pipeline, self._hold.held_replica.head
             try:
@@ -303,7 +306,7 @@ class AppendDriver:
         """Wait for the pipeline. First read content ahead: a holder without content would delay all appends.
 
         Raise ``Conflict`` at once for an unknown session. After a wait, its client would have to repeat the
-        append, and to wait again.
+        append, and to wait again. Raise ``Unavailable`` if the line is full, ``Broken`` for a slow caller.
         """
         self._readiness.begin()
         if (session := self._call.session) is not None:
@@ -520,12 +523,13 @@ class AppendDriver:
     # Answers.
 
     async def _gather_sync(self) -> ev.Event:
+        """Gather the answers to a synchronization, in the append's turn."""
         pipeline = self._pipeline
         with tracing.span("replicate", journal=self.journal, sync=1):
             async with pipeline.take_turn():
                 answers, error = await pipeline.gather_sync()
         if error is not None and self._resolved.reassigned.is_set:
-            return ev.Invalidated()
+            return ev.Invalidated()  # The peer that failed may have left: do not fail the append.
         return ev.SyncAnswered(answers, self._context.clock.now(), error)
 
     async def _await_acks(self) -> ev.Event:

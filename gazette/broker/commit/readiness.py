@@ -70,9 +70,11 @@ class ReadinessWatch:
         return self._until(replica.line, ails=error is not None or bool(unlisted))
 
     async def change(self, resolution: Resolution, replica: Replica, until: float) -> None:
-        """Wait until index or store differ from what was last seen, or until a monotonic time.
+        """Wait for the first listing, for another health of the store than was last seen, or for a monotonic
+        time.
 
-        Raise ``Superseded`` if the resolution is invalidated. Cancellation: no effect.
+        Raise ``Superseded`` if the resolution is invalidated, ``Closed`` if the replica ends. Cancellation:
+        no effect.
         """
         clock = self._context.clock
         changes: list[Awaitable[object]] = [clock.sleep(until - clock.monotonic())]
@@ -118,7 +120,7 @@ def _refusal(store: ActiveStore, replica: Replica) -> str:
 
 
 def _undecided(replica: Replica) -> str:
-    """Return why an append may have to wait for a decision about stored fragments."""
+    """Return why an append may have to wait for a decision about stored fragments; empty if it need not."""
     index = replica.index
     is_short = index.end_offset < max(index.unexplained_to, replica.head.offset)
     return replica.undecided_reason if is_short else ""

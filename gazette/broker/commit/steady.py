@@ -143,7 +143,7 @@ def commit_now(
     line: Line,
     leader: SmallAppend,
 ) -> AppendGroup | None:
-    """Commit the append that leads a line, with the appends behind it that may join and fit without a wait.
+    """Propose the commit of the append that leads a line, with those behind it that may join, and fit.
 
     Return None, without effect, if a check fails (see the module). ``resolution`` is of the present revision.
     ``pipeline`` is that of its replica, free or held by the caller; None: not available.
@@ -178,14 +178,14 @@ def commit_now(
 def may_join(terms: AppendTerms, registers: LabelSet) -> bool:
     """Return True if an append may join the commit of another append, which leaves ``registers``.
 
-    An append that names an offset or changes registers must lead a commit itself. So must an append whose
-    check of registers fails here: the registers at its turn decide.
+    An append that names an offset, changes registers or controls a suspension must lead a commit itself. So
+    must an append whose check of registers fails here: the registers at its turn decide.
     """
     return terms.offset is None and not terms.changes_registers and _passes(terms, registers)
 
 
 def _passes(terms: AppendTerms, registers: LabelSet) -> bool:
-    """Return True if the append neither suspends the journal nor fails its check of registers.
+    """Return True if the append's control has no effect, and its check of registers does not fail.
 
     Empty registers pass any check.
     """
@@ -196,8 +196,8 @@ def _passes(terms: AppendTerms, registers: LabelSet) -> bool:
 
 
 def _registers_of(terms: AppendTerms, registers: LabelSet, end: Offset) -> LabelSet | None:
-    """Return the registers after an append that leads. Return None if the append is refused, or if the FSM
-    must decide."""
+    """Return the registers after an append that leads. Return None if the FSM must decide about the append,
+    for example to refuse it."""
     if terms.offset not in (None, end) or not _passes(terms, registers):
         return None
     if terms.check_registers is None and not terms.changes_registers:

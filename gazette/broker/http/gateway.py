@@ -4,8 +4,9 @@ Each request becomes a call of the broker's own gRPC service, with the ``Authori
 request. So it is authenticated, routed and proxied exactly like a call of a gRPC client.
 
 A GET without a ``Range`` gets the answer of the original: 206, with a range that has no known end. With a
-``Range``, the answer is a part of the whole, as HTTP defines it, with a ``Content-Length``. A body that ends
-in good order is complete. If the read fails, the body is cut off, without a proper end.
+``Range``, the answer is a part of the whole, as HTTP defines it. It has a ``Content-Length``, except with
+``block`` and a range without an end. A body that ends in good order is complete, or its read blocks and the
+broker has ended it. If the read fails, the body is cut off, without a proper end.
 """
 
 from __future__ import annotations
@@ -185,7 +186,8 @@ class _Read:
         self._asked = parse_read(request)
 
     async def respond(self) -> Response:
-        """Return the response. Raise ``Invalid`` or ``AioRpcError`` for a read that cannot begin.
+        """Return the response. Raise ``Invalid``, ``Unavailable`` or ``AioRpcError`` if the read cannot
+        begin.
 
         Conditions, and a suffix, need the present head: an additional call reads the head before the content.
         A range with a known end gets its own ``Content-Range`` and a ``Content-Length``. The head ends a
@@ -236,7 +238,7 @@ class _Read:
         to offsets; None for the whole journal, also if ``If-Range`` does not hold.
 
         Return a response if it is decided already: the journal cannot be read, a condition decides, or the
-        suffix has no bytes.
+        suffix has no bytes. ``If-None-Match`` does not count with ``block``.
         """
         request = self._request
         peek = broker_pb2.ReadRequest(journal=self._asked.journal, offset=-1, metadata_only=True)
@@ -317,10 +319,11 @@ def _end_of(wanted: ByteRange, head: int, *, block: bool) -> int:
 async def _body(
     call: Any, messages: Any, offset: int, end: int | None, *, endless: bool
 ) -> AsyncIterator[bytes]:
-    """Yield the content up to ``end``. Without an end: up to the head, or for ever if ``endless``.
+    """Yield the content up to ``end``. Without an end: up to the head or, if ``endless``, until the read
+    ends.
 
-    Raise ``Broken`` if the read ends earlier. Raise it also if bytes are missing: a message without content
-    names the offset of the next content.
+    Raise ``Broken`` if the read ends before the end or the head. Raise it also if bytes are missing: a
+    message without content names the offset of the next content.
     """
     try:
         async for message in messages:
@@ -407,7 +410,8 @@ def authorization(request: Request) -> tuple[tuple[str, str], ...]:
 
 
 def _one_tag(condition: str) -> EntityTag:
-    """Return the tag of a conditional append. Raise ``Invalid`` unless there is exactly one tag."""
+    """Return the tag of a conditional append. Raise ``Invalid`` unless there is exactly one tag, of a journal
+    that is not empty."""
     tags = parse_tags(condition)
     if len(tags) != 1 or str(tags[0]) != condition:
         raise Invalid(f"invalid If-Match ({condition}; expected one ETag of this journal, or *)")

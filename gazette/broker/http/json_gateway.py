@@ -1,6 +1,7 @@
 """POST /v1/journals/{list,read}: the calls of the same names, with messages as JSON.
 
-Responses are lines of ``{"result": …}``. A failed call ends with a line of ``{"error": …}``.
+Responses are lines of ``{"result": …}``. A call that fails after its first response ends with a line of
+``{"error": …}``; one that fails earlier has an answer with a status of HTTP.
 """
 
 from __future__ import annotations

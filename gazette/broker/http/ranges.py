@@ -20,7 +20,7 @@ _TAG: Final = re.compile(r'"([0-9a-f]{1,16})-([0-9a-f]{1,16})"')
 
 
 class Unsatisfiable(Exception):
-    """A range that this journal, or any journal, does not have."""
+    """A header ``Range`` that names no bytes of any journal, or several ranges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ByteRange:
 
     @property
     def end(self) -> int | None:
-        """The offset after the last byte; None: the head."""
+        """The offset after the last byte; None: no end was given."""
         return None if self.last is None else self.last + 1
 
 

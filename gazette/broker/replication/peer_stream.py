@@ -27,7 +27,7 @@ from gazette.runtime.tasks import TaskScope
 OUTBOX_BYTES_MAX: Final = 1 << 20
 """Upper bound of bytes that wait to be sent to one peer. A single message may exceed this limit."""
 _INBOX_MAX: Final = 1024
-"""Greatest number of answers that wait to be gathered. There are never so many appends in flight."""
+"""Greatest number of answers that wait to be gathered. A peer that sends more is cut off."""
 
 
 def _do_nothing() -> None:
@@ -97,7 +97,7 @@ class PeerStream:
     ``call`` takes encoded requests, and gives answers as they arrive. A task of ``scope`` sends messages that
     cannot go out at once; it never raises. ``failure`` is set once the call cannot be used any more. Answers
     that arrived before the failure can still be received. ``on_progress`` is called when an answer arrives,
-    when messages have gone out, and when the call fails.
+    when a queued message has gone out, and when the call fails.
     """
 
     def __init__(
@@ -153,8 +153,8 @@ class PeerStream:
     async def room(self) -> None:
         """Return once there is room for more content.
 
-        Raise ``Unavailable`` if the peer takes nothing for ``timeout_s``, or the call's
-        failure. Cancellation: no effect.
+        Raise ``Unavailable`` if the call makes no progress for ``timeout_s``, or the call's failure.
+        Cancellation: no effect.
         """
         while self.crowded:
             await self._progressed("takes no content")
@@ -164,7 +164,7 @@ class PeerStream:
     async def receive(self) -> broker_pb2.ReplicateResponse:
         """Return the next answer, in order.
 
-        Raise ``Unavailable`` if no answer arrives within ``timeout_s``, or the call's failure.
+        Raise ``Unavailable`` if the call makes no progress for ``timeout_s``, or the call's failure.
         Cancellation: no answer was taken.
         """
         while not self._answers.arrived:

@@ -51,7 +51,7 @@ _AGE_MAX_S: Final = 11 * 3600.0
 """Greatest age of a pipeline, in seconds.
 
 A peer may end a stream whose token has expired. A cached token is used for half of its life. So the token of
-a new stream is valid for at least the other half.
+a new stream is valid for at least the other half, 12 h.
 """
 _MESSAGE_BYTES_MAX: Final = 1 << 20
 """Upper bound of the content of one ReplicateRequest, in bytes. Brokers may be set to refuse messages of more
@@ -94,7 +94,7 @@ class Turn:
         return self._prior is None or self._prior.done()
 
     def when_come(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` in a later turn of the loop, once the turn has come."""
+        """Call ``callback`` once the turn has come, in a later iteration of the event loop."""
         assert self._prior is not None
         self._prior.add_done_callback(lambda _: callback())
 
@@ -144,7 +144,7 @@ class Pipeline:
     """The replication streams of one journal under one route. Loop-bound; made by ``open_pipeline``.
 
     ``header`` is the header of the resolution for which the pipeline was built. After ``expires_at``
-    (monotonic time), the next append replaces the pipeline. Before gathering returns, the pipeline calls
+    (monotonic time), the next append replaces the pipeline. If all peers agree, gathering calls
     ``on_acknowledged`` with the end that all replicas have acknowledged, and the registers there.
 
     Only the holder sends, and only the owner of the current turn gathers. To close a pipeline, take it from
@@ -175,9 +175,10 @@ class Pipeline:
         self._length = 0
         self._failure: GazetteError | None = None  # The reason given to `fail`; None before.
         self.reassigned = Latch()
-        """Set once an assignment of the journal is made again: the new one may stand for another replica."""
+        """Set once an assignment was added, removed or made again: a new one may stand for another
+        replica."""
         self.caught_up = False
-        """True if a peer lacked bytes of the open fragment, and this pipeline has sent them."""
+        """True if a peer lacked bytes of the open fragment, and this pipeline has begun to send them."""
         self._opened = False
         """True if the route was sent to the peers."""
         self.last_turn: asyncio.Future[None] | None = None
@@ -265,7 +266,7 @@ class Pipeline:
         proposal, without the bytes before it. Then only some replicas would hold these bytes. If they were
         lost, readers would wait for the bytes.
 
-        Return the answers of peers that do not know the route; then no bytes were sent. Raise ``Conflict`` if
+        Return the answers of peers that refuse the route; then no bytes were sent. Raise ``Conflict`` if
         a peer has other bytes than this broker, or the failure of the first peer that failed. After an error
         or a cancellation, tear the pipeline down.
         """
@@ -565,7 +566,7 @@ class Pipeline:
         return local.spool
 
     async def close(self) -> None:
-        """End the streams once all turns have passed, and cut off peers that do not end theirs.
+        """End all requests. Once all turns have passed, wait for peers to end their streams, or cut them off.
 
         Cancellation: streams are cut off at once.
         """

@@ -2,7 +2,7 @@
 gives it to `fragment/spool_file` in batches.
 
 To write and hash a chunk takes as long as to receive the next one. So a thread writes one batch while the
-next chunks arrive. A short append never makes a batch: the event loop puts its content into memory.
+next chunks arrive. A short append needs no thread: the event loop puts its content into memory.
 """
 
 from __future__ import annotations
