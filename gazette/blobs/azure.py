@@ -28,7 +28,8 @@ DELEGATION_KEY_S: Final = 2 * 60 * 60.0
 DELEGATION_KEY_RESERVE_S: Final = 60 * 60.0
 """Seconds. A delegated key with less remaining lifetime is replaced."""
 SIGNATURE_TTL_MAX_S: Final = 7 * 24 * 60 * 60 - DELEGATION_KEY_RESERVE_S
-"""Longest lifetime of a signed URL, in seconds. A delegated key is valid for seven days at most."""
+"""Longest lifetime of a signed URL, in seconds. A delegated key is valid for seven days at most, and is
+replaced before its last hour."""
 
 _TIMEOUTS: Final = {"connection_timeout": 5, "read_timeout": 30}
 _SKEW_S: Final = 300.0
@@ -162,7 +163,8 @@ class AzureStore(FsspecStore):
     def sign_get(self, path: str, ttl_s: float) -> str:
         """Return a URL with a shared access signature, by the account's key or a delegated key.
 
-        Raise ``Invalid`` beyond ``SIGNATURE_TTL_MAX_S``.
+        Return the location if the connection string has no key. Raise ``Invalid`` beyond
+        ``SIGNATURE_TTL_MAX_S``.
         """
         with self._mapped(path) as files:
             delegation = None
@@ -229,8 +231,8 @@ class AzureStore(FsspecStore):
         return files.service_client.get_blob_client(self._container, name)
 
     def _delegated(self, files: Any, now: float, ttl_s: float) -> Any:
-        """Return a key for signatures that is valid for longer than ``ttl_s``. Use one key again and again,
-        until the last hour of its lifetime."""
+        """Return a key for signatures that is valid for ``ttl_s`` at least. Use one key again and again,
+        until the last hour of its lifetime, or until a URL must be valid for longer."""
         from fsspec.asyn import sync
 
         if self._delegation is None or self._delegation[0] < self._needed_until(now, ttl_s):

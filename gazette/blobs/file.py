@@ -80,14 +80,16 @@ class FileStore:
     def list(self, prefix: str) -> Iterator[BlobInfo]:
         """List objects, as in ``BlobStore``. Do not follow symbolic links to directories.
 
-        Remove files that killed writers have left beside the objects.
+        Remove old files that killed writers have left beside the objects.
         """
         return self.list_after(prefix, "")
 
     def list_after(self, prefix: str, after: str) -> Iterator[BlobInfo]:
-        """List as in ``OrderedListing``. Read the names of all files, but attributes of listed files only.
+        """List as in ``OrderedListing``. Read attributes of listed files only.
 
-        Raise ``Invalid`` if ``find`` and ``replace`` turn the prefix into the beginning of file names.
+        Do not read directories whose paths all sort before ``after``. Raise ``NotAllowed`` if the store's
+        directory does not exist. Raise ``Invalid`` if ``find`` and ``replace`` turn the prefix into the
+        beginning of file names.
         """
         validate_prefix(prefix)
         with _mapped(prefix):

@@ -31,7 +31,8 @@ def longest_path(journal: JournalName) -> str:
 
 
 def check_path(url: FragmentStoreUrl, path: str) -> None:
-    """Raise ``Invalid`` if a store can never have an object at ``path``."""
+    """Raise ``Invalid`` if a store can never have an object at ``path``. Stores of fsspec have no known
+    limit."""
     arguments = {name.lower(): value for name, value in parse_qsl(url.query)}
     rewrite = PathRewrite(arguments.get("find", ""), arguments.get("replace", ""))
     name = f"{url.path.removeprefix('/')}{rewrite.apply(path)}"

@@ -39,7 +39,7 @@ THREADS: Final = 16
 
 _WATCH_INTERVAL_S: Final = 1.0
 _CHECK_AGAIN_S: Final = 1.0
-"""Least seconds from a failed health check to the next check, if a sign of recovery asks for an early one."""
+"""Least seconds from a health check to the next, if a sign of recovery or failure asks for an early one."""
 _SIGNING_HUNG_AFTER_S: Final = 15.0
 _UNUSED_AT_ONCE: Final = 4
 """Greatest number of checks at a time, of stores that are not in use. Checks that hang count."""
@@ -65,7 +65,8 @@ class BlobSettings:
 
     ``file_root`` is the root directory of ``file://`` stores; None forbids these stores. With ``file_only``,
     the stores of all other schemes are directories below ``file_root``, too: one directory for each bucket
-    and prefix. This is for development with the specifications of production.
+    and prefix. (A store of fsspec has one for its path.) This is for development with the specifications of
+    production.
 
     ``fsspec_protocols`` are the protocols that ``fsspec+NAME://`` may name. The limit is needed, because the
     author of a journal's specification chooses its stores, and so the file systems that this process opens.
@@ -78,8 +79,9 @@ class BlobSettings:
 
 @dataclass(frozen=True, slots=True)
 class HealthStatus:
-    """The result of the latest check: without an error, the store is healthy. ``checks`` counts the checks so
-    far. The latest check began at the monotonic time ``began``."""
+    """The result of the latest check: without an error, the store is healthy. Calls that hang give such a
+    result, too. ``checks`` counts the results so far. The check began at the monotonic time ``began`` (-inf:
+    there was no check)."""
 
     error: str | None
     checks: int
@@ -193,7 +195,7 @@ class ActiveStore:
         return self._health
 
     async def wait_health_change(self, seen: HealthStatus | None = None) -> HealthStatus:
-        """Return once a check has completed after ``seen`` (default: the present status).
+        """Return once the status is another one than ``seen`` (default: the present status).
 
         Return at once for a store that is not checked any more: it could not be made, or was not used for
         long. Cancellation: no effect.
@@ -482,7 +484,7 @@ class BlobStores:
             active.set_health(reason, began=began)
             checked_at, next_s = self._clock.monotonic(), health.next_check_s(failures, self._rng)
             if await sleep_unless(self._clock, next_s, active._recheck):
-                # After a sign of recovery, check early, but not at once.
+                # After a sign of recovery or failure, check early, but not at once.
                 due_at = checked_at + min(next_s, _CHECK_AGAIN_S)
                 await self._clock.sleep(due_at - self._clock.monotonic())
 
@@ -515,7 +517,8 @@ def _reason(error: BaseException) -> str:
 
 
 def _replacement_url(url: FragmentStoreUrl) -> FragmentStoreUrl:
-    """Return the URL of the files that replace the store of ``url`` in development. Keep URLs of files."""
+    """Return the URL of the files that replace the store of ``url`` in development. Keep URLs of files, and
+    of fsspec."""
     if url.scheme not in extras.EXTRAS:
         return url
     # Keep buckets apart: they may hold different histories of the same journal.

@@ -59,8 +59,8 @@ class Closing:
     """The statement of a primary at its end: it has acknowledged nothing beyond ``end``, with ``registers``
     there.
 
-    ``begin`` is the first offset that no store was known to have while the broker lived. The primary put the
-    closing when the stores had everything from ``begin`` on.
+    ``begin`` is the first offset that no store was known to have when the primary ended. The primary put the
+    closing when stores had everything from ``begin`` to ``end``.
     """
 
     name: ClosingName

@@ -2,9 +2,9 @@
 fragment's file to `persister`.
 
 The primary of a journal compresses during appends, so that a fragment can be persisted soon after it
-completes. Other replicas compress a fragment only if they must persist it themselves. The reader of an upload
-compares the SHA-1 of the bytes with the SHA-1 in the fragment's name. A damaged spool raises ``Corrupt`` and
-never gets into a blob store.
+completes. Other replicas compress a fragment only if they must persist it themselves. Before the last bytes
+are uploaded, the SHA-1 of all bytes is compared with the SHA-1 in the fragment's name. A damaged spool raises
+``Corrupt`` and never gets into a blob store.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 COMPRESSION_BATCH_BYTES: Final = 1 << 20
-"""Bytes that are committed before the next batch is compressed: the least content of a gzip member."""
+"""Bytes that are committed before the next batch is compressed. Only a last gzip member has less content."""
 
 _TURN_BYTES: Final = 8 << 20
 """Bytes that one spool may compress before other spools get the thread."""
@@ -63,9 +63,9 @@ class CompletedSpool:
     def open(self) -> BinaryIO:
         """Return a reader of the fragment's file. Call it in a thread: it may have to compress.
 
-        If the disk is too full for a compressed file, the bytes are compressed as they are read; such a
-        reader is not seekable. If the spool differs from what its fragment says, the reader raises
-        ``Corrupt`` in place of the last bytes.
+        If no compressed file could be written (a full disk), the bytes are compressed as they are read; such
+        a reader is not seekable. If the spool differs from what its fragment says, this call raises
+        ``Corrupt``, or the reader does so in place of the last bytes.
         """
         if self.compression is None:
             return io.BufferedReader(_VerifiedContent(self.file, self.fragment), _READ_BYTES)
@@ -141,8 +141,8 @@ class SpoolCompression:
     def finish(self, fragment: Fragment) -> io.RawIOBase | None:
         """Return a reader of the whole compressed file; None if the file was given up. Call it in a thread.
 
-        Each call gives an independent reader. Raise ``Corrupt`` if the spool's bytes do not have the
-        fragment's digest.
+        Each call gives an independent reader. Raise ``Corrupt`` if the spool's bytes are too few, or do not
+        have the fragment's digest.
         """
         with self._lock:
             if self._usable and not self._finished:
@@ -171,7 +171,7 @@ class SpoolCompression:
     def _attempt(self, through: int, *, final: bool) -> bool:
         """Compress the bytes before ``through``. Return False if the compressed file is given up. Raise
         ``Corrupt`` if the spool is too short."""
-        # A step that fails in the middle cannot be undone: the stream is unusable until the step succeeds.
+        # A step that fails in the middle cannot be undone: the stream is unusable unless the step succeeds.
         self._usable = False
         try:
             while self._through < through:

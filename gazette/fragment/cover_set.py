@@ -45,7 +45,7 @@ class CoverSet(Generic[S]):
         begin, end = span.begin, span.end
         if begin >= end:
             return False
-        # Of all spans that end at `end` or later, the first one begins first: only it can cover `span`.
+        # Of all spans that end at `end` or later, the first one begins first: if any covers `span`, it does.
         index = bisect_left(self._ends, end)
         if index < len(self._ends) and self._begins[index] <= begin:
             if self._begins[index] < begin or self._ends[index] > end:

@@ -47,7 +47,7 @@ class IndexResult:
     """Where to read. ``status`` is OK, with a fragment, or OFFSET_NOT_YET_AVAILABLE.
 
     ``offset`` is the requested offset, or a later one if offsets are to be skipped. ``local`` is set if the
-    fragment's bytes are in a file of this broker.
+    fragment's bytes are in a spool of this broker, in memory or in its file.
     """
 
     status: Status
@@ -172,7 +172,7 @@ class Index:
 
     @property
     def lost(self) -> tuple[tuple[Offset, Offset], ...]:
-        """Offsets that are lost, as an operator has confirmed."""
+        """Offsets that are known as lost: see ``adopt_head``."""
         return self._lost
 
     def adopt_head(self, known_head: Offset, lost: tuple[tuple[Offset, Offset], ...]) -> None:
@@ -284,11 +284,10 @@ class Index:
     ) -> IndexResult:
         """Find the fragment from which to read ``offset``; ``AT_WRITE_HEAD`` is the present head.
 
-        If no fragment covers the offset, and an operator has confirmed the gap as lost, jump to the next
-        fragment. Jump to the next persisted fragment in two more cases: it is the journal's first and has
-        settled (`SETTLED_S`), or it was persisted long ago (`JUMP_AGE_S`). Skip persisted fragments older
-        than ``begin_mod_time`` (Unix seconds). Without such a fragment, return OFFSET_NOT_YET_AVAILABLE or,
-        with ``block``, wait for one.
+        If no fragment covers the offset, and the gap is known as lost, jump to the next fragment. Jump to the
+        next persisted fragment in two more cases: it is the journal's first and has settled (`SETTLED_S`), or
+        it was persisted long ago (`JUMP_AGE_S`). Skip persisted fragments older than ``begin_mod_time`` (Unix
+        seconds). Without such a fragment, return OFFSET_NOT_YET_AVAILABLE or, with ``block``, wait for one.
 
         Raise ``Closed`` when the index closes. Raise ``Unavailable`` if only unexplained fragments have the
         offset, or offsets that a jump would pass over. Cancellation: no effect; the caller owns the deadline.

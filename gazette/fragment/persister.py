@@ -2,7 +2,8 @@
 of `blobs`.
 
 Until then, local files of the brokers are the only copies of acknowledged appends. So a spool is held until
-it is persisted, or until its journal is gone, and is never dropped otherwise.
+it is persisted, or until its journal does not need it: the journal is gone, has no store, or a later primary
+gave its offsets out again. At its end, a broker gives up spools that it could not persist in time.
 """
 
 from __future__ import annotations
@@ -156,13 +157,14 @@ class Persister:
         reassigned: Latch | None = None,
         end: Offset | None = None,
     ) -> None:
-        """Take over a spool of the journal that was created at revision ``life``. Upload it at once.
+        """Take over a spool of the journal that was created at revision ``life``. Begin to upload it.
 
         ``tenure`` is the creation revision of the assignment of the primary that appended the spool's bytes.
 
         With ``reassigned``, a primary is known to hold the very same bytes. The upload is left to the primary
-        until ``reassigned`` is set: the primary may be gone then. With an ``end`` within the fragment, only
-        the bytes before it are uploaded. Raise ``Closed`` once ``finish`` has returned.
+        for a time (see `PersisterSettings`), at most until ``reassigned`` is set: the primary may be gone
+        then. With an ``end`` within the fragment, only the bytes before it are uploaded. No effect for a
+        spool without bytes. Raise ``Closed`` once ``finish`` has ended its wait.
         """
         if self._closed:
             raise Closed("persister has finished", journal=spool.fragment.journal)
@@ -178,6 +180,7 @@ class Persister:
         """Put ``closing`` into its journal's store when the broker ends, unless ``settled`` is set by then.
 
         First upload all spools of the journal that wait now: the closing says that stores have their bytes.
+        Give up, with a warning, after `_CLOSING_ATTEMPTS_MAX` attempts.
         """
         name = closing.name
         if self._closed:
@@ -204,8 +207,9 @@ class Persister:
         Wait for running uploads and repeat failed ones, for at most ``deadline_s`` seconds. A spool that
         cannot be confirmed is stored aside at once, and counts as persisted: its bytes are in the store.
 
-        Raise ``Unavailable``, which names the spools that are not persisted, and why. Their bytes are lost if
-        this was the journal's last broker. Cancellation: nothing is dropped; call it again.
+        Raise ``Unavailable``, which names the first spools that are not persisted, and why. Their bytes are
+        lost if this was the journal's last broker. Cancellation of the wait: nothing is dropped; call it
+        again.
         """
         self._hurry.set()
         for outage in self._outages.values():
@@ -350,7 +354,7 @@ class Persister:
     async def _on_unconfirmed(
         self, upload: Upload, spec: JournalSpec | None, error: GazetteError
     ) -> None:
-        """Keep the spool. When the broker ends, store its bytes aside."""
+        """Note and log the failure, and keep the spool. If the broker is ending, store its bytes aside."""
         upload.failures += 1
         upload.error = str(error)
         log.warning(

@@ -42,7 +42,8 @@ class Refusals:
         self._refused: dict[Upload, ActiveStore] = {}
 
     def failed(self, upload: Upload) -> None:
-        """Count a failure of an upload to a store that may be healthy. Have the store checked."""
+        """Count a failure of an upload to a store that counts as healthy, and have the store checked. Begin
+        the count again for a store that is unhealthy."""
         active = self._blob_stores.get(upload.first_store(upload.spec()))
         suspicion = self._suspected.get(upload)
         if suspicion is not None and suspicion.store != active.url:

@@ -3,8 +3,9 @@
 The event loop puts content into memory, and reads it there. Threads create the file, and move content to it.
 
 A spool file ends with its process, as memory does. So bytes in memory are as durable as bytes in the file,
-and no append has to wait for the disk. Appends wait only once the disk is too far behind, or has failed:
-`SpoolMemory` bounds the bytes of a broker's spools that are not yet in a file.
+and a short append need not wait for the disk. It waits only once the disk is too far behind, or has failed:
+`SpoolMemory` bounds the bytes of a broker's spools that are not yet in a file. Long content always waits
+until a thread has written it.
 """
 
 from __future__ import annotations

@@ -115,7 +115,8 @@ class Upload:
         return self._shared.spec_of(self.spool.fragment.journal, self.life)
 
     def may_wait(self) -> bool:
-        """Return True while a living primary holds the same bytes, and this broker is not ending."""
+        """Return True while a primary that is not known to be gone holds the same bytes, and this broker is
+        not ending."""
         return (
             self.reassigned is not None
             and not self.reassigned.is_set
@@ -147,10 +148,12 @@ class Upload:
         # and released their own spools. The object aside marks that fragment as unconfirmed.
 
     async def put(self, spec: JournalSpec, *, look: bool) -> bool:
-        """Put the fragment into the journal's first store. Return True if the fragment is there.
+        """Put the fragment into the journal's first store; with ``look``, only look for it there.
 
-        When the broker ends, use the next store if a store refuses access: readers use the next store as
-        well, and no later attempt follows. Without stores, return True: there is nothing to do.
+        Return True if the fragment is there, or if there is nothing to do: the journal has no store or was
+        deleted, or a later primary has given all offsets out again. Return False if another attempt is
+        needed. When the broker ends, use the next store if a store refuses access: readers use the next store
+        as well, and no later attempt follows. Raise the error of the store, or ``Unconfirmed``.
         """
         try:
             return await self._put(spec, look=look)
@@ -181,7 +184,8 @@ class Upload:
         return True
 
     async def _cut(self, spec: JournalSpec) -> None:
-        """Cut the spool at ``cut``, if that is set. Its bytes are read to compute the digest of the rest."""
+        """Cut the spool at ``cut``, if that is set. Read its bytes to compute the digest of those before
+        it."""
         if self.cut is not None and spec.fragment.stores:
             calls = self._shared.blob_stores.get(spec.fragment.stores[0]).calls
             self.spool = await self.spool.cut_to(self.cut, calls)
@@ -246,7 +250,8 @@ class Upload:
             raise Unconfirmed(error) from error
 
     async def _is_superseded(self) -> bool:
-        """Set ``cut`` to where a later primary has begun, if one has. Return True if no byte is then left."""
+        """Set ``cut`` to where a later primary has begun, if that is before the end. Return True if no byte
+        is then left."""
         fragment = self.spool.fragment
         end = fragment.end if self.cut is None else self.cut
         limit = await self._limit()
@@ -289,7 +294,8 @@ class Upload:
             self.aside = None
 
     async def take_back(self) -> bool:
-        """Remove an upload for a journal that was deleted meanwhile. Return True when done."""
+        """Remove an upload for a journal that was deleted meanwhile, unless a new journal may rely on it.
+        Return True when done."""
         await self._settle_call()
         if self.placed is not None:
             url, path = self.placed

@@ -141,8 +141,8 @@ def map_errors(error: Exception, **facts: Any) -> GazetteError:
     """Return the ``GazetteError`` for an error of the SDK.
 
     ``NotAllowed`` is for errors that every repetition would get: credentials, permissions, a missing bucket,
-    a request that the store does not understand. ``Invalid`` is for arguments that the SDK refuses. All other
-    errors are ``Unavailable``.
+    a request that the store does not understand. ``NotFound`` is for a missing object, ``Invalid`` for
+    arguments that the SDK refuses. All other errors are ``Unavailable``.
     """
     if isinstance(error, botocore.exceptions.ClientError):
         return _of_response(error, facts)
