@@ -45,7 +45,8 @@ class Method:
     decode: Callable[[bytes], Any] | None
 
     def content(self, request: Any) -> bytes:
-        """Return the bytes of the only request, or of a tuple of all. Raise ``UsageError`` for iterators."""
+        """Return the bytes of the only request, or of a tuple of all. Raise ``UsageError`` for anything
+        else."""
         if not self.streams_requests:
             return self.content_of_one(request)
         if not isinstance(request, tuple):
@@ -77,7 +78,8 @@ class Carrier(Protocol):
 
 class ClientCall(StreamListener):
     """A call from its beginning to its status. Loop-bound. One task at a time may read, and one may write. A
-    task that is cancelled while it waits cancels the call."""
+    task that is cancelled while it reads, writes or awaits the response cancels the call. A task that is
+    cancelled while it awaits metadata, status or connection does not."""
 
     __slots__ = (
         "_arrived",
@@ -229,7 +231,8 @@ class ClientCall(StreamListener):
                 self._give(self._sink)
 
     def on_fault(self, error: GazetteError) -> None:
-        """End the call after a fault of its stream or connection. Repeat a call that the server refused."""
+        """End the call after a fault of its stream or connection. A call that the server refused is repeated
+        once, if it began with its requests."""
         if self._trailers is not None:
             return  # The call has succeeded already: its reader gets the responses and the status.
         name = str(error.facts.get("code"))
@@ -342,14 +345,15 @@ class ClientCall(StreamListener):
         return self._trailing
 
     async def wait_for_connection(self) -> None:
-        """Return once the call has a stream. Raise ``AioRpcError`` if the call ends before that."""
+        """Return once the call has a stream. Raise ``AioRpcError`` if the call has failed by then."""
         await self._until_opened()
         self._raise_for_status()
 
     async def write(self, request: Any) -> None:
         """Send a request. Return once the windows of the server and the socket have taken all of it.
 
-        Raise ``AioRpcError`` if the call ends meanwhile, ``InvalidStateError`` if it or its requests have.
+        Raise ``AioRpcError`` if the call fails meanwhile, ``CancelledError`` if it is cancelled here. Raise
+        ``InvalidStateError`` if the call or its requests ended before.
         """
         if self.status is not None:
             raise asyncio.InvalidStateError("RPC already finished.")
@@ -388,7 +392,8 @@ class ClientCall(StreamListener):
             sink(response)
 
     async def done_writing(self) -> None:
-        """Send the end of the requests, unless the call has ended. Raise ``AioRpcError`` if it failed."""
+        """Send the end of the requests, unless they or the call have ended. Raise ``AioRpcError`` if the call
+        fails meanwhile."""
         if self.status is not None or self._half_closed:
             return
         self._half_closed = True

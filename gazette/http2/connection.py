@@ -3,8 +3,8 @@
 The caller passes received bytes to ``receive``; the function ``write`` gets bytes to send. A stream's parts
 go to its listener. No method waits: if a stream cannot send now, ``on_room`` of its listener is called later.
 
-Bounds: on a stream, the peer may send `STREAM_BYTES` beyond the bytes that the listener has consumed. On a
-connection, the peer may send `HELD_BYTES` beyond those that all listeners have consumed. `headers` and
+Bounds: on a stream, the peer may send at most `STREAM_BYTES` beyond the bytes that the listener has consumed.
+On a connection, it may send at most `HELD_BYTES` beyond those that all listeners have consumed. `headers` and
 `flood_credit` bound header blocks, open streams and frames without content. ``receive`` does as much work as
 its caller permits, and leaves the rest for a later call: see `gazette.net.grpc.turns`.
 """
@@ -171,7 +171,8 @@ class Http2Stream:
         return sent
 
     def send_whole(self, content: bytes) -> bool:
-        """Send all content now. Send nothing and return False if the peer or the socket has no room."""
+        """Send all content now. Send nothing and return False if the peer or the socket has no room, or if
+        this side has ended."""
         connection = self.connection
         length, limit = len(content), connection._frame_bytes
         window = min(self.window, connection._window)
@@ -192,7 +193,8 @@ class Http2Stream:
     def answer(self, head: bytes, content: bytes, trailers: bytes) -> bool:
         """Send a whole answer: head, content and trailers.
 
-        Send nothing and return False if it must wait, has no content, or needs several frames for a part.
+        Send nothing and return False if it must wait, has no content, needs several frames for a part, or if
+        this side has ended.
         """
         connection, length, id = self.connection, len(content), self.id
         limit = min(connection._frame_bytes, self.window, connection._window)
@@ -222,7 +224,8 @@ class Http2Stream:
         self.connection.work -= work
 
     def consume(self, length: int) -> None:
-        """Let the peer send ``length`` more bytes, since the listener has consumed as many."""
+        """Count ``length`` bytes that the listener has consumed. Let the peer send more, once that is enough
+        for an update of the window."""
         connection = self.connection
         length = min(length, self._held)  # A released stream holds nothing.
         connection._held -= length
@@ -338,7 +341,7 @@ class Http2Connection:
         self.ahead_bytes = STREAM_BYTES
         """Bytes that the peer may send on a stream beyond the consumed ones; at least `FIRST_BYTES`."""
         self.is_known = False
-        """True once a server has served a call of its peer."""
+        """True once the peer of a server has sent the first message of a call, or got an answer."""
         self.peer = UNKNOWN
         """The other end of the connection, as far as it is known."""
         self.running = 0
@@ -350,7 +353,8 @@ class Http2Connection:
         self.draining = False
         """True once the peer, or this side, may begin no more streams."""
         self.on_change: Callable[[], None] | None = None
-        """Called when streams have ended or were released, and when the peer's settings change."""
+        """Called when streams have ended or were released, and when the peer's settings or ``draining``
+        change."""
 
     # -- this side
 
@@ -440,7 +444,8 @@ class Http2Connection:
     # -- the peer
 
     def receive(self, data: bytes, work: int = ALL_WORK) -> None:
-        """Take bytes that have arrived, and do at most ``work`` units of work. The rest is a backlog.
+        """Take bytes that have arrived, and handle frames until ``work`` units are used up. The rest is a
+        backlog.
 
         Raise ``ConnectionFault`` if the peer broke a rule of the connection.
         """

@@ -50,7 +50,7 @@ _ADDRESSES_AT_ONCE: Final = 4
 _SOON_S: Final = 10.0
 """A connection counts as useful if its server answers a call, or if it lasts this many seconds."""
 _CONNECTIONS_MAX: Final = 16
-"""Greatest number of connections of a channel. If all are full, the channel opens a further one."""
+"""Greatest number of connections of a channel, which opens one more while all that it has are full."""
 _KEEPALIVE_MAX_S: Final = 7200.0
 _REFUSED_PINGS: Final = "too_many_pings"
 """The reason that a gRPC server gives when it refuses pings as too many."""
@@ -138,7 +138,7 @@ class Http2Channel:
         return self._method(path, True, False, *args, **kwargs)
 
     def stream_stream(self, path: str, *args: Any, **kwargs: Any) -> Callable[..., ClientCall]:
-        """Return a method of many requests, which are written, and many responses."""
+        """Return a method of many requests, which are written or given as a tuple, and many responses."""
         return self._method(path, True, True, *args, **kwargs)
 
     def _method(  # The flags say whether requests, and whether responses, are streams.
@@ -199,7 +199,8 @@ class Http2Channel:
         )
 
     def start(self, call: ClientCall) -> None:
-        """Open the stream of a call, now or once there is room. Fail the call if the last attempt failed."""
+        """Open the stream of a call, now or once there is room. During the wait after a failed attempt to
+        connect, fail the call, unless it is to wait for a connection."""
         self._calls[call] = None
         connection = self._connection
         if connection is not None and connection.has_room and not self._waiting:
@@ -213,7 +214,8 @@ class Http2Channel:
             self._find_room()
 
     def _find_room(self) -> None:
-        """Give waiting calls to a connection with room. If no connection has room, make one."""
+        """Give waiting calls to a connection with room. If no connection has room, make one, unless there are
+        too many, or the channel waits after a failed attempt."""
         for connection in self._connections:
             if connection.has_room:
                 self._connection = connection
@@ -340,7 +342,8 @@ class Http2Channel:
         self.room(connection)
 
     def _not_connected(self, reason: str) -> None:
-        """Try again after a pause, which grows with each failure. Fail calls that wait for a connection."""
+        """Try again after a pause, which grows with each failure. If there is no other connection, fail the
+        calls that are not to wait for one."""
         self._connecting = False
         if self._closed:
             return

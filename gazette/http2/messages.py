@@ -75,7 +75,7 @@ class MessageQueue:
 
     @property
     def is_cut(self) -> bool:
-        """True if a part of a message has arrived."""
+        """True if only a part of the next message has arrived."""
         return self._need > 0 or bool(self._head)
 
     def feed(self, content: memoryview) -> int:

@@ -94,8 +94,8 @@ def reply_of(fields: tuple[tuple[bytes, bytes], ...]) -> ReplyHead:
 
 
 def metadata_of(fields: Fields) -> Metadata:
-    """Return the metadata that an application sees in headers. Leave out binary values that are not base64.
-    Raise ``ValueError`` for a field that HTTP/2 does not permit."""
+    """Return the metadata that an application sees in headers. Leave out the headers of gRPC itself, and
+    binary values that are not base64. Raise ``ValueError`` for a field that HTTP/2 does not permit."""
     metadata: list[tuple[str, str | bytes]] = []
     for name, value in fields:
         if name in _OF_THE_PROTOCOL:

@@ -1,6 +1,7 @@
 """The socket of one HTTP/2 connection, of a server or of a client, and the tasks that wait for its bytes.
 
-Bytes that are sent within a turn of the loop go out together, in this turn.
+Bytes that are sent within a turn of the loop go out together: once the bytes that have arrived are handled,
+or else in the next turn.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Http2Socket(asyncio.Protocol):
         self._connection.on_change = self._on_change
         self._out: list[BytesLike] = []
         self._out_bytes = 0
-        self._flushing = False  # True if something will call `_flush` in this turn.
+        self._flushing = False  # True if something will call `_flush` soon.
         self._heard_at = self._loop.time()
         self._stalled_at: float | None = None  # Time at which the socket became full.
         self._pinged_at: float | None = None  # Time of a PING that has no answer yet.
@@ -143,7 +144,7 @@ class Http2Socket(asyncio.Protocol):
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Write all bytes of this turn to the socket. Cut off a peer that reads too little."""
+        """Write all bytes that wait to the socket. Cut off a peer that reads too little."""
         self._flushing = False
         if not self._out:
             return

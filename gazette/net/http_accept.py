@@ -63,7 +63,7 @@ class Acceptor:
 
     ``connect`` gets a function that the protocol calls once the connection is made. From then on, ``count``
     includes the connection. At ``limit`` connections, ``make_room`` is called to close an idle one. If no
-    connection can be closed, the new connection gets ``refusal`` and is closed.
+    connection can be closed, the new one is closed. Without TLS, it first gets ``refusal``.
     """
 
     def __init__(

@@ -405,7 +405,8 @@ class AsgiCycle:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Wait for room, then send the head or a part of the body. Raise ``RuntimeError`` if out of order."""
+        """Wait for room, then send the head or a part of the body. Do nothing if the client is gone. Raise
+        ``RuntimeError`` for a message out of order."""
         await self._connection.writable.wait()
         if self._lost or self._connection.transport.is_closing():
             return

@@ -100,7 +100,8 @@ def bind_debug(port: str, host: str) -> socket.socket:
 
 
 def port_number(text: str, setting: str) -> int:
-    """Return the number of a port, 0 for no text. Raise ``Invalid`` that names the setting."""
+    """Return the number of a port; 0 for an empty text. Raise ``Invalid``, which names the setting, for a
+    text that is no port."""
     if not text:
         return 0
     if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > 65_535:
@@ -109,7 +110,8 @@ def port_number(text: str, setting: str) -> int:
 
 
 def clear_stale_socket(path: str) -> None:
-    """Remove the socket file of a process that is gone. Raise ``Unavailable`` if a process listens there."""
+    """Remove a file to which no socket can connect: it is taken for the socket of a process that is gone.
+    Raise ``Unavailable`` if a process listens there."""
     if not os.path.lexists(path):
         return
     with socket.socket(socket.AF_UNIX) as probe:
@@ -234,7 +236,7 @@ class HttpServer:
     def take(self, transport: asyncio.Transport, first: bytes) -> None:
         """Serve a connection that another listener accepted, and that began with ``first``.
 
-        The connection counts like all others. Answer 503 at the limit, or if this server has stopped.
+        The connection counts like all others. Answer 503 at the limit, or if this server does not run.
         """
         serving = self._serving
         if serving is None or self._has_no_room(serving):
@@ -251,7 +253,8 @@ class HttpServer:
         return len(serving.connections) >= self._limit and not self._make_room()
 
     def _make_room(self) -> bool:
-        """Close the connection that has waited longest for a request; unused connections first."""
+        """Close the connection that has waited longest for a request; unused ones first, those that close
+        already last. Return False if all are busy."""
         assert self._serving is not None
         waiting = [connection for connection in self._serving.connections if not connection.busy]
         if not waiting:

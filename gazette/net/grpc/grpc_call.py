@@ -210,7 +210,8 @@ class GrpcCall(ServicerContext):
     async def read(self) -> Any:
         """Return the next request, decoded; ``grpc.aio.EOF`` at the end.
 
-        Raise ``TooLarge`` or ``Invalid`` for a request that is refused, and what decoding raises.
+        Raise ``TooLarge`` or ``Invalid`` for a request that is refused, what decoding raises, and ``fault``
+        if requests end too early.
         """
         while not self._queue:
             if self._fault is not None:
@@ -381,7 +382,7 @@ class GrpcCall(ServicerContext):
 
     @property
     def is_over(self) -> bool:
-        """True if the caller has gone."""
+        """True if the caller has gone, or the call has ended on both sides."""
         return self._stream.over
 
     def give_up(self, code: grpc.StatusCode, details: str) -> None:

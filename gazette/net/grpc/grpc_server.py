@@ -94,7 +94,7 @@ class _Details(NamedTuple):
 class GrpcServer:
     """Serves handlers to at most ``limit`` connections, of ``streams_max`` calls each. Loop-bound.
 
-    ``max_recv_bytes`` bounds a request, and ``held_max`` the requests that wait for their handlers. Call
+    ``max_recv_bytes`` bounds a request, and ``held_max`` the memory of requests and responses that wait. Call
     ``listen``, then ``start``, then ``stop``.
     """
 
@@ -197,7 +197,7 @@ class GrpcServer:
 
     def _make_room(self) -> bool:
         """End a connection on which no call has a message, or return False. Choose first among clients that
-        were never served; among equals, the connection that is longest without a call."""
+        never sent a message; among equals, the connection that is longest without a call."""
         unfinished = self._unfinished.by_connection()
         useless = [
             connection
@@ -213,7 +213,8 @@ class GrpcServer:
     async def stop(self, grace_s: float) -> None:
         """Take no more calls, let running ones end within ``grace_s``, then cancel them.
 
-        For `_DRAIN_S` at most, still take calls that clients began before they learned of the stop.
+        Wait `FIRST_REQUEST_S` at most for the first bytes of undecided connections. For `_DRAIN_S` at most,
+        still take calls that clients began before they learned of the stop.
         Cancellation has the effect of the end of ``grace_s``.
         """
         try:
@@ -366,7 +367,7 @@ class GrpcServer:
     def begin_calls(self) -> None:
         """Serve the calls that the last reads of sockets have completed. Give long calls to tasks.
 
-        Other calls have `GATHER_S` to get complete.
+        While calls are traced, give all to tasks. Other calls have `GATHER_S` to get complete.
         """
         if not self._fresh:
             return

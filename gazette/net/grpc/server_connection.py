@@ -29,7 +29,7 @@ IDLE_S: Final = 600.0
 FINISH_S: Final = 1.0
 """Seconds for a client to close its side, after all calls have ended and everything was sent."""
 STALL_S: Final = 60.0
-"""Seconds for which a socket may take no bytes. Then its connection is cut off."""
+"""Seconds for which a socket may stay full. Then its connection is cut off."""
 
 
 class ConnectionOwner(Protocol):
