@@ -42,8 +42,9 @@ async def allocate(etcd: Etcd, ks: KeySpace, state: State, *, clock: Clock, pool
     ``state.observe`` must be an observer of ``ks``, and the caller must watch ``ks``. A large
     problem is solved in one thread of ``pool``.
 
-    Raise ``Broken`` if the local member's key is gone: the member must stop serving. Cancellation may leave a
-    transaction that was sent. The next leader continues from what it finds.
+    Raise ``Broken`` if the local member's key is gone: the member must stop serving. Raise ``Closed`` or
+    ``Broken`` if the watch of ``ks`` has ended. Cancellation may leave a transaction that was sent. The next
+    leader continues from what it finds.
     """
     leader = _Leader(etcd, state, clock, pool)
     while True:

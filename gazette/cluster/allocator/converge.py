@@ -1,7 +1,8 @@
 """One step from the current assignments of an item towards its desired ones.
 
 New replicas are added at once where members have capacity. An unwanted replica is removed only when enough
-others are known to be consistent. Every ``ItemStep`` is applied by etcd as a whole or not at all.
+others are known to be consistent, or if its member keeps another assignment of the item. Every ``ItemStep``
+is applied by etcd as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class Round:
 def converge(
     round_: Round, desired: Mapping[str, Sequence[MemberId]], loads: Loads
 ) -> Iterator[ItemStep | None]:
-    """Yield the step of each item in key order, or None for an item that needs no change.
+    """Yield the step of each item in key order, or None for an item that is stale or needs no change. The
+    assignments of a deleted item may need several steps.
 
     ``desired`` maps items to distinct members. An item that is not in ``desired`` keeps its members. Items
     are visited lazily, and each step updates ``loads``. So a caller may pause between steps.
@@ -223,9 +225,9 @@ class _ItemPlan:
         """Return (removes, rejoined): unwanted assignments to remove now, and those that stay for now.
 
         At least as many consistent assignments remain as the item's replication, or none is removed. Begin
-        with the most loaded members. The second assignment of one member is always removed: it holds nothing
-        that the first lacks. A step that etcd applied late may have made the second one, which keeps replicas
-        inconsistent.
+        with the most loaded members. The second assignment of a desired member is always removed: it holds
+        nothing that the first lacks. A step that etcd applied late may have made the second one, which keeps
+        replicas inconsistent.
         """
         members = {kv.decoded.member_id for kv in keep}
         duplicates = [kv for kv in unwanted if kv.decoded.member_id in members]
@@ -269,7 +271,7 @@ class _ItemPlan:
         return Compare(Target.CREATE_REVISION, begin, "<", newest + 1, end)
 
     def _promotee(self, keep: list[DecodedKV]) -> DecodedKV | None:
-        """Return the replica that becomes the primary, if the item has no primary left.
+        """Return the replica that becomes the primary; None if the item has a primary left, or no replica.
 
         Prefer a consistent replica. Else prefer the replica that holds the most. A member that has just
         joined holds nothing: its promotion would drop what the survivors hold. Of equal replicas, prefer that

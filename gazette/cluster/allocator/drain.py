@@ -40,8 +40,8 @@ class Drain:
     ``timeout_s`` bounds the drain from its start. ``alone_timeout_s`` bounds the wait for items that no other
     member can take. A replacement of the member can start meanwhile.
 
-    Each progress starts ``alone_timeout_s`` again. Progress is a change of the members that stay, or of an
-    item that the member held when it announced its leaving. Items that come later are no progress.
+    Each progress starts ``alone_timeout_s`` again. Progress is a change of the members that stay, or of the
+    assignments of an item that the member held when it announced its leaving. Later items do not count.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Drain:
     ) -> None:
         """Announce ``exiting``, and return when the drain is over.
 
-        The drain is over when ``allocating`` has ended, because all items are handed over. It is also over
-        when a longer wait is useless, or when an event in ``ends`` is set. If items are left, log the reason:
-        for an event, its key.
+        The drain is over when ``allocating`` has ended: all items are handed over, or it failed. It is also
+        over when a longer wait is useless, or when an event in ``ends`` is set. If items are left, log the
+        reason: for an event, its key.
 
         Raise ``Broken`` if another process has changed the member's key. Cancellation may leave the
         announcement written.

@@ -56,9 +56,9 @@ class MemberSession:
         While another lease holds the key, wait and try again without end: the lease of an earlier process
         with the same id may have to expire. Our lease is kept alive meanwhile.
 
-        Raise ``LeaseLost`` if etcd stays unreachable for the time of the lease, ``Unavailable`` if etcd does
-        not answer while ``ks`` is loaded. Cancellation: the lease is given back, as by ``close``. A lease
-        without a key may remain.
+        Raise ``LeaseLost`` if etcd stays unreachable for the time of the lease. Raise ``Unavailable`` if etcd
+        does not grant the lease, or does not answer while ``ks`` is loaded. Cancellation: the lease is given
+        back, as by ``close``. A lease without a key may remain.
         """
         session = cls(etcd, clock, spec_key, await etcd.grant(ttl_s))
         try:

@@ -13,7 +13,7 @@ from gazette.cluster.allocator.flow_network import FlowItem, FlowMember, share_b
 
 ITEMS_PER_NETWORK = 10_000
 ARCS_PER_NETWORK = 3_000_000
-"""Greatest number of pairs of an item and a member in a solve, which bounds its memory."""
+"""Greatest number of pairs of an item and a member in one network, which bounds its memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def _budgets(problem: Problem, end: int, used: Sequence[int]) -> list[list[int]]
 def _solve_network(
     members: tuple[FlowMember, ...], items: tuple[FlowItem, ...], bounds: list[list[int]]
 ) -> Solution:
-    # Only a broker that leads needs numpy.
+    # Only a member that leads needs numpy.
     from gazette.cluster.allocator.exchange import Exchange
 
     current = [item.current for item in items]

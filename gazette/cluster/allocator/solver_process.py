@@ -1,7 +1,7 @@
 """Solver in a child process, so that the interpreter lock of this process stays free.
 
 The child is a new interpreter. It reads one ``Problem`` from stdin and writes its ``Solution`` to
-stdout. This process is never forked, since its gRPC threads would not survive that.
+stdout. This process is never forked, since its threads would not survive that.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Etcd:
     Calls raise ``Unavailable`` if no endpoint succeeds in time, ``NotAllowed`` if etcd refuses the
     credentials, ``Invalid`` if it rejects the request, ``Closed`` after ``close``.
 
-    A write with an unknown outcome is never repeated: it raises ``Unavailable`` with
+    A write of keys with an unknown outcome is never repeated: it raises ``Unavailable`` with
     the fact ``outcome="unknown"``.
     """
 
@@ -304,7 +304,7 @@ class Etcd:
         )
 
     async def status(self) -> MemberStatus:
-        """Return the status of the preferred endpoint."""
+        """Return the status of the first endpoint that answers, from the preferred one on."""
         response = await self._connection.call(
             "Status",
             lambda m, metadata, t: m.maintenance.Status(

@@ -324,7 +324,8 @@ async def read(call: Any) -> Any:
 
 
 def _tls_context(settings: EtcdSettings) -> ssl.SSLContext:
-    """Read the PEM files, as each new connection does. Raise ``Invalid`` for one that cannot be used."""
+    """Return the TLS context for a new connection. Read the PEM files each time: they may have been renewed.
+    Raise ``Invalid`` for a file that cannot be used."""
     for name in ("ca_file", "cert_file", "key_file"):
         if path := getattr(settings, name):
             _require_readable(path, name)

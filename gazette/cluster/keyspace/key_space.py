@@ -48,7 +48,7 @@ class KeySpace:
 
     ``key_values`` ascends. Every step replaces it and never changes it, so a reference to it is a snapshot.
     ``header`` is the header of the last applied response. Its ``revision`` is the greatest ModRevision seen
-    under the root, or the revision of the load right after a load. Revisions of writes elsewhere in etcd may
+    under the root; right after ``load``, it is that of the load. Revisions of writes elsewhere in etcd may
     stay greater for ever.
 
     A value that cannot be decoded is logged and left out. A known older value stays in force. So a process

@@ -1,8 +1,8 @@
 """The life of a member of a cluster, which brokers share with members that run an application.
 
 docs/architecture.md has the phases, and what ends each of them. Each stage of the stop runs even if an
-earlier one failed or took too long. The loss of the lease, or of the member's key, is a failure like that
-of any daemon. `failure` has the member's first error, and `stop` raises it at the end.
+earlier one took too long, or failed by a ``GazetteError``. The loss of the lease, or of the member's key, is
+a failure like that of any daemon. `failure` has the member's first error, and `stop` raises it at the end.
 """
 
 from __future__ import annotations
@@ -150,7 +150,8 @@ class ClusterMember(ABC, Generic[SettingsT]):
         return diagnostic_routes(self.not_ready)
 
     def not_ready(self) -> str:
-        """Return why the member does not serve now; empty while it serves."""
+        """Return why the member is not ready now; empty while it is. While it drains, it serves, and is not
+        ready."""
         if self.failure is not None:
             return f"failed: {self.failure}"
         if self.membership is not None and self.membership.drain.is_running:
@@ -197,10 +198,11 @@ class ClusterMember(ABC, Generic[SettingsT]):
         await first_of(self.stopping, self.failed)
 
     async def stop(self) -> None:
-        """Leave, stage by stage. Each stage is bounded, and runs even if an earlier one failed.
+        """Leave, stage by stage. Each stage is bounded. It runs even if an earlier one raised a
+        ``GazetteError``.
 
         1. *Drain*: say in etcd that this member is exiting, and serve until others have its items
-           (``drain.py`` says for how long). Skipped if the member has failed.
+           (``drain.py`` says for how long). Skipped if the member has failed, or has not begun to serve.
         2. The stages of the subclass.
         3. *Release* the lease, not before: until then, other members do not consider items abandoned.
         4. *Cancel* what is left.
