@@ -1,7 +1,7 @@
 """Stage 8 of the byte path: objects as files below a directory, for ``file://`` stores.
 
-A fragment's spool is dropped once ``put`` has returned, so the file is then the only copy. Before ``put``
-returns, the file is synced and renamed into place, and its directory is synced.
+A fragment's spool is dropped after ``put`` has returned, so the file may then be the only copy. Before
+``put`` returns, the file is synced and renamed into place, and its directory is synced.
 """
 
 from __future__ import annotations

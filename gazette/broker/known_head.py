@@ -213,7 +213,8 @@ class KnownHead:
         return self._head.lost
 
     def limit(self, tenure: Revision) -> Offset | None:
-        """Return the offset at which a later primary than that of ``tenure`` has begun, as last read."""
+        """Return the least offset at which a later primary than that of ``tenure`` has begun, as last read;
+        None without one."""
         return self._head.limit(tenure)
 
     def names(self, tenure: Revision) -> bool:
@@ -487,7 +488,7 @@ async def _read(
 ) -> tuple[bool, KeyValue | None]:
     """Return True if the journal of ``life`` exists; and the key of its known head, if there is one.
 
-    The head is deleted with the journal. If a journal exists without a head, no primary has begun.
+    The head is deleted soon after the journal. If a journal exists without a head, no primary has begun.
     """
     item, head = await etcd.get_each(item_key(root, journal), head_key(root, journal))
     lives = item is not None and item.create_revision == life

@@ -1,8 +1,8 @@
 """Zero-byte appends by which the primary of a journal keeps its replicas in step.
 
-Brokers can join or leave a journal only when its primary has synchronized with them. Clients may not append
-for days. So a primary pulses: when it begins, after each change of the route, and on a timer. Pulses also
-roll spools that are due to be flushed, and suspend idle journals. While a replica rests, most pulses are
+A change of a journal's brokers is complete only when its primary has synchronized with them. Clients may not
+append for days. So a primary pulses: when it begins, after each change of the route, and on a timer. Pulses
+also roll spools that are due to be flushed, and suspend idle journals. While a replica rests, most pulses are
 skipped.
 
 One daemon begins the pulses of all journals. So a journal at rest has no task.
@@ -141,7 +141,7 @@ class Pulse(Protocol):
 
     @property
     def invalidated(self) -> Latch | None:
-        """An event that is set when the route that the pulse was resolved with is superseded."""
+        """Set when the resolution of the pulse is superseded; None before there is one."""
         ...
 
     async def run(self) -> Outcome:

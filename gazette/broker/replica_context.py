@@ -45,8 +45,8 @@ class Pools:
 class ReplicaContext:
     """The components that replicas use. Nothing here is replaced while the broker lives.
 
-    ``scope`` owns the daemons and the teardown of the broker's replicas. It is stopped only after the last
-    spool was persisted.
+    ``scope`` owns the daemons and the teardown of the broker's replicas. It is stopped after the stage in
+    which spools are persisted.
     """
 
     clock: Clock

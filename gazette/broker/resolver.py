@@ -289,7 +289,7 @@ class Resolver:
         """Return True if the journal is missing, but changes of etcd that are not applied yet may create it.
 
         Another broker may have applied these changes, and its answer may have reached the caller. This broker
-        applies them after its watch delay.
+        applies them within a second, if its watch delay is no longer.
         """
         return resolution.status is Status.JOURNAL_NOT_FOUND and self._ks.has_pending
 

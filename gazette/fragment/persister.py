@@ -280,7 +280,8 @@ class Persister:
 
     async def _attempt_in_turn(self, upload: Upload, *, look: bool = False) -> bool:
         """Wait until the spool's store has a free slot and is not known to be down. Then attempt the upload.
-        With ``look``, only look for the object, and not while the store is known to be down."""
+        With ``look``, only look for the object, and not while the store is known to be down. Return True if
+        the spool is done."""
         while True:
             spec = upload.spec()
             if spec is None and upload.placed is None:

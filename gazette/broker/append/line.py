@@ -87,7 +87,7 @@ class ContentAhead:
         return bool(self._ahead)
 
     def take(self) -> bytes | None:
-        """Return the next chunk that was read ahead."""
+        """Return the next chunk that was read ahead; None at the end of the stream."""
         chunk = self._ahead.popleft()
         if chunk:
             self.held -= len(chunk)

@@ -54,8 +54,8 @@ ADMITTED: Final = Admission()
 
 
 class SessionLedger:
-    """The sessions of one journal. Use it only while you hold the journal's pipeline: one append at a time.
-    ``refusal_of`` may be called by any append."""
+    """The sessions of one journal. Call ``admit`` only while you hold the journal's pipeline: one append at a
+    time. Any append may call the other methods."""
 
     __slots__ = ("_generation", "_life", "_newer", "_older", "_tenure")
 

@@ -450,8 +450,8 @@ class Pipeline:
             await await_shared(self.last_turn)
 
     async def gather_sync(self) -> tuple[tuple[PeerAnswer, ...], GazetteError | None]:
-        """Return the answers of peers to a ``sync``, and the first failure of a peer without an answer. Call
-        this in the turn of the append.
+        """Return the answers of peers to a ``sync``, and the first failure (None without one): of a peer
+        without an answer, or of a lease that may have ended. Call this in the turn of the append.
 
         Cancellation: the pipeline is broken.
         """
