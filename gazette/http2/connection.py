@@ -64,7 +64,7 @@ BytesLike: TypeAlias = bytes | memoryview
 
 
 class StreamListener(Protocol):
-    """The receiver of one stream's parts, in order. ``receive`` calls it, and it must not block."""
+    """The receiver of one stream's parts, in order. The connection calls it, and it must not block."""
 
     def on_fields(self, fields: Fields, *, ended: bool) -> None:
         """Take the head of an answer, or trailers. (The head of a request creates the listener.)"""

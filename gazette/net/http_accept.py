@@ -182,7 +182,8 @@ class Acceptor:
         task.add_done_callback(started)
 
     def _evict(self) -> bool:
-        """Close a connection without a request in progress: one in its TLS handshake, or an idle one."""
+        """Close a connection without a request in progress: an idle one, or one in its TLS handshake. Return
+        whether there was one."""
         HTTP_CONNECTIONS_REFUSED.labels("idle").inc()
         log.warning(
             "%(endpoint)s has reached its limit of %(count)d connections: idle ones are closed for new ones",

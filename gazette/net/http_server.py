@@ -43,7 +43,8 @@ class TlsFiles:
     ca_file: str = ""
 
     def read(self) -> tuple[bytes, bytes, bytes | None]:
-        """Return certificate, key and CA. Raise ``Invalid`` that names the file."""
+        """Return certificate, key and CA (None: no CA). Raise ``Invalid``, which names the file, if one
+        cannot be read."""
         return (
             read_pem(self.cert_file, "server-cert-file"),
             read_pem(self.key_file, "server-cert-key-file"),
