@@ -85,7 +85,8 @@ class FileStore:
         return self.list_after(prefix, "")
 
     def list_after(self, prefix: str, after: str) -> Iterator[BlobInfo]:
-        """List as in ``OrderedListing``. Read attributes of listed files only.
+        """List as in ``OrderedListing``. Read the attributes only of listed files, and of files that killed
+        writers have left.
 
         Do not read directories whose paths all sort before ``after``. Raise ``NotAllowed`` if the store's
         directory does not exist. Raise ``Invalid`` if ``find`` and ``replace`` turn the prefix into the

@@ -172,7 +172,8 @@ class KnownHead:
         """True once ``begin`` of this primary has succeeded."""
         self._noting: asyncio.Task[None] | None = None  # Writes `_noted` and `_closed`.
         self.settled = asyncio.Event()
-        """Set once etcd has the end and registers given to ``close_later``, or a later primary has begun."""
+        """Set once etcd has the end and registers given to ``close_later``, or will not take them: a later
+        primary has begun, or the journal is gone."""
 
     @property
     def offset(self) -> Offset:

@@ -249,7 +249,9 @@ class Persister:
         self._idle.set()
 
     async def _persist(self, upload: Upload) -> None:
-        """Repeat attempts until one succeeds. Each spool has one such task, in the persister's scope."""
+        """Wait for the primary's upload if its object suffices. Else repeat attempts until one succeeds.
+
+        Each spool has one such task, in the persister's scope."""
         if not await self._left_to_primary(upload):
             while not await self._attempt_in_turn(upload):
                 await self._sleep(self._backoff(upload.failures))

@@ -256,7 +256,8 @@ class HttpConnection(asyncio.Protocol):
         self.close()
 
     def _body_late(self) -> None:
-        """Close the connection if the body is late. Give the client more time if it had to wait itself."""
+        """Close the connection if the body is late. Give the client more time if it has sent a part since, or
+        had to wait itself. Answer 408 if no answer has begun."""
         request = self._request
         assert request is not None
         if request.complete:

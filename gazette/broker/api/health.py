@@ -74,7 +74,7 @@ class HealthApi:
         )
 
     async def _probe(self, active: ActiveStore, prefix: str) -> str:
-        """Write and remove an object below ``prefix``. Return the error; empty if both have worked."""
+        """Write and remove an object below ``prefix``. Return the error, or an empty text."""
         timeout_s = self._context.settings.store_check_timeout_s
         try:
             async with timeout(timeout_s):

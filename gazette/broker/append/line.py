@@ -65,7 +65,7 @@ class ContentAhead:
         """Read to the end of the stream, or `AHEAD_BYTES` of it. May be repeated.
 
         Keep an error of the stream: ``next`` raises it after the chunks that were read. Raise ``Broken`` if
-        the caller takes longer than `AHEAD_S` and than ``rate_min`` bytes/s allows (0: no limit of time).
+        the caller takes longer than `AHEAD_S`, and is slower than ``rate_min`` bytes/s (0: no limit of time).
         After a cancellation, the source cannot be read again.
         """
         if self._enough():

@@ -174,7 +174,7 @@ class SpoolWriter:
             self._failure = error
 
     async def _apply(self, batch: bytes, begin: int) -> None:
-        """Give a batch to the digest and to the spool. If the spool fails, drop what is gathered, too."""
+        """Give a batch to the digest and to the spool. If the spool fails, drop what was gathered since."""
         digest_future: concurrent.futures.Future[None] | None = None
         if self._digest is not None:
             if len(batch) > INLINE_BYTES:

@@ -358,7 +358,7 @@ def _channel(endpoint: str, settings: EtcdSettings, transport: Transport) -> grp
     target, tls = grpc_target(endpoint)
     keepalive_ms = int(settings.keepalive_s * 1000)
     options = (
-        # etcd forbids pings on a connection without streams. Watches and keep-alives are streams.
+        # A channel sends no pings while it has no streams: etcd forbids these. A watch is a stream.
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", keepalive_ms),
         ("grpc.initial_reconnect_backoff_ms", 100),

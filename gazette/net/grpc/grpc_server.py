@@ -273,7 +273,7 @@ class GrpcServer:
             return
 
     async def wait_for_termination(self) -> None:
-        """Return once ``stop`` has ended all calls."""
+        """Return once ``stop`` has cut off all calls and closed all sockets."""
         await self._stopped.wait()
 
     def changed(self) -> None:
