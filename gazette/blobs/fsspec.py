@@ -137,7 +137,7 @@ class FsspecStore(ABC):
     def list(self, prefix: str) -> Iterator[BlobInfo]:
         """List directory by directory. Memory holds all entries of one directory.
 
-        Remove files that killed writers have left beside the objects.
+        Remove old files that killed writers have left beside the objects.
         """
         validate_prefix(prefix)
         begin = self._begin(prefix)

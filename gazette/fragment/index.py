@@ -361,7 +361,8 @@ class Index:
     def _may_jump(self, offset: Offset, at: int) -> bool:
         """Return True if a reader at ``offset``, in the hole before span ``at``, may jump to that span.
 
-        The hole's offsets must be lost, or lie before all fragments, or the span be old: see `JUMP_AGE_S`.
+        The hole's offsets must be lost, or the span be old (`JUMP_AGE_S`). The first span need only be
+        settled (`SETTLED_S`).
         """
         if at == len(self._set):
             return False

@@ -381,7 +381,8 @@ class Persister:
     async def _close(
         self, closing: Closing, settled: asyncio.Event, stored: list[asyncio.Event]
     ) -> None:
-        """Put a closing when the broker ends and all of ``stored`` are set, unless ``settled`` is set."""
+        """Put a closing when the broker ends and all of ``stored`` are set, unless ``settled`` is set.
+        Give up after `_CLOSING_ATTEMPTS_MAX` attempts."""
         for event in (self._hurry, *stored):
             await first_of(event, settled)
         for failures in range(1, _CLOSING_ATTEMPTS_MAX + 1):

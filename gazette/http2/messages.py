@@ -123,7 +123,7 @@ class MessageQueue:
         return consumed
 
     def _go_on(self, content: memoryview) -> memoryview:
-        """Take the part that belongs to the incomplete message, and return the rest."""
+        """Take the part that belongs to the incomplete message. If this completes it, return the rest."""
         missing, length = self._missing, content.nbytes
         if length < missing:
             self._missing = missing - length

@@ -88,9 +88,9 @@ class Cors:
 async def parse_body(request: Request, message: Message) -> None:
     """Read the body as the JSON of ``message``; no body is an empty message. Skip unknown fields.
 
-    Raise ``Invalid`` for a query, or a body that is not such JSON. Raise `Refusal` for a body of another type
-    than ``application/json``: browsers send such a body for any page, without asking the server. A call
-    without a body needs no type.
+    Raise ``Invalid`` for a query, or a body that is too long or not such JSON. Raise `Refusal` for an encoded
+    body, and for a type other than ``application/json``: browsers send other types for any page, without
+    asking the server. A call without a body needs no type.
     """
     check_headers(request)
     content_encoding(request, {})

@@ -83,7 +83,8 @@ class ReplicateApi:
         call: Any,
         outcome: CountedOutcome,
     ) -> None:
-        """Wait for the spool, apply the primary's messages to it, and give it back at the end."""
+        """Wait for the spool, apply the primary's messages to it, and give it back at the end. Without a
+        spool to wait for, answer once, with the status that says why."""
         opening = await anext(requests, None)
         if opening is None:
             outcome.status = Status.OK

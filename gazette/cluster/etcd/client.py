@@ -174,7 +174,7 @@ class Etcd:
 
         Read in pages, all at ``revision`` (0: that of the first page), and return that as
         ``header.revision``. Raise ``Compacted`` if the revision is compacted before the last page, ``NotYet``
-        if it is still to come.
+        if it is still to come, `ResponseTooLarge` if a single key exceeds the limit of this client.
         """
         begin, end = prefix_range(prefix)
         if range_end is not None:
