@@ -221,7 +221,7 @@ class AppDriver(Generic[StoreT]):
     # -- messages
 
     def publish(self, journal: str, *messages: Any) -> None:
-        """Publish committed messages to a journal, as one outside producer.
+        """Publish committed messages to a journal, by the driver's own producer.
 
         A message may lack the time that its source declares, since a test may check how the
         application handles such messages. ``feed`` appends any other bytes.
@@ -238,7 +238,7 @@ class AppDriver(Generic[StoreT]):
         self._producer.flush()
 
     def acknowledge(self) -> None:
-        """Commit the pending messages."""
+        """Commit the messages of `publish_pending`, in all journals."""
         for journal, intent in self._producer.build_ack_intents().items():
             self.journals.append(journal, intent)
 
@@ -282,8 +282,10 @@ class AppDriver(Generic[StoreT]):
     def run(self) -> int:
         """Consume the sources' messages, as far as possible. Return the number of finished transactions.
 
-        Messages that wait for their acknowledgement or for a held append continue to wait. Raise
-        the error that makes the shard fail. The shard stays failed until ``crash``.
+        Promote the shard first, if it does not run. Messages that wait for their acknowledgement or for a
+        held append continue to wait. Raise the error that makes the shard fail. The shard stays failed until
+        ``crash``: a later call raises the same error. Raise ``Unavailable`` if a callback does not return
+        within 60 s.
         """
         count_before = len(self.transactions)
         life = self._alive()

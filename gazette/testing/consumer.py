@@ -215,7 +215,8 @@ class ConsumerFixture:
         return status
 
     async def await_primary(self, shard_id: str) -> None:
-        """Wait until the shard's primary, on any member, serves."""
+        """Wait until the shard's primary, on any member, serves. Raise ``GazetteError`` with the errors of
+        its status if it fails."""
         await self.await_status(shard_id, ReplicaCode.PRIMARY)
 
     async def await_failed(self, shard_id: str, *, of_primary: bool = True) -> str:
@@ -224,11 +225,13 @@ class ConsumerFixture:
         return "; ".join(status.errors)
 
     async def await_standby(self, shard_id: str) -> None:
-        """Wait until this member is a standby of the shard that has played its log back."""
+        """Wait until this member is a standby of the shard that has played its log back. Raise
+        ``GazetteError`` with the errors of its status if it fails. Wait on if it becomes primary."""
         await self.await_status(shard_id, ReplicaCode.STANDBY, of_primary=False)
 
     async def await_replicas(self, shard_id: str, count: int) -> None:
-        """Wait until the shard has that many replicas, all of which are ready."""
+        """Wait until the shard has that many replicas, each of which is a standby, is primary, or has
+        failed."""
 
         def ready() -> bool:
             codes = [kv.decoded.value.code for kv in self.assignments(shard_id)]
@@ -244,7 +247,8 @@ class ConsumerFixture:
         return shard
 
     def store(self, shard_id: str) -> Any:
-        """Return the store of a shard. Raise ``NotFound`` if this member is not the shard's primary."""
+        """Return the store of a shard. Raise ``NotFound`` if this member has no replica, or one without a
+        store: a standby has none."""
         store = self.shard(shard_id).store
         if store is None:
             raise NotFound("this member is not the shard's primary", shard=shard_id)
@@ -300,7 +304,8 @@ class ConsumerFixture:
             await self.service.clock.sleep(0.02)
 
     async def read_to_heads(self, shard_id: str) -> Mapping[str, int]:
-        """Call ``read_through`` with the present heads of the shard's sources."""
+        """Call ``read_through`` with the present heads of the shard's sources. Raise ``NotFound`` for a shard
+        that this member does not know."""
         item = self.service.key_space.get(f"{self.service.key_space.root}/items/{shard_id}")
         if item is None:
             raise NotFound("shard does not exist", shard=shard_id)

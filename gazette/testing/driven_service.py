@@ -88,7 +88,8 @@ class DrivenService:
             self.add_route(route.path, route, route.methods)
 
     def config(self, group: type[T]) -> T:
-        """Return the settings of one of the application's ``config_groups``."""
+        """Return the settings of one of the application's ``config_groups``. Raise `Bug` for another
+        class."""
         if self._config is None:
             groups = self.application.config_groups
             self._config = Schema("driver", groups).load([], {}).groups

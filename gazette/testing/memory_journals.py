@@ -46,7 +46,7 @@ class MemoryJournals:
     of its journal wait, until ``release`` or the crash of their owner. ``doubles`` may let an
     append take place twice, like a retry after a lost answer. A take-over of a recovery log
     calls ``on_hand_off`` first. In this callback, a test may append as the former owner: the new
-    owner has not played these bytes.
+    owner has not played these bytes yet.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class MemoryJournals:
             return AppendResult(commit, target.registers, _HEADER)
 
     def release(self) -> None:
-        """Stop holding appends."""
+        """Stop holding appends: those that were held take place, and ``holds`` is forgotten."""
         with self._lock:
             self.holds = lambda journal, content: False
             for journal in self._journals.values():

@@ -32,8 +32,8 @@ _HEADER: Final = Header(ProcessId("local", "test-member"), EMPTY_ROUTE, EtcdHead
 class MemoryLog:
     """A recovery log in memory, with the append methods that recorders use.
 
-    ``data`` is the log, ``ends`` has the offset at which each append ended. A real log is cut only
-    there, since appends are atomic. Appends take effect at once. If ``held`` is set, they take
+    ``data`` is the log. ``ends`` has the offset at which each append with content ended. A real log is cut
+    only there, since appends are atomic. Appends take effect at once. If ``held`` is set, they take
     effect with ``release_held``, in order. Once ``failure`` is set, every append fails with it.
     ``dependencies`` has, for each future that an append had to wait for, the offsets of these
     appends.
@@ -104,7 +104,8 @@ class FragmentLog(MemoryLog):
     """A recovery log whose bytes are fragments in a blob store, and can be pruned. Memory holds
     the open fragment, and the fragment that was read last.
 
-    ``log[begin:end]`` reads the log. A fragment is closed once it has ``fragment_bytes`` bytes.
+    ``log[begin:end]`` reads the log; ``data`` and ``ends`` stay empty. A fragment is closed once it has
+    ``fragment_bytes`` bytes.
     """
 
     def __init__(self, store: BlobStore, *, fragment_bytes: int = 4 << 20) -> None:

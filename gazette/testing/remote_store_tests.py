@@ -130,7 +130,7 @@ class RemoteStoreTests(ABC):
         check_restored(restored, 0)
 
     def test_state_and_checkpoint_are_restored(self) -> None:
-        """Check several owners, one after the other, with every part that a checkpoint may have."""
+        """Check that each of several owners restores what the one before has committed."""
         for number in range(1, 5):
             store, restored = self._owner()
             check_restored(restored, number - 1)
@@ -256,7 +256,8 @@ class RemoteStoreTests(ABC):
     # -- former owners
 
     def test_a_zombie_commits_nothing(self) -> None:
-        """Check an owner that is replaced while it is in a transaction, or while its commit waits."""
+        """Check an owner that is replaced while its commit waits; with ``former_blocks``, before it begins
+        the transaction."""
         zombie, _ = self._owner()
         self._commit(zombie, 1)
         published: OpFuture[None] = OpFuture()
@@ -281,7 +282,8 @@ class RemoteStoreTests(ABC):
         assert self._count() == 2
 
     def test_a_zombie_that_begins_a_transaction_is_fenced(self) -> None:
-        """Check several attempts of a replaced owner, with commits of the new owner in between."""
+        """Check three owners that were replaced before their transaction, with 0 to 2 commits of the new
+        owner in between."""
         for commits in range(3):
             zombie, _ = self._owner()
             count_before = self._count()

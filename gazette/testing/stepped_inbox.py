@@ -18,7 +18,7 @@ class _DirectLoop:
 
 class SteppedInbox(Inbox):
     """An inbox that reports when its thread has nothing to do. It ignores time: only an event, `wake` or
-    `stop` ends a wait of its thread."""
+    `stop` ends a wait of its thread. `get` with a ``timeout_s`` of 0 does not wait."""
 
     def __init__(self) -> None:
         super().__init__(1 << 40, _DirectLoop())  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ inherited.
         def content(self, store):
             return ...                  # the whole state, comparable with ==
 
-The tests record transactions into a log in memory, and cut that log behind any append. A real log
+The tests record transactions into a log in memory, and cut that log behind its appends. A real log
 may be cut there, too. Then a new owner recovers from the rest. No test depends on how a store keeps its
 state.
 """
@@ -91,7 +91,7 @@ class Owner:
 
 
 def checkpoint(number: int) -> Checkpoint:
-    """Return a checkpoint with every part that a checkpoint may have."""
+    """Return a checkpoint with a source, a producer and an ACK intent. It has no application and no lives."""
     producer = ProducerState(last_ack=(1 << 60) + number, begin=number * 100)
     return Checkpoint(
         sources={
@@ -149,7 +149,7 @@ class RecordedStoreTests(ABC):
             owner.check()
 
     def test_a_commit_is_one_append(self, owner: Owner) -> None:
-        """Check that the log holds whole transactions behind every append."""
+        """Check, for up to eight appends, that the log holds whole transactions behind them."""
         owner.commit(12)
         ends = [end for end in owner.log.ends if end >= owner.ends[0]]
         for cut in sorted(owner.rng.sample(ends, min(8, len(ends))), reverse=True):
@@ -157,8 +157,8 @@ class RecordedStoreTests(ABC):
             owner.check()
 
     def test_a_crash_at_every_prefix(self, owner: Owner) -> None:
-        """Check a log of several owners, cut behind any append: the next owner recovers the last
-        commit before the cut.
+        """Check a log of several owners, cut behind each append from the first commit on: the next owner
+        recovers the last commit before the cut.
         """
         for _ in range(2):
             owner.commit(6)
@@ -178,7 +178,7 @@ class RecordedStoreTests(ABC):
         owner.open()
 
     def test_goes_on_from_any_cut(self, owner: Owner) -> None:
-        """Check that an owner continues from each cut of the log, also before the first commit."""
+        """Check that an owner continues from each cut of the log up to the end of the first commit."""
         owner.commit(2)
         for cut in sorted({0, *(end for end in owner.log.ends if end <= owner.ends[0])})[::-1]:
             owner.fail_over(cut)
@@ -237,7 +237,7 @@ class RecordedStoreTests(ABC):
         owner.check()
 
     def test_a_failed_log_ends_the_store(self, owner: Owner) -> None:
-        """Check that an owner without its log gets the error at the next commit, or at the one after it."""
+        """Check that an owner without its log gets the error at one of the next three commits."""
         owner.commit()
         owner.log.failure = GazetteError("fenced")
         with pytest.raises(GazetteError, match="fenced"):  # noqa: PT012 - any of them may raise
