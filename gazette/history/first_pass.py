@@ -39,7 +39,7 @@ _THREADS: Final = min(8, os.cpu_count() or 1)
 def summarise_run(access: OpenAccess, run: Run) -> Summary:
     """Return the summary of a run. Use kept summaries of its pieces, and read the other pieces.
 
-    Raise `Invalid` if UUIDs are unknown, and the errors of `read_columns`. If ``run.sure`` is false, a
+    Raise `Invalid` if UUIDs are unknown, and the errors of `RunReader.batches`. If ``run.sure`` is false, a
     malformed message may be the end of a message that began before the run: then return a torn summary.
     """
     require_uuids(run.journal, run.shape)
@@ -64,10 +64,10 @@ def summarise_messages(access: OpenAccess, run: Run) -> Summary:
 def read_and_summarise(
     access: OpenAccess, run: Run, fields: Sequence[Field]
 ) -> Generator[tuple[Batch, BatchSplit], None, Summary | None]:
-    """Yield all messages of a run without replayed messages, and their split. Keep the summary; return it.
+    """Yield all messages of a run, and their split. Return its summary, and keep it if the bytes are checked.
 
-    Return None if a message continues from one piece to the next. Raise `Invalid` if UUIDs are unknown,
-    and the errors of `read_columns`.
+    The run must not begin before ``run.begin``. Return None if a message continues from one piece to the
+    next. Raise `Invalid` if UUIDs are unknown, and the errors of `RunReader.batches`.
     """
     require_uuids(run.journal, run.shape)
     store = access.summaries(run.pieces)
@@ -85,7 +85,8 @@ def keep_summaries(access: OpenAccess, run: Run, portion_bytes: int | None = Non
 
     With ``portion_bytes``, cut a larger piece into portions, and keep the summary of each portion. A portion
     begins after the last message of the portion before. Its size is ``portion_bytes``, doubled until a
-    message ends in the portion. Raise the errors of `summarise_run`: `Invalid`, and those of reading.
+    message ends in the portion. Keep none of a larger piece with a malformed message. Raise the errors of
+    `summarise_run`: `Invalid`, and those of reading.
     """
     small_pieces: list[Piece] = []
     for piece in run.pieces:
@@ -102,8 +103,9 @@ def find_message(
 ) -> tuple[int, Offset]:
     """Return ``position``, and the offset of the message at that position of a piece.
 
-    If the piece has fewer messages, return their number and the end of the piece. Stop reading at the
-    message. Read nothing if a kept summary shows that the piece has fewer messages.
+    If the piece has fewer messages, or a malformed one before that position, return the number of messages
+    and the end of the piece. Stop reading at the message. Read nothing if a kept summary shows that the piece
+    has fewer messages.
     """
     store = access.summaries([piece])
     summary = None if store is None else store.get(journal.journal, journal.shape, [piece])
@@ -165,8 +167,8 @@ def _combined(
     kept: SummaryStore | None,
     parts: Iterable[tuple[Piece, Summary]],
 ) -> Summary | None:
-    """Combine the summaries of the pieces of a run, and keep the result. Return None if a message continues
-    from one piece to the next."""
+    """Combine the summaries of the pieces of a run, and keep the result if a later reader may find the same
+    run. Return None if a message continues from one piece to the next."""
     total: Summary | None = None
     for piece, summary in parts:
         if summary.reached != piece.end and piece.end != run.end:
@@ -293,7 +295,8 @@ def _read(
     piece: Piece,
     fields: Sequence[Field] = (),
 ) -> Generator[tuple[Batch, BatchSplit], None, Summary]:
-    """Yield the messages of a piece, all of which count, and their split. Keep its summary, and return it."""
+    """Yield the messages of a piece, all of which count, and their split. Return its summary, and keep it if
+    the bytes were compared with the fragment's SHA-1."""
     part = _part(run, piece)
     digest = _digest(access, piece)
     reader = RunReader(access, part, fields, digest=digest)

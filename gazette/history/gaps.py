@@ -94,7 +94,8 @@ def require_final(gaps: Iterable[Gap], journal: JournalSnapshot, *, fails: bool,
     """Raise ``NotYet`` with ``hint`` for the first gap whose bytes may still come.
 
     Bytes before the first piece count as pruned here, however new that piece is. If ``fails``, raise
-    ``Corrupt`` for a gap of lost bytes. A gap that an operator has confirmed is no error.
+    ``Corrupt`` for a gap of lost bytes, unless they were pruned and the snapshot does not ask for them. A gap
+    that an operator has confirmed is no error.
     """
     for gap in gaps:
         if gap.confirmed:
@@ -118,7 +119,8 @@ def require_final(gaps: Iterable[Gap], journal: JournalSnapshot, *, fails: bool,
 
 
 def _is_harmless(gap: Gap, journal: JournalSnapshot) -> bool:
-    """Return True if the bytes were pruned, and the snapshot begins behind them or at offset 0.
+    """Return True if the bytes were pruned, and the snapshot does not ask for them: it begins behind them, or
+    at offset 0.
 
     If messages that are pending at the begin were pruned, the fold raises an error once these commit.
     """

@@ -36,8 +36,8 @@ def fold_in_order(
 ) -> tuple[CommittedRun, ...]:
     """Do the first pass over journals, one after the other. Return the parts of all journals.
 
-    The snapshot must have no states of producers at its begin. Raise `Invalid` if UUIDs are unknown.
-    Raise `Corrupt` if the start of a committed transaction was pruned. Raise the errors of `read_columns`.
+    The snapshot must have no states of producers at its begin. Raise `Invalid` if UUIDs are unknown. Raise
+    the errors of `RunReader.batches`.
     """
     parts: list[Run] = []
     summaries: list[Summary] = []

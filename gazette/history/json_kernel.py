@@ -8,7 +8,7 @@ decline any line. But if it accepts a line, its result equals that of the specif
 that JSON does not have, such as NaN, since some columns of floats have many of them. It marks such lines as
 `LENIENT`, and lines with another value for a text: a declared type may refuse these.
 
-Numba compiles the code at its first call, which takes half a minute. It caches the machine code, per
+Numba compiles the code at its first call, which takes up to a minute. It caches the machine code, per
 processor, beside this file or in the user's cache directory. If neither is writable, each process compiles
 the code. ``python -m gazette.history.json_kernel`` compiles ahead, for images and before tests.
 

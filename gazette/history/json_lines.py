@@ -117,7 +117,7 @@ class Scanned(NamedTuple):
 
 @functools.cache
 def kernel() -> ModuleType | None:
-    """Return the compiled pass. Return None if Numba is not installed, or cannot compile it.
+    """Return the compiled pass. Return None if Numba cannot be imported, or cannot write to its cache.
 
     Without the pass, reading is slower, with the same result. The first call on a machine waits for the
     compilation, and the log says so.

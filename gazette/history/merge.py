@@ -121,7 +121,8 @@ def fold_snapshot(
 ) -> FoldedSnapshot:
     """Do the whole first pass. Summarise some runs twice if a message spans two runs, or if messages from
     before the snapshot commit. Raise the errors of ``summarise`` and ``resolve``. Raise `MalformedMessage`
-    if the end of a message is missing, `Corrupt` if the start of a committed transaction was pruned.
+    if lost bytes cut off a message and such messages fail, `Corrupt` if the start of a committed transaction
+    was pruned.
     """
     while True:
         runs, summaries = whole_runs(snapshot.runs(run_bytes), summarise)

@@ -53,12 +53,13 @@ class OnePass(NamedTuple):
 def read_once(
     access: OpenAccess, run: Run, format: RowFormat, combine: Combine
 ) -> Generator[Part, None, OnePass]:
-    """Yield the rows of a run, as if it repeated no messages of earlier runs. Return its summary.
+    """Yield the combined rows of a run, as if it repeated no messages of earlier runs. Return its summary.
 
-    If the result says that the run must be read again, ignore the rows. It says so, too, if a message is
-    malformed or does not fit, or if ``combine`` raises. Such a message may never commit, or may be the end of
-    a message of the run before: the second reading shows this. A run with replayed messages is not read here.
-    Raise the errors of `summarise_run`.
+    If the result says that the run must be read again, ignore the rows. It says so if a message is malformed
+    or does not fit, if ``combine`` raises, and for more than `_PENDING_MAX` producers with pending rows. Such
+    a message may never commit, or may be the end of a message of the run before: the second reading shows
+    this. A run with replayed messages is not read here: the result says so, too. Raise the errors of
+    `summarise_run`.
     """
     result = None
     if run.pieces[0].begin >= run.begin:

@@ -67,9 +67,9 @@ class RunReader:
         self._decoder = ColumnDecoder(run.journal, run.shape, fields)
         self._fields = fields
         self.rest = b""
-        """Bytes of a message that ends neither in the run nor in ``run.beyond``."""
+        """Bytes of a message that does not end in the run; empty at the end of a run with ``beyond``."""
         self.reached = run.pieces[0].begin
-        """Offset of ``rest``: all bytes before it were decoded."""
+        """Offset up to which complete messages were decoded. ``rest`` begins there."""
 
     @property
     def clean(self) -> bool:
@@ -77,11 +77,12 @@ class RunReader:
         return self._decoder.clean
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the messages that begin in the run. Leave out an incomplete message at its end.
+        """Yield the messages that begin in the run. Leave out a message that ends neither in the run nor in
+        ``run.beyond``.
 
         Raise `MalformedMessage` for a malformed message, unless the format skips it or makes nulls of it.
-        Raise it for any message of more than `FRAME_BYTES_MAX`. Raise ``Corrupt`` if the run begins inside a
-        message, in spite of ``run.sure``. Raise the errors of `OpenAccess.chunks`.
+        Raise it for any message of more than `FRAME_BYTES_MAX`. Raise ``Corrupt`` if a run that is ``sure``
+        begins inside a message: only a cut first piece shows that. Raise the errors of `OpenAccess.chunks`.
         """
         run = self._run
         yield from self._decoded(self._placed_chunks())
@@ -98,8 +99,8 @@ class RunReader:
         self.rest = b""
 
     def _placed_chunks(self) -> Iterator[tuple[Offset, bytes]]:
-        """Yield the bytes of the run, after a check that a message begins with the first byte. Raise
-        ``Corrupt`` if none does."""
+        """Yield the bytes of the run. If the run is ``sure`` and its first piece was cut, look first at the
+        bytes before: raise ``Corrupt`` if no message begins with the run's first byte."""
         run, first = self._run, self._run.pieces[0]
         pieces = run.pieces
         must_check = run.sure and first.start is not None
@@ -212,7 +213,8 @@ class RunReader:
 
 
 def read_columns(access: OpenAccess, run: Run, fields: Sequence[Field] = ()) -> Iterator[Batch]:
-    """Yield all messages of a run, committed or not, which needs no first pass. Find ``fields`` meanwhile.
+    """Yield all messages of a run, committed or not: this needs no first pass. Find ``fields`` in the same
+    pass over the bytes, if possible.
 
     Leave out an incomplete message at the end of the last run of a journal. Raise the errors of
     `RunReader.batches`, and `TruncatedFrame` for a message that continues in the next run. The caller

@@ -46,7 +46,8 @@ class Unfit(Corrupt):
 def read_rows(
     access: OpenAccess, run: CommittedRun | Run, format: RowFormat
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a run, by offset: the committed rows of a `CommittedRun`, all rows of a `Run`.
+    """Yield the rows of a run, by offset: the committed rows of a `CommittedRun`, all rows of a `Run` from
+    its ``begin`` on. Only rows within the bounds of the format count.
 
     Raise `Unfit` if a message does not fit its columns and malformed messages fail. Raise the errors of
     `read_columns`, and `Invalid` for a column that no message fits.

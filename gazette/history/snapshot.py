@@ -79,11 +79,12 @@ class JournalSnapshot:
     begin: Offset
     end: Offset
     pieces: tuple[Piece, ...]
-    """Pieces in ascending order without overlap, from the first pending message on. A gap has lost bytes."""
+    """Pieces in ascending order without overlap, from `pieces_begin` on. Bytes between them are missing."""
     producers: Mapping[ProducerId, ProducerState] = field(default_factory=dict)
     replays: frozenset[ProducerId] = frozenset()
     lost: tuple[LostBytes, ...] = ()
-    """Lost bytes that a reader skips. Losses that an operator has confirmed are always among them."""
+    """Missing bytes that a reader skips: those that ``Selection.lost`` notes, and all that an operator has
+    confirmed as lost."""
     life: JournalLife | None = None
     """The life of the journal, from its broker. Stores, and brokers of the original, do not know the life."""
     awaited: Awaited | None = None
@@ -113,7 +114,8 @@ class JournalSnapshot:
 
     @property
     def pieces_begin(self) -> Offset:
-        """Begin of the first piece: ``begin``, or the first message that is pending there."""
+        """Offset from which bytes are wanted: ``begin``, or the first message that is pending there. The
+        first piece begins behind it if these bytes are missing."""
         return min([self.begin, *self.pending.values()])
 
     @property
@@ -137,8 +139,8 @@ class JournalSnapshot:
     def runs(self, run_bytes: int, number: int) -> list[Run]:
         """Return runs of about ``run_bytes`` each. The first run has the number ``number``.
 
-        A run has the pieces that begin between two multiples of ``run_bytes``. So a run stays the same if
-        earlier bytes are pruned, and its summary can be used again.
+        A run has the pieces that begin between two multiples of ``run_bytes``, at most `RUN_PIECES` of them.
+        So most runs stay the same if earlier bytes are pruned, and their summaries can be used again.
         """
         since = self.since
         groups: list[list[Piece]] = []
@@ -212,7 +214,7 @@ class Snapshot:
         return tuple(journal.shape for journal in self.journals)
 
     def runs(self, run_bytes: int = RUN_BYTES) -> tuple[Run, ...]:
-        """Return runs of whole fragments, of about ``run_bytes`` each: journal by journal, in order."""
+        """Return runs of whole pieces, of about ``run_bytes`` each: journal by journal, in order."""
         runs: list[Run] = []
         for journal in self.journals:
             runs += journal.runs(run_bytes, len(runs))

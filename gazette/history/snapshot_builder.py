@@ -84,14 +84,14 @@ class Selection:
     begin_time_s: float = 0
     """Unix time in seconds. Fragments stored earlier are left out: their messages are older."""
     lost: Lost = "settled"
-    """Treatment of lost bytes. Skipped ranges are in `JournalSnapshot.lost`.
+    """Treatment of missing bytes. ``skip`` and ``wait`` note what they skip in `JournalSnapshot.lost`.
 
     - ``settled`` skips bytes that will not come, as readers do. It raises ``NotYet`` for bytes that may.
     - ``fail`` raises ``Corrupt`` for bytes that will not come, and ``NotYet`` for bytes that may.
     - ``skip`` skips missing bytes, even if they may still come.
     - ``wait`` skips bytes that will not come, and ends the snapshot before bytes that may.
 
-    Each treatment skips bytes that an operator has confirmed as lost.
+    Each treatment skips, and notes, bytes that an operator has confirmed as lost.
     """
 
     def validate(self) -> None:
@@ -124,8 +124,9 @@ class FragmentPlaces:
     def begin_for(self, journal: JournalName, wanted: Offset, now_s: float) -> Offset:
         """Return the offset from which to list fragments, to find the bytes from ``wanted`` on.
 
-        Return zero if the offset is unknown, or if the last whole listing of the journal is old. Only a whole
-        listing finds new fragments whose names sort before those that are known.
+        Return zero if at most `_EARLIER` known fragments begin at that offset or before, or if the last whole
+        listing of the journal is old. Only a whole listing finds new fragments whose names sort before those
+        that are known.
         """
         begins = self._begins.get(journal, [])
         position = bisect_right(begins, wanted) - _EARLIER
@@ -150,18 +151,20 @@ def take_snapshot(
 ) -> Snapshot:
     """Return a snapshot of the journals as of now. Blocks.
 
-    The snapshot of a journal ends at the last fragment or, with brokers, at the head: brokers serve bytes
-    that are not stored yet. With ``places``, a listing begins near the wanted offset if a former listing has
-    shown its fragment. If such a listing has a gap, the whole journal is listed.
+    The snapshot of a journal ends where ``selection`` says, or else at the last fragment or, with brokers, at
+    the head: brokers serve bytes that are not stored yet. With ``places``, a listing begins near the wanted
+    offset if a former listing has shown its fragment. If such a listing has a gap, the whole journal is
+    listed.
 
     Missing bytes are lost if they are before the first fragment (pruned), before a fragment that was stored
     more than six hours ago, or confirmed as lost by an operator. Other missing bytes may still come, in a
     fragment that is not uploaded yet. ``selection.lost`` says how to treat both. Pruned bytes are no error
     if the snapshot begins at offset 0.
 
-    Raise `Invalid` for a wrong ``selection``, ``NotFound`` for a missing journal, and ``NotYet`` for bytes
-    that may still come. Raise ``Corrupt`` for lost bytes, for a journal that was created again, or if stores
-    alone do not show which bytes are right. Raise ``Unavailable`` if brokers or stores do not answer.
+    Raise `Invalid` for a wrong ``selection``, an end beyond the known bytes, or stored files that nothing
+    explains. Raise ``NotFound`` for a missing journal, and ``NotYet`` for bytes that may still come. Raise
+    ``Corrupt`` for lost bytes, for a journal that was created again, or if stores alone do not show which
+    bytes are right. Raise ``Unavailable`` if brokers or stores do not answer.
     """
     selection.validate()
     return access.run(_take(access, selection, places or FragmentPlaces()))
@@ -291,7 +294,8 @@ async def journal_specs(
 async def _stored(stores: BlobStores, spec: JournalSpec, begin: Offset) -> list[Fragment]:
     """Return the fragments that stores list, from ``begin`` on.
 
-    Raise ``Corrupt`` if the stores have two versions of some bytes: only brokers know which one is right.
+    Raise ``Corrupt`` if the stores have two versions of some bytes: only brokers know which one is right. For
+    other errors see `_require_explained`.
     """
     cover = await list_fragments(stores, spec, begin=begin)
     doubted = cover.doubted([aside.fragment for aside in cover.set_aside])

@@ -35,8 +35,8 @@ from gazette.runtime.timeouts import timeout
 T = TypeVar("T")
 
 BLOCK_BYTES: Final = 1 << 20
-"""Upper bound of a chunk of `OpenAccess.chunks`, in bytes. A processor's cache of 2 MB holds such a chunk
-while the chunk is decompressed, summed and scanned."""
+"""Usual size of a chunk of `OpenAccess.chunks`, in bytes. Every chunk is shorter than twice that: so a
+processor's cache of 2 MB holds it while it is decompressed, summed and scanned."""
 NO_SUMMARIES: Final = "none"
 _LISTING_THREADS: Final = 8
 _CONNECT_S: Final = 10.0
@@ -248,11 +248,12 @@ class OpenAccess:
     ) -> Iterator[tuple[Offset, bytes]]:
         """Yield the bytes of pieces of a journal with their offsets, in order.
 
-        Of a fragment that is read to its end, check the SHA-1 before the last bytes are yielded. Never
-        decode a fragment beyond its length. Raise ``NotFound`` if a fragment was pruned. Raise
-        ``Corrupt`` if a fragment does not match its name, or if the journal has lost bytes of the
-        snapshot since. Raise ``NotAllowed`` if credentials do not permit reading, ``Unavailable`` if
-        stores or brokers do not answer, and ``Broken`` if an answer ends early or is wrong.
+        Of a fragment that this process opens in its store, and reads to its end, check the SHA-1 before the
+        last bytes are yielded. Never decode a fragment beyond its length. Raise ``NotFound`` if such a
+        fragment was pruned. Raise ``Corrupt`` if a fragment does not match its name, or if brokers do not
+        have bytes of the snapshot any more. Raise ``NotAllowed`` if credentials do not permit reading,
+        ``Unavailable`` if stores or brokers do not answer, and ``Broken`` if an answer ends early or is
+        wrong.
         """
         for piece in pieces:
             if self.is_direct(piece):

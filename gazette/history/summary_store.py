@@ -6,7 +6,9 @@ for later readers. A kept summary may be removed at any time: then a reader read
 The name of an object is a digest of all that its summary depends on: the bytes (journal, offsets, and SHA-1
 of each fragment), the offset where the first message begins, the offset where reading ends, the decoding of
 messages, and the version of the format. So all writers of one name write the same bytes, and no object is
-ever stale. The object has a checksum, and repeats the digest. A damaged object is written again.
+ever stale. One exception: if frames are malformed, the object also says for which treatment of them it holds,
+and a reader with another treatment replaces it. The object has a checksum, and repeats the digest. A damaged
+object is written again.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ _SUM_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Content of an object. ``malformed`` is empty if the treatment of malformed frames changes nothing."""
+    """Content of an object. ``malformed`` is the treatment of malformed frames; empty if there are none."""
 
     identity: bytes
     malformed: str
@@ -98,7 +100,8 @@ class SummaryStore:
     def put(
         self, journal: JournalName, shape: MessageFormat, pieces: Sequence[Piece], summary: Summary
     ) -> None:
-        """Keep a summary, if it depends only on the facts of its name."""
+        """Keep a summary. Do nothing for a torn one, one of more than `BYTES_MAX`, and one whose name cannot
+        be made."""
         identity = _identity(journal, shape, pieces) if self.writable else None
         if identity is None or summary.torn:
             return

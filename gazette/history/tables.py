@@ -30,9 +30,10 @@ def read_batches(
 ) -> pa.RecordBatchReader:
     """Return the committed messages of journals as a stream of record batches, in bounded memory.
 
-    This call reads the journals once, to find which messages have committed. The reader reads the journals
-    again while its batches are taken. It holds some megabytes, and at most ``part_bytes`` behind an
-    open transaction. A reader yields its batches once. Use it in one thread at a time.
+    This call reads the journals once, to find which messages have committed; not with ``read_uncommitted``.
+    The reader reads the journals again while its batches are taken. It holds some megabytes, and at most
+    ``part_bytes`` behind an open transaction. A reader yields its batches once. Use it in one thread at a
+    time.
 
     Blocks: on an event loop, call it by ``asyncio.to_thread``. ``KeyboardInterrupt`` ends the call at once.
 

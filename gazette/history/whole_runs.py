@@ -46,7 +46,7 @@ def whole_runs(runs: Sequence[Run], summarise: Summarise) -> tuple[tuple[Run, ..
 
 
 def _mend(chain: list[_Link]) -> None:
-    """Change the first run that does not begin and end where messages do.
+    """Change runs that do not begin and end where messages do, up to the first one whose summary is unknown.
 
     Drop the summary of a run whose messages change. Raise `MalformedMessage` for a message that is cut off.
     """

@@ -20,9 +20,11 @@ _CHECKPOINT_TABLE: Final = "gazette_checkpoint"
 
 
 def content_of(store: Any) -> Iterator[Any]:
-    """Yield the rows of all tables, the pairs of all column families, or the entries of the JSON document.
+    """Yield the rows of SQLite's main database, the pairs of all column families, or the entries of the JSON
+    document.
 
-    Leave out the checkpoint. Raise ``Invalid`` for an unknown store.
+    Leave out the checkpoint, attached databases, and timers except SQLite's. Raise ``Invalid`` for an unknown
+    store.
     """
     if isinstance(store, SQLiteStore):
         return sqlite_rows(store.connection)
@@ -37,7 +39,7 @@ def content_of(store: Any) -> Iterator[Any]:
 
 
 def sqlite_rows(connection: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield (table, row) of a SQLite database, ordered by all columns."""
+    """Yield (table, row) of a connection's main database: by table, and ordered by all columns."""
     tables = connection.execute(
         "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
         " ORDER BY name"

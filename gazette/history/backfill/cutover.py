@@ -90,8 +90,8 @@ class Cutover:
         """Read the former states of shards. The states in databases are in ``held``.
 
         Play several recovery logs back at once, each to the local disk. `run` reads a state again only if
-        its log has grown meanwhile. Raise ``NotAllowed`` for a state of another application, and for an
-        unreadable state, unless the user has accepted its loss. Cancellation leaves no file.
+        its log has grown meanwhile. Raise ``NotAllowed`` for a state of another application. Raise it for an
+        unreadable state, too, unless the user has accepted its loss. Cancellation leaves no file.
         """
         self._previous |= {id: PreviousState(state.checkpoint) for id, state in held.items()}
         specs = [one.spec for one in listed if one.spec.recovery_log and one.spec.id not in held]

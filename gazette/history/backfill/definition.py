@@ -164,8 +164,8 @@ class Backfill:
     def clear(self, shard: OfflineShard, store: Any) -> None:
         """Remove the shard's state from a shared database (`SQLStore`), by ``store.execute``.
 
-        Called with ``--overwrite``. These statements and the new state are one transaction. The default
-        raises ``Invalid``.
+        Called with ``--overwrite``, if the database has a state of the shard. These statements and the new
+        state are one transaction. The default raises ``Invalid``.
         """
         raise Invalid(
             "the shard has a state already, and the backfill does not say how to remove it",
@@ -187,7 +187,8 @@ class Backfill:
 def load_backfill(name: str | Backfill) -> Backfill:
     """Return the backfill of ``module:Class`` or ``path.py:Class``, or ``name`` if it is a `Backfill`.
 
-    Raise ``Invalid`` if the class cannot be imported, or is not a `Backfill`.
+    For an `Application`, return a backfill that replays messages through it. Raise ``Invalid`` if the class
+    cannot be imported, or is neither.
     """
     if isinstance(name, Backfill):
         return name
@@ -265,7 +266,8 @@ def replay(
     """Have an application consume committed messages, in transactions of many messages.
 
     The caller commits the last transaction. Raise errors of callbacks, ``Invalid`` if the application needs
-    acknowledgements, and ``NotAllowed`` if it publishes and ``discard`` is false.
+    acknowledgements, and ``NotAllowed`` if it publishes and ``discard`` is false. Raise `Misplaced` for a
+    message for which a shard would fail.
     """
     if application.deliver_acks:
         raise Invalid(

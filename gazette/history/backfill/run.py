@@ -377,7 +377,7 @@ def _require_complete(tasks: Sequence[ShardTask], attempts: Iterable[str]) -> No
 
 
 def _spread(count: int, shards: Sequence[str]) -> list[str]:
-    """Return ``count`` shards at even distances, the first and the last among them."""
+    """Return at most ``count`` shards at even distances: the first one, and of several also the last."""
     last = len(shards) - 1
     positions = {round(n * last / max(1, count - 1)) for n in range(min(count, len(shards)))}
     return [shards[position] for position in sorted(positions)]

@@ -88,7 +88,8 @@ class Staging(ABC):
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[StagedObject]:
-        """Yield all objects below a prefix, in order of names. ``prefix`` is empty or ends with a slash."""
+        """Yield all objects below a prefix. Those of one directory come in order of names. ``prefix`` is
+        empty or ends with a slash."""
 
     @abstractmethod
     def remove(self, name: str) -> None:

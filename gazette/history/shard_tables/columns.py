@@ -215,7 +215,7 @@ def _array(column: Column, messages: Sequence[Any]) -> pa.Array:
 
 
 def _require_types(values: Iterable[Any], data_type: pa.DataType) -> None:
-    """Raise ``TypeError`` for a value that Arrow would convert to the type, and thereby change.
+    """Raise ``TypeError`` for a value of another class than the type has: Arrow would refuse or change it.
 
     Messages that an application brings need not have the types that their class declares.
     """

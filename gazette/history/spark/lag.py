@@ -34,7 +34,8 @@ class JournalLag:
     end: Offset
     """End of the journal when the batch was planned, also if the stream waits for earlier bytes."""
     read_until: datetime.datetime | None
-    """Time of the newest committed message read. None: no message was read yet, or ``read_uncommitted``."""
+    """Clock of the newest committed message that was read. None: none was read yet, or
+    ``read_uncommitted``."""
     at: datetime.datetime
     """Time at which the batch began."""
     awaited: tuple[Offset, Offset] | None = None
