@@ -122,7 +122,8 @@ class _Writer:
 
 
 class GazetteWriter(_Writer, DataSourceArrowWriter):
-    """Publishes a table: either all rows become visible, or none."""
+    """Publishes a table: its rows become visible at the commit. If the driver dies in the commit, some may
+    stay invisible, until a write with the same ``commits`` and ``commitId`` completes it."""
 
     @with_hints()
     def commit(self, messages: list[Any]) -> None:
@@ -255,7 +256,8 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _text(value: Any) -> str:
-    """Return a value as the text of a field of CSV, from which it reads back equal."""
+    """Return a value as the text of a field of CSV, from which it reads back equal; a null as an empty text,
+    which is a null in all columns but those of strings."""
     match value:
         case None:
             return ""

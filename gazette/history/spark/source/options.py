@@ -222,7 +222,8 @@ class SourceOptions(Options):
             self.fail("uuidField", error.message, error.hint)
 
     def access(self, *, direct: bool) -> Access:
-        """Return the access. With ``direct``, no broker is needed, and ``file://`` stores may be anywhere."""
+        """Return the access. With ``direct``, no broker is needed. Without ``fileRoot``, ``file://`` stores
+        may then be anywhere."""
         address = self.text("broker.address")
         if not address and not direct:
             self.fail(
