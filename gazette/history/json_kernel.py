@@ -152,7 +152,7 @@ class Arrays(NamedTuple):
     clocks: Any
     flags: Any
     declined: Any
-    """By line: 1 if the line is declined."""
+    """By line: `DECLINED`, `LENIENT`, or zero."""
     counts: Any
     """By node: the number of its slots that are filled."""
     present: Any
@@ -1218,7 +1218,7 @@ def _bounds(sizes: Iterable[int]) -> Any:
 
 
 def compile_ahead() -> None:
-    """Compile all functions that are not compiled yet, by a call with one empty line."""
+    """Compile all functions that are not compiled yet, by a call with one line that is an empty object."""
     tree = wanted((), [b"uuid"])
     scan(np.frombuffer(b"{}\n", np.uint8), 3, tree, arrays(tree, 3))
 
