@@ -91,7 +91,7 @@ class Owner:
 
 
 def checkpoint(number: int) -> Checkpoint:
-    """Return a checkpoint with a source, a producer and an ACK intent. It has no application and no lives."""
+    """Return a checkpoint with every part that a checkpoint may have."""
     producer = ProducerState(last_ack=(1 << 60) + number, begin=number * 100)
     return Checkpoint(
         sources={
