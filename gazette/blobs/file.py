@@ -271,7 +271,7 @@ def _mapped(path: str) -> Iterator[None]:
     except PermissionError as error:
         raise NotAllowed(
             f"file store: {error.strerror}",
-            hint="Give the broker's user permission to write there.",
+            hint="Give the user of the process rights to read and write there.",
             file=path,
         ) from error
     except OSError as error:

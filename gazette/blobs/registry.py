@@ -517,9 +517,8 @@ def _reason(error: BaseException) -> str:
 
 
 def _replacement_url(url: FragmentStoreUrl) -> FragmentStoreUrl:
-    """Return the URL of the files that replace the store of ``url`` in development. Keep URLs of files, and
-    of fsspec."""
-    if url.scheme not in extras.EXTRAS:
+    """Return the URL of the files that replace the store of ``url`` in development. Keep URLs of files."""
+    if url.scheme == "file":
         return url
     # Keep buckets apart: they may hold different histories of the same journal.
     return FragmentStoreUrl("file", "", f"/{url.scheme}/{url.host}{url.path}")

@@ -138,6 +138,6 @@ class Closings:
                     await active.calls.run(active.store.remove, name.path)
             except (GazetteError, TimeoutError) as error:
                 log.info(
-                    "cannot remove %(path)s from %(store)s, which no broker needs any more: %(error)s",
+                    "cannot remove %(path)s, which no broker needs any more, from %(store)s: %(error)s",
                     {"path": name.path, "store": url, "error": str(error) or "no answer in time"},
                 )

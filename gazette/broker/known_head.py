@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from gazette.broker.key_space import tenure_of
+from gazette.broker.key_space import local_id_of
 from gazette.cluster.allocator.model import item_key
 from gazette.cluster.etcd.values import Compare, KeyValue, Op
 from gazette.errors import Conflict, GazetteError, NotFound, Unavailable
@@ -420,7 +420,7 @@ class KnownHead:
         for _ in range(_ATTEMPTS_MAX):
             if (later_begin := self._head.limit(tenure)) is not None:
                 raise Conflict(
-                    "another broker leads the journal now, and has acknowledged appends",
+                    "a later primary of the journal has begun",
                     hint="No action: this broker learns of it from etcd, and stops leading.",
                     journal=self._journal,
                     begun_at=later_begin,
@@ -449,8 +449,10 @@ class KnownHead:
 class UploadLimits:
     """Offsets at which later primaries have begun. They limit uploads of former primaries. Loop-bound.
 
-    While its lease holds, a broker does not ask etcd about bytes of the tenure that leads the journal now, as
-    its key space says. About all other bytes, it asks etcd for each upload.
+    While its lease holds, a primary does not ask etcd about bytes of its own tenure, if it leads the journal
+    now, as its key space says. It uploads only what all replicas have acknowledged. About all other bytes,
+    a broker asks etcd for each upload: its key space may be behind etcd although it keeps its lease, and a
+    follower may have bytes that a later primary never had.
     """
 
     def __init__(self, etcd: Etcd, state: State, lease: LeaseGuard, clock: Clock) -> None:
@@ -467,8 +469,7 @@ class UploadLimits:
         while etcd does not answer, and for `_SILENT_S` after that. Raise ``Conflict`` for a value of another
         version. After the last two, a later primary may have begun.
         """
-        present_tenure = tenure_of(self._state.assignments_of(journal))
-        if self._lease.holds and present_tenure == tenure:
+        if self._lease.holds and self._leads(journal, tenure):
             return None
         if self._clock.monotonic() < self._silent_until:
             raise _silent()
@@ -482,6 +483,16 @@ class UploadLimits:
             raise NotFound("the journal was deleted", journal=journal, life=life)
         head = Head(life) if kv is None else Head.decode(kv.value)
         return head.limit(tenure) if head.life == life else None
+
+    def _leads(self, journal: JournalName, tenure: Revision) -> bool:
+        """Return True if this broker leads the journal in that tenure, as its key space says."""
+        local = local_id_of(self._state)
+        return any(
+            kv.raw.create_revision == tenure
+            and not kv.decoded.slot
+            and kv.decoded.member_id == (local.zone, local.suffix)
+            for kv in self._state.assignments_of(journal)
+        )
 
 
 async def _read(

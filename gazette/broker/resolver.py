@@ -483,7 +483,7 @@ class Resolver:
             journals = sorted(self._torn_down[task] for task in pending if task in self._torn_down)
             raise Unavailable(
                 "replicas did not shut down in time",
-                hint="Find the peer or client that holds their spools. Their content is not in a blob store.",
+                hint="Find the peer or client that holds their spools, whose content may not be stored yet.",
                 journals=", ".join(journals),
                 timeout_s=timeout_s,
             )

@@ -23,7 +23,8 @@ DISK_WAITS: Final = Counter(
 COMPLETED: Final = Counter("gazette_spool_completed_total", "Spools completed by a roll.")
 PERSISTED: Final = Counter(
     "gazette_spool_persisted_total",
-    "Completed spools that are done with: in a blob store, or of a journal that is gone.",
+    "Completed spools that are done with: in a blob store, cut off by a later primary, or of a journal that "
+    "is gone or has no store.",
 )
 UNPERSISTED: Final = Gauge(
     "gazette_spool_unpersisted", "Completed spools that wait to be persisted."

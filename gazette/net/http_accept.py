@@ -184,14 +184,18 @@ class Acceptor:
     def _evict(self) -> bool:
         """Close a connection without a request in progress: an idle one, or one in its TLS handshake. Return
         whether there was one."""
+        if not self._make_room() and not self._cancel_starting():
+            return False
         HTTP_CONNECTIONS_REFUSED.labels("idle").inc()
         log.warning(
             "%(endpoint)s has reached its limit of %(count)d connections: idle ones are closed for new ones",
             {"endpoint": self._name, "count": self._limit},
             extra={"cause": f"idle {self._name}"},
         )
-        if self._make_room():
-            return True
+        return True
+
+    def _cancel_starting(self) -> bool:
+        """Close the first connection that is in its TLS handshake. Return False if there is none."""
         for task in self._starting:
             if not task.cancelling():
                 task.cancel()

@@ -274,7 +274,7 @@ class HttpConnection(asyncio.Protocol):
             self.close()
 
     def _stalled(self) -> None:
-        log.debug("a client reads nothing of its answer: its connection is cut off")
+        log.debug("a client reads its answer too slowly: its connection is cut off")
         self.transport.abort()
 
     # What the application answers.

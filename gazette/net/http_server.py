@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import ssl
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,18 +112,25 @@ def port_number(text: str, setting: str) -> int:
 
 
 def clear_stale_socket(path: str) -> None:
-    """Remove a file to which no socket can connect: it is taken for the socket of a process that is gone.
-    Raise ``Unavailable`` if a process listens there."""
-    if not os.path.lexists(path):
-        return
+    """Remove the socket of a process that is gone. Raise ``Unavailable`` if a process listens there, or if
+    the path is not one of a socket."""
+    address = f"{UNIX_PREFIX}{path}"
+    try:
+        is_socket = stat.S_ISSOCK(os.lstat(path).st_mode)
+    except OSError:
+        return  # There is no such file, or the socket cannot be made: that error says why.
+    if not is_socket:
+        raise cannot_listen(address, OSError(errno.EEXIST, "it exists, and is no socket"))
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)
-        except OSError:
+        except ConnectionRefusedError:
             with contextlib.suppress(OSError):
                 os.unlink(path)
             return
-    raise cannot_listen(f"{UNIX_PREFIX}{path}", OSError(errno.EADDRINUSE, "Address already in use"))
+        except OSError as error:
+            raise cannot_listen(address, error) from error
+    raise cannot_listen(address, OSError(errno.EADDRINUSE, "Address already in use"))
 
 
 def cannot_listen(address: str, error: OSError) -> Unavailable:

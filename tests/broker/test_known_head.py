@@ -626,6 +626,28 @@ async def test_a_broker_that_wakes_up_uploads_nothing_at_offsets_of_a_later_one(
     assert stored(tmp_path)[1].name == name_of(5, b"of b")
 
 
+async def test_a_follower_that_sees_no_changes_of_etcd_uploads_nothing_of_a_former_primary(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It keeps its lease, and takes a primary for the present one that has gone."""
+    async with await FixedCluster.start(4, tmp_path) as cluster:
+        cluster.create(journal_spec(JOURNAL, replication=2), "a", "b")
+        await append(cluster["a"], b"first")
+        await until(lambda: stored(tmp_path))
+        await append(cluster["a"], b"held by a and b")
+        cluster["a"].lagging, cluster["a"].lease.remaining_s = [], 0.0
+        cluster["b"].lagging = []
+        cluster.assign(JOURNAL, "c", "d")
+        assert (await append(cluster["c"])).status is Status.INDEX_HAS_GREATER_OFFSET
+        assert (await append(cluster["c"], offset=5)).ending is Ending.COMMITTED
+        assert (await append(cluster["c"], b"of c")).ending is Ending.COMMITTED
+        cluster["b"].context.resolver.stop_serving()
+        await cluster["b"].context.resolver.wait_torn_down(10.0)
+        await cluster["b"].context.persister.finish(10.0)
+        assert [path.name for path in stored(tmp_path)] == [name_of(0, b"first")]
+        logged(caplog, journal=JOURNAL, begin=5, end=20)
+
+
 async def cut_off(cluster: FixedCluster, tmp_path: Path, *, reset: bool) -> None:
     """Cut broker a, the only replica, off etcd until it loses its lease with an
     acknowledged append, and ends.

@@ -170,7 +170,7 @@ class Line:
         if count >= WAITING_MAX or waiting_bytes >= WAITING_BYTES_MAX:
             raise Unavailable(
                 "too many appends to the journal wait",
-                hint="The append is retried. Send fewer appends at a time.",
+                hint="The client repeats the append. Send fewer appends at a time.",
                 waiting=count,
                 waiting_bytes=waiting_bytes,
             )

@@ -26,8 +26,11 @@ from gazette.runtime.tasks import TaskScope
 
 OUTBOX_BYTES_MAX: Final = 1 << 20
 """Upper bound of bytes that wait to be sent to one peer. A single message may exceed this limit."""
-_INBOX_MAX: Final = 1024
-"""Greatest number of answers that wait to be gathered. A peer that sends more is cut off."""
+_INBOX_MAX: Final = 1 << 14
+"""Greatest number of answers that wait to be gathered: a peer that sends more is cut off.
+
+Answers of one peer wait while another peer stalls, one for each append that is in flight.
+"""
 
 
 def _do_nothing() -> None:

@@ -225,7 +225,7 @@ class ServerConnection(Http2Socket):
             self.close()
             return
         if self._stalled_at is not None and now - self._stalled_at >= STALL_S:
-            log.debug("a client reads nothing of its answers: its connection is cut off")
+            log.debug("a client reads its answers too slowly: its connection is cut off")
             self.abort()
             return
         if self._connection.streams:
