@@ -111,7 +111,8 @@ def shown_sql(sql: str) -> str:
 
 
 def are_rows_kept(rows: Any) -> bool:
-    """Return True for a list of tuples whose values all have classes of `KEPT`. Fast: no loop in Python."""
+    """Return True for a list or tuple of tuples whose values all have classes of `KEPT`. Fast: no loop in
+    Python."""
     if not isinstance(rows, list | tuple) or not {tuple}.issuperset(map(type, rows)):
         return False
     return KEPT.issuperset(map(type, chain.from_iterable(rows)))

@@ -54,7 +54,8 @@ class JSONFileStore(Store, Generic[StateT]):
     ) -> None:
         """Open the played-back state, or make ``new_state()`` (default: ``state_type()``).
 
-        Raise ``Invalid`` for a state that would not read back equal, ``Corrupt`` for a file that is damaged.
+        Raise ``Invalid`` for a type that JSON cannot be decoded to, a first state that would not read back
+        equal, and the log of another store. Raise ``Corrupt`` for a damaged file, or a state of another type.
         """
         if recorder is None:
             raise Invalid(
@@ -199,7 +200,8 @@ class JSONFileStore(Store, Generic[StateT]):
 
 
 def _maker_of(state_type: Any, new_state: Any) -> Callable[[], Any]:
-    """Return the function that makes the first state. Raise ``Invalid`` if none is given."""
+    """Return the function that makes the first state: by default the type. Raise ``Invalid`` if it cannot be
+    called."""
     make = state_type if new_state is None else new_state
     if not callable(make):
         raise Invalid(

@@ -88,7 +88,8 @@ class BuiltState:
 
     @classmethod
     def from_json(cls, data: bytes) -> BuiltState:
-        """Decode the result of `to_json`. Raise ``Invalid`` for other bytes."""
+        """Decode the result of `to_json`. Raise ``Invalid`` for other bytes, and ``Corrupt`` if the hints or
+        the checkpoint in it do not decode."""
         try:
             value = msgspec.json.decode(data, type=_Encoded)
         except msgspec.MsgspecError as error:
@@ -205,7 +206,7 @@ class OfflineShard(WithTimers):
         return super().now
 
     def advance(self, envelope: Envelope[Any]) -> None:
-        """Advance processing time to the time of a message."""
+        """Advance processing time to the time of a message, if that is later."""
         if envelope.clock:
             self._clock.seconds = max(self._clock.seconds, clock_unix_ns(envelope.clock) / 1e9)
 
@@ -228,7 +229,8 @@ class OfflineShard(WithTimers):
     def commit(self) -> OpFuture[Any]:
         """Commit the writes to the store so far. Block, and return a future that has succeeded.
 
-        Call it for states that do not fit into memory. No reader sees the commit before ``finish``.
+        Call it for states that do not fit into memory, if ``commits_on_the_way``: else ``Bug`` is raised. No
+        reader sees the commit before ``finish``.
         """
         return self._commit()
 
@@ -315,7 +317,8 @@ class StateBuilder:
 
     @property
     def is_done(self) -> bool:
-        """True if an attempt of the same run has committed the state in the database. Blocks."""
+        """True if an attempt of the same run has committed the state in the database, and no owner has opened
+        the state since. False for a store with a recovery log. Blocks."""
         if self._claim is None or self._opened is None:
             return False
         store = claimable(self._opened, self.shard.id)
@@ -338,7 +341,8 @@ class StateBuilder:
         )
 
     def commit(self, checkpoint: Checkpoint | None = None) -> OpFuture[Any]:
-        """Commit the writes so far. Without ``checkpoint``, further commits must follow.
+        """Commit the writes so far, once the application's futures are done. Block, and return a future that
+        has succeeded. Without ``checkpoint``, further commits must follow.
 
         In a store without a recovery log, every commit takes effect at once: give a checkpoint there.
         """

@@ -35,7 +35,8 @@ _ESCAPES: Final = frozenset({"mysql", "mariadb"})
 
 
 def ending_words(sql: str, dialect: str) -> str | None:
-    """Return the words of the first statement that ends the transaction; None if no statement does.
+    """Return the first two words of the first statement that ends the transaction, or begins another one.
+    Return None if no statement does.
 
     ``dialect`` is SQLAlchemy's name. A rollback to a savepoint does not end the transaction.
     """

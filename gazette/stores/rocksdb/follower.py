@@ -94,8 +94,9 @@ class FollowedRocksDB:
         """Bring the copy to the last commit in ``files``.
 
         This reads the new bytes of WALs, and opens the tables again if the manifest has changed. Raise
-        ``NotYet`` before the first commit, ``Corrupt`` for damage, ``NotAllowed`` for unknown writes, and
-        ``GazetteError`` for a full disk. After an error, the next call builds the copy from nothing.
+        ``NotYet`` before the first commit, ``Invalid`` for the log of another store, ``Corrupt`` for damage,
+        ``NotAllowed`` for unknown writes, and ``GazetteError`` for errors of the disk. After an error of the
+        copy, the next call builds the copy from nothing.
         """
         if require_form(files.paths, "RocksDBStore", StateForm.ROCKSDB) is StateForm.NOTHING:
             raise NotYet("the shard's database has not been made yet")
@@ -191,7 +192,7 @@ class FollowedRocksDB:
             database.close()
 
     def _follow_wals(self, paths: Mapping[str, Path]) -> None:
-        """Read the new bytes of the present WALs, in order. Read a file that was replaced from its begin."""
+        """Read the new bytes of the present WALs, in order. Read a new or a replaced file whole."""
         former_wals, self._wals = self._wals, {}
         names = [name for name in paths if WAL.fullmatch(name)]
         for name in sorted(names, key=_number):

@@ -22,7 +22,7 @@ Compression = Literal["none", "snappy", "lz4", "lz4hc", "zlib", "zstd"]
 
 MANIFEST_BYTES: Final = 128 << 10
 WAL_BYTES: Final = 64 << 20
-"""Limit of all WALs in bytes: a new owner replays at most as many."""
+"""Bytes of all WALs above which RocksDB flushes: a new owner replays about as many at most."""
 
 FORMAT_VERSION: Final = 5
 """Form of new tables. Debian's RocksDB 7.8 reads it, but not form 6, the binding's default."""
@@ -52,7 +52,7 @@ class RocksDBOptions:
 
     ``tune`` is called with the ``rocksdict.Options``, to set other options. Options on which recording
     relies are set after ``tune``, or refused (``Invalid``). New tables have the form `FORMAT_VERSION`.
-    Raises ``Invalid`` for values out of range.
+    Raises ``Invalid`` for values out of range, and for an unknown compression.
     """
 
     write_buffer_bytes: int = 16 << 20

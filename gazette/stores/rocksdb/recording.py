@@ -15,7 +15,7 @@ have new bytes. Sequence numbers prove that these bytes have every write.
 
 Rules that keep this exact, each found by cutting logs:
 
-- Nothing writes to the database while a commit is recorded.
+- No key is written while a commit is recorded. (RocksDB may flush and compact.)
 - Open WALs and the manifest *before* the second look at the manifest: they may be gone later.
 - The log unlinks a file only after the manifest that makes it obsolete, and in the same append.
 - Hold played-back files open until the first commit. Then no new file gets their inodes, and name and
@@ -118,7 +118,7 @@ class RocksDBRecording:
         self._private: set[str] = set()
         """Files of the directory that were made private."""
         self.syncs = 0
-        """Number of commits that had to look at all files."""
+        """How often all files had to be looked at: at the opening, and in commits."""
 
     def adopt(self) -> None:
         """Take the played-back files over. Call it before the database is opened.
@@ -143,7 +143,7 @@ class RocksDBRecording:
                 os.unlink(self._local(name))
 
     def start(self, latest: Callable[[], int], live: Callable[[], Iterable[str]]) -> None:
-        """Record the database as it was opened. Raise ``Broken`` if RocksDB has tables elsewhere.
+        """Record the database as it was opened. For the errors see `ship`.
 
         ``latest`` returns the database's latest sequence number, ``live`` the names of its tables.
         """
@@ -173,7 +173,8 @@ class RocksDBRecording:
         return f"{self._directory}/{name}"
 
     def ship(self, wait_for: Collection[OpFuture[Any]] = ()) -> OpFuture[Any]:
-        """Record the writes since the last call, as one append after ``wait_for``. Do not block.
+        """Record the writes since the last call, as one append after ``wait_for``. Return its future, and do
+        not wait for the log. New tables are recorded before, in appends of their own.
 
         Raise ``Broken`` if RocksDB keeps changing its files, or has tables elsewhere. Errors of the recorder
         reach the caller.
@@ -291,7 +292,7 @@ class RocksDBRecording:
         self._private = set(names)
 
     def _hold(self, name: str) -> _Tracked:
-        """Hold an append-only file open. Raise ``FileNotFoundError`` if RocksDB has removed the file."""
+        """Hold a table, WAL or manifest open. Raise ``FileNotFoundError`` if RocksDB has removed it."""
         tracked = self._tracked.get(name)
         # Before the first sync, a played-back file may have been replaced: compare inodes then.
         if tracked is not None and tracked.fd >= 0 and self._sample is not None:
@@ -374,7 +375,7 @@ class RocksDBRecording:
         del self._tracked[tracked.name]
 
     def _unlink_unknown(self, group: Group) -> None:
-        """Unlink what former owners left in the log and the database lacks: unfinished copies, text logs."""
+        """Unlink files of former owners that the database does not need: unfinished copies, text logs."""
         known = self._tracked.keys() | self._small.keys()
         for path in self._recorder.live_paths():
             if path.removeprefix("/") not in known:

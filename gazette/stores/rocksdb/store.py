@@ -90,7 +90,8 @@ class RocksDBStore(Store):
         ``options`` are those of the default family. A family without options gets those of the last opening,
         or else the defaults. A commit is written in batches of about ``batch_bytes``. No other thread of the
         process runs while a batch is written. Raise ``Invalid`` for wrong options, without the package, and
-        if the log has another store.
+        if the log has another store. Raise ``Corrupt`` for damaged files. For other errors of RocksDB see
+        `native_errors`.
         """
         if recorder is None:
             raise Invalid(
@@ -149,9 +150,9 @@ class RocksDBStore(Store):
         """Return a view for `Application.new_view`.
 
         Queries on a standby get an object of this class that was made without ``__init__``. Methods that use
-        only ``view`` work as on the primary; everything else raises ``NotAllowed``. ``cache_bytes`` bounds
-        the cache of uncompressed blocks of all column families. Raise ``Invalid`` for fewer than 1. Each of
-        two copies holds the content of WALs in memory, at most 64 MiB.
+        only ``view`` work as on the primary; reading and writing in a transaction raise ``NotAllowed``.
+        ``cache_bytes`` bounds the cache of uncompressed blocks of all column families. Raise ``Invalid`` for
+        fewer than 1. Each of two copies holds the content of WALs in memory, about 64 MiB at most.
         """
         native = load_rocksdict("RocksDBStore")
         require_count("cache_bytes", cache_bytes)
@@ -177,7 +178,8 @@ class RocksDBStore(Store):
     def get(self, key: bytes, *, column_family: str = DEFAULT) -> bytes | None:
         """Return the value of a key in the running transaction; None if the key is absent.
 
-        Raise ``Invalid`` if the key is no bytes. For errors of RocksDB see `native_errors`.
+        Raise ``Invalid`` if the key is no bytes or the column family is unknown, and ``Closed`` after
+        `destroy`. For errors of RocksDB see `native_errors`.
         """
         if type(key) is not bytes:
             require_bytes(key=key)
@@ -193,17 +195,18 @@ class RocksDBStore(Store):
         return value
 
     def put(self, key: bytes, value: bytes, *, column_family: str = DEFAULT) -> None:
-        """Set a key. Raise ``Invalid`` for a reserved key, and for what is no bytes."""
+        """Set a key. Raise ``Invalid`` for a reserved key, and as `get`. The value must be bytes, too."""
         require_writable(key, value, column_family == DEFAULT)
         self._pending_of(column_family).set(key, value)
 
     def delete(self, key: bytes, *, column_family: str = DEFAULT) -> None:
-        """Remove a key, if it exists. Raise ``Invalid`` for a reserved key, and for what is no bytes."""
+        """Remove a key, if it exists. Raise ``Invalid`` for a reserved key, and as `get`."""
         require_writable(key, b"", column_family == DEFAULT)
         self._pending_of(column_family).set(key, None)
 
     def delete_range(self, begin: bytes, end: bytes, *, column_family: str = DEFAULT) -> None:
-        """Remove every key from ``begin`` up to, and without, ``end``, except reserved keys."""
+        """Remove every key from ``begin`` up to, and without, ``end``, except reserved keys. Raise
+        ``Invalid`` as `get`."""
         require_bytes(begin=begin, end=end)
         pending = self._pending_of(column_family)
         if begin >= end:
@@ -224,9 +227,11 @@ class RocksDBStore(Store):
         reverse: bool = False,
         column_family: str = DEFAULT,
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Yield (key, value) in key order, of keys with ``prefix`` from ``begin`` up to ``end``.
+        """Yield (key, value) of keys with ``prefix``, from ``begin`` up to ``end``, in key order or in
+        ``reverse``.
 
-        The content is that of the running transaction at this call. After the commit, it is undefined.
+        The content is that of the running transaction at this call. After the commit, it is undefined. Raise
+        ``Invalid`` as `get`. Each step raises ``Closed`` after `destroy`, and ``Corrupt`` for a damaged file.
         """
         pending = self._pending_of(column_family)
         pinned = Pinned(self._native, self._families[column_family], self._path)
@@ -284,9 +289,9 @@ class RocksDBStore(Store):
     def ingest(self, items: Iterable[tuple[bytes, bytes]], *, column_family: str = DEFAULT) -> int:
         """Write keys in ascending order, each once, as finished tables. Return their number.
 
-        This is several times faster than ``put``. The tables take effect at once, outside any
+        This is several times faster than ``put``. The tables take effect together at the end, outside any
         transaction: only a backfill may call it (``NotAllowed`` for a live store). Raise ``Invalid``
-        for reserved keys, and for keys that are not in ascending order.
+        for reserved keys, and for keys that are not in ascending order. After an error, no key is written.
         """
         self._pending_of(column_family)
         if not self._recorder.offline:
@@ -387,7 +392,7 @@ class RocksDBStore(Store):
         size = 0
         for family, pending in self._pending.items():
             handle = self._handles.get(family)
-            # Write ranges first: `values` has only keys that were set after the ranges were deleted.
+            # Write ranges first: a key in `values` was set after the deletion of each range that has it.
             batch += [_Write(handle, begin, end, True) for begin, end in pending.ranges]
             for key, value in pending.values.items():
                 batch.append(_Write(handle, key, value, False))
@@ -399,8 +404,8 @@ class RocksDBStore(Store):
             yield batch
 
     def _write(self, writes: list[_Write]) -> None:
-        """Write one batch. If RocksDB would delay it, flush first and try again. A delayed write stops all
-        threads of the process."""
+        """Write one batch. If RocksDB would delay it, flush first and try again: a delayed write stops all
+        threads of the process. After `_STALL_FLUSHES` flushes, accept the delay."""
         impatient = self._native.WriteOptions()
         impatient.no_slowdown = True
         for _ in range(_STALL_FLUSHES):
@@ -446,7 +451,8 @@ class RocksDBStore(Store):
                 view.close()
 
     def destroy(self) -> None:
-        """End compactions, views and iterations, which raise ``Closed``. Do not wait for the log."""
+        """Close the database. Views and iterations raise ``Closed`` from now on. Wait for running flushes and
+        compactions, but not for the log."""
         with self._lock:
             self._closed = True
             for scan in list(self._scans):
@@ -473,7 +479,7 @@ class _Write:
     handle: Any
     key: bytes
     value: bytes | None
-    """The value; for a range, its end."""
+    """The value, or None to delete the key; for a range, its end."""
     is_range: bool
 
 

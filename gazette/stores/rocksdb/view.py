@@ -1,6 +1,7 @@
 """The content of a RocksDB store at one commit, for queries.
 
-On the primary, the content is a snapshot. On a hot standby, it is tables and the writes over them.
+On the primary, the content is a snapshot; on the shard's thread, with writes of the running transaction over
+it. On a hot standby, the content is tables and the writes over them.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class FamilyTransaction:
 
 
 class RocksDBView:
-    """The content of a store at one commit. One thread at a time may use it. Close it soon: RocksDB keeps
+    """The content of a store at one moment. One thread at a time may use it. Close it soon: RocksDB keeps
     overwritten values while a view needs them."""
 
     def __init__(self, families: Mapping[str, FamilyView], path: str) -> None:
@@ -165,7 +166,8 @@ class RocksDBView:
         return family
 
     def get(self, key: bytes, *, column_family: str = DEFAULT) -> bytes | None:
-        """Return the value of a key, or None. Raise ``Closed`` after `close`, ``Corrupt`` for damage."""
+        """Return the value of a key, or None. Raise ``Closed`` after `close`, ``Corrupt`` for damage, and
+        ``Invalid`` for an unknown column family or a key that is not bytes."""
         if type(key) is not bytes:
             require_bytes(key=key)
         return self._family(column_family).get(key)
@@ -179,9 +181,11 @@ class RocksDBView:
         reverse: bool = False,
         column_family: str = DEFAULT,
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Yield (key, value) in key order, of keys with ``prefix`` from ``begin`` up to ``end``.
+        """Yield (key, value) of keys with ``prefix``, from ``begin`` up to ``end``, in key order or in
+        ``reverse``.
 
-        Raise ``Closed`` once the view is closed, also meanwhile, and ``Corrupt`` for a damaged file.
+        Raise ``Closed`` once the view is closed, even between two keys. Raise ``Invalid`` for an unknown
+        column family or a bound that is not bytes, and ``Corrupt`` for a damaged file.
         """
         key_spans = spans(prefix, begin, end, column_family)
         with self._lock:
@@ -190,7 +194,7 @@ class RocksDBView:
 
     @property
     def column_families(self) -> tuple[str, ...]:
-        """The names of all column families."""
+        """The names of all column families; none after `close`."""
         return tuple(self._families)
 
     def close(self) -> None:

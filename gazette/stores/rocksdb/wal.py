@@ -75,8 +75,8 @@ def records(data: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
     """Yield (record, its end in the file) of each complete record in ``data``, which stands at ``offset``.
 
     End, as RocksDB does, at an incomplete record, or at zeros, where RocksDB has not written yet.
-    Manifests have the same form. Raise ``Corrupt`` for any other bytes. A reader that ended there in
-    silence would show old content as the current content for ever.
+    Manifests have the same form. Raise ``Corrupt`` for any other sequence of fragments. A reader that ended
+    there in silence would show old content as the current content for ever. Checksums are not verified.
     """
     # None between records. A first fragment may be empty: its block had only room for the header.
     record: bytearray | None = None

@@ -99,7 +99,7 @@ def merged(
     reverse: bool,
 ) -> Iterator[tuple[bytes, bytes]]:
     """Yield the entries of ``scan`` as ``pending`` changes them. ``ours``: the writes of ``pending`` in the
-    range of the scan."""
+    range of the scan, in its order."""
     values, ranges = pending.values, pending.ranges
     unchanged = (
         entry

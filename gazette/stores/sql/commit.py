@@ -212,7 +212,7 @@ class SQLCommit:
         self._on_done(None, pool)
 
     def _on_done(self, error: BaseException | None, pool: BlockingPool) -> None:
-        """Count a future as done, on the thread that has set it. A failure ends the wait."""
+        """Count a future, or `start` itself, as done. After the last one, or a failure, submit the commit."""
         with self._lock:
             self._remaining -= 1
             if self._submitted or self._step is not _Step.WAITING:
@@ -259,7 +259,8 @@ class SQLCommit:
             self._running.drop()
 
     def _perform(self, dependency: BaseException | None) -> None:
-        """Commit. Raise ``Broken`` for a failed dependency, or the error of `_why_none` for another fence."""
+        """Commit. Raise ``Broken`` for a failed dependency. If the shard's row is gone or has another fence,
+        raise the error of `_why_none`."""
         if dependency is not None:
             raise Broken(
                 f"a dependency of the commit failed: {dependency}", shard=self._fqn

@@ -87,7 +87,8 @@ class SQLStore(Store):
     ) -> None:
         """Create a store; it opens no connection yet. ``table`` and ``timers`` are names of tables.
 
-        An ``engine`` is shared with other stores, and stays open. For a URL, the store makes its own engine.
+        An ``engine`` is shared with other stores, and stays open. For a URL, the store makes its own engine,
+        and closes it in `destroy`. Raise ``Invalid`` for a URL of no known database.
         """
         self._owns_engine = isinstance(engine, str)
         self.engine = create_engine(engine) if isinstance(engine, str) else engine
@@ -127,7 +128,8 @@ class SQLStore(Store):
         return self._running.connection
 
     def _await_commit(self) -> None:
-        """Wait until the changes of the previous transaction can be read. Raise its failure."""
+        """Wait for the previous commit, and raise its failure. With ``overlap``, return at once: the next
+        transaction does not see its changes."""
         if self._commit is not None and not self._overlap:
             self._commit.future.result()
 
@@ -149,7 +151,8 @@ class SQLStore(Store):
 
         Raise ``NotAllowed`` for a statement that ends the transaction, such as COMMIT. Raise
         ``InvalidValue`` for a parameter that the database would change, such as NaN in SQLite. Raise
-        ``Unavailable`` when the database is lost, and SQLAlchemy's errors for faults of the statement.
+        ``Unavailable`` when the database is lost, and SQLAlchemy's errors for faults of the statement. Raise
+        ``Fenced`` if a new owner has ended the session. For more errors see `transaction`.
         """
         connection = self.transaction()
         if isinstance(statement, str):
@@ -228,8 +231,9 @@ class SQLStore(Store):
     def restore_checkpoint(self, shard: Shard) -> Checkpoint:
         """Restore the checkpoint, and increment the fence. Blocks.
 
-        Commits of former owners then fail with ``Fenced``. Raise ``Invalid`` if the table is
-        missing, and ``Unavailable`` if the database is lost.
+        Commits of former owners then fail with ``Fenced``. In PostgreSQL, also end their sessions that wait
+        within a transaction. Raise ``Invalid`` if the table is missing, ``Unavailable`` if the database is
+        lost, and ``Aborted`` if other transactions are faster time after time.
         """
         for attempt in range(_RESTORE_ATTEMPTS):
             try:
@@ -290,7 +294,8 @@ class SQLStore(Store):
         return state
 
     def _take_over(self, fqn: str) -> tuple[int, bytes]:
-        """Increment the fence in a transaction of its own. Return the new fence and the checkpoint."""
+        """Increment the fence in a transaction of its own. Return the new fence and the checkpoint. Without a
+        row, insert one with fence 1 and an empty checkpoint."""
         table = self._table
         if self.engine.dialect.name == "postgresql":
             self._session_name = _session_name(table.name, fqn)
@@ -312,7 +317,7 @@ class SQLStore(Store):
             return int(row.fence), bytes(row.checkpoint)
 
     def destroy(self) -> None:
-        """Drop the connections of uncommitted transactions: the database rolls them back."""
+        """Drop the connections of transactions whose commit has not begun: the database rolls them back."""
         self._closed = True
         running, self._running = self._running, None
         if running is not None:

@@ -22,7 +22,7 @@ def shown(connection: apsw.Connection, tables: Mapping[str, Any]) -> Iterator[No
 
     Raise `Invalid` for the name of a table or module of the database, and for columns whose names SQLite does
     not tell apart. Raise `InvalidValue` for values that SQLite does not keep: NaN, integers beyond 64 bits,
-    fractions of microseconds and of decimals, lists and structs.
+    fractions of microseconds, and types such as decimals with a scale, lists and structs.
     """
     registered: list[str] = []
     try:

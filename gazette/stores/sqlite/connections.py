@@ -1,8 +1,8 @@
-"""Settings of all connections to a SQLite state, and the one place at which each PRAGMA is permitted.
+"""Settings of all connections to a SQLite state, and the places where each PRAGMA is permitted.
 
 In SQLite, most settings, all functions and all collations belong to one connection: queries would lack a
-setting of the writing connection. Within a transaction, SQLite ignores some settings in silence. So each
-PRAGMA is permitted at one place, and refused by name elsewhere.
+setting of the writing connection. Within a transaction, SQLite ignores some settings in silence. So a PRAGMA
+is permitted only where it has its full effect, and refused by name elsewhere.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ TRANSACTIONAL: Final = frozenset(
         "user_version",
     }
 )
-"""PRAGMAs that take effect within a transaction: they change the database, or last while it runs."""
+"""PRAGMAs for the application's SQL: they have an effect within a transaction, and queries do not need it."""
 _TUNING: Final = frozenset({"automatic_index", "cache_size", "cache_spill", "mmap_size", "threads"})
-"""Settings of one connection that change no result: permitted anywhere."""
+"""Settings of one connection that change no result: permitted in the application's SQL, too."""
 _SWITCHES: Final = frozenset(
     {
         "automatic_index",
@@ -119,7 +119,8 @@ _OFF: Final = frozenset({"0", "off", "no", "false"})
 
 
 def check_pragma(name: str, value: str | None) -> None:
-    """Raise ``NotAllowed`` for a PRAGMA in an application's SQL that breaks recording, or has no effect."""
+    """Raise ``NotAllowed`` for a PRAGMA that an application's SQL must not use. It would break the store, or
+    have no effect there, or queries would lack it."""
     name = name.lower()
     if name in TRANSACTIONAL or (name in READING and (value is None or name not in _SETTABLE)):
         return
@@ -146,7 +147,7 @@ def check_pragma(name: str, value: str | None) -> None:
 
 
 def is_reading_pragma(name: str, value: str | None) -> bool:
-    """Return True if a PRAGMA changes nothing."""
+    """Return True for a PRAGMA that is known to change nothing."""
     name = name.lower()
     if name in READING:
         return value is None or name not in _SETTABLE
@@ -158,7 +159,7 @@ class _Setting:
     name: str
     value: str
     expected: int | None
-    """The value that SQLite must report afterwards; None for a pragma without a report."""
+    """The value that SQLite must report afterwards; None if the report is not checked."""
 
 
 class ConnectionSetup:
@@ -174,7 +175,7 @@ class ConnectionSetup:
         self._prepare = prepare
 
     def set_pragmas(self, connection: apsw.Connection) -> None:
-        """Apply the settings, outside a transaction. Raise ``Invalid`` for one that SQLite ignores."""
+        """Apply the settings, outside a transaction. Raise ``Invalid`` for a switch that SQLite ignores."""
         for setting in self._settings:
             connection.execute(f"PRAGMA {setting.name}={setting.value}").fetchall()
             if setting.expected is None:

@@ -21,13 +21,14 @@ from gazette.stores.sqlite.hand_over import NO_FORMER, NOTE_PATH, Former, record
 from gazette.stores.sqlite.redo_recording import RedoRecording
 
 REIMAGE_MAX: Final = 4
-"""Greatest number of groups of which one commit records images, which bounds the time of a commit."""
+"""Greatest number of images that one commit records to shorten the horizon. This bounds its time."""
 IMAGE_FILES: Final = 1024
 """Approximate number of files of images of a large store: each has 1/1024 of the store."""
 FILES_PER_IMAGE_FILE: Final = 2
-"""Multiple of `IMAGE_FILES` above which images are made again, even if the horizon is short enough."""
+"""Number of a store's files, as a multiple of `IMAGE_FILES`, above which images are made again, even if the
+horizon is short enough."""
 MERGE_EVERY: Final = 8
-"""Commits between two images that only reduce the number of files, so that such images add few bytes."""
+"""Commits from one image that only reduces the number of files to the next: such images add few bytes."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED: Final = frozenset({"main", "temp", "primary"})
@@ -104,7 +105,8 @@ class RedoDatabases:
         return {database.schema: database.path for database in self._all[1:]}
 
     def open(self) -> apsw.Connection:
-        """Open the databases. Blocks. Raise ``Corrupt`` for damaged files, ``Invalid`` for too many."""
+        """Open the databases. Blocks. Raise ``Corrupt`` for damaged files. Raise ``Invalid`` for too many
+        databases, and for a file that the log lacks."""
         connection = self._connection = self._primary.open()
         limit = connection.limit(apsw.SQLITE_LIMIT_ATTACHED)
         if len(self._all) - 1 > limit:
@@ -136,11 +138,12 @@ class RedoDatabases:
     def ship(
         self, wait_for: Collection[OpFuture[Any]] = (), *, changed: bool = True
     ) -> OpFuture[Any]:
-        """Record the commits since the last call, as one append after ``wait_for``. Do not await the append.
+        """Record the commits since the last call as one append, after ``wait_for``. Return its future.
 
-        ``changed``: the commit changed the primary database. In an offline log (see `Recorder.offline`),
-        record nothing now, and everything at its end. Raise ``Broken`` for a change that left no frame.
-        For other errors see `WalChanges.collect`.
+        Then record images again if the horizon is too long, or the files are too many. Without a commit, only
+        merge files. ``changed``: the commit changed the primary database. In an offline log (see
+        `Recorder.offline`), record nothing now, and everything at its end. Raise ``Broken`` for a change that
+        left no frame. For other errors see `WalChanges.collect`.
         """
         if self._recorder.offline:
             shortened = [database.wal.shorten() for database in self._all]  # The primary is first.
@@ -151,7 +154,8 @@ class RedoDatabases:
         if changed and collected[0][1] is None:
             raise no_frames(self.path)
         if all(changes is None for _, changes in collected):
-            # The store was just opened. Merge files: owners that never commit would only add redo files.
+            # No commit: the store was just opened, or its checkpoint did not change. Merge files: owners
+            # that never commit would only add redo files.
             for _ in range(REIMAGE_MAX):
                 if self._many_files:
                     self._merge_files()
@@ -199,8 +203,8 @@ class RedoDatabases:
     def _bound_files(self) -> None:
         """Merge files if an older version, or many short-lived owners, left too many.
 
-        An image that is made again replaces the oldest files first, which are the smallest. A whole cycle of
-        images replaces each file.
+        Images are made again in the order of their age. So the oldest files vanish first, and a whole cycle
+        of images replaces each file.
         """
         if not self._many_files:
             self._until_merge = 0

@@ -59,7 +59,8 @@ def unchanged_definitions(connection: apsw.Connection) -> Iterator[None]:
 
 
 def _check(connection: apsw.Connection) -> None:
-    """Raise ``Invalid`` if a name has two definitions: that of the state, and another one of the schema."""
+    """Raise ``Invalid`` if a name has two definitions: mostly that of the state, and another one of the
+    schema."""
     if not connection.execute(_EXISTS).fetchall():
         return
     definitions: dict[str, str] = {}

@@ -4,8 +4,8 @@ The original's store cannot read our records. It would find no directory ``/page
 without a state. So each of our logs has a file of that name. The original fails at this file, with its name
 in the error, and the text of the file says why.
 
-At promotion, our store takes over the original's databases. It records them whole, and then unlinks the
-original's files in one append. Until that append, the original's files are the state for every owner.
+At promotion, our store takes over the original's databases. It records them whole, and unlinks the original's
+files in one append, the last one. Until that append, the original's files are the state for every owner.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Former:
     def take(cls, recorder: Recorder, form: StateForm) -> Self:
         """Turn the original's files into databases in the directory. Leave files of ``form`` alone. Blocks.
 
-        Raise ``Invalid`` for the log of another store or mode. For other errors see `take_out`.
+        Raise ``Invalid`` for the log of another store or mode, and for a database with a name that SQL cannot
+        attach. For other errors see `check_lengths` and `take_out`.
         """
         links = recorder.fsm.links
         present_form = require_form(links, "SQLiteStore", form, StateForm.PAGES)
@@ -75,7 +76,7 @@ class Former:
             self.end(group)
 
     def end(self, group: Group) -> None:
-        """Unlink the files: from this append on, the recorded databases are the state."""
+        """Unlink the files, and record the note. From this append on, our databases are the state."""
         for path in self.paths:
             group.unlink(path)
         record_note(group)

@@ -7,8 +7,8 @@
     ])
 
 All new migrations, and the record of them, are one transaction and one append: a recovery finds all of
-them or none. An applied migration is known by its position and a digest of its SQL. To change it later is
-an error: the change would affect only new shards.
+them or none. An applied migration is known by its position, and by a digest of its SQL or the name of its
+function. To change it later is an error: the change would affect only new shards.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ CREATE TABLE IF NOT EXISTS gazette_migration (version INTEGER PRIMARY KEY, diges
 def apply_migrations(connection: apsw.Connection, migrations: Sequence[Migration]) -> int:
     """Apply new migrations in the running transaction. Return their number.
 
-    Raise ``Invalid`` when a migration fails, and when the state has other migrations than these, or more of
-    them (from a later version of the application). Then this call commits nothing.
+    Raise ``Invalid`` when the SQL of a migration fails, and when the state has other migrations than these,
+    or more of them (from a later version of the application). Other errors of a function reach the caller.
+    After an error, the caller commits nothing.
     """
     applied = _applied(connection)
     if len(applied) > len(migrations):
@@ -84,8 +85,8 @@ def _applied(connection: apsw.Connection) -> list[str]:
 
 
 def _digest(migration: Migration) -> str:
-    """Return the digest of a migration's SQL without white space and definitions. For a function, return the
-    digest of its name: its SQL is not known."""
+    """Return the digest of a migration's SQL: without definitions, and with single spaces as white space. For
+    a function, return its name: its SQL is not known."""
     if isinstance(migration, str):
         return hashlib.sha256(
             " ".join(without_definitions(migration).split()).encode()

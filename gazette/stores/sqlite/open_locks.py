@@ -6,7 +6,8 @@ When it opens the database, it makes the index of the WAL again. When it closes 
 into the database file, deletes the WAL, and drops the store's locks. Then another process may do so, too.
 
 Locks of an open file description conflict with those of any copy, and no other close drops them. The store
-holds such locks on two bytes, shared, as a reader in another process would. So other copies do no harm.
+holds such locks on two bytes, shared, as a reader in another process would. So other copies do no harm, where
+the system and the file system have such locks.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class OpenLocks:
     """Locks on one database in WAL mode and on its index. Release them before the connection is closed."""
 
     def __init__(self, database_fd: int, index_fd: int) -> None:
-        """Take the locks, once the store's connection has read the database."""
+        """Take the locks, where they exist, once the store's connection has read the database."""
         self._places = ((database_fd, _SHARED_BYTE), (index_fd, _INDEX_BYTE))
         self._set(fcntl.F_RDLCK)
 

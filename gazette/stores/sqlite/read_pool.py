@@ -54,7 +54,7 @@ class ReadPool:
     @contextlib.contextmanager
     def connection(self) -> Iterator[apsw.Connection]:
         """Wait for a connection, and hold it for the block. Raise ``Closed`` when the pool is closed, also
-        meanwhile. Raise ``NotAllowed`` if the block writes."""
+        while the block runs. Raise ``NotAllowed`` if the block writes."""
         with self._slots:
             connection = self._take()
             try:
@@ -91,7 +91,8 @@ class ReadPool:
         return Closed("the store was destroyed", path=str(self._path))
 
     def _connect(self) -> apsw.Connection:
-        """Open a connection. Raise ``Closed`` if the database is gone: the store was destroyed."""
+        """Open a connection. Raise ``Closed`` if SQLite cannot open the file: mostly, since the store was
+        destroyed and the file is gone."""
         try:
             connection = self._open()
         except apsw.CantOpenError as error:
@@ -136,7 +137,8 @@ class ReadPool:
 
 
 def authorize_reading(action: int, first: str | None, second: str | None, *_: str | None) -> int:
-    """Allow an action that only reads, as SQLite's authorizer. Raise ``NotAllowed`` for others."""
+    """Allow an action that only reads, or that virtual tables prepare, as SQLite's authorizer. Raise
+    ``NotAllowed`` for others."""
     if action in _READING or action in _PREPARED_BY_VIRTUAL_TABLES:
         return apsw.SQLITE_OK
     if action == apsw.SQLITE_PRAGMA and is_reading_pragma(first or "", second):

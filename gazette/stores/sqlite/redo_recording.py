@@ -34,7 +34,7 @@ from gazette.stores.sqlite.wal_changes import BUSY_MS, WalChanges
 GROUP_PAGES: Final = 1024
 HORIZON_SLACK: Final = 32 << 20
 """Re-imaging starts at a horizon of 7/4 of the live state plus these bytes. So a recovery reads at most
-twice the live state and 64 MiB."""
+twice the live state and 64 MiB, except soon after a single commit that changed a large part of the state."""
 
 
 class RedoRecording:
@@ -81,21 +81,21 @@ class RedoRecording:
         self._image_end = 0
 
     def open(self) -> apsw.Connection:
-        """Open the recorded database, or a new one. Blocks. Raise ``Corrupt`` if its files are damaged."""
+        """Open the recorded database, or a new one. Blocks. Raise ``Corrupt`` if its files are damaged, and
+        ``Invalid`` for a file that the log lacks."""
         recorded = self._recover()
         connection = apsw.Connection(str(self.path))
         self._begin(connection, recorded=recorded)
         return connection
 
     def attach(self, connection: apsw.Connection) -> None:
-        """Attach the database as ``schema``. Blocks. Raise ``Corrupt`` if its files are damaged."""
+        """Attach the database as ``schema``. Blocks. For the errors see `open`."""
         recorded = self._recover()
         connection.execute(f'ATTACH ? AS "{self.schema}"', (str(self.path),)).fetchall()
         self._begin(connection, recorded=recorded)
 
     def _recover(self) -> bool:
-        """Prepare the database file. Return False for a new database, which must be recorded whole. Raise
-        ``Invalid`` for a file that the log lacks."""
+        """Prepare the database file. Return False for a new database, which must be recorded whole."""
         recorded = is_recorded(self.recorder.directory, self.database)
         is_in_log = recorded or self._is_taken_over
         if recorded:
@@ -131,7 +131,7 @@ class RedoRecording:
                 )
 
     def _begin(self, connection: apsw.Connection, *, recorded: bool) -> None:
-        """Follow the commits of an opened database. Record it whole if it is new."""
+        """Follow the commits of an opened database. Record a new one whole (an offline log: at its end)."""
         connection.set_busy_timeout(BUSY_MS)
         self._configure(connection)
         # This read makes SQLite create the index of the empty WAL.
@@ -193,14 +193,15 @@ class RedoRecording:
             self.record(group, changes)
 
     def settle(self) -> None:
-        """Note the final size of the database, at the end of an offline log (see `Recorder.offline`).
+        """Move the WAL into the database, and note its size, before `record_images`.
 
         Raise ``Broken`` if the database is still being read.
         """
         self._resize(self.wal.settle())
 
     def record_images(self, file_bytes: int) -> None:
-        """Record images of all groups of the database. Call `settle` first."""
+        """Record images of all groups: of a database that an offline log has built, or that was taken over.
+        Call `settle` first."""
         for number in range(self._group_count()):
             self._reimage(number, file_bytes)
 
@@ -268,7 +269,7 @@ class RedoRecording:
             self._rotate()
 
     def renew(self, bound: int, file_bytes: int) -> bool:
-        """Record again the oldest part that a recovery needs. Return False if there is nothing to record.
+        """Record an image of the group that needs the oldest redo. Return False for a database without pages.
 
         ``file_bytes``: add an image to the last file if the file then has at most this many bytes.
         """
@@ -276,7 +277,8 @@ class RedoRecording:
             return False
         redo = self.recorder.fsm.nodes[self._redo_fnode].segments[0]
         if self.recorder.write_head - redo.first_offset > bound // 2:
-            # In a database with few writes, the current redo file is old, too.
+            # With few writes, the current redo file may begin far back in the log. Begin a new one:
+            # otherwise it keeps the horizon long.
             self._rotate()
         self._reimage(self._oldest_group(), file_bytes)
         return True

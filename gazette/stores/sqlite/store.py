@@ -78,8 +78,8 @@ class SQLiteStore(Store):
 
     ``execute`` and ``executemany`` belong to the shard's thread and to its running transaction. The
     first statement begins the transaction and the runtime commits it. BEGIN, COMMIT and ROLLBACK raise
-    ``NotAllowed``; use SAVEPOINT for changes that you may undo. ATTACH and DETACH raise ``NotAllowed``,
-    too: recording would miss the attached database.
+    ``NotAllowed``; use SAVEPOINT for changes that you may undo. ATTACH and DETACH raise ``NotAllowed``:
+    recording would miss the attached database. So do PRAGMAs that `stores/sqlite/connections` refuses.
 
     Any thread may call ``query``. On the shard's thread, which opened the store, a query sees the running
     transaction; on other threads, the last local commit.
@@ -108,9 +108,9 @@ class SQLiteStore(Store):
         """Open the played-back database, or a new one with pages of ``page_size`` bytes.
 
         ``prepare_connection`` is called on the thread that needs the connection. It must neither
-        write nor replace the connection's authorizer. Raise ``Invalid`` for wrong arguments, and if the
-        log was recorded in another mode. Raise ``Corrupt`` if the files of the log are damaged, and
-        ``Unavailable`` for a full disk.
+        write nor replace the connection's authorizer. Raise ``Invalid`` for wrong arguments, a migration
+        that fails or has changed, a changed definition, and a log of another store or mode. Raise ``Corrupt``
+        for damaged files, ``Unavailable`` for a full disk, and ``apsw.Error`` for faults of ``schema``.
         """
         if recorder is None:
             raise Invalid(
@@ -164,7 +164,7 @@ class SQLiteStore(Store):
             self._commit()
             self._recording.ship(changed=False)
             self._committed = self._checkpoint_row()
-            """The checkpoint of the last commit, encoded."""
+            """The checkpoint of the last commit, encoded; None before the first commit."""
         except BaseException:
             self.destroy()
             raise
@@ -261,7 +261,8 @@ class SQLiteStore(Store):
         SQL that writes runs all its statements to their end before this returns; its rows stay in memory.
         A single statement that only reads runs as its rows are fetched. Raise ``NotAllowed`` for SQL that the
         class refuses, ``InvalidValue`` for a binding that SQLite does not keep exactly, ``Unavailable`` for a
-        full disk, ``Corrupt`` for a damaged file, or ``apsw.Error`` for faults of the SQL.
+        full disk, ``Corrupt`` for a damaged file, or ``apsw.Error`` for faults of the SQL. Raise
+        ``GazetteError`` if an earlier error has rolled the transaction back.
         """
         if type(bindings) is tuple:
             for value in bindings:  # `are_kept` inlined: its call would double the cost.
@@ -302,8 +303,8 @@ class SQLiteStore(Store):
     def _run_to_end(self, sql: str, bindings: Bindings) -> apsw.Cursor:
         """Run SQL to its end, unless it is one statement that reads.
 
-        Note the SQL of one statement that reads, or that returns no rows: its next call is fast. All other
-        SQL comes here at each call.
+        Note the text of one statement that reads, or that returns no rows: `execute` runs it faster from then
+        on. All other SQL comes here at each call.
         """
         connection = self.connection
         if connection.exec_trace is not None:
@@ -353,8 +354,8 @@ class SQLiteStore(Store):
 
         A table is a table or batch of ``pyarrow``, or a frame of Polars. A timestamp is an integer of
         microseconds, and a date is a text. SQLite calls Python for each value: aggregate large tables before.
-        Errors are those of `execute`, ``Invalid`` for the name of a table of the database, and
-        ``InvalidValue`` for NaN, lists, structs, and decimals with digits behind the point.
+        Errors are those of `execute`, ``Invalid`` for a name that the database has already, and
+        ``InvalidValue`` for NaN, and for types such as lists, structs, and decimals with a scale.
         """
         connection = self.connection
         if not connection.in_transaction:
@@ -426,9 +427,9 @@ class SQLiteStore(Store):
 
         On the shard's thread, the query sees the writes of the running transaction. On another thread, it
         sees every transaction that was committed locally, even if its append is not done. On such a thread,
-        it waits while all ``readers`` are in use. Raise ``NotAllowed`` for SQL that writes, ``Corrupt`` for a
-        damaged file, ``Closed`` when the store is destroyed, also during the query. Raise ``apsw.Error`` for
-        faults of the SQL: the transaction continues.
+        it waits while all ``readers`` are in use. Raise ``NotAllowed`` for SQL that writes, ``InvalidValue``
+        as `execute`, ``Corrupt`` for a damaged file, ``Closed`` when the store is destroyed, also during the
+        query. Raise ``apsw.Error`` for faults of the SQL: the transaction continues.
         """
         if threading.get_ident() == self._thread:
             return self._query_transaction(sql, bindings)
@@ -510,7 +511,8 @@ class SQLiteStore(Store):
         self._readers.close()
 
     def destroy(self) -> None:
-        """End running queries, which raise ``Closed``. Do not wait for them."""
+        """Close the databases, and interrupt queries on other threads, which raise ``Closed``. Do not wait
+        for these queries. The running transaction is lost."""
         self._destroyed = True
         self._begun = _NOT_BEGUN
         self._readers.close()
@@ -561,7 +563,7 @@ class _Savepoint:
     def _end(self, sql: str) -> None:
         connection = self._store.connection
         if not connection.in_transaction:
-            self._store._begin()  # Raise the error if it rolled back more than the savepoint.
+            self._store._begin()  # This raises: an error has rolled the whole transaction back.
         connection.execute(sql).fetchall()
 
 

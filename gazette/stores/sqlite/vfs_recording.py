@@ -201,7 +201,8 @@ class VfsRecording:
         """By schema: SQLite's ``data_version``, which changes with each commit of another connection."""
 
     def open(self) -> apsw.Connection:
-        """Open the recorded database, or a new one. Blocks. Raise ``Broken`` while its files are read."""
+        """Open the databases, recorded or new. Blocks. Raise ``Corrupt`` for a damaged WAL. Raise ``Broken``
+        if databases of the original are to be taken over, and another program reads them."""
         paths = (self.path, *self.attached.values())
         name = f"gazette-{os.getpid()}-{next(_serial)}"
         self._vfs = _RecordedVFS(name, self._notes)
@@ -235,7 +236,8 @@ class VfsRecording:
         return connection
 
     def _guard(self, connection: apsw.Connection) -> None:
-        """Take locks by which other copies of SQLite see that the databases are open."""
+        """Note the versions of the databases. In WAL mode, take locks by which other copies of SQLite see
+        that they are open."""
         for schema, path in {"main": self.path, **self.attached}.items():
             self._versions[schema] = _data_version(connection, schema)
             if self._journal_mode.upper() == "WAL":
@@ -243,7 +245,8 @@ class VfsRecording:
                 self._locks.append(OpenLocks(self._fds[path], index.fd))
 
     def _require_own(self, connection: apsw.Connection) -> None:
-        """Raise ``Broken`` if another connection has changed a database, or deleted its WAL."""
+        """Raise ``Broken`` if another connection has changed a database or deleted its WAL, or if the
+        connection has another database under its name."""
         for schema, file in {"main": self.path, **self.attached}.items():
             check_file(connection, schema, file)
             if (index := self._indexes.get(schema)) is not None:
@@ -254,9 +257,10 @@ class VfsRecording:
     def ship(
         self, wait_for: Collection[OpFuture[Any]] = (), *, changed: bool = True
     ) -> OpFuture[Any]:
-        """Record SQLite's writes since the last call, as one append after ``wait_for``.
+        """Record SQLite's writes since the last call, as one append after ``wait_for``. Return its future.
 
-        ``changed``: the commit changed the primary database. Raise ``Broken`` if SQLite then wrote nothing.
+        Then record the whole databases again if the horizon is too long. ``changed``: the commit changed the
+        primary database. Raise ``Broken`` if SQLite then wrote nothing, and as `_require_own`.
         """
         events = self._notes.take()
         assert self._connection is not None

@@ -33,8 +33,8 @@ class FollowedDatabase:
     def follow(self, files: PlayedFiles) -> None:
         """Bring this copy to the last commit in ``files``.
 
-        The work is in proportion to the changes since the last call. The first call copies the
-        whole database, and so does a call after the log has lost needed redo. After an error
+        The work is in proportion to the changes since the last call. The first call builds the whole
+        database, and so does a call whose files do not continue the redo that was applied. After an error
         (``Corrupt``, ``apsw.Error``, ``OSError``) the next call builds the copy from nothing.
         """
         position, self._redo = self._redo, None
@@ -77,7 +77,7 @@ class FollowedDatabases:
         self._directory = directory
         self._followed: dict[str, FollowedDatabase] = {}
         self.rebuilds = 0
-        """How often a database was built from nothing, after the first time."""
+        """How often the copy was built from nothing: all databases at once, or one of them again."""
 
     @property
     def path(self) -> Path:
@@ -94,8 +94,11 @@ class FollowedDatabases:
         }
 
     def follow(self, files: PlayedFiles) -> None:
-        """Bring all databases to the last commit: see `FollowedDatabase.follow`. Raise ``Corrupt`` for
-        damaged files, or ``GazetteError`` for a full disk."""
+        """Bring all databases to the last commit: see `FollowedDatabase.follow`.
+
+        Raise ``Invalid`` for the log of another store, ``Corrupt`` for damaged files, and ``GazetteError``
+        for errors of the disk or of SQLite.
+        """
         form = require_form(
             files.paths, "SQLiteStore", StateForm.REDO, StateForm.PLAIN, StateForm.PAGES
         )
@@ -127,7 +130,7 @@ class FollowedDatabases:
             database = followed[name] = before.get(name) or FollowedDatabase(self._directory, name)
             rebuilds = database.rebuilds
             database.follow(files)
-            if rebuilds and database.rebuilds > rebuilds:  # Do not count the first build.
+            if rebuilds and database.rebuilds > rebuilds:  # `follow` has counted the first build.
                 self.rebuilds += 1
         return followed
 

@@ -42,8 +42,9 @@ CHECKPOINT_OVERDUE: Final = 4
 CHECKPOINT_WAIT_MS: Final = 100
 """Bounds of the time for which a checkpoint yields to readers.
 
-A checkpoint is postponed until the WAL has `CHECKPOINT_OVERDUE` times its intended length. From then on each
-commit waits `CHECKPOINT_WAIT_MS` for readers. Otherwise readers without a pause would let the WAL grow.
+A checkpoint does not wait for readers until the WAL has `CHECKPOINT_OVERDUE` times its intended length. From
+then on each commit waits for them, at most `CHECKPOINT_WAIT_MS`. So the WAL grows less while queries never
+pause.
 """
 _INDEX_VERSION: Final = 3_007_000
 _BACKFILLED: Final = struct.Struct("=I")
@@ -76,7 +77,7 @@ class WalIndex:
 
     def read(self) -> WalPosition:
         """Return the end of the WAL. Call this while no statement runs. Raise ``Broken`` if another program
-        or copy of SQLite has used the database."""
+        or copy of SQLite has used the database, or for an index in an unknown form."""
         if not os.fstat(self.fd).st_nlink:
             raise used_elsewhere(self._path, "it deleted the WAL and its index")
         data = os.pread(self.fd, 2 * INDEX.size + _BACKFILLED.size, 0)
@@ -138,7 +139,7 @@ class WalChanges:
         self._hook_frames = -1
         """Frames in the WAL when SQLite last called the hook; -1 without a call since the last `collect`."""
         self._commits = 0
-        """Number of commits in SQLite's index at the last `collect`."""
+        """Number of commits in SQLite's index at the last `collect` or `shorten`."""
         self._collected_frames = 0
         """Number of frames of the WAL that were collected."""
         self._salt = b""
@@ -146,7 +147,7 @@ class WalChanges:
         """By page: the offset in the WAL of its newest collected frame."""
 
     def open_file(self, page_size: int) -> None:
-        """Open the database file. Call before the connection is opened."""
+        """Open the database file, or make it. Call before the connection is opened."""
         self._page_size = page_size
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._main_fd = os.open(self._path, flags, 0o600)
@@ -175,7 +176,7 @@ class WalChanges:
         return data
 
     def settle(self) -> int:
-        """Move the WAL into the database, at the end of an offline log (see `Recorder.offline`).
+        """Move the WAL into the database, before all of it is recorded as images.
 
         Return the size of the database in pages. Raise ``Broken`` if the database is still being read.
         """
@@ -213,9 +214,9 @@ class WalChanges:
         """Return the changes that were committed since the last call; None without a commit.
 
         The log has ``recorded`` pages of the database: the former content of later pages is unknown.
-        Raise ``Broken`` when the application keeps SQLite from reporting commits, or another copy of SQLite
-        has used the database. Raise ``Corrupt`` when the WAL contradicts SQLite's index, or a checkpoint has
-        moved changes that were not recorded.
+        Raise ``Broken`` when the application keeps SQLite from reporting commits, or has put another database
+        in place of this one, or another copy of SQLite has used the database. Raise ``Corrupt`` when the WAL
+        contradicts SQLite's index, or a checkpoint has moved changes that were not recorded.
         """
         assert self._connection is not None
         assert self._index is not None
@@ -258,7 +259,8 @@ class WalChanges:
     def _changes(self, newest: dict[int, int], known: int, pages: int) -> Iterator[PageChange]:
         """Yield the changes of pages up to ``pages``. The former content is known up to page ``known``.
 
-        Hold one page in memory at a time, since VACUUM changes each page of a database.
+        Hold one page in memory at a time, since VACUUM changes each page of a database. Count the frames as
+        collected only at the end: until then, `_old_page` needs the frames from before.
         """
         for page in sorted(newest):
             if page > pages:
@@ -305,7 +307,7 @@ class WalChanges:
         return data.ljust(count * size, b"\0")
 
     def _old_page(self, page: int) -> bytes:
-        """Return a page as of the last `collect`."""
+        """Return a page as it was before the commits that are being collected."""
         offset = self._wal_pages.get(page)
         if offset is not None:
             return os.pread(self._wal_fd, self._page_size, offset)
