@@ -42,7 +42,8 @@ class SourceCheckpoint:
 class Checkpoint:
     """Sources by journal, and ACK intents by journal, to append once the checkpoint has committed.
 
-    Encoded forms are canonical: equal checkpoints have equal bytes, in any order of their dictionaries.
+    Encoded forms are canonical: checkpoints with equal parts have equal bytes, in any order of their
+    dictionaries. ``==`` does not compare ``application``.
     """
 
     sources: dict[JournalName, SourceCheckpoint] = field(default_factory=dict)

@@ -165,8 +165,9 @@ class FragmentSpec:
 class JournalSpec:
     """Specification of a journal.
 
-    A field that is zero is unset. ``validate`` refuses most unset fields. A partial specification, such as a
-    node of a YAML tree, may have them. ``max_append_rate`` is in bytes per second; 0 means no limit.
+    A field that is zero is unset. ``validate`` refuses an unset replication, length, codec and refresh
+    interval. A partial specification, such as a node of a YAML tree, may lack them. ``max_append_rate`` is in
+    bytes per second; 0 means no limit.
     """
 
     name: JournalName
@@ -291,7 +292,8 @@ class JournalSpec:
 
     @classmethod
     def from_pb(cls, pb: broker_pb2.JournalSpec) -> JournalSpec:
-        """Return the specification. Raise ``Invalid`` for unknown enum values."""
+        """Return the specification. Raise ``Invalid`` for an unknown codec or level of suspension, and for a
+        duration beyond 64 bits of nanoseconds."""
         with within("Fragment"):
             fragment = FragmentSpec.from_pb(pb.fragment)
         suspend = None
@@ -310,7 +312,7 @@ class JournalSpec:
 
 
 def validate_journal_labels(labels: LabelSet) -> None:
-    """Raise ``Invalid`` unless the well-known labels have one value each, and fit each other."""
+    """Raise ``Invalid`` unless the well-known labels have at most one value each, and fit each other."""
     label_set.validate_single_valued(labels)
     content_type = labels.value_of(CONTENT_TYPE)
     if content_type is not None:

@@ -169,7 +169,8 @@ class JournalNode:
 def extract_tree(nodes: Iterable[JournalNode]) -> JournalNode:
     """Wrap nodes in directories: one for each path at which names of nodes diverge.
 
-    Wrap nodes without a common path, and an empty list, in a directory with an empty name.
+    Wrap nodes without a common path, and an empty list, in a directory with an empty name. Return a single
+    node as it is.
     """
     ordered = sorted(nodes, key=lambda node: node.spec.name)
     return _extract(ordered) if ordered else JournalNode(JournalSpec(""))

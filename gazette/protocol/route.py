@@ -195,8 +195,8 @@ _HEADERS: Final = 1024
 
 @lru_cache(maxsize=_HEADERS)
 def _header_of(data: bytes) -> Header:
-    # Every response has a header, and most responses share a few headers. To decode and check each header
-    # took a quarter of a client's time for a small append.
+    # The first response of each call has a header, and most of these share a few headers. To decode and check
+    # each header took a quarter of a client's time for a small append.
     pb = broker_pb2.Header.FromString(data)
     process_id = ProcessId.from_pb(pb.process_id)
     return Header(

@@ -1,7 +1,7 @@
 """Checks of requests and responses of the Journal service, on receipt and before sending.
 
-Every function takes a generated message, and never changes it. ``Invalid`` has a path that names the field.
-`shard_checks` has the checks of the Shard service.
+No check changes its message. ``Invalid`` names the wrong field, in its path or in its text. `shard_checks`
+has the checks of the Shard service.
 """
 
 from __future__ import annotations
@@ -230,7 +230,8 @@ def validate_list_request(pb: broker_pb2.ListRequest) -> None:
 
 
 def validate_list_response(pb: broker_pb2.ListResponse) -> None:
-    """Require a status and a header. Callers check each journal (`validate_list_response_journal`)."""
+    """Require a known status and a valid header. Callers check each journal
+    (`validate_list_response_journal`)."""
     _status(pb.status)
     valid_header(pb.header)
 

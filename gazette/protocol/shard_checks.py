@@ -50,8 +50,8 @@ def validate_shard_list_response(pb: consumer_pb2.ListResponse) -> None:
 
 
 def validate_list_response_shard(pb: consumer_pb2.ListResponse.Shard) -> None:
-    """Raise ``Invalid`` for wrong revisions, routes or statuses of a listed shard. The specification is not
-    checked: any process may have applied it."""
+    """Raise ``Invalid`` for a wrong revision or route of a listed shard, or if not each member has a status.
+    The specification is not checked: any process may have applied it."""
     check_listed(pb.mod_revision, pb.route)
     if len(pb.route.members) != len(pb.status):
         raise Invalid(

@@ -1,8 +1,8 @@
 """Shard specifications as a list, with a common part for the fields that all shards share.
 
 Operators read and write this form as YAML. A shard's specification is its own fields, and the common fields
-where its own are absent. A field that is present but ``false``, 0 or empty also replaces the common field.
-The original treats such a field as absent.
+where its own are absent. A field of a single value that is present but ``false``, 0 or ``""`` also replaces
+the common field: the original treats it as absent. Empty ``sources`` and ``labels`` count as absent.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class ShardList:
         )
 
     def to_yaml(self) -> str:
-        """Return the YAML that ``parse`` reads, without unset fields."""
+        """Return the YAML that ``parse`` reads, without unset fields, and without ``zeros``."""
         shards = [_encode_shard(shard) for shard in self.shards]
         return strict_yaml.dump({"common": _encode_spec(self.common), "shards": shards})
 

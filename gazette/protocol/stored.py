@@ -48,7 +48,8 @@ _TXN_DURATION_NS: Final = duration.SECOND
 def stored_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
     """Return a specification that can be served, and why the stored value is invalid (empty: valid).
 
-    Raise ``Invalid`` for an invalid name. Do not check stores: they fail when they are used, with the reason.
+    Raise ``Invalid`` for an invalid name, and for a duration beyond 64 bits of nanoseconds. Do not check
+    stores: they fail when they are used, with the reason.
     """
     try:
         spec = JournalSpec.from_pb(pb)
@@ -88,7 +89,7 @@ def stored_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
 def listed_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
     """Return a specification as it was stored, and why it is invalid (empty: valid).
 
-    Unknown enumerations become zero. Raise ``Invalid`` for an invalid name.
+    Unknown enumerations become zero. Raise ``Invalid`` as `stored_journal`.
     """
     with within("Name"):
         validate_journal_name(pb.name)
@@ -111,8 +112,8 @@ def listed_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
 def stored_shard(pb: consumer_pb2.ShardSpec) -> tuple[ShardSpec, str]:
     """Return a specification that can be assigned, and why the stored value is invalid (empty: valid).
 
-    Raise ``Invalid`` for an invalid id. Keep invalid names of journals and hints: the shard that uses them
-    fails when it starts, with the reason.
+    Raise ``Invalid`` for an invalid id, and for a duration beyond 64 bits of nanoseconds. Keep invalid names
+    of journals and hints: the shard that uses them fails when it starts, with the reason.
     """
     spec = ShardSpec.from_pb(pb)
     try:

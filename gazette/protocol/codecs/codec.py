@@ -10,7 +10,7 @@ A fragment file holds exactly the journal's bytes in one of five codecs. Their n
 - ``GZIP_OFFLOAD_DECOMPRESSION``: one gzip member, which the store or HTTP may have decoded.
 
 Neither direction knows where a fragment ends, or its digest: see `gazette.protocol.codecs.decoder`. Use each
-object for one stream, and in one thread at a time. Its methods release the interpreter lock.
+object for one stream, and in one thread at a time. Compression and its inverse release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ class Decompressor(Protocol):
     def decompress(self, data: bytes, max_length: int) -> bytes:
         """Add file bytes (or ``b""`` to continue). Return at most ``max_length`` journal bytes.
 
-        Keep the input that is not decoded yet: pass more only if ``needs_input``. Hold at most 32 MiB of
+        The object keeps the rest of the input: pass more only if ``needs_input``. It holds at most 32 MiB of
         decoded bytes, for any input. Raise ``Corrupt`` if the input does not fit the codec.
         """
         ...
 
     @property
     def needs_input(self) -> bool:
-        """True if all content of the input so far has been returned."""
+        """True if ``decompress`` can return no more content without more input."""
         ...
 
     def finish(self) -> bytes:
@@ -254,7 +254,7 @@ class _SlicedDecompressor(ABC):
                 self._input = self._input[len(piece) :]
                 content = self._step(piece)
                 if content and not pieces and room // 2 <= len(content) <= room:
-                    return content  # Less than `max_length`, but not copied.
+                    return content  # Perhaps less than `max_length`, but not copied.
                 self._output = memoryview(content)
                 continue
             part = self._output[:room]

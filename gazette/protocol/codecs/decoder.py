@@ -2,7 +2,7 @@
 
 A stored file is not trusted. Its name gives the number of its decoded bytes, and their SHA-1. Decoding stops
 at the first additional byte. A file that ends early is an error. If the fragment was read from its start to
-its end, another digest is an error, too.
+its end, another digest is an error, too, unless the caller checks the digest.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class FragmentDecoder:
     """Decodes one fragment: bytes in, bytes out. For one thread at a time.
 
     Decoding starts with the file's first byte. Only with codec NONE may decoding start elsewhere: at the byte
-    of offset ``start``; then the digest is not checked. Pass ``verify`` False if the caller checks the
-    digest.
+    of offset ``start``; then the digest is not checked. Raises ``Invalid`` for another ``start``. Pass
+    ``verify`` False if the caller checks the digest.
 
     With ``sums``, that pool computes the digest while decoding goes on. Decode in a thread of another pool: a
     thread of the same pool would wait for itself.
@@ -91,8 +91,8 @@ class FragmentDecoder:
         return content
 
     def finish(self) -> bytes:
-        """Take the end of the file. Return the last bytes, at most two. Raise ``Corrupt`` if anything is
-        missing, or if the digest differs."""
+        """Take the end of the file. Return the last bytes, at most two. Raise ``Corrupt`` if content is
+        missing or was not read, or if the digest differs."""
         try:
             content = self._decompressor.finish()
         except Corrupt as error:

@@ -86,7 +86,7 @@ def format_go_duration(ns: int) -> str:
 def to_pb(ns: int) -> duration_pb2.Duration:
     """Return the wire form, in which seconds and nanoseconds have the same sign."""
     from google.protobuf import (
-        duration_pb2,  # Settings of programs have durations, and no messages.
+        duration_pb2,  # Not at the top: settings of programs have durations, but no messages.
     )
 
     seconds, nanos = divmod(abs(ns), SECOND)

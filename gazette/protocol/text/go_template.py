@@ -106,7 +106,8 @@ class Template:
     nodes: tuple[Node, ...] = field(repr=False)
 
     def execute(self, data: Struct) -> str:
-        """Return the output of the template. Raise ``Invalid`` where Go would fail."""
+        """Return the output of the template. Raise ``Invalid`` where Go would fail, and for a list or nil,
+        which a path cannot have."""
         return "".join(_written(self.nodes, data, data))
 
 
@@ -116,7 +117,8 @@ def parse(text: str) -> Template:
 
 
 def is_complete(text: str) -> bool:
-    """Return False if an action of a template has no end: no process can have used such a template."""
+    """Return False if a template has fewer ``}}`` than ``{{``. Then an action has no end, and no process can
+    have used the template. (A constant with ``{{`` is counted, too.)"""
     return text.count("{{") <= text.count("}}")
 
 
@@ -258,7 +260,8 @@ class _Parser:
 def _pieces(text: str) -> Iterator[tuple[str, str, list[tuple[str, str]] | None]]:
     """Yield each piece of literal text, with the action that follows it as text and as tokens.
 
-    Tokens are None for a comment, and at the end of the text.
+    Tokens are None for a comment, and at the end of the text. Raise ``Invalid`` at an action that has no end,
+    or is not supported.
     """
     # `{{-` trims white space from the text before the action, and `-}}` from the text behind it.
     position, trim = 0, False
