@@ -103,13 +103,15 @@ class ClusterAccess:
         await self.close()
 
     async def close(self) -> None:
-        """Close the client's channels. Calls in flight are cancelled; their callers get ``Closed``."""
+        """Close the client's own channels, not those that it was given. Calls in flight are cancelled; their
+        callers get ``Closed``."""
         if self._own_channels:
             await self.channels.close()
 
     @property
     def address(self) -> str:
-        """The endpoint to call without a route: one of the given endpoints that is not known to fail."""
+        """The endpoint to call without a route: one of the given endpoints that is not known to fail. If all
+        fail, another one each time."""
         return self.addresses.pick()
 
 
@@ -146,7 +148,7 @@ class BrokerAccess(ClusterAccess):
         """The last answers of brokers to calls that are repeated."""
 
     async def close(self) -> None:
-        """Close the client's channels and fragments. See `ClusterAccess.close`."""
+        """Close the client's channels and ``fragments``, even given ones. See `ClusterAccess.close`."""
         self.fragments.close()
         await super().close()
 
@@ -161,7 +163,7 @@ class BrokerAccess(ClusterAccess):
         return self.address if endpoint is None else endpoint
 
     def byte_path(self, journal: str, *, primary: bool = False) -> tuple[str, BytePath]:
-        """Return the endpoint at which to append to or read a journal, and the calls there."""
+        """Return the endpoint at which to append to or read a journal, and the stubs of these calls there."""
         endpoint = self.endpoint_of(journal, primary=primary)
         return endpoint, self.channels.byte_path(endpoint)
 
@@ -189,5 +191,5 @@ class BrokerAccess(ClusterAccess):
         self._routes.put(split_journal_meta(journal)[0], route, self.clock.monotonic())
 
     def forget_route(self, journal: str) -> None:
-        """Forget a route: none of its members could be reached."""
+        """Forget a route, since a call by it failed: the next call goes to the default address."""
         self._routes.forget(split_journal_meta(journal)[0])

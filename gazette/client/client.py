@@ -76,7 +76,7 @@ class Client(BrokerAccess):
         """Yield all matching journals, now and after each change of a specification, without end.
 
         ``resume`` is the header of a list that is known already: the first list is newer. Failures of
-        brokers are retried. Raise ``Invalid`` or ``NotAllowed``.
+        brokers are retried. Raise ``Invalid``, ``NotAllowed``, or ``Closed`` once the client is closed.
         """
         return journals.watch_journals(self, selector, resume=resume)
 

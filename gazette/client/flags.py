@@ -52,7 +52,8 @@ class ClientFlags:
         return TlsSettings.of(self.trusted_ca_file, self.cert_file, self.cert_key_file)
 
     def signer(self, clock: Clock) -> Signer:
-        """Return the signer of the keys or of the token. Raise ``Invalid`` for malformed ones."""
+        """Return the signer: of the token, else of its file, else of the keys. Raise ``Invalid`` for
+        malformed keys, and for a file without a token."""
         from gazette.auth import KeyedAuth, NoAuth, StaticToken
 
         if self.auth_token:

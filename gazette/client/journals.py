@@ -52,7 +52,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ListedJournal:
-    """A journal as a broker listed it. ``route`` is its route at that time: watches report no later route."""
+    """A journal as a broker listed it. ``route`` is its route at that time: a watch does not report that only
+    a route has changed."""
 
     spec: JournalSpec
     mod_revision: Revision
@@ -192,7 +193,7 @@ async def watch_journals(
 
     ``resume`` is the header of a list that is known already: the first list is then newer. Begin the watch
     again after failures of brokers, and log their reason from the third on. Raise ``Invalid`` or
-    ``NotAllowed`` if brokers refuse the watch.
+    ``NotAllowed`` if brokers refuse the watch, and ``Closed`` once the client is closed.
     """
     attempt = -1
     while True:
@@ -370,8 +371,8 @@ async def list_fragments(
 ) -> tuple[StoredFragment, ...]:
     """Return the fragments of a journal's index, by offset, over all pages.
 
-    Raise ``NotFound``, ``NotAllowed`` (also for a suspended journal), ``Unavailable``,
-    ``Moved`` or ``Broken``.
+    Raise ``Invalid`` for wrong parameters, ``NotFound``, ``NotAllowed`` (also for a suspended journal),
+    ``Unavailable``, ``Moved`` or ``Broken``.
     """
     params.validate()
     fragments: list[StoredFragment] = []

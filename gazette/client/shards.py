@@ -143,7 +143,7 @@ class ShardClient(ClusterAccess):
     async def list_shards(
         self, selector: LabelSelector = EVERYTHING, *, extension: bytes = b""
     ) -> ShardList:
-        """Return all shards that match, of those that the caller may list. Raise ``NotAllowed``,
+        """Return all shards that match, of those that the caller may list. Raise ``Invalid``, ``NotAllowed``,
         ``Unavailable`` or ``Broken``."""
         request = consumer_pb2.ListRequest(selector=selector.to_pb(), extension=extension)
         validate_shard_list_request(request)

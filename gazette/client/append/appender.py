@@ -52,8 +52,8 @@ RETRIED_STATUSES: Final = frozenset(
 class SuspendControl(IntEnum):
     """The instruction of an append for the suspension of its journal.
 
-    Any append without content that says RESUME, probes included, resumes a suspended journal. Use NO_RESUME
-    or KEEP to look without a change.
+    Any append that says RESUME resumes a suspended journal, even a probe without content. Use NO_RESUME or
+    KEEP to look without a change.
     """
 
     RESUME = 0
@@ -138,14 +138,14 @@ class AppendResult:
 
 
 class Appender:
-    """One Append RPC: nothing of it is in the journal unless ``commit`` returned.
+    """One Append RPC: nothing of it is in the journal before ``commit`` is called.
 
         async with Appender(client, AppendParams("a/journal")) as appender:
             await appender.write(b"…")
             result = await appender.commit()
 
-    Leaving the block without ``commit`` aborts. Cancellation of ``write``: nothing was appended. Cancellation
-    of ``commit``: content may have been appended.
+    Leaving the block without ``commit`` aborts. Cancellation of ``write``: nothing was appended. After a
+    cancellation of ``commit``, or its ``Unavailable`` or ``Broken``, all content may have been appended.
     """
 
     def __init__(
@@ -186,8 +186,8 @@ class Appender:
         """Ask for the commit and wait for it.
 
         Raise ``Fenced`` if registers were not as required, ``NotFound``, ``NotAllowed``, ``Conflict`` (wrong
-        offset), ``Corrupt`` (index has a greater offset), ``Moved``, ``Unavailable`` or ``Broken``. The
-        status is in ``facts["status"]``.
+        offset), ``Corrupt`` (index has a greater offset), ``Moved``, ``Unavailable``, ``Broken``, or
+        ``Closed`` if the client was closed. The broker's status, if any, is in ``facts["status"]``.
         """
         await self._open()
         if not self._answered:

@@ -49,8 +49,8 @@ class AppendServiceSettings:
 
     Content beyond ``journal_memory_max`` of one journal, or beyond the memory budget, goes to an unlinked
     file. The file is in ``spill_directory`` (None: the directory of temporary files). Before content goes
-    there, its producer waits as long as the broker makes progress. Producers wait without limit while
-    ``backlog_max`` bytes are waiting.
+    there, its producer waits as long as the broker makes progress. Producers wait without limit while more
+    than ``backlog_max`` bytes are waiting. On the event loop, no producer waits.
     """
 
     journal_memory_max: int = 8 << 20
@@ -127,7 +127,8 @@ class Backlog:
         return threading.get_ident() == self._loop_thread
 
     def queue(self, params: AppendParams) -> JournalQueue:
-        """Return the journal's queue. Raise ``Invalid`` for wrong parameters, ``Closed`` after ``close``."""
+        """Return the journal's queue. Raise ``Invalid`` for wrong parameters. After ``close``, return a queue
+        that has failed, or raise ``Closed`` for a journal without one."""
         journal = params.journal
         queue = self.queues.get(journal)
         if queue is not None and params == queue.validated:
@@ -286,7 +287,7 @@ class Backlog:
         )
 
     def _worth_waiting(self, queue: JournalQueue) -> bool:
-        """Return True if batches of this very journal will soon free enough memory."""
+        """Return True if batches of this very journal are being sent, and may soon free enough memory."""
         return (
             queue.flowing
             and self._over(queue)

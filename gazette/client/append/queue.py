@@ -29,7 +29,7 @@ SPILL_FILE_BYTES: Final = 64 << 20
 """Size in bytes at which a spill file takes no more. The file is deleted once all its content was
 appended."""
 BATCH_BYTES_MAX: Final = 64 << 20
-"""Size in bytes at which a batch takes no more appends. `in_place` may exceed this by one segment."""
+"""Size in bytes above which a batch takes no more appends. The last one may exceed it by its own size."""
 
 
 class MemoryBudget:

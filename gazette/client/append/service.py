@@ -110,9 +110,9 @@ def is_terminal(error: Exception, *, checked: bool, lasted_s: float = 0.0) -> bo
 class AppendTxn:
     """One append, begun by `AppendService.start_append`.
 
-    Until it is released or rolled back, no other append to the same journal can begin, so be brief. Used by
-    one thread at a time. As a context manager it is released at the end of the block, or rolled back by an
-    exception.
+    Until it is released or rolled back, no other ``start_append`` to the same journal returns, so be brief.
+    Used by one thread at a time. As a context manager it is released at the end of the block, or rolled back
+    by an exception.
     """
 
     __slots__ = ("_backlog", "_dependencies", "_params", "_queue", "_segments", "_staging")
@@ -133,7 +133,8 @@ class AppendTxn:
         self._segments: list[Segment] | None = None
 
     def write(self, content: BytesLike) -> None:
-        """Add content, which is copied. May wait for brokers or a disk, never on the event loop."""
+        """Add content, which is copied. May wait for brokers. On the event loop, write to the disk instead.
+        Raise ``Bug`` after `release` or `roll_back`."""
         staging = self._staging
         if staging is None:
             raise Bug("write to an append that was released or rolled back")
@@ -161,7 +162,8 @@ class AppendTxn:
         """Enqueue the append. Return its future, which all appends of the same RPC share.
 
         If appends to the journal have failed for good, the future has their error, and this call returns it.
-        May wait like ``write``.
+        May wait like ``write``. Raise ``Bug`` after `release` or `roll_back`, and ``Closed`` if the service's
+        event loop has ended.
         """
         staging = self._staging
         if staging is None:
@@ -247,8 +249,8 @@ class AppendService:
 
         Waits while another thread has an append to the same journal open, and while too much is waiting to be
         sent. On the event loop it waits for neither, and raises ``Bug`` if an append to the journal is open.
-        (``append`` and ``journal`` do not wait for an open append.) Raise ``Invalid`` for wrong parameters,
-        ``Closed`` after ``close``.
+        (``append`` and ``journal`` do not wait for an open append.) Raise ``Invalid`` for wrong parameters.
+        After ``close``, raise ``Closed`` for a journal without earlier appends; else the future has failed.
         """
         backlog = self._backlog
         queue = backlog.queues.get(params.journal)
@@ -269,8 +271,8 @@ class AppendService:
     ) -> OpFuture[AppendResult]:
         """Enqueue an append at once, even while a transaction of the journal is open.
 
-        If content must be made in the order in which it is enqueued, use ``start_append``. Raise ``Invalid``
-        for wrong parameters, ``Closed`` after ``close``.
+        If content must be made in the order in which it is enqueued, use ``start_append``. For the errors see
+        ``start_append``.
         """
         backlog = self._backlog
         queue = backlog.queue(params)
@@ -284,7 +286,7 @@ class AppendService:
     def journal(self, params: AppendParams) -> JournalAppends:
         """Return a `JournalAppends`, whose appends do not wait for an open transaction of the journal.
 
-        Raise ``Invalid`` for wrong parameters, ``Closed`` if the service was closed.
+        For the errors see ``start_append``.
         """
         return JournalAppends(self._backlog, self._backlog.queue(params), params)
 
@@ -435,7 +437,7 @@ class AppendService:
                     raise
                 queue.flowing = False
                 # A new primary refuses a session that names another ledger than its own. The answer names the
-                # primary's ledger, so retry at once.
+                # primary's ledger, so retry sooner: at once after a first attempt.
                 is_adopted = _adopt_ledger(queue, error)
                 queue.trouble = "" if is_adopted else reason_of(error)
                 delay_s = backoff_s(attempt - 1 if is_adopted else attempt)

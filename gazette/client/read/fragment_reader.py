@@ -38,8 +38,8 @@ T = TypeVar("T")
 BLOCK_BYTES: Final = 1 << 18
 """Largest number of bytes that one read returns."""
 AHEAD_BYTES: Final = 1 << 20
-"""Bytes that a thread decodes at once. The memory of one stream is twice this, or four times while another
-thread computes its digest."""
+"""Bytes that a thread decodes at once. The memory of one stream is about twice this, or four times while
+another thread computes its digest."""
 
 
 class FragmentAccess:
@@ -47,7 +47,7 @@ class FragmentAccess:
 
     ``file_root`` is the directory at which ``file://`` stores are mounted: their URLs are relative to it.
     Without it, fragments of these stores are read through brokers. With ``http=False``, so are fragments with
-    signed ``http(s)`` URLs. ``timeout_s`` bounds every single wait for a store, in seconds. Loop-bound.
+    signed ``http(s)`` URLs. ``timeout_s`` bounds every single wait for an HTTP store, in seconds. Loop-bound.
     """
 
     def __init__(

@@ -151,9 +151,9 @@ class Reader:
     async def open(self) -> None:
         """Make the call and wait for what comes before content: offset, head, fragment, header.
 
-        With ``block`` this waits for the offset to exist. Raise ``NotYet``, ``NotFound``,
-        ``Moved``, ``NotAllowed``, ``Unavailable`` or ``Broken``. May be repeated. After a
-        cancellation the reader has ended; create a new one.
+        With ``block`` this waits for the offset to exist. Raise ``NotYet``, ``NotFound``, ``Moved``,
+        ``NotAllowed``, ``Unavailable``, ``Broken``, ``Corrupt`` for another life of the journal, or
+        ``Closed`` after `close`. May be repeated. After a cancellation the reader has ended; create another.
         """
         async with self._opening:
             await self._open()
@@ -204,8 +204,8 @@ class Reader:
 
         Return empty bytes at ``end_offset``, or at the end of a fragment that is read at its store. Return
         empty bytes also when the broker ended the stream: it stops, or the token expired. Raise the errors of
-        ``open``, and ``OffsetJump`` once where bytes are missing. After a cancellation the reader has ended
-        at ``offset``; create a new one from there.
+        ``open`` and of `FragmentStream.next`, and ``OffsetJump`` once where bytes are missing. After a
+        cancellation the reader has ended at ``offset``; create a new one from there.
         """
         unread = self._held
         if not unread:
@@ -268,7 +268,7 @@ class Reader:
         """Return a piece from the broker; None at its end, for other messages, and after a switch to the
         store. Raise ``Broken`` if the piece is not at `offset`."""
         if self._should_open():
-            # Another look-ahead may hold the lock, or wait for it: so only one of them opens the fragment.
+            # `open_ahead` may hold the lock, or wait for it: the one that gets the lock opens the fragment.
             async with self._opening:
                 self._require_open()
                 if self._should_open():

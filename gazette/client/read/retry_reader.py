@@ -35,9 +35,10 @@ _AHEAD_BYTES: Final = 16 << 20
 class RetryReader:
     """The bytes of a journal in order, through failures of brokers. Loop-bound. The bytes end at
     ``end_offset`` only. The reader retries every error except these: ``OffsetJump``; ``NotYet`` unless it
-    blocks; suspension; ``Corrupt``, also for a journal that was created again; and, after some attempts,
-    ``NotFound`` and ``NotAllowed``. Fragments that can be opened at their store are read from there, each
-    opened before the last one ends.
+    blocks; suspension; ``Corrupt``, also for a journal that was created again; ``Invalid``, ``Bug`` and
+    ``Closed``; and, after some attempts, ``NotFound`` and ``NotAllowed``. Fragments that can be opened at
+    their store are read from there, each opened before the last one ends. After `_DIRECT_FAILURES_MAX`
+    failures in a row to open one, all are read through brokers.
     """
 
     def __init__(

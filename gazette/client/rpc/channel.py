@@ -55,7 +55,7 @@ class TlsSettings:
         return cls(*files) if any(files) else None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Read the files. Raise ``Invalid`` for one that cannot be read."""
+        """Read the files. Raise ``Invalid`` for one that cannot be read, or a certificate without its key."""
         self._check()
         return grpc.ssl_channel_credentials(
             root_certificates=_contents(self.ca_file, "trusted-ca-file"),
@@ -64,10 +64,8 @@ class TlsSettings:
         )
 
     def context(self) -> ssl.SSLContext:
-        """Return a context for our own HTTP/2. Raise ``Invalid`` for a file that cannot be used.
-
-        Without ``ca_file`` the roots of this machine are trusted.
-        """
+        """Return a context for our own HTTP/2. Raise ``Invalid`` for a file that cannot be used, or a
+        certificate without its key."""
         self._check()
         try:
             context = tls_context(ca_file=None if self.ca_file is None else str(self.ca_file))
@@ -228,8 +226,9 @@ class Channels:
     def follow(self, members: Mapping[str, int]) -> None:
         """Learn the present members: the CreateRevision of each one's key, by endpoint.
 
-        A process whose key is gone, or was created again, has lost its lease: calls to it end with
-        ``Closed`` at once. The next call connects without the back-off of the old connection.
+        A process whose key is gone, or was created again, has lost its lease: cancel calls to it, which fail
+        as in `raise_mapped` or `open_channel`. The next call connects without the back-off of the old
+        connection.
         """
         former, self._members = self._members, dict(members)
         for endpoint, revision in former.items():
@@ -313,7 +312,8 @@ class Channels:
     async def close(self, grace_s: float | None = None) -> None:
         """Close every channel. Calls in flight get ``grace_s`` seconds to end, then are cancelled.
 
-        After a cancellation the object is closed, and sockets close when the loop next runs. May be repeated.
+        After a cancellation the object is closed, but some connections may be open: close it again. May be
+        repeated.
         """
         if not self._bound.was_forked:
             self._bound.require()

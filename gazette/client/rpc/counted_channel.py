@@ -1,4 +1,4 @@
-"""A gRPC channel that counts its calls, and the calls that carry journal bytes."""
+"""The calls that carry journal bytes (`BytePath`), and gRPC channels that count calls (`CountedChannel`)."""
 
 from __future__ import annotations
 
@@ -98,8 +98,7 @@ class CountedChannel:
         self.calls = 0  # Calls that have not ended.
         self.used_at = 0.0  # Set by the owner, whenever it gives this channel to a caller.
         self.heard_at = 0.0
-        """Time at which the first of the present calls began, a call last ended, or the peer last answered.
-        """
+        """The latest time at which a call began while no other ran, a call ended, or the peer answered."""
         self.journal = JournalStub(cast("grpc.aio.Channel", self))
         self.shard = ShardStub(cast("grpc.aio.Channel", self))
         self.byte_path = BytePath(self)

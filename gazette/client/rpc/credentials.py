@@ -1,4 +1,4 @@
-"""Credentials of calls: tokens for claims, signed once and used for half of their lifetime."""
+"""Credentials of calls: tokens for claims, each used for half of its lifetime unless its signer renews it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ Metadata = tuple[tuple[str, str], ...]
 LONG_LIFETIME_S: Final = 3600.0
 """Lifetime of tokens for reads, appends and lists, in seconds. A stream ends when its token does."""
 FRESH_S: Final = LONG_LIFETIME_S / 2
-"""Seconds after the begin of a call for which its token of `LONG_LIFETIME_S` is surely valid."""
+"""Seconds after the begin of a call for which a token that we signed for `LONG_LIFETIME_S` is valid."""
 SHORT_LIFETIME_S: Final = 60.0
-"""Lifetime of tokens for an immediate change (Apply), and for all calls to consumers, in seconds."""
+"""Lifetime in seconds of tokens for short calls: Apply, questions for problems, all calls to consumers."""
 
 _TOKENS_MAX: Final = 4096
 
 
 class Credentials:
-    """Call metadata by claims. A token is reused for the first half of its lifetime. Loop-bound."""
+    """Call metadata by claims. A token is reused for the first half of its lifetime. A `Renewing` signer is
+    asked for each call. Loop-bound."""
 
     def __init__(self, signer: Signer | None, clock: Clock) -> None:
         self._signer: Signer = NoAuth() if signer is None else signer

@@ -157,9 +157,10 @@ def map_errors(method: str, caller: _Caller, **facts: Any) -> Iterator[None]:
 def raise_mapped(error: BaseException, method: str, caller: _Caller, **facts: Any) -> NoReturn:
     """Raise a `GazetteError` for one of `CALL_ERRORS`, which ended a call.
 
-    If ``caller`` was closed, such as the channels of a client, raise ``Closed``. If only the channel of the
-    call was closed, the peer fell silent or lost its lease: raise ``Unavailable``. If the present task was
-    cancelled, raise the cancellation.
+    For a code of gRPC, raise the error of `rpc_error`. For a call that begins on a closed channel, raise
+    ``Closed``. If the present task was cancelled, raise the cancellation. If ``caller`` was closed, such as
+    the channels of a client, raise ``Closed``. If only the channel was closed during the call, the peer fell
+    silent or lost its lease: raise ``Unavailable``.
     """
     if isinstance(error, grpc.aio.AioRpcError):
         raise rpc_error(error, method, **facts) from error

@@ -30,8 +30,8 @@ async def require_reachable(
 ) -> None:
     """Connect to one of the client's addresses. Wait for each at most ``connect_s`` seconds.
 
-    If a server refuses connections, wait ``wait_s`` seconds for it to come back. Raise ``Unavailable`` with
-    the reason for each address, and ``hint``.
+    If none answers, wait at most ``wait_s`` seconds more for one of them. Raise ``Unavailable`` with the
+    reason for each address, and ``hint``.
     """
     reasons: dict[str, str] = {}
     while (address := client.address) not in reasons:
