@@ -1,9 +1,9 @@
 """One log line for each cause and minute, with the number of lines that were left out.
 
 A record logged with ``extra={"cause": …}`` has that cause. For the libraries in ``_REPETITIVE``, the cause is
-the template of the record. The first line of a cause is written at once. Lines in the minute after it are
-counted. At the end of the minute the last of them is written. Its fact ``left_out`` counts those that were
-not written.
+the template of the record and the type of its error. The first line of a cause is written at once. Lines in
+the minute after it are counted. At the end of the minute the last of them is written. Its fact ``left_out``
+counts those that were not written. `OncePerMinute` says what holds without an event loop.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ class _Window:
 class OncePerMinute(logging.Filter):
     """A filter of ``handler``. Any thread.
 
-    Lines that a thread with a running event loop leaves out are reported when the minute ends. Other lines
-    are reported by the next line of their cause. ``later`` replaces the loop's timer, for tests.
+    If the first line that is left out in a minute comes from a thread with a running event loop, the last one
+    is written when the minute ends. Otherwise the next line of the cause after that minute counts them all in
+    ``left_out``. ``later`` replaces the loop's timer, for tests.
     """
 
     def __init__(self, handler: logging.Handler, *, later: Later | None = None) -> None:

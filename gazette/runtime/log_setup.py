@@ -38,7 +38,7 @@ _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {
 
 
 def setup(level: str, log_format: str, *, stream: TextIO | None = None) -> None:
-    """Send all log lines of the process to ``stream`` (stderr). Replaces an earlier setup."""
+    """Send log lines of the process, from ``level`` on, to ``stream`` (stderr). Replace an earlier setup."""
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(
         JsonFormatter() if log_format == "json" else TextFormatter(color=log_format == "color")

@@ -36,7 +36,8 @@ def render() -> bytes:
 class Tally:
     """One number of a `PlainCounter`. Any thread may add a constant or a variable to ``count``, by ``+=``.
 
-    The interpreter changes threads only at calls and jumps. Such a sum has neither, so no sum is lost.
+    An interpreter with a lock changes threads only at calls and jumps. Such a sum has neither, so no sum is
+    lost.
     """
 
     __slots__ = ("count",)

@@ -15,7 +15,7 @@ def near_name(word: str, names: Iterable[str]) -> str | None:
 
     The first letter must be the same. One mistake is permitted for each four letters: a letter that is
     missing, added or replaced, or two that are swapped. A name also fits if it begins with all letters of
-    ``word``, except perhaps the last one.
+    ``word``, except perhaps the last one, and shares at least `_BEGINNING_MIN` of them.
     """
     letters = word.strip("-")
     allowed = max(1, len(letters) // _LETTERS_PER_MISTAKE)

@@ -32,7 +32,8 @@ def is_plain(name: str, text: str) -> bool:
 
 
 def shown_url(text: str) -> str:
-    """Return the scheme and the host of a URL. Its user, path and query are cut."""
+    """Return the scheme and the host of a URL, and `CUT` for its path and query. Return only `CUT` for a URL
+    with a user, and for another text."""
     origin = None if "@" in text else _URL.match(text)
     if origin is None:
         return CUT

@@ -7,7 +7,7 @@ process is a separate member: the allocator spreads work over the members of a h
 The supervisor does no other work. It passes SIGTERM and SIGINT on, waits for all workers, and exits with 0
 only if all of them did. If a worker ends without a signal, it is not restarted. All other workers are stopped
 gracefully, and the exit code is not 0. So the manager of *this* process (Kubernetes, systemd) sees the
-failure and decides. If the supervisor itself is killed, the kernel sends SIGTERM to its workers.
+failure and decides. If the supervisor itself is killed, Linux sends SIGTERM to its workers.
 """
 
 from __future__ import annotations
@@ -77,9 +77,10 @@ def shifted_port(port: str, index: int, *, stride: int = 1) -> str:
 
 
 def die_with_parent(environ: Mapping[str, str]) -> None:
-    """Let the kernel send SIGTERM to this worker when the supervisor dies. Call this at the worker's start.
+    """Let Linux send SIGTERM to this worker when the supervisor dies. Call this at the worker's start.
 
-    No effect in a process that is not a worker. Raise ``Broken`` if the supervisor is dead already.
+    No effect in a process that is not a worker. Raise ``Broken`` if the supervisor is dead already, also on
+    other systems.
     """
     parent = environ.get(PARENT_ENV, "")
     if not is_digits(parent):

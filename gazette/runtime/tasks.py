@@ -31,8 +31,8 @@ class TaskScope:
     their first failure; an error in the body cancels them. Or keep it as a field of a service that calls
     ``wait`` and ``stop`` itself.
 
-    The first child to fail becomes ``failure``. Then its siblings are cancelled, and ``on_failure`` is called
-    once, on the loop. A child that is only cancelled has not failed.
+    The error of the first child that fails becomes ``failure``. Then its siblings are cancelled, and
+    ``on_failure`` is called once, on the loop. A child that is only cancelled has not failed.
     """
 
     def __init__(
@@ -319,7 +319,8 @@ class LoopThread:
         self.begin(coro).add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
 
     def close(self) -> None:
-        """Cancel all running coroutines, wait for them, and end the thread. May be repeated."""
+        """Cancel all running coroutines, wait for them, and end the thread. May be repeated. Not on the
+        loop's own thread."""
         if not self._process.was_forked and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
