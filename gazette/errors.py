@@ -8,7 +8,7 @@
     │   └── NotYet             the offset, revision or replica does not exist yet
     ├── Fenced             a newer owner has taken over: stop, do not retry
     ├── Invalid            the call is wrong: fix it
-    │   ├── TooLarge           it asks for more bytes than a limit allows
+    │   ├── TooLarge           a value of the call, or its result, exceeds a limit of size
     │   └── InvalidValue       a value of the application would not read back equal
     ├── NotAllowed         the call is right and refused (credentials, read-only, suspended)
     ├── NotFound           the journal, shard or fragment does not exist
@@ -141,7 +141,7 @@ class Invalid(GazetteError):
         return f"{printable(self.path)}: {text}" if self.path else text
 
     def within(self, context: str) -> Invalid:
-        """Return the same error with ``context`` in front of its path."""
+        """Return an `Invalid` with the text and facts of this error, and ``context`` in front of its path."""
         path = f"{context}.{self.path}" if self.path else context
         return Invalid(self.message, path=path, hint=self.hint, **self.facts)
 

@@ -51,7 +51,7 @@ def import_function(target: str) -> Any:
 
 @contextmanager
 def many_imports() -> Iterator[None]:
-    """Collect no garbage during the block, which imports many modules.
+    """Collect no garbage during the block, which imports many modules. Switch the collector on afterwards.
 
     The collector would go through the new modules again and again. That takes a tenth of the time of a
     broker's imports.
