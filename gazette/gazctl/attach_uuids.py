@@ -81,7 +81,8 @@ class Layout(Protocol):
 
 
 class PlaceInJson:
-    """A place in the JSON object of a line. All other bytes of the line stay."""
+    """A place in the JSON object of a line. Values of other fields keep their bytes. White space between
+    fields is left out."""
 
     def __init__(self, place: str) -> None:
         """Raise ``Invalid`` for a malformed path."""
@@ -118,7 +119,8 @@ class PlaceInJson:
 
 
 class Template:
-    """Text with the actions ``{{.UUID}}`` and ``{{.Line}}``. Raises ``Invalid`` for other actions."""
+    """Text with the actions ``{{.UUID}}`` and ``{{.Line}}``. Raises ``Invalid`` for another action, or one
+    that is not closed."""
 
     def __init__(self, text: str) -> None:
         self.parts: list[tuple[str, bytes]] = []
@@ -174,8 +176,9 @@ class UuidAttacher:
 
 
 def read_lines(name: str, file: BinaryIO, max_length: int) -> Iterator[list[bytes]]:
-    """Yield the lines of a file without their newlines, in batches as they arrive. Raise ``Invalid`` for a
-    line of more than ``max_length`` bytes, and ``GazetteError`` if the file cannot be read."""
+    """Yield the lines of a file without their ends, which may be CR LF, in batches as they arrive. Raise
+    ``Invalid`` for a line of more than ``max_length`` bytes, and ``GazetteError`` if the file cannot be read.
+    """
     partial, count = b"", 0
     read = getattr(file, "read1", file.read)
     while True:

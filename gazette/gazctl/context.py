@@ -75,7 +75,8 @@ class Context:
     async def broker(self, file_root: Path | None = None) -> Client:
         """Return a client of the brokers. ``file_root`` of the first call goes before that of the settings.
 
-        Raise ``Unavailable`` if no server answers at the address, and ``Invalid`` if it is no broker.
+        Raise ``Unavailable`` if no server answers at the address, ``Invalid`` if it is no broker or a setting
+        is wrong, and the errors of `_signed_in`.
         """
         if self._broker is None:
             flags = self.loaded.group(BrokerFlags)
@@ -88,10 +89,7 @@ class Context:
         return self._broker
 
     async def consumer(self) -> ShardClient:
-        """Return a client of the consumers.
-
-        Raise ``Unavailable`` if no server answers at the address, and ``Invalid`` if it is no consumer.
-        """
+        """Return a client of the consumers. The errors are as of `broker`."""
         if self._consumer is None:
             flags = await self._signed_in(self.loaded.group(ConsumerFlags), "consumer")
             with within("--consumer"):
@@ -227,8 +225,8 @@ def parse_selector(text: str, *, required: bool) -> LabelSelector:
 async def each(
     name: str, items: Iterable[A], work: Callable[[A], Awaitable[R]]
 ) -> list[R | GazetteError]:
-    """Do the work for all items, at most `CALLS_MAX` at a time. Return results or errors, in order.
-    Cancellation cancels the work of all items."""
+    """Do the work for all items, at most `CALLS_MAX` at a time. Return results or errors, in order. Raise the
+    first error that is no `GazetteError`, and cancel the rest. Cancellation cancels the work of all items."""
     gate = asyncio.Semaphore(CALLS_MAX)
 
     async def one(item: A) -> R | GazetteError:

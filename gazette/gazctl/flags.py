@@ -46,7 +46,8 @@ class SharedFlags:
 
 @dataclass(frozen=True, slots=True)
 class BrokerFlags(BrokerClientFlags):
-    """Group ``broker``. By default each call goes to ``address``: a tunnel may reach no other broker."""
+    """Group ``broker``. By default calls about a journal go to ``address``: a tunnel may reach no other
+    broker."""
 
     cache_size: int = setting(
         0,

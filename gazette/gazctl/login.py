@@ -56,7 +56,10 @@ async def login(context: Context) -> int:
 
 
 async def logout(context: Context) -> int:
-    """Revoke the refresh token of a context, and remove its file."""
+    """Remove the file of a context's sign-in, after its provider has revoked the refresh token, if it can.
+
+    Raise ``NotFound`` without a sign-in.
+    """
     name, path = _place(context)
     if not path.exists():
         raise NotFound(f"context {name} has no sign-in", hint="`gazctl login` makes one.")
@@ -73,8 +76,8 @@ def _keep(path: Path, sign_in: SignIn) -> None:
 
 
 def _place(context: Context) -> tuple[str, Path]:
-    """Return the name of the context, and its file. Raise ``Invalid`` if no context is in use, and
-    ``NotFound`` for an unknown one."""
+    """Return the name of the context, and the file of its sign-in. Raise ``Invalid`` if no context is in use,
+    and ``NotFound`` for an unknown one."""
     contexts = Contexts.load(context.environ)
     name = context.flags(SharedFlags).context or contexts.current
     path = sign_in_path(context.environ, name)

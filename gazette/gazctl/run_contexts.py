@@ -1,4 +1,5 @@
-"""Contexts of `gazette run`. A context is a locked file, which exists as long as its run."""
+"""Contexts of `gazette run`. A context is a file that its run keeps locked. A killed run leaves the file
+unlocked."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ class RunContext:
 def published(environ: Mapping[str, str], run: RunContext) -> Iterator[str]:
     """Let `gazctl` of this user find a run during the block. Yield the name of its context, which is unique.
 
-    The file of the context is locked until the process ends, in whatever way. Raise ``Invalid`` if the file
-    cannot be written.
+    The file of the context is locked until the block or the process ends, in whatever way. Raise ``Invalid``
+    without a home directory, or if the file cannot be written.
     """
     home = contexts_directory(environ)
     if home is None:

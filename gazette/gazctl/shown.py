@@ -6,8 +6,8 @@ A bundle shows:
   scheme and the host; of labels the names and values that `gazette.labels` defines;
 - of metrics: names, numbers, and labels of our own families. A name in a label is shown as in a log;
 - of stacks: files, lines and functions;
-- of logs: times, levels, loggers, and our own messages. A value in a message is cut, unless it is a number,
-  or a name that the specifications show.
+- of logs: times, levels, loggers, types of errors, frames of tracebacks, and our own messages. A value in a
+  message is cut, unless it is a number, or a name that the specifications show.
 """
 
 from __future__ import annotations

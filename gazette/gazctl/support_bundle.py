@@ -52,7 +52,7 @@ class Bundle:
     moment_s: float
     archive: tarfile.TarFile
     parts: dict[str, str] = field(default_factory=dict)
-    """By name of a part: ``ok``, or the type of the error that prevented the part."""
+    """By name of a part: ``ok``, or why it is missing: the type of an error, or that no address was given."""
     missing: dict[str, str] = field(default_factory=dict)
     """Missing parts, each with the reason."""
     shown: Shown = field(default_factory=Shown)
@@ -240,7 +240,8 @@ def _diagnostics(places: list[str], tls: ssl.SSLContext | None, timeout_s: float
 
 
 def fetch(url: str, tls: ssl.SSLContext | None, timeout_s: float) -> str:
-    """Return a page, also that of a member that is not ready. Blocks. Raise ``OSError``."""
+    """Return a page, or its first `PAGE_BYTES_MAX` bytes, also of a member that is not ready. Blocks. Raise
+    ``OSError``, or an error of ``http.client``."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_s, context=tls) as response:  # noqa: S310
             data: bytes = response.read(PAGE_BYTES_MAX)
@@ -252,7 +253,8 @@ def fetch(url: str, tls: ssl.SSLContext | None, timeout_s: float) -> str:
 
 
 def tls_of(flags: ClientFlags) -> ssl.SSLContext | None:
-    """Return the TLS settings of a client for its requests by HTTP; None for those of the system."""
+    """Return the TLS settings of a client for its requests by HTTP; None for those of the system. Raise
+    ``Invalid`` for a file that cannot be used."""
     if not any((flags.trusted_ca_file, flags.cert_file)):
         return None
     try:

@@ -19,7 +19,7 @@ _HEADER: Final = (
 )
 _EDITOR_DEFAULT: Final = "vi"
 _ATTEMPTS_MAX: Final = 5
-"""Greatest number of times to open an editor without a terminal: a program may repeat its mistake."""
+"""Greatest number of times to open an editor again without a terminal: a program may repeat its mistake."""
 
 
 def read_specs(path: str, context: Context) -> str:

@@ -283,8 +283,8 @@ async def _flush(context: Context, service: AppendService, address: str) -> None
 async def _reason(context: Context, service: AppendService) -> str:
     """Return the last reason why an append waits; empty if none waits.
 
-    A broker may hold an append for a minute, as long as --timeout, before it gives a reason. Wait some
-    seconds longer than that.
+    A broker may hold an append for a minute before it gives a reason. The default of --timeout is as long. So
+    wait some seconds more, after --timeout.
     """
     deadline = context.clock.monotonic() + _ANSWER_S
     while waiting := service.waiting():

@@ -26,7 +26,7 @@ _SHOWN_MAX: Final = 20
 
 
 async def verify_references(context: Context, client: Client, specs: Sequence[ShardSpec]) -> None:
-    """Raise ``Invalid`` with a list of all absent or unsuitable journals."""
+    """Raise ``Invalid`` for absent or unsuitable journals, with a list of the first `_SHOWN_MAX` problems."""
     names = {split_journal_meta(source.journal)[0] for spec in specs for source in spec.sources}
     names |= {spec.recovery_log for spec in specs if spec.recovery_log}
     journals = await journals_by_name(context, client, names)

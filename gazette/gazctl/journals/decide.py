@@ -61,7 +61,8 @@ async def _decide(
 
 
 def decided(spec: JournalSpec, flags: DecideFragmentsFlags) -> JournalSpec:
-    """Return the specification with the decisions in its labels. Raise ``Invalid`` for a wrong template."""
+    """Return the specification with the decisions in its labels. Raise ``Invalid`` for a wrong template, or a
+    text that is too long for a label."""
     labels = spec.labels
     if flags.former_template:
         postfix_template.parse(flags.former_template)  # A wrong template would match all fragments.

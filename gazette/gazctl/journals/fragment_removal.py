@@ -92,7 +92,8 @@ class FragmentRemover:
             _ = self._stores.get(url).store
 
     async def remove(self, fragments: Collection[Fragment]) -> Removal:
-        """Remove fragments, several at a time. Cancellation may leave some of them removed."""
+        """Remove fragments, several at a time. Raise the errors of `check_stores` before the first removal.
+        Cancellation may leave some fragments removed."""
         result = Removal()
         self.check_stores(fragments)
         with ProgressLine(
@@ -140,7 +141,7 @@ def _within(
 
 
 def report_removal(context: Context, removal: Removal) -> int:
-    """Report what could not be removed. Return the exit code."""
+    """Report what could not be removed. Return the exit code: 1 for a failure, but 0 for denied removals."""
     for reason in removal.denied:
         context.terminal.note(f"not permitted: {reason}")
     for reason in removal.failed:

@@ -45,8 +45,8 @@ async def reset(context: Context) -> int:
 async def reset_head(
     context: Context, client: Client, journal: ListedJournal, *, dry_run: bool
 ) -> tuple[str, str]:
-    """Move the head of a journal that refuses appends to the end of its fragments. Return the head and the
-    outcome."""
+    """Move the head of a journal that refuses appends to the end of its fragments, unless ``dry_run``. Return
+    the head and the outcome."""
     if journal.spec.suspend_level is SuspendLevel.FULL:
         return "?", FULLY_SUSPENDED
     name = journal.spec.name

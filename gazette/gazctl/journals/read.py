@@ -118,7 +118,8 @@ class Reading:
             scope.spawn(self._end_of(watch, scope), name="end")
 
     async def _end_of(self, watch: asyncio.Task[None], scope: TaskScope) -> None:
-        """Wait until a stop is asked for. Then end the watch, and after it the reads: it could begin more."""
+        """Wait until a stop is asked for. End the watch first, since it could begin more reads. Then end the
+        reads."""
         await self.stopping.wait()
         watch.cancel()
         await asyncio.wait({watch})

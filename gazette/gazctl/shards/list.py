@@ -142,7 +142,7 @@ async def _write_table(
 
 
 def status_text(shard: ListedShard) -> str:
-    """Return the most advanced status of the shard's replicas."""
+    """Return the most advanced status of the shard's replicas; else ``DISABLED`` or ``UNASSIGNED``."""
     if not shard.status:
         return "DISABLED" if shard.spec.disable else "UNASSIGNED"
     return reduce(ReplicaStatus.reduce, shard.status).code.name

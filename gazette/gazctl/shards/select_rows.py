@@ -48,10 +48,11 @@ def select(
     limits: ResultBounds,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Rows:
-    """Run one statement that reads. Blocks. Stop soon after ``is_over`` returns True.
+    """Run one statement that reads. Blocks.
 
-    Raise ``Invalid`` for SQL that is refused, and one of `OF_THE_DISK` for a disk that fails. ``authorize``
-    is the authorizer of SQLite.
+    Raise ``Invalid`` for SQL that is refused, for a result beyond ``limits``, and soon after ``is_over`` has
+    returned True. Only rows beyond their limit are left out. Raise one of `OF_THE_DISK` for a disk that
+    fails. ``authorize`` is the authorizer of SQLite.
     """
     result = Rows()
     statements: list[str] = []

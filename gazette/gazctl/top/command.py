@@ -166,7 +166,7 @@ class Top:
         live.update(Group(*self._head(), table), refresh=True)
 
     def _columns(self, sort_column: str, has_errors: bool) -> tuple[str, ...]:
-        """Return the columns that fit on the screen."""
+        """Return the columns that fit on the screen, without ``Note`` if there are no errors."""
         width = self.console.width
         names = next((names for least, names in _COLUMNS if width >= least), ("Name", sort_column))
         return names if has_errors else tuple(name for name in names if name != "Note")

@@ -57,8 +57,9 @@ class Listed:
 class Sampler:
     """The journals and shards of a selector, and what is known of them. Loop-bound.
 
-    Every few seconds both are listed, by one call each. In between, each refresh asks the shown items, and as
-    many others as `calls_max` permits, in turn. So a cluster of any size gets the same number of calls.
+    Every `_LIST_EVERY_S` seconds or more, both are listed, by one call each. Each refresh asks the shown
+    items, and as many others as `calls_max` permits, in turn. So a cluster of any size gets the same number
+    of calls.
     """
 
     context: Context
@@ -83,6 +84,7 @@ class Sampler:
         """Ask the shown items, and some that are not shown. Return those that were asked.
 
         Raise ``NotAllowed`` or ``Invalid`` at the end if a list was refused. The other list is used then.
+        With ``twice``, raise the error of any list that fails, before items are asked.
         """
         await self._list()
         chosen = self._choose(shown)
