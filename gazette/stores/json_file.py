@@ -86,7 +86,7 @@ class JSONFileStore(Store, Generic[StateT]):
         """Return a view for `Application.new_view`.
 
         Queries on a standby get an object of this class that was made without ``__init__``. Methods that use
-        only ``read`` work as on the primary.
+        only ``read`` work as on the primary. Raise ``Invalid`` as ``__init__`` does for the arguments.
         """
         make_state = _maker_of(state_type, new_state)
         encoding: ValueEncoding[Any] = ValueEncoding(state_type, "state_type")

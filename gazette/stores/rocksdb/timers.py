@@ -34,7 +34,7 @@ class RocksDBTimers(TimerTable):
         """Positions before the first timers. Scans begin there: RocksDB skips deleted keys one by one."""
 
     def put(self, domain: TimeDomain, row: TimerRow) -> None:
-        self.remove(domain, row.key)
+        self.remove(domain, row.key)  # The former timer has another key by time.
         self._floor[domain] = min(self._floor[domain], (row.at_us, ""))
         self._set(_at_key(domain, row.position), row.payload)
         self._set(_name_key(domain, row.key), _at(row.at_us))
