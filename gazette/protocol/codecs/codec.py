@@ -10,7 +10,7 @@ A fragment file holds exactly the journal's bytes in one of five codecs. Their n
 - ``GZIP_OFFLOAD_DECOMPRESSION``: one gzip member, which the store or HTTP may have decoded.
 
 Neither direction knows where a fragment ends, or its digest: see `gazette.protocol.codecs.decoder`. Use each
-object for one stream, and in one thread at a time. Compression and its inverse release the interpreter lock.
+object for one stream, and in one thread at a time. The libraries work without the interpreter lock.
 """
 
 from __future__ import annotations

@@ -117,8 +117,8 @@ def parse(text: str) -> Template:
 
 
 def is_complete(text: str) -> bool:
-    """Return False if a template has fewer ``}}`` than ``{{``. Then an action has no end, and no process can
-    have used the template. (A constant with ``{{`` is counted, too.)"""
+    """Return False if a template has fewer ``}}`` than ``{{``. Unless a constant holds ``{{``, an action then
+    has no end, and no process can have used the template."""
     return text.count("{{") <= text.count("}}")
 
 
