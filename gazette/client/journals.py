@@ -52,8 +52,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ListedJournal:
-    """A journal as a broker listed it. ``route`` is its route at that time: a watch does not report that only
-    a route has changed."""
+    """A journal as a broker listed it. ``route`` is its route at that time: a watch reports no change of a
+    route alone."""
 
     spec: JournalSpec
     mod_revision: Revision

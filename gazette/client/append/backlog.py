@@ -1,7 +1,8 @@
 """Stage 1 of the byte path: the bounded backlog of appends that were released and not yet sent.
 
 Threads put content in, the event loop takes batches out. Both share only the mutex of this module, which is
-held for microseconds, and never during a wait. `JournalAppends` enqueues to one journal, at the least cost.
+held for microseconds (longer to make a spill file), and never during a wait for brokers. `JournalAppends`
+enqueues to one journal, at the least cost.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class Backlog:
         self._on_work = on_work
         self._loop_thread = threading.get_ident()
         self.mutex = threading.Lock()
-        """Guards everything here and in the queues. Held for microseconds, never during a wait."""
+        """Guards everything here and in the queues. For how long it is held: see the module."""
         self._room = threading.Condition(self.mutex)
         self._closed = False
         _backlogs.add(self)

@@ -21,7 +21,7 @@ order. Transactions of shards rely on these rules:
   that, the order within the batch must be kept. The journal's primary refuses a copy that comes after a later
   append: see ``protocol/append_session``.
 
-A thread that is ahead of the brokers must wait; the event loop never waits.
+A thread that is ahead of the brokers must wait. The event loop never waits for brokers: it writes to a disk.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class AppendTxn:
         self._segments: list[Segment] | None = None
 
     def write(self, content: BytesLike) -> None:
-        """Add content, which is copied. May wait for brokers. On the event loop, write to the disk instead.
-        Raise ``Bug`` after `release` or `roll_back`."""
+        """Add content, which is copied. Beyond bounds, a thread waits for brokers or writes to a disk. The
+        event loop only writes. Raise ``Bug`` after `release` or `roll_back`."""
         staging = self._staging
         if staging is None:
             raise Bug("write to an append that was released or rolled back")
@@ -162,8 +162,8 @@ class AppendTxn:
         """Enqueue the append. Return its future, which all appends of the same RPC share.
 
         If appends to the journal have failed for good, the future has their error, and this call returns it.
-        May wait like ``write``. Raise ``Bug`` after `release` or `roll_back`, and ``Closed`` if the service's
-        event loop has ended.
+        May take as long as ``write``. Raise ``Bug`` after `release` or `roll_back`, and ``Closed`` if the
+        service's event loop has ended.
         """
         staging = self._staging
         if staging is None:

@@ -55,8 +55,8 @@ class ReadParams:
 
     ``offset`` may be `WRITE_HEAD`. ``end_offset`` zero: without end. ``block``: at the head wait
     for more, instead of raising ``NotYet``. ``begin_mod_time`` (Unix seconds) skips stored
-    fragments that are older. ``do_not_proxy``: the broker refuses the read rather than pass it to
-    another broker, or read a store for it.
+    fragments that are older. ``metadata_only``: the read ends before content. ``do_not_proxy``: the broker
+    refuses the read rather than pass it to another broker, and ends it rather than read a store for it.
     """
 
     journal: str
@@ -114,8 +114,8 @@ class Reader:
         self.fragment: Fragment | None = None
         """The fragment that is being read."""
         self.fragment_url = ""
-        """URL of the fragment in its store, signed and valid for a minute; empty if the fragment is not
-        stored yet."""
+        """URL of the fragment in its store, by default valid for a minute if it is signed; empty if the
+        fragment is not stored yet."""
         self.header: Header | None = None
         """Header of the broker that served the read."""
         self.life: JournalLife | None = None

@@ -37,8 +37,8 @@ class RetryReader:
     ``end_offset`` only. The reader retries every error except these: ``OffsetJump``; ``NotYet`` unless it
     blocks; suspension; ``Corrupt``, also for a journal that was created again; ``Invalid``, ``Bug`` and
     ``Closed``; and, after some attempts, ``NotFound`` and ``NotAllowed``. Fragments that can be opened at
-    their store are read from there, each opened before the last one ends. After `_DIRECT_FAILURES_MAX`
-    failures in a row to open one, all are read through brokers.
+    their store are read from there, each opened before the last one ends. Once that has failed
+    `_DIRECT_FAILURES_MAX` times in a row, all fragments are read through brokers.
     """
 
     def __init__(

@@ -38,7 +38,8 @@ class Credentials:
         """By claims and lifetime: the Unix time of signing, and the metadata."""
 
     def metadata(self, claims: Claims, lifetime_s: float = LONG_LIFETIME_S) -> Metadata:
-        """Return metadata for a call that needs ``claims`` (their own expiry is ignored)."""
+        """Return metadata for a call that needs ``claims`` (their own expiry is ignored). Raise the signer's
+        errors: a `Renewing` signer may have no valid token."""
         if claims.expires_at is not None:
             claims = replace(claims, expires_at=None)
         if self._is_renewing:
