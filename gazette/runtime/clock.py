@@ -1,4 +1,4 @@
-"""The only access to time. No other module reads the time, so tests can control it."""
+"""Access to time. Components read it from a `Clock` that they are given, so tests can control it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Time as components see it. Passed to constructors; never read from a global."""
+    """Time as components see it. Passed to constructors."""
 
     def now(self) -> float:
         """Return Unix time in seconds. May jump."""
