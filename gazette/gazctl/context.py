@@ -102,7 +102,7 @@ class Context:
         return self.loaded.group(SharedFlags).zone
 
     async def _reach(self, client: Client | ShardClient, what: str) -> None:
-        """Raise ``Unavailable`` at once if no server can be reached, and ``Invalid`` if it is no ``what``."""
+        """Raise ``Unavailable`` soon if no server can be reached, and ``Invalid`` if it is no ``what``."""
         origin = self._origin(what)
         await require_reachable(
             client,

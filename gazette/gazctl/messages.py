@@ -99,7 +99,8 @@ class MessageWriter:
         await self._until_ended(every())
 
     async def follow(self, selector: LabelSelector) -> None:
-        """Read without end from the journals that match, including those that match later."""
+        """Read from the journals that match, including those that match later, until all reads have to end. A
+        journal that is fully suspended when it is first listed is not read, even if it resumes."""
 
         async def watch() -> None:
             first = True

@@ -21,7 +21,8 @@ ASK_TIMEOUT_S: Final = 20.0
 async def report_stalls(
     service: AppendService, client: Client, terminal: Terminal, appended: Callable[[], int]
 ) -> None:
-    """Report why appends wait while ``appended`` does not change, each reason once. Run until cancelled."""
+    """Report why appends wait while ``appended`` does not change. Do not repeat the last reason. Run until
+    cancelled."""
     reported: str | None = None
     before = appended()
     while True:

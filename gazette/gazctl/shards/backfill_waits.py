@@ -25,7 +25,8 @@ async def report_stalls(
     clock: Clock,
     quiet_s: float = QUIET_S,
 ) -> None:
-    """Report unreachable servers while ``progress`` does not change, until cancelled. Report a reason once.
+    """Report unreachable servers while ``progress`` does not change, until cancelled. Report a reason once
+    before the next progress.
 
     Keys of ``servers`` are descriptions of the servers. Appends and reads wait until brokers are back.
     """
