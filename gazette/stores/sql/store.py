@@ -115,7 +115,7 @@ class SQLStore(Store):
         Only the runtime may commit it: a commit by the application raises ``NotAllowed``, and the
         transaction is lost. ``begin_nested`` is a savepoint. Wait for the previous commit (see the
         class), and raise its failure. Raise ``Unavailable`` if the database does not answer, and ``Closed``
-        after `destroy`.
+        after `destroy`. In a backfill, lock the shard's row: raise ``Fenced`` if the claim is not in force.
         """
         if self._running is None:
             if self._closed:

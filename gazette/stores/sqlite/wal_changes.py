@@ -259,8 +259,8 @@ class WalChanges:
     def _changes(self, newest: dict[int, int], known: int, pages: int) -> Iterator[PageChange]:
         """Yield the changes of pages up to ``pages``. The former content is known up to page ``known``.
 
-        Hold one page in memory at a time, since VACUUM changes each page of a database. Count the frames as
-        collected only at the end: until then, `_old_page` needs the frames from before.
+        Hold one page in memory at a time, since VACUUM changes each page of a database. Note the newest
+        frames of pages only at the end: until then, `_old_page` needs the frames from before.
         """
         for page in sorted(newest):
             if page > pages:
