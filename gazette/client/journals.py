@@ -296,7 +296,7 @@ def _journals(page: broker_pb2.ListResponse, header: Header) -> tuple[ListedJour
 
 
 def _understood(pb: broker_pb2.JournalSpec) -> JournalSpec | None:
-    """Return a specification that others have applied; None if it has no valid name.
+    """Return a specification that others have applied; None for an invalid name, or a duration out of range.
 
     A fault of one journal is logged, and the other journals are listed all the same.
     """
@@ -393,7 +393,10 @@ async def list_fragments(
 async def _fragments_page(
     client: BrokerAccess, params: FragmentsParams, page: Offset
 ) -> tuple[broker_pb2.FragmentsResponse, dict[str, list[str]]]:
-    """Return a page, and by the name of each fragment in it the names of fragments that it hides."""
+    """Return a page, and by the name of each fragment in it the names of fragments that it hides.
+
+    Forget the route if the call fails.
+    """
     request = params.to_pb(page)
     validate_fragments_request(request)
     endpoint = client.endpoint_of(params.journal)

@@ -208,7 +208,10 @@ class RetryReader:
         self._reader = self._next = None
 
     async def _on_end(self, reader: Reader) -> None:
-        """Note that a broker ended the stream, or that a fragment at its store ended."""
+        """Note that a broker ended the stream, or that a fragment at its store ended.
+
+        Wait before the next attempt if this one read nothing.
+        """
         if reader.direct is None and not reader.fragment_url:
             self._on_interrupted()
         progress = reader.offset != reader.params.offset

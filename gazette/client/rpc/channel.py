@@ -241,7 +241,8 @@ class Channels:
     def _channel(self, endpoint: str) -> CountedChannel:
         """Return the channel of an endpoint; open it at its first use. Close unused channels now and then.
 
-        Raise ``Invalid`` for a malformed endpoint or another event loop, and ``Closed`` once closed.
+        Raise ``Invalid`` for a malformed endpoint, bad files of TLS or another event loop, and ``Closed``
+        once closed.
         """
         if self._closed and not self._bound.was_forked:
             raise Closed("the client's channels were closed")

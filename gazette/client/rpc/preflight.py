@@ -71,7 +71,8 @@ async def require_kind(
 
 
 async def _is_served(client: Client | ShardClient, what: str, timeout_s: float) -> bool:
-    """Return True if the server knows a method of brokers, or of consumers."""
+    """Return False if the server says that it lacks a method of brokers, or of consumers. Return True for any
+    other answer, and without an answer in time."""
     channel = cast("Any", client.channels.grpc_channel(client.address))
     try:
         # The request is empty, and refused: only the reason counts.
