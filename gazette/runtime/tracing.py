@@ -28,7 +28,8 @@ _NO_SPAN: Final = nullcontext()
 
 
 def active() -> bool:
-    """Return True if the program has set up an SDK. Call the other functions only then.
+    """Return True if the program has set up an SDK. Call the other functions only then, except `span` and
+    `annotate`, which otherwise do nothing.
 
     A program that sets up an SDK has imported the API, or names the SDK in the environment. So in other
     programs this function imports nothing.
