@@ -35,7 +35,10 @@ def perform(
 
 
 async def run_in_loop(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal) -> int:
-    """Run one command in the caller's event loop. The caller owns signals and logging. See ``run``."""
+    """Run one command in the caller's event loop. Return the exit code.
+
+    The caller owns signals and logging.
+    """
     prepared = prepare(argv, environ, terminal)
     if isinstance(prepared, int):
         return prepared

@@ -32,7 +32,10 @@ class Removal:
 
 
 def blob_stores(context: Context) -> BlobStores:
-    """Return stores with the credentials of this process. The caller closes them."""
+    """Return stores with the credentials of this process. The caller closes them.
+
+    Raise ``Invalid`` for a protocol of fsspec that cannot be allowed.
+    """
     flags = context.loaded.group(BrokerFlags)
     protocols = check_protocols(flags.fsspec_protocols, "broker.fsspec-protocols")
     return BlobStores(

@@ -92,7 +92,7 @@ def note_holes(
 
 
 def holes(fragments: Iterable[Fragment], head: Offset) -> Iterator[tuple[Offset, Offset]]:
-    """Yield the ranges of offsets without a fragment, after the first fragment and before ``head``."""
+    """Yield the ranges of offsets without a fragment, from the first fragment to the last one or ``head``."""
     spans = sorted((fragment.begin, fragment.end) for fragment in fragments)
     if not spans:
         return

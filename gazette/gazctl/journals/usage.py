@@ -188,7 +188,10 @@ def _render(context: Context, found: Sequence[StoreUsage], form: str) -> str:
 
 
 def _table(found: Sequence[StoreUsage]) -> Table:
-    """Return a row for each journal and store, most bytes first, and the sum of each store."""
+    """Return for each store a row for each journal, most bytes first, then for each other directory.
+
+    The last row of a store is the sum.
+    """
     numbers = ("Objects", "Stored", "Content")
     table = Table(["Journal", *numbers, "Store"], numbers=frozenset(numbers))
     for store in found:

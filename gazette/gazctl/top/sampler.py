@@ -125,7 +125,7 @@ class Sampler:
             self._note_items()
 
     def _note_items(self) -> None:
-        """Follow the lists: forget rows that they do not name any more."""
+        """Follow the lists: add and forget rows, and note each status and why an item is not asked."""
         keys = [("journal", name) for name in self.listed.journals] + [
             ("shard", id) for id in self.listed.shards
         ]
