@@ -166,7 +166,7 @@ class FollowedRocksDB:
             write_private(self._path / name, content.encode())
 
     def _open_tables(self) -> None:
-        """Open the tables of all column families read-only, with the options of the last opening."""
+        """Open the tables of all families read-only, with the options of the last opening if known."""
         native, path = self._native, self.path
         self.openings += 1
         recorded = recorded_options(native, path, self._cache)

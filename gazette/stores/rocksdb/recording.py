@@ -121,7 +121,7 @@ class RocksDBRecording:
         """How often all files had to be looked at: at the opening, and in commits."""
 
     def adopt(self) -> None:
-        """Take the played-back files over. Call it before the database is opened.
+        """Take the played-back files over. Delete unfinished copies. Call it before the database is opened.
 
         Raise ``Invalid`` when the log has another kind of store. Raise ``Corrupt`` for files of
         another length than in the log.

@@ -387,7 +387,7 @@ class RocksDBStore(Store):
         return self._recording.ship(wait_for)
 
     def _batches(self) -> Iterator[list[_Write]]:
-        """Yield the writes of the running transaction, in batches of about ``batch_bytes``."""
+        """Yield the transaction's writes, in batches of about ``batch_bytes`` or `_BATCH_OPS` writes."""
         batch: list[_Write] = []
         size = 0
         for family, pending in self._pending.items():

@@ -61,7 +61,8 @@ def create_engine(url: str, **options: Any) -> sa.Engine:
     """Return an engine of SQLAlchemy with the settings that stores need. All shards may share it.
 
     Connections to a server are tested when they leave the pool: a restart may have broken them.
-    SQLite uses WAL mode, takes the write lock when a transaction begins, and waits up to 30 s for the lock.
+    SQLite uses WAL mode, takes the write lock when a transaction begins that is not only a store's query,
+    and waits up to 30 s for the lock.
     Raise ``Invalid`` for a URL of no known database, or if its driver is not installed.
     """
     try:
