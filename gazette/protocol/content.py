@@ -194,7 +194,7 @@ def encode_read(message: broker_pb2.ReadResponse | bytes) -> bytes:
 
 
 def decode_read(data: bytes) -> Content | broker_pb2.ReadResponse:
-    """Deserialize a response of the Read call."""
+    """Deserialize a response of the Read call: as `Content` if it has only content and its offset."""
     position, offset = 0, 0
     try:
         if data[0] == _OFFSET_OF_READ:

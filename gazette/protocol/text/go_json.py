@@ -82,7 +82,7 @@ def get_int(value: dict[str, Any], key: str, bounds: tuple[int, int] = INT64) ->
 
 
 def get_str(value: dict[str, Any], key: str) -> str:
-    """Return the string of the member ``key``, or "" if it is absent. Raise ``Corrupt`` for another value."""
+    """Return the string at ``key``, or "" if it is absent or null. Raise ``Corrupt`` for another value."""
     member = value.get(key)
     if member is None:
         return ""
