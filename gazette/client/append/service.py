@@ -311,7 +311,7 @@ class AppendService:
         }
 
     def _take_turn(self, queue: JournalQueue) -> None:
-        """Wait for the journal's lock, which another transaction holds."""
+        """Wait for the journal's lock, which another transaction holds. Raise ``Bug`` on the event loop."""
         if self._backlog.on_loop:
             raise Bug(
                 "an append to the journal is open already, and the event loop cannot wait for it",

@@ -235,7 +235,7 @@ class Reader:
         self._counter.inc(length)
 
     async def _next(self) -> bytes:
-        """Return the next piece, within ``end_offset``; empty at the end."""
+        """Return the next piece, within ``end_offset``; empty at the end. Raise each ``OffsetJump`` once."""
         if not self._opened or self._opening.locked():
             await self.open()
         while True:
@@ -324,7 +324,7 @@ class Reader:
             raise Closed("the reader was closed", journal=self.params.journal)
 
     async def _receive(self) -> Content | broker_pb2.ReadResponse | None:
-        """Return the next message; None at the end of the stream."""
+        """Return the next message; None at the end of the stream. Forget the route if the call fails."""
         try:
             try:
                 message: Any = await self._call.read()
@@ -372,7 +372,7 @@ class Reader:
             self.fragment_url = message.fragment_url
 
     def _note_life(self, life: JournalLife) -> None:
-        """Raise ``Corrupt`` for another life of the journal. Brokers of the original report no life."""
+        """Note the journal's life; brokers of the original report none. Raise ``Corrupt`` for another one."""
         if not life.created:
             return
         expected = self.params.life

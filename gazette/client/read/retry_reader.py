@@ -184,7 +184,7 @@ class RetryReader:
         return Reader(self._client, params, direct=direct)
 
     def _note(self, reader: Reader) -> None:
-        """Copy the reader's offset, head and fragment."""
+        """Copy the reader's offset, head, fragment, header and life, as far as it knows them."""
         if reader.offset >= 0:
             self.offset = reader.offset
         self.write_head = max(reader.write_head, self.write_head)
