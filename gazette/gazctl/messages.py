@@ -179,7 +179,7 @@ class MessageWriter:
 
     def _type_of(self, journal: ListedJournal) -> tuple[Any, Callable[[Any], Any]]:
         """Return the type of a journal's messages, and the function from a message to JSON. Raise ``Invalid``
-        if its content type gives none."""
+        if its content type gives none, or if the class of protobuf messages was not given."""
         name = journal.spec.name
         content_type = journal.spec.labels.value_of(CONTENT_TYPE) or ""
         match content_type:

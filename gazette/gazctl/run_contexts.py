@@ -74,7 +74,7 @@ def published(environ: Mapping[str, str], run: RunContext) -> Iterator[str]:
 
 
 def run_contexts(environ: Mapping[str, str]) -> dict[str, RunContext]:
-    """Return the contexts of all present runs of this user, by name."""
+    """Return the contexts of all present runs of this user on this host, by name."""
     home = contexts_directory(environ)
     if home is None:
         return {}
@@ -131,7 +131,7 @@ def _taken(directory: Path, own: frozenset[str]) -> tuple[str, int]:
 
 
 def _live(path: Path) -> RunContext | None:
-    """Return the context in a file; None if the run has ended, or has not written the file yet."""
+    """Return the context in a file; None if the run has ended, or the file has no whole context (yet)."""
     try:
         with path.open("rb") as file:
             if _try_lock(file.fileno(), fcntl.LOCK_SH):

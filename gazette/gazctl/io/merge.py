@@ -20,7 +20,7 @@ class OutputFile:
     """A file or stdout. A thread writes it, because its reader may be slow."""
 
     def __init__(self, path: str, terminal: Terminal) -> None:
-        """Open the file, or replace it. Raise ``Invalid`` if it cannot be opened."""
+        """Create or empty the file; ``-`` is stdout. Raise ``Invalid`` if the file cannot be opened."""
         self._path = path
         self._own = path != "-"
         try:

@@ -190,7 +190,7 @@ class Appending:
         return f"appended {self._bytes} bytes, in {self._records} records, to {journals}"
 
     def append_whole(self, source: BinaryIO) -> None:
-        """Append the whole input as one append."""
+        """Append the whole input as one append. An empty input appends nothing."""
         data = _read(source)
         if not data:
             return

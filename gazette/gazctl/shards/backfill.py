@@ -169,7 +169,10 @@ def _history_end(flags: ShardsBackfillFlags, now_s: float) -> HistoryEnd:
 
 
 def _offsets(text: str) -> Mapping[str, int]:
-    """Return offsets by journal, from a text or a file of JSON. Raise ``Invalid`` for other content."""
+    """Return offsets by journal, from a text or a file of JSON.
+
+    Raise ``Invalid`` for a file that cannot be opened, and for other content.
+    """
     if not text:
         return {}
     try:

@@ -208,7 +208,10 @@ async def _lag(
     shard: ListedShard,
     heads: dict[str, int | GazetteError],
 ) -> str:
-    """Return the bytes that a shard has not consumed, for each source if it has several."""
+    """Return the bytes that a shard has not consumed, for each source if it has several.
+
+    Raise ``NotFound`` without a primary, and the error of a source whose head is unknown.
+    """
     if shard.route.primary is None:
         raise NotFound("it has no primary")
     # A shard that recovers does not answer until it is done: wait a shorter time.

@@ -69,7 +69,7 @@ async def run(context: Context) -> int:
 async def _all_hints(
     context: Context, consumer: ShardClient, shards: Sequence[ListedShard]
 ) -> dict[str, ShardHints]:
-    """Return the hints of all shards with a recovery log. Raise ``GazetteError`` if any cannot be read."""
+    """Return the hints of shards, by id. Raise ``GazetteError`` if those of any shard cannot be read."""
 
     async def one(shard: ListedShard) -> ShardHints:
         async with context.answering(consumer.address):

@@ -98,8 +98,10 @@ async def _convert(context: Context, flags: RecoverFlags, directory: Path) -> in
 
 
 def check_directory(directory: Path, *, force: bool) -> None:
-    """Make the directory, and remove the staging directory of an interrupted recovery. Raise ``Invalid`` if
-    there are other files, and these must not be replaced."""
+    """Make the directory, and remove the staging directory of an interrupted recovery.
+
+    Raise ``Invalid`` if the directory cannot be used, or has other files and not ``force``.
+    """
     try:
         directory.mkdir(0o700, parents=True, exist_ok=True)
         # An interrupted recovery may have left the staging directory. No other program uses it.
