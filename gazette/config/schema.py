@@ -230,7 +230,7 @@ class Schema:
 
     def _parse_flags(self, argv: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Return the given text of each option, and the words that are not flags. Raise ``Invalid`` for an
-        unknown flag, or an argument too many."""
+        unknown flag, a flag without its value, or an argument too many."""
         words = self._spelled_out(argv)
         end = words.index("--") if "--" in words else len(words)
         namespace, unparsed = self.parser().parse_known_args(words[:end])
