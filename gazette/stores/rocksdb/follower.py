@@ -95,8 +95,8 @@ class FollowedRocksDB:
 
         This reads the new bytes of WALs, and opens the tables again if the manifest has changed. Raise
         ``NotYet`` before the first commit, ``Invalid`` for the log of another store, ``Corrupt`` for damage,
-        ``NotAllowed`` for unknown writes, and ``GazetteError`` for errors of the disk. After an error of the
-        copy, the next call builds the copy from nothing.
+        ``NotAllowed`` for unknown writes or edits of the manifest, and ``GazetteError`` for errors of the
+        disk. After an error of the copy, the next call builds the copy from nothing.
         """
         if require_form(files.paths, "RocksDBStore", StateForm.ROCKSDB) is StateForm.NOTHING:
             raise NotYet("the shard's database has not been made yet")

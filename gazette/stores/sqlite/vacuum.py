@@ -31,7 +31,7 @@ def require_small(connection: apsw.Connection, database: str, limit_bytes: int) 
 
 
 def _size_after(connection: apsw.Connection, database: str) -> int:
-    """Return the size of the database after a VACUUM: the bytes of all pages in use."""
+    """Return about the size of the database after a VACUUM: the bytes of all pages in use."""
 
     def pragma(name: str) -> int:
         ((value,),) = connection.execute(f'PRAGMA "{database}".{name}').fetchall()
