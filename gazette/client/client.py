@@ -104,8 +104,8 @@ class Client(BrokerAccess):
     async def list_fragments(self, params: FragmentsParams) -> tuple[StoredFragment, ...]:
         """Return the fragments of a journal's index, by offset.
 
-        Raise ``NotFound``, ``NotAllowed`` (also for a suspended journal), ``Unavailable``, ``Moved`` or
-        ``Broken``.
+        Raise ``Invalid`` for wrong parameters, ``NotFound``, ``NotAllowed`` (also for a suspended journal),
+        ``Unavailable``, ``Moved`` or ``Broken``.
         """
         return await journals.list_fragments(self, params)
 

@@ -226,7 +226,7 @@ class RetryReader:
         await self._clock.sleep(backoff_s(self._attempt))
 
     async def _on_error(self, reader: Reader, error: GazetteError) -> None:
-        """Return normally to have the read tried again, else raise."""
+        """Return to have the read tried again, mostly after a wait; else raise the error."""
         interrupted = self._reader is not reader
         self._note(reader)
         self._forget(reader)
