@@ -251,7 +251,7 @@ class Schema:
     def _spelled_out(self, argv: Sequence[str]) -> list[str]:
         """Return the words with each switch as ``--switch=true``, also those of ``-av``; ``-x=text`` becomes
         two words. A boolean after a switch is its value, as in ``--switch false``, unless the program takes
-        arguments."""
+        arguments. Leave words from ``--`` on as they are."""
         switches = {option.flag: option.flag for option in self.options if option.kind == "bool"}
         switches |= {
             f"-{opt.short}": opt.flag for opt in self.options if opt.kind == "bool" and opt.short
