@@ -95,7 +95,7 @@ class PlaceInJson:
         return self._put(line, self._names, uuid) + b"\n"
 
     def _put(self, text: bytes, names: list[str], uuid: bytes) -> bytes:
-        """Return a JSON object with the UUID in the field ``names``, and in the objects that lead there.
+        """Return a JSON object with the UUID in the field at ``names``. Make the objects on the way to it.
 
         Raise ``Invalid`` if ``text`` is no object, or if the field holds another value.
         """

@@ -128,7 +128,7 @@ def check_revision(name: str, revision: int) -> None:
 async def keep_suspensions(
     context: Context, client: Client, changes: Sequence[JournalChange]
 ) -> list[JournalChange]:
-    """Return the changes, with the present suspension in each change that names no suspension.
+    """Return the changes, each with what it leaves out of its journal's suspension (`_with_suspension`).
 
     An update replaces the specification. Without its suspension a journal would resume, and its offsets
     would begin again at zero if its fragments are gone.
