@@ -160,6 +160,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "site"
 
 
+@pytest.mark.long
 def test_the_pages_are_built_with_the_extra_docs_alone(site: Path) -> None:
     """Neither Spark nor a database: not even this package."""
     reference = (site / "api" / "application" / "index.html").read_text()
@@ -198,6 +199,8 @@ def from_elsewhere(site: Path) -> Iterator[str]:
         )
 
 
+@pytest.mark.long
+@pytest.mark.long
 def test_the_pages_load_nothing_from_elsewhere(site: Path) -> None:
     assert [*from_elsewhere(site)] == []
     assert (site / "pictures" / "cluster.svg").exists()

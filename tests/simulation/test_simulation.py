@@ -73,7 +73,7 @@ def test_a_mistake_that_is_planted_is_found() -> None:
 @pytest.mark.parametrize(
     ("plant", "first"),
     [
-        ("unknown-session-admitted", 1),
+        pytest.param("unknown-session-admitted", 1, marks=pytest.mark.long),
         pytest.param("group-answered-ok", 1, marks=pytest.mark.long),
         ("steady-in-any-state", 1),
         pytest.param("journal-refused-for-its-store", 1, marks=pytest.mark.long),
@@ -90,7 +90,11 @@ def test_mistakes_of_sessions_and_groups_are_found(plant: str, first: int) -> No
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("plant", "first"), [("closing-too-early", 51), ("closing-of-another-tenure", 161)]
+    ("plant", "first"),
+    [
+        ("closing-too-early", 51),
+        pytest.param("closing-of-another-tenure", 161, marks=pytest.mark.long),
+    ],
 )
 def test_mistakes_of_closings_are_found(plant: str, first: int) -> None:
     """``make sim-plants`` begins with the first seed: that takes longer."""
@@ -102,8 +106,8 @@ def test_mistakes_of_closings_are_found(plant: str, first: int) -> None:
 @pytest.mark.parametrize(
     ("plant", "first"),
     [
-        ("fragment-opened-twice", 1),
-        ("late-fragment-left-open", 1),
+        pytest.param("fragment-opened-twice", 1, marks=pytest.mark.long),
+        pytest.param("late-fragment-left-open", 1, marks=pytest.mark.long),
         ("closed-read-is-cancelled", 61000091),
         pytest.param("closed-fragment-left-open", 1, marks=pytest.mark.long),
         pytest.param("end-left-to-brokers", 1, marks=pytest.mark.long),

@@ -21,6 +21,7 @@ from gazette.broker.closings import Closings
 from gazette.broker.commit import driver as append_driver
 from gazette.broker.commit import steady
 from gazette.broker.commit.steady import AppendGroup
+from gazette.broker.key_space import tenure_of
 from gazette.broker.known_head import KnownHead, UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.replication.pipeline import Pipeline
@@ -158,6 +159,15 @@ def lease_from_the_answer() -> None:
         self.expires_at = self._clock.monotonic() + self.ttl_s
 
     _replace(Lease, "renew", later)
+
+
+def followers_ask_nothing() -> None:
+    """Let a follower upload without asking etcd while its key space names the primary that it knows."""
+
+    def leads(self: UploadLimits, journal: str, tenure: int) -> bool:
+        return tenure_of(self._state.assignments_of(journal)) == tenure
+
+    _replace(UploadLimits, "_leads", leads)
 
 
 def rolls_unacknowledged() -> None:
@@ -391,6 +401,7 @@ PLANTS: Final[dict[str, Plant]] = {
     for plant in (
         survivor_waits,
         lives_by_name,
+        followers_ask_nothing,
         head_unknown,
         lease_not_checked,
         uploads_not_cut,
