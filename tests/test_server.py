@@ -219,6 +219,18 @@ async def test_unix_sockets_serve_both_and_replace_stale_files(tmp_path: Path) -
     del running
 
 
+async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("not to be lost")
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    for place in (path, link):
+        with raises(Unavailable, "address", says="is no socket"):
+            bound(port=f"unix://{place}")
+    assert path.read_text() == "not to be lost"
+    assert link.is_symlink()
+
+
 def openssl(directory: Path, *arguments: str) -> None:
     subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
 

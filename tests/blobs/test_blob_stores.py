@@ -132,6 +132,7 @@ async def test_file_only_keeps_buckets_apart(clock: ManualClock, tmp_path: Path)
     """Histories of one journal in two buckets do not become one."""
     stores = BlobStores(BlobSettings(file_root=tmp_path, file_only=True), clock)
     urls = ["s3://one/", "s3://two/", "s3://one/prefix/?region=x", "gs://one/", "file:///"]
+    urls += ["fsspec+hdfs://one/", "fsspec+hdfs://two/", "fsspec+sftp://one/"]
     for url in urls:
         put(stores.get(url).store, "journal/name", url.encode())
     for url in urls:
