@@ -61,7 +61,7 @@ NONE: Final = Unexplained(CoverSet())
 def undecided(journal: JournalName, fragments: Sequence[Fragment]) -> Unavailable:
     """Return the error of a journal that waits for a decision about ``fragments``."""
     return Unavailable(
-        f"{problem_of(fragments)}: `{COMMAND}` does",
+        f"{problem_of(fragments)}: decide it by `{COMMAND}`",
         hint=f"Say whose they are, or remove them: {PAGE}.",
         journal=journal,
         **facts_of(fragments),
