@@ -6,6 +6,8 @@ import contextlib
 import json
 import logging
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -162,10 +164,49 @@ def test_a_key_that_is_fetched_while_its_token_is_looked_at(
         verify(auth, provider.token())
 
 
+ASKS_A_DEAF_RESOLVER = """
+import socket, threading, time
+from gazette.client.oidc.documents import fetch
+from gazette.errors import Unavailable
+
+deaf = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+deaf.bind(("127.0.0.1", 53))
+begun = time.monotonic()
+for _ in range(3):
+    try:
+        fetch("https://provider.example/keys", within_s=0.5)
+    except Unavailable as error:
+        print(error)
+assert time.monotonic() - begun < 4
+assert sum(thread.name.startswith("resolve ") for thread in threading.enumerate()) == 1
+"""
+
+
+@pytest.mark.skipif(
+    subprocess.run(["sh", "-c", "unshare -rmn true"], check=False, capture_output=True).returncode
+    != 0,
+    reason="this machine lets no process have a network of its own",
+)
+def test_a_resolver_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.1\n")
+    commands = f"""
+        ip link set lo up && mount --bind {tmp_path}/resolv.conf /etc/resolv.conf
+        exec {sys.executable} -c '{ASKS_A_DEAF_RESOLVER}'
+    """
+    done = subprocess.run(
+        ["unshare", "-rmn", "sh", "-c", commands], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    sentence = (
+        "provider.example does not answer: no address of provider.example came from the resolver"
+    )
+    assert done.stdout.count(sentence) == 3, done.stdout
+
+
 def test_a_fetch_that_does_not_end_is_not_waited_for(
     auth: OidcAuth, provider: Provider, keys: list[SigningKey], clock: ManualClock
 ) -> None:
-    """A resolver may hang. What it brings at last does not replace what is newer."""
+    """What it brings at last does not replace what is newer."""
     late, entered = threading.Event(), threading.Event()
     rounds = iter([{"keys": [keys[0].jwk]}])
 

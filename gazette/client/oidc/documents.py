@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import concurrent.futures
 import http.client
 import io
 import json
 import re
 import socket
+import threading
 import urllib.request
 from collections.abc import Mapping
 from typing import Any, Final, cast
@@ -20,12 +22,15 @@ from gazette.runtime.tls import tls_context
 from gazette.version import __version__
 
 FETCH_S: Final = 10.0
-"""Seconds for one answer of a provider, from the connection to its last byte."""
+"""Seconds for one answer of a provider, from the name of its host to its last byte."""
 DOCUMENT_BYTES_MAX: Final = 1 << 18
 _LATER: Final = (408, 429)
 _DISCOVERY: Final = "/.well-known/openid-configuration"
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _BASE64URL: Final = re.compile(r"[A-Za-z0-9_-]*")
+_resolving: Final[dict[tuple[str, int], concurrent.futures.Future[list[Any]]]] = {}
+"""Questions to the resolver that have no answer yet, by host and port."""
+_resolving_lock: Final = threading.Lock()
 
 
 def require_https(url: str, path: str) -> str:
@@ -97,8 +102,7 @@ def answer_of(
     """Return the status, the reason and the first bytes of an answer, whatever its status is. Blocking.
 
     Redirects are not followed. TLS is verified. The environment's proxy is used. Raise ``Unavailable``
-    without an answer in ``within_s`` seconds, from the first connection to the last byte. This does not bound
-    the resolver of names, which has limits of its own.
+    without an answer in ``within_s`` seconds, from the name of the host to the last byte.
     """
     parts, ends_at, body = urlsplit(url), SystemClock.monotonic() + within_s, b""
     headers = {"Host": parts.netloc, "Accept": "application/json", "Accept-Encoding": "identity"}
@@ -142,7 +146,7 @@ def _opened(parts: SplitResult, ends_at: float) -> socket.socket:
 
 def _connected(host: str, port: int, ends_at: float) -> socket.socket:
     """Return a socket to one of the host's addresses. Each gets its part of the time that is left."""
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = _addresses(host, port, ends_at)
     failure = OSError("it has no address")
     for index, (family, type_, protocol, _, address) in enumerate(addresses):
         sock = socket.socket(family, type_, protocol)
@@ -155,6 +159,32 @@ def _connected(host: str, port: int, ends_at: float) -> socket.socket:
         else:
             return sock
     raise failure
+
+
+def _addresses(host: str, port: int, ends_at: float) -> list[Any]:
+    """Return the addresses of a host. A resolver takes no deadline: a thread asks it, one for each host."""
+    place = host, port
+    with _resolving_lock:
+        if (answer := _resolving.get(place)) is None:
+            answer = concurrent.futures.Future()
+            work = (place, answer)
+            threading.Thread(
+                target=_resolve, args=work, name=f"resolve {host}", daemon=True
+            ).start()
+            _resolving[place] = answer
+    try:
+        return answer.result(_left_s(ends_at))
+    except TimeoutError as error:
+        raise OSError(f"no address of {host} came from the resolver in time") from error
+
+
+def _resolve(place: tuple[str, int], answer: concurrent.futures.Future[list[Any]]) -> None:
+    try:
+        answer.set_result(socket.getaddrinfo(*place, type=socket.SOCK_STREAM))
+    except Exception as error:  # noqa: BLE001 - a caller would wait in vain
+        answer.set_exception(error)
+    with _resolving_lock:
+        del _resolving[place]
 
 
 def _tunnel(sock: socket.socket, proxy: SplitResult, target: str, ends_at: float) -> None:

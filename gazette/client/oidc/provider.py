@@ -90,8 +90,8 @@ class OidcProvider:
     def _refresh(self) -> bool:
         """Begin to fetch, and return True. Return False if a fetch goes on, or began less than `RETRY_S` ago.
 
-        A resolver that hangs may keep a fetch from ending. Begin another fetch after `PATIENCE_S`, and each
-        further one after twice the time of the last.
+        Should a fetch not end, begin another one after `PATIENCE_S`, and each further one after twice the
+        time of the last.
         """
         with self._lock:
             now = self._clock.monotonic()
