@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,11 @@ from gazette.client import AppendService, Client, Reader, RetryReader
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import FragmentsParams, JournalChange
 from gazette.client.read.reader import WRITE_HEAD, ReadParams
+from gazette.client.rpc.preflight import require_reachable
 from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Conflict, Fenced, NotFound
 from gazette.protocol.fragment import Codec
-from gazette.protocol.label_set import LabelSelector, LabelSet
+from gazette.protocol.label_set import EVERYTHING, LabelSelector, LabelSet
 from gazette.runtime.tasks import TaskScope, await_future
 from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.support.instant_clock import eventually
@@ -47,6 +49,18 @@ async def test_what_is_appended_is_read(etcd: Etcd, tmp_path: Path) -> None:
             assert head.commit.end == len(expected)
             assert reader.offset == WRITE_HEAD
         await service.close()
+
+
+async def test_an_address_that_is_connected_and_does_not_answer_is_passed_over(
+    etcd: Etcd, tmp_path: Path
+) -> None:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
+        with socket.create_server(("127.0.0.1", 0)) as deaf:
+            addresses = f"http://127.0.0.1:{deaf.getsockname()[1]},{broker.endpoint}"
+            async with Client(addresses) as client:
+                await require_reachable(client, "broker", connect_s=0.5, hint="")
+                assert client.address == broker.endpoint
+                await client.list_journals(EVERYTHING)
 
 
 async def test_registers_fence_the_older_owner(etcd: Etcd, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ _PAUSE_S: Final = 0.1
 class Addresses:
     """Endpoints of one cluster, separated by commas. Their channels stay open even if unused.
 
-    Calls stay with one endpoint until its connection fails, then move to the next that is not failing. When
-    all are failing, each call tries another endpoint.
+    Calls stay with one endpoint until its connection fails or it is passed over. Then they move to the next
+    that is not failing. When all are failing, each call tries another endpoint.
     """
 
     def __init__(self, text: str, channels: Channels) -> None:
@@ -71,3 +71,8 @@ class Addresses:
                 return self._endpoints[index]
         self._current = (self._current + 1) % count
         return self._endpoints[self._current]
+
+    def pass_over(self, endpoint: str) -> None:
+        """Move to the next endpoint, since this one is connected and does not answer."""
+        if endpoint == self._endpoints[self._current]:
+            self._current = (self._current + 1) % len(self._endpoints)

@@ -43,6 +43,7 @@ async def require_reachable(
             if error.code() not in _UNREACHABLE:
                 return
             reasons[address] = _reason(error)
+            client.addresses.pass_over(address)
         else:
             return
     if wait_s and await _comes_back(client, wait_s):

@@ -49,8 +49,8 @@ class Listed:
     headers: dict[str, Header] = field(default_factory=dict)
     refusals: dict[str, GazetteError] = field(default_factory=dict)
     """Errors of lists that were refused, as for a token that has expired. They are problems, too."""
-    at: float = 0.0
-    """Time of the last list, by the monotonic clock; 0 before the first one."""
+    at: dict[str, float] = field(default_factory=dict)
+    """Time of each list, by the monotonic clock."""
 
 
 @dataclass(slots=True)
@@ -106,20 +106,24 @@ class Sampler:
         due = [what for what in works if what in failed or now >= self._list_at.get(what, 0.0)]
         for what in due:
             begun, items = clock.monotonic(), 0
-            self.problems.pop(what, None)
-            self.listed.refusals.pop(what, None)
+            failure: GazetteError | None = None
             try:
                 items = await works[what]()
             except GazetteError as error:
                 if self.twice:
                     raise
-                self.problems[what] = f"{error.message}; it is asked again"
-                if isinstance(error, Invalid | NotAllowed):
-                    self.listed.refusals[what] = error
+                failure = error
+            # Only now: what reads them meanwhile is to know of the last failure.
+            self.problems.pop(what, None)
+            self.listed.refusals.pop(what, None)
             ended = clock.monotonic()
             self._list_at[what] = ended + self.pause(ended - begun, items)
-            if what not in self.problems:
-                self.listed.at = ended
+            if failure is not None:
+                self.problems[what] = f"{failure.message}; it is asked again"
+                if isinstance(failure, Invalid | NotAllowed):
+                    self.listed.refusals[what] = failure
+            else:
+                self.listed.at[what] = ended
                 self._list_limit_s[what] = max(_ANSWER_S, (ended - begun) * _LIST_SHARE)
         if due:
             self._note_items()

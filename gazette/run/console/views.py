@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from gazette.client.journals import ListedJournal
@@ -15,10 +15,12 @@ from gazette.gazctl.top.rows import TopRow
 from gazette.labels import CONTENT_TYPE, MESSAGE_TYPE
 from gazette.protocol.ids import ProcessId, split_journal_meta
 from gazette.protocol.journal import SuspendLevel
+from gazette.protocol.route import Route
 from gazette.run.console.cluster import ClusterWatch, SeenMember
 from gazette.run.console.verdicts import Verdict, grouped, journal_verdicts, shard_verdicts
 
 PAGE_ROWS: Final = 50
+FAMILIES: Final = ("broker", "consumer", "journal", "shard", "token")
 VERDICTS_MAX: Final = 50
 
 Described: TypeAlias = Mapping[tuple[ProcessId, str], Mapping[str, Any]]
@@ -34,19 +36,29 @@ def cluster_document(watch: ClusterWatch, now: float) -> dict[str, Any]:
         "verdicts_total": len(verdicts),
         "journals": len(listed.journals),
         "shards": len(listed.shards),
-        "age_s": now - listed.at if listed.at else None,
+        "age_s": now - min(listed.at.values()) if listed.at else None,
         "members": [member_document(member) for member in watch.members.values()],
         "application": application_name(listed.shards.values()),
     }
 
 
-def grouped_verdicts(watch: ClusterWatch, family: str = "", name: str = "") -> list[dict[str, Any]]:
-    """Return what is wrong, or what is wrong with one family or one thing."""
+def grouped_verdicts(
+    watch: ClusterWatch, families: Container[str] = FAMILIES, names: Container[str] | None = None
+) -> list[dict[str, Any]]:
+    """Return what is wrong, or what is wrong with some families or some things."""
     return grouped(
         verdict
         for verdict in all_verdicts(watch)
-        if family in ("", verdict.family) and name in ("", verdict.name)
+        if verdict.family in families and (names is None or verdict.name in names)
     )
+
+
+def verdicts_about(
+    watch: ClusterWatch, family: str, name: str, server: str, route: Route
+) -> list[dict[str, Any]]:
+    """Return what is wrong with a journal or a shard, with its members, and with their lists."""
+    names = {name, *map(str, route.members), watch.addresses().get(server, "")}
+    return grouped_verdicts(watch, (family, server), names)
 
 
 def all_verdicts(watch: ClusterWatch) -> Iterator[Verdict]:
@@ -70,7 +82,7 @@ def all_verdicts(watch: ClusterWatch) -> Iterator[Verdict]:
         name = str(member.listed.id)
         if member.error:
             advice = "It may have died: its lease then expires, and others take its work."
-            yield Verdict(1, member.listed.kind, name, f"it is not asked: {member.error}", advice)
+            yield Verdict(1, member.listed.kind, name, f"asking it failed: {member.error}", advice)
         elif member.not_ready:
             advice = "See its log. A member that stops or starts says so here."
             reason = f"it does not serve: {member.not_ready}"
