@@ -61,6 +61,7 @@ QUIET = {
     "Calls of brokers that failed: {{grpc_method}} {{grpc_code}}",
 }
 """Queries of dashboards that show nothing of a cluster without faults."""
+SHOWN_S = 30.0
 
 pytestmark = [
     pytest.mark.long,
@@ -399,12 +400,22 @@ async def test_shards_that_fail_fall_behind_or_skip(
 
 
 async def dashboards_show(prometheus: Prometheus) -> None:
-    """Require that Prometheus accepts each query of the dashboards, and knows all but those in ``QUIET``."""
-    empty = set()
-    for text in files().values():
-        for panel in json.loads(text)["panels"]:
-            for target in panel.get("targets", ()):
-                expression = target["expr"].replace("$__rate_interval", "5s")
-                if not await prometheus.query(expression.replace("$instance", ".*")):
-                    empty.add(f"{panel['title']}: {target['legendFormat']}")
-    assert empty <= QUIET
+    """Require that Prometheus accepts each query of the dashboards, and knows all but those in ``QUIET``.
+
+    A scrape that fails, as on a busy machine, empties some of them for a moment.
+    """
+    empty = {
+        (f"{panel['title']}: {target.get('legendFormat', '')}", target["expr"])
+        for text in files().values()
+        for panel in json.loads(text)["panels"]
+        for target in panel.get("targets", ())
+    }
+    clock = SystemClock()
+    ends_at = clock.monotonic() + SHOWN_S
+    while {title for title, _ in empty} - QUIET and clock.monotonic() < ends_at:
+        for title, expression in list(empty):
+            asked = expression.replace("$__rate_interval", "5s").replace("$instance", ".*")
+            if await prometheus.query(asked):
+                empty.remove((title, expression))
+        await clock.sleep(0.2)
+    assert {title for title, _ in empty} <= QUIET

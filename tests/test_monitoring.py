@@ -212,6 +212,11 @@ def test_each_alert_says_where_why_and_what_to_read() -> None:
     assert CONFIG["global"]["external_labels"]["gazette_docs"].startswith("https://")
 
 
+def test_each_alert_is_made_to_fire() -> None:
+    text = (ROOT / "tests" / "test_alerts.py").read_text()
+    assert set(re.findall(r"prometheus\.fires\(\s*\"(\w+)\"", text)) == set(ALERTS)
+
+
 def test_dashboards_are_those_that_the_tool_writes() -> None:
     written = {path.name: path.read_text() for path in (MONITORING / "dashboards").iterdir()}
     assert written == dashboards.files()
