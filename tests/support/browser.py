@@ -84,6 +84,12 @@ class Browser:
         body = {"cmd": "Emulation.setDeviceMetricsOverride", "params": size}
         await self._post(f"{self._session}/goog/cdp/execute", body)
 
+    async def prefer(self, scheme: str) -> None:
+        """Have the user prefer a colour scheme, ``light`` or ``dark``."""
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        body = {"cmd": "Emulation.setEmulatedMedia", "params": {"features": [feature]}}
+        await self._post(f"{self._session}/goog/cdp/execute", body)
+
     async def run(self, script: str, *arguments: object) -> Any:
         """Run the body of a function of JavaScript on the page, and return its result."""
         return await self._post(

@@ -13,6 +13,8 @@ from gazette.gazctl.context import Context, each
 from gazette.gazctl.journals.fragments import fragments_of
 from gazette.gazctl.shards.hints import all_slots, heads_of
 from gazette.gazctl.shards.list import status_text
+from gazette.protocol.ids import JournalName
+from gazette.protocol.journal_life import JournalLife
 from gazette.protocol.text.duration import SECOND
 from gazette.run.console import views
 from gazette.run.console.changes import COMMANDS, perform_change
@@ -23,7 +25,6 @@ from gazette.run.console.log_moments import last_commits
 from gazette.run.console.server import Answer, Arguments
 from gazette.run.console.states import States, StillRecovering
 from gazette.run.console.timeline import timeline
-from gazette.run.console.verdicts import grouped, journal_verdicts
 from gazette.runtime.numbers import is_digits
 from gazette.version import __version__
 
@@ -37,11 +38,15 @@ class Console:
     def __init__(self, context: Context, scratch: Path, *, allow_changes: bool) -> None:
         self._context = context
         self._watch = ClusterWatch(context)
-        self._states = States(context, scratch)
+        self._states = States(context, scratch, self._life_of)
         self._allow_changes = allow_changes
 
     async def run(self) -> NoReturn:
         await self._watch.run()
+
+    def _life_of(self, name: JournalName) -> JournalLife | None:
+        journal = self._watch.sampler.listed.journals.get(name)
+        return None if journal is None else journal.life
 
     async def close(self) -> None:
         self._watch.close()
@@ -142,7 +147,7 @@ class Console:
             "codec": spec.fragment.codec.name,
             "fragment_bytes": spec.fragment.length,
             "retention_s": spec.fragment.retention_ns / SECOND,
-            "verdicts": grouped(journal_verdicts([journal], watch.problems())),
+            "verdicts": views.verdicts_about(watch, "journal", spec.name, "broker", journal.route),
             "shards": [
                 {"id": shard.spec.id, "reads": name in views.sources_of(shard)}
                 for shard in watch.sampler.listed.shards.values()
@@ -196,7 +201,7 @@ class Console:
             "rows": rows,
             **page,
             "edges": views.edges_of(watch, described),
-            "verdicts": views.grouped_verdicts(watch, "shard"),
+            "verdicts": views.grouped_verdicts(watch, ("consumer", "shard", "token")),
         }
 
     async def _age_of(self, row: Mapping[str, Any]) -> float | None:
@@ -236,7 +241,7 @@ class Console:
             **views.shard_row(watch, shard, described),
             "heads": heads,
             "labels": {label.name: label.value for label in shard.spec.labels.labels},
-            "verdicts": views.grouped_verdicts(watch, "shard", shard_id),
+            "verdicts": views.verdicts_about(watch, "shard", shard_id, "consumer", shard.route),
         }
 
     async def _hints(self, arguments: Arguments) -> dict[str, Any]:

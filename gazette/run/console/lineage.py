@@ -8,7 +8,7 @@ from typing import Any, Final
 from gazette.client.client import Client
 from gazette.client.journals import ListedJournal
 from gazette.client.shards import ListedShard
-from gazette.errors import Invalid, NotFound
+from gazette.errors import Broken, Invalid, NotFound, Unavailable
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.ids import Offset, split_journal_meta
 from gazette.run.console.frames import FrameCutter, message_of
@@ -125,9 +125,14 @@ class Lineage:
         tables: list[dict[str, Any]] = []
         try:
             before = await self._checkpoint(shard, commit.begin)
-            tables = await self._states.difference(shard, str(commit.begin), str(commit.end))
         except (Invalid, NotFound) as error:
             notes.append(f"the rows before are not known: {error}")
+        else:
+            try:
+                tables = await self._states.difference(shard, str(commit.begin), str(commit.end))
+            except (Invalid, NotFound, Unavailable, Broken) as error:
+                # A state may be too large to be compared: the inputs are shown all the same.
+                notes.append(f"the rows that changed are not known: {error}")
         inputs = []
         for source in shard.spec.sources:
             end = after.sources.get(source.journal)

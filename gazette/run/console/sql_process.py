@@ -69,7 +69,7 @@ class SqlProcesses:
             except subprocess.TimeoutExpired as error:
                 raise Unavailable(
                     f"{what} did not end within {QUERY_S:g} s, and was ended",
-                    hint="Ask for less: by LIMIT, by an index, or by gazctl shards query --timeout.",
+                    hint="Ask for less by SQL, as by LIMIT or an index. Or: gazctl shards query --timeout.",
                 ) from error
             finally:
                 child.kill()

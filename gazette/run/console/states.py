@@ -10,7 +10,7 @@ import concurrent.futures
 import json
 import logging
 import shutil
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -27,6 +27,7 @@ from gazette.gazctl.shards.query import require_sql
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.ids import JournalName, Offset, Revision, ShardId
+from gazette.protocol.journal_life import JournalLife
 from gazette.recoverylog.log.broker_logs import BrokerLogs
 from gazette.recoverylog.shard_state import StateKind
 from gazette.recoverylog.store_files import PRIMARY_DATABASE
@@ -37,8 +38,10 @@ from gazette.runtime.numbers import bytes_text
 from gazette.runtime.tasks import BlockingPool, TaskScope
 
 T = TypeVar("T")
-_Key: TypeAlias = tuple[ShardId, Revision, str]
-"""A shard, the revision of its creation, and a moment. A shard that is made again has other states."""
+_Life: TypeAlias = tuple[ShardId, Revision, JournalLife | None]
+"""A shard, and the lives of it and of its log. One of them that is made again has other states."""
+_Key: TypeAlias = tuple[_Life, str]
+"""A life, and a moment of it."""
 
 log = logging.getLogger(__name__)
 
@@ -173,17 +176,23 @@ class _Opening:
 
 
 class States:
-    """The states that pages have asked for lately. Loop-bound. Close it."""
+    """The states that pages have asked for lately. Loop-bound. Close it.
 
-    def __init__(self, context: Context, scratch: Path) -> None:
+    ``life_of`` returns the life of a log; None if no list has it.
+    """
+
+    def __init__(
+        self, context: Context, scratch: Path, life_of: Callable[[JournalName], JournalLife | None]
+    ) -> None:
         self._context = context
         self._scratch = scratch
+        self._life_of = life_of
         self._recoveries = BlockingPool("console-recoveries", RECOVERIES_MAX)
         self._files = BlockingPool("console-files", 1)
         self._sql = SqlProcesses()
         self._scope = TaskScope("states")
         self._openings: dict[_Key, _Opening] = {}
-        self._checkpoints: dict[tuple[ShardId, Revision, Offset], Checkpoint] = {}
+        self._checkpoints: dict[tuple[_Life, Offset], Checkpoint] = {}
         self._number = 0
         self._is_closed = False
 
@@ -209,7 +218,7 @@ class States:
 
     def known_checkpoint(self, shard: ListedShard, offset: Offset) -> Checkpoint | None:
         """Return a checkpoint that `checkpoint` has returned lately; None if it has not."""
-        return self._checkpoints.get((shard.spec.id, shard.create_revision, offset))
+        return self._checkpoints.get((self._life(shard), offset))
 
     async def checkpoint(self, shard: ListedShard, offset: Offset) -> Checkpoint:
         """Return the checkpoint at an offset that the log has. It is kept longer than the state.
@@ -221,7 +230,7 @@ class States:
             known = _required((await self.state(shard, str(offset))).checkpoint)
             if len(self._checkpoints) >= CHECKPOINTS_MAX:
                 del self._checkpoints[next(iter(self._checkpoints))]
-            self._checkpoints[shard.spec.id, shard.create_revision, offset] = known
+            self._checkpoints[self._life(shard), offset] = known
         return known
 
     async def query(self, shard: ListedShard, at: str, sql: str) -> dict[str, Any]:
@@ -235,10 +244,13 @@ class States:
             databases = _required(first.database), _required(second.database)
             return await self._sql.difference(*databases, second.own_tables)
 
+    def _life(self, shard: ListedShard) -> _Life:
+        return shard.spec.id, shard.create_revision, self._life_of(shard.spec.recovery_log)
+
     @asynccontextmanager
     async def _using(self, shard: ListedShard, at: str) -> AsyncIterator[StateFiles]:
         """Yield a state, which is not removed during the block."""
-        key = (shard.spec.id, shard.create_revision, at)
+        key = (self._life(shard), at)
         opening = self._opening(shard, key)
         opening.users += 1
         try:
@@ -262,7 +274,7 @@ class States:
 
     def _opening(self, shard: ListedShard, key: _Key) -> _Opening:
         """Return the opening of a state. It begins at once: two requests never recover the same twice."""
-        spec, moment = shard.spec, Moment.parse(key[2])
+        spec, moment = shard.spec, Moment.parse(key[1])
         if self._is_closed:
             raise _closed()
         if not spec.recovery_log:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gazette.auth import Capability, Claims, KeyedAuth
 from gazette.cluster.etcd.client import Etcd
+from gazette.protocol.label_set import EVERYTHING
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture
@@ -15,7 +17,7 @@ from tests.consumer.apps import append, frame
 from tests.run.console.conftest import KEY, Console, Page
 from tests.run.console.shop import HOSTILE, LETTERS, OUTPUT, SHARD, SOURCE
 from tests.run.console.test_cluster_view import until
-from tests.run.console.test_shard_view import consumed, page, shop
+from tests.run.console.test_shard_view import ENDLESS, consumed, page, shop
 from tests.support.browser import Browser, missing_browser
 
 pytestmark = pytest.mark.skipif(
@@ -24,6 +26,10 @@ pytestmark = pytest.mark.skipif(
 __all__ = ["page", "shop"]
 CLOCK = SystemClock()
 TRACE_S = 5.0
+HUNDRED_MILLION = (
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 100000000)"
+    " SELECT i FROM n"
+)
 
 
 @pytest.fixture
@@ -162,9 +168,9 @@ async def test_what_the_user_asks_for_goes_before_what_a_poll_asked(
     await held(browser, "search=&")
     await browser.run("document.getElementById('search').value = 'letters'")
     await browser.click("button", "Search")
-    await browser.until_seen("1 journals")
+    await browser.until_seen("1 journal.")
     await browser.run(RELEASE)
-    assert "1 journals" in await browser.text()
+    assert "1 journal." in await browser.text()
 
 
 async def test_a_line_that_is_not_whole_is_not_read_again_and_again(
@@ -193,6 +199,44 @@ async def test_a_broker_that_is_killed_while_the_page_is_open_is_a_sentence(
             await browser.until_seen(
                 "critical", "the broker does not answer", "What is shown is old"
             )
+
+
+async def test_a_token_that_has_expired_is_a_sentence(
+    etcd: Etcd, tmp_path: Path, console: Console
+) -> None:
+    auth = KeyedAuth.parse(CLOCK, "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=")
+    token = auth.sign(Claims(Capability.ALL, EVERYTHING), -60.0)
+    async with await BrokerFixture.start(etcd, tmp_path, auth=auth) as broker, Browser() as browser:
+        flags = (f"--broker.address={broker.endpoint}", f"--broker.auth-token={token}")
+        async with console(*flags) as page:
+            await browser.open(f"{page.url}?key={KEY}")
+            for view in ("#/", "#/journals", "#/application", "#/shard/a", "#/trace/a/1"):
+                await browser.open(f"{page.url}{view}")
+                await browser.until_seen("token", "expired")
+
+
+async def test_large_messages_and_queries_without_end_are_sentences(
+    page: Page, browser: Browser, broker: BrokerFixture, shop: ConsumerFixture
+) -> None:
+    await consumed(broker, shop, "one")
+    await append(broker, b"x" * (10 << 20) + b"\x00\xe2\x80\xae\n", b"\x07last\n", journal=LETTERS)
+    await browser.open(f"{page.url}#/journal/{LETTERS.replace('/', '%2F')}")
+    await browser.until_seen("10.0 MiB more", "\\u0007last")
+    await browser.open(f"{page.url}#/shard/{SHARD}")
+    await browser.until_seen("Rows: 1.")
+    for sql, sentence in (
+        (ENDLESS, "did not end within"),
+        (HUNDRED_MILLION, "Rows: 1,000. There are more"),
+        (f"SELECT count(*) FROM ({HUNDRED_MILLION})", "did not end within"),
+        ("SELEC 1", "syntax error"),
+    ):
+        await browser.run("document.getElementById('sql').value = arguments[0]", sql)
+        await browser.click("button", "Run")
+        await browser.until_seen(sentence)
+    await browser.run("document.getElementById('at').value = 'tomorrow'")
+    await browser.click("button", "Go there")
+    await browser.until_seen("not a time")
+    assert [text for text in await browser.problems() if "status of " not in text] == []
 
 
 async def test_pages_fit_a_phone_and_are_used_by_keyboard(

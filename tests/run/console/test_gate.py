@@ -96,6 +96,14 @@ def test_the_page_is_small_and_takes_nothing_from_elsewhere() -> None:
         assert not re.search(r"\bstyle=|\bonclick=|<script>|<style>", text), name
 
 
+def test_the_first_view_asks_for_all_modules_at_once() -> None:
+    preloaded = re.findall(
+        r"modulepreload\" href=\"/static/([\w.]+)", (STATIC / "index.html").read_text()
+    )
+    modules = {path.name for path in STATIC.glob("*.js")} - {"enter.js", "main.js"}
+    assert (set(preloaded), len(preloaded)) == (modules, len(modules))
+
+
 def test_the_wheel_has_the_files_of_the_page() -> None:
     """Everything below ``gazette/`` is in the wheel, unless Git ignores it."""
     root = Path(__file__).parents[3]

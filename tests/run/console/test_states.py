@@ -10,18 +10,25 @@ from typing import Any
 
 import pytest
 
-from gazette.errors import Closed, GazetteError
+from gazette.client.append.appender import AppendParams
+from gazette.errors import Closed, GazetteError, Unavailable
+from gazette.protocol.journal_life import JournalLife
 from gazette.protocol.label_set import EVERYTHING
+from gazette.run.console.lineage import Lineage
 from gazette.run.console.states import STATES_MAX, States
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture
 from tests.run.console.conftest import Page
-from tests.run.console.shop import SHARD
+from tests.run.console.shop import OUTPUT, SHARD
 from tests.run.console.test_shard_view import asked, consumed, page, shop
 
 __all__ = ["page", "shop"]
 LISTED: Any = SimpleNamespace(spec=SimpleNamespace(id="a", recovery_log="a/log"), create_revision=1)
 OTHER: Any = SimpleNamespace(spec=SimpleNamespace(id="b", recovery_log="b/log"), create_revision=2)
+
+
+def no_life(_name: str) -> None:
+    """Say of a log that no list has it."""
 
 
 class Hanging:
@@ -93,7 +100,7 @@ async def test_an_unexpected_failure_is_a_sentence_and_ends_no_other_recovery(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     servers: Any = Servers()
-    states = States(servers, tmp_path)
+    states = States(servers, tmp_path, no_life)
     other = asyncio.gather(states.state(OTHER, "5"))
     await servers.hanging.is_reading.wait()
     for number in range(2):  # The failure is forgotten: the next request tries again.
@@ -113,7 +120,7 @@ async def test_a_checkpoint_is_known_longer_than_its_state(
     at = await consumed(broker, shop, "one")
     (listed,) = (await shop.shards.list_shards(EVERYTHING)).shards
     servers: Any = Servers(shop.shards, broker.client)
-    states = States(servers, tmp_path / "states")
+    states = States(servers, tmp_path / "states", no_life)
     (tmp_path / "states").mkdir()
     offsets = range(at, at + STATES_MAX + 2)
     checkpoints = [await states.checkpoint(listed, offset) for offset in offsets]
@@ -122,9 +129,54 @@ async def test_a_checkpoint_is_known_longer_than_its_state(
     await states.close()
 
 
+class Slow(States):
+    """States that are too large to be compared."""
+
+    async def difference(self, *_: object) -> Any:
+        raise Unavailable("the comparison did not end")
+
+
+async def test_inputs_of_an_output_are_shown_though_its_rows_cannot_be(
+    broker: BrokerFixture, shop: ConsumerFixture, tmp_path: Path
+) -> None:
+    await consumed(broker, shop, "one")
+    begin = (await broker.client.append(AppendParams(OUTPUT))).commit.end
+    await consumed(broker, shop, "two")
+    (shard,) = (await shop.shards.list_shards(EVERYTHING)).shards
+    listed = (await broker.client.list_journals(EVERYTHING)).journals
+    journals = {journal.spec.name: journal for journal in listed}
+    servers: Any = Servers(shop.shards, broker.client)
+    states = Slow(servers, tmp_path / "states", no_life)
+    (tmp_path / "states").mkdir()
+    traced = await Lineage(broker.client, states, journals).trace(journals[OUTPUT], begin, [shard])
+    assert '"two"' in traced["inputs"][0]["messages"][0]["text"]
+    assert traced["notes"] == ["the rows that changed are not known: the comparison did not end"]
+    await states.close()
+
+
+async def test_a_log_that_is_made_again_has_other_states(
+    broker: BrokerFixture, shop: ConsumerFixture, tmp_path: Path
+) -> None:
+    at = await consumed(broker, shop, "one")
+    (listed,) = (await shop.shards.list_shards(EVERYTHING)).shards
+    lives = [JournalLife(1, 5)]
+    servers: Any = Servers(shop.shards, broker.client)
+    states = States(servers, tmp_path / "states", lambda _name: lives[0])
+    (tmp_path / "states").mkdir()
+    known = await states.checkpoint(listed, at)
+    servers.errors = [KeyError("recovered again") for _ in range(2)]
+    assert await states.checkpoint(listed, at) == known
+    assert (await states.state(listed, str(at))).offset == at
+    lives[0] = JournalLife(1, 9)
+    assert states.known_checkpoint(listed, at) is None
+    with pytest.raises(GazetteError, match="recovered again"):
+        await states.state(listed, str(at))
+    await states.close()
+
+
 async def test_a_console_that_stops_ends_recoveries_and_answers(tmp_path: Path) -> None:
     servers: Any = Servers()
-    states = States(servers, tmp_path)
+    states = States(servers, tmp_path, no_life)
     asking = (states.state(LISTED, str(at)) for at in range(5))
     answers = asyncio.gather(*asking, return_exceptions=True)
     await servers.hanging.is_reading.wait()

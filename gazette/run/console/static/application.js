@@ -1,5 +1,5 @@
 import { ask, turns } from "./api.js";
-import { bytes, cards, count, h, journalLink, notice, part, put, rate, seconds, shardLink, table, time, unknown, verdicts } from "./dom.js";
+import { bytes, cards, count, counted, h, journalLink, notice, part, put, rate, seconds, shardLink, table, time, unknown, verdicts } from "./dom.js";
 import { graph } from "./charts.js";
 import { withRates } from "./rates.js";
 
@@ -21,7 +21,7 @@ export function application() {
   const where = h("span", { role: "status" });
   const before = h("button", { type: "button", onclick: () => { state.page -= 1; again(); } }, "Previous page");
   const after = h("button", { type: "button", onclick: () => { state.page += 1; again(); } }, "Next page");
-  const shards = part("div", null, (data) => table(`${count(data.total)} shards`, [
+  const shards = part("div", null, (data) => table(counted(data.total, "shard"), [
     { head: "Shard", cell: (row) => shardLink(row.id), kind: "name" },
     { head: "State", cell: state_text, cellClass: (row) => (row.status === "PRIMARY" && !row.waits_for ? "good" : "bad") },
     { head: "Messages", cell: (row) => rate(row.rates.read_messages), kind: "number" },
@@ -49,9 +49,11 @@ export function application() {
     wrong.update(data.verdicts);
     const rows = data.rows.map(withRates);
     const sum = (name) => rows.reduce((total, row) => total + (row[name] ?? 0), 0);
+    const behind = rows.some((row) => row.lag_bytes === null) ? null : sum("lag_bytes");
+    const of = data.pages > 1 ? " (this page)" : "";
     const sum_rates = (name) => (rows.some((row) => name in row.rates) ? rows.reduce((total, row) => total + (row.rates[name] ?? 0), 0) : null);
-    sums.update([["Shards", count(data.total)], ["Messages", rate(sum_rates("read_messages"))], ["Bytes", rate(sum_rates("read_bytes"), "B")],
-      ["Behind", bytes(sum("lag_bytes"))], ["Restarts", count(sum("restarts"))], ["Skipped messages", count(sum("poison_messages"))]]);
+    sums.update([["Shards", count(data.total)], [`Messages${of}`, rate(sum_rates("read_messages"))], [`Bytes${of}`, rate(sum_rates("read_bytes"), "B")],
+      [`Behind${of}`, bytes(behind)], [`Restarts${of}`, count(sum("restarts"))], [`Skipped messages${of}`, count(sum("poison_messages"))]]);
     drawing.update(data.edges);
     shards.update({ rows, total: data.total });
     put(where, `Page ${data.page + 1} of ${data.pages}`);

@@ -3,32 +3,33 @@
 import { bytes, h, rate, s, time } from "./dom.js";
 import { layout, NODE_HEIGHT, NODE_WIDTH } from "./layout.js";
 
-const WIDTH = 900;
+// A drawing that is scaled down to a phone would have texts that cannot be read.
+const drawnWidth = () => Math.max(300, Math.min(900, window.innerWidth - 24));
 
 // points: [[milliseconds, number]]
 export function rateChart(points, what) {
   if (points.length < 2) return h("p", { class: "soft" }, "The rate is drawn after some seconds.");
-  const height = 120, left = points[0][0], span = Math.max(1, points[points.length - 1][0] - left);
+  const width = drawnWidth(), height = 120, left = points[0][0], span = Math.max(1, points[points.length - 1][0] - left);
   const top = Math.max(...points.map((one) => one[1]), 1);
-  const place = ([at, value]) => `${(((at - left) / span) * (WIDTH - 10) + 5).toFixed(1)},${(height - 20 - (value / top) * (height - 40)).toFixed(1)}`;
+  const place = ([at, value]) => `${(((at - left) / span) * (width - 10) + 5).toFixed(1)},${(height - 20 - (value / top) * (height - 40)).toFixed(1)}`;
   const line = points.map(place).join(" ");
-  return h("div", { class: "scroll" }, s("svg", { viewBox: `0 0 ${WIDTH} ${height}`, width: "100%", role: "img",
+  return h("div", { class: "scroll" }, s("svg", { viewBox: `0 0 ${width} ${height}`, width: "100%", role: "img",
     "aria-label": `${what}: now ${rate(points[points.length - 1][1], "B")}, at most ${rate(top, "B")}` },
-    s("polygon", { class: "area", points: `5,${height - 20} ${line} ${WIDTH - 5},${height - 20}` }),
+    s("polygon", { class: "area", points: `5,${height - 20} ${line} ${width - 5},${height - 20}` }),
     s("polyline", { class: "line", points: line }),
-    s("line", { class: "axis", x1: 5, x2: WIDTH - 5, y1: height - 20, y2: height - 20 }),
+    s("line", { class: "axis", x1: 5, x2: width - 5, y1: height - 20, y2: height - 20 }),
     s("text", { x: 5, y: 14 }, `at most ${rate(top, "B")}`),
     s("text", { x: 5, y: height - 5, class: "soft" }, time(left)),
-    s("text", { x: WIDTH - 5, y: height - 5, "text-anchor": "end", class: "soft" }, "now")));
+    s("text", { x: width - 5, y: height - 5, "text-anchor": "end", class: "soft" }, "now")));
 }
 
 // Each fragment spans the time since the one before was stored: its height is the rate of appends then.
 export function fragmentChart(data, pick) {
   if (!data.bars.length) return h("p", null, "The journal has no fragment yet: nothing was appended.");
-  const height = 170, floor = height - 24, stored = data.bars.filter((bar) => bar.mod_time);
+  const width = drawnWidth(), height = 170, floor = height - 24, stored = data.bars.filter((bar) => bar.mod_time);
   const first = stored.length ? stored[0].mod_time : data.now - 1;
   const left = first - Math.max(1, (data.now - first) * 0.04), span = Math.max(1, data.now - left);
-  const x = (at) => 5 + ((at - left) / span) * (WIDTH - 10);
+  const x = (at) => 5 + ((at - left) / span) * (width - 10);
   let previous = left;
   const places = data.bars.map((bar) => {
     const end = bar.mod_time || data.now;
@@ -47,11 +48,11 @@ export function fragmentChart(data, pick) {
         s("title", null, says)));
   });
   return [
-    h("div", { class: "scroll" }, s("svg", { viewBox: `0 0 ${WIDTH} ${height}`, width: "100%", role: "group", "aria-label": "Fragments over time" },
-      boxes, s("line", { class: "axis", x1: 5, x2: WIDTH - 5, y1: floor, y2: floor }),
+    h("div", { class: "scroll" }, s("svg", { viewBox: `0 0 ${width} ${height}`, width: "100%", role: "group", "aria-label": "Fragments over time" },
+      boxes, s("line", { class: "axis", x1: 5, x2: width - 5, y1: floor, y2: floor }),
       s("text", { x: 5, y: 14 }, `at most ${rate(top, "B")}`),
       s("text", { x: 5, y: height - 6, class: "soft" }, time(left * 1000)),
-      s("text", { x: WIDTH - 5, y: height - 6, "text-anchor": "end", class: "soft" }, "now"))),
+      s("text", { x: width - 5, y: height - 6, "text-anchor": "end", class: "soft" }, "now"))),
     h("p", { class: "legend" },
       h("span", null, h("span", { class: "swatch" }), "in a store"),
       h("span", null, h("span", { class: "swatch spool" }), "in spools of brokers"),

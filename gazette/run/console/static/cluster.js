@@ -32,7 +32,7 @@ export function cluster() {
     ].map(([name, value]) => [name, value]));
     members.update(data.members.map((one) => ({ ...one,
       cpu: rates(one.endpoint, one.sampled_at, { cpu: one.cpu_s ?? 0 })?.cpu })));
-    const text = data.verdicts_total ? `${data.verdicts_total} things are not as they should be` : "everything is as it should be";
+    const text = data.verdicts_total ? `not as it should be: ${data.verdicts_total}` : "everything is as it should be";
     if (text !== said) status.textContent = said = text;
   }
 

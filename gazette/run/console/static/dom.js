@@ -122,6 +122,8 @@ export function count(number) {
   return number === null || number === undefined ? unknown : Math.round(number).toLocaleString("en");
 }
 
+export const counted = (number, thing) => `${count(number)} ${thing}${number === 1 ? "" : "s"}`;
+
 export function bytes(number) {
   if (number === null || number === undefined) return unknown;
   let value = number;

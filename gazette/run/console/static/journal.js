@@ -1,5 +1,5 @@
 import { ask } from "./api.js";
-import { bytes, cards, count, h, notice, part, put, rate, seconds, shardLink, table, unknown, verdicts } from "./dom.js";
+import { bytes, cards, count, counted, h, notice, part, put, rate, seconds, shardLink, table, unknown, verdicts } from "./dom.js";
 import { fragmentChart, rateChart } from "./charts.js";
 import { messageTable } from "./messages.js";
 import { changeButtons } from "./changes.js";
@@ -38,7 +38,7 @@ export function journal(name) {
     try {
       const data = await ask("fragments", { name });
       put(timeline,
-        h("p", null, `${count(data.count)} fragments of ${bytes(data.bytes)}; ${count(data.count - data.stored)} are not stored yet.`),
+        h("p", null, `${counted(data.count, "fragment")}, ${bytes(data.bytes)} in all. Not stored yet: ${count(data.count - data.stored)}.`),
         fragmentChart(data, (offset) => reader.read({ offset })),
         data.conflicts.map((text) => notice(`In conflict: ${text}`, "Both have the same offsets, and other bytes. The first is read.")),
         data.holes.map((hole) => notice(`No fragment has offsets ${hole.begin} to ${hole.end}.`, "Readers go on behind them. See `gazctl fragments`.")));

@@ -1,5 +1,5 @@
 import { ask, turns } from "./api.js";
-import { bytes, count, h, journalLink, part, put, rate, table, unknown } from "./dom.js";
+import { bytes, count, counted, h, journalLink, part, put, rate, table, unknown } from "./dom.js";
 
 export function journals() {
   const state = { search: "", sort: "name", page: 0 };
@@ -16,7 +16,7 @@ export function journals() {
     h("label", { class: "wide", for: "search" }, "Words of names or labels", search),
     h("button", { type: "submit" }, "Search"));
   const rows = part("div", null, (data) => table(
-    `${count(data.total)} journals. Rates and heads are asked first for what is shown.`, [
+    `${counted(data.total, "journal")}. Rates and heads are asked first for what is shown.`, [
       { head: "Name", cell: (row) => journalLink(row.name), kind: "name", sort: "name" },
       { head: "Head", cell: (row) => count(row.head), kind: "number", sort: "head" },
       { head: "Rate", cell: (row) => rate(row.rate, "B"), kind: "number", sort: "rate" },

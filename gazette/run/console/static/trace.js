@@ -34,7 +34,7 @@ function draw(data, journal) {
       ["Size", bytes(data.commit.end - data.commit.begin)], ["Acknowledged at", count(data.acknowledgement.begin)],
     ]),
     h("h2", null, "The message"), rows([{ ...data.message, role: "committed", ended_at: data.acknowledgement.begin }], journal),
-    h("h2", null, "Rows that its transaction changed"), data.notes.map((text) => notice(text, "", "note")), differenceTables(data.tables),
+    h("h2", null, "Rows that its transaction changed"), data.notes.map((text) => notice(text, "", "note")), data.notes.length > 0 && !data.tables.length ? null : differenceTables(data.tables),
     h("h2", null, "Messages that its transaction read"),
     data.inputs.length ? data.inputs.map((one) => [
       h("h3", null, journalLink(one.journal), ` ${count(one.begin)} to ${count(one.end)}`),
