@@ -38,7 +38,7 @@ in a checkout only:
 _COMMANDS: Final = {
     "new": "gazette.run.new_project:run",
     "run": "gazette.run.command:run",
-    "test": "gazette.run.simulate:run",
+    "test": "gazette.run.fixed_hashes:run",
     "serve": "gazette.broker.main:serve",
     "print-config": "gazette.broker.main:print_config",
     "dev": "gazette.run.dev.dev:run",

@@ -6,11 +6,10 @@ run; 130 Ctrl-C.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import sys
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing, redirect_stdout
 from functools import partial
 from itertools import count, takewhile
@@ -24,19 +23,17 @@ from gazette.config.schema import exit_with
 from gazette.errors import GazetteError, Invalid
 from gazette.run.simulated import SimulationFlags, schema, setup_of
 from gazette.runtime.clock import SystemClock
+from gazette.testing.simulation.app_run import TIMERS
 from gazette.testing.simulation.elsewhere import Elsewhere
 from gazette.testing.simulation.seeds import (
     FailedSeed,
     SeedResult,
-    in_child,
-    run_seed,
     run_seeds,
     shortest,
     story_of,
 )
 from gazette.testing.simulation.setup import Setup
 
-_HASH_SEED: Final = "0"
 _INTERRUPTED: Final = 130
 _NO_XML: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _STALE: Final = 200
@@ -47,11 +44,6 @@ def run(argv: Sequence[str]) -> int:
     """Run the subcommand, and return its exit code."""
     try:
         loaded = schema().load(argv, {})
-        if os.environ.get("PYTHONHASHSEED") != _HASH_SEED:
-            # The order of sets of texts must not depend on the process.
-            environ = {**os.environ, "PYTHONHASHSEED": _HASH_SEED}
-            command = [sys.executable, "-m", "gazette.main", "test", *argv]
-            os.execve(sys.executable, command, environ)  # noqa: S606 - the same program again
         reports = sys.stdout
         with redirect_stdout(sys.stderr):  # What the user's code prints must not be among reports.
             return _Run(setup_of(loaded), loaded.group(SimulationFlags), argv, reports).run()
@@ -84,7 +76,7 @@ class _Run:
         begun, cpu = clock.monotonic(), 0.0
         stale, interrupted = 0, False
         try:
-            with closing(self._seeds(flags.seed or flags.first)) as outcomes:
+            with closing(run_seeds(self._setup, self._chosen(flags), self._elsewhere)) as outcomes:
                 for outcome in outcomes:
                     self._outcomes.append(outcome)
                     cpu += outcome.seconds
@@ -115,26 +107,11 @@ class _Run:
             return 1
         return _INTERRUPTED if interrupted else 0
 
-    def _seeds(self, first: int) -> Generator[SeedResult, None, None]:
-        """Yield outcomes. The other process starts behind the first one, which is soon there."""
-        flags = self._flags
-        chosen = iter(self._chosen(first))
+    def _chosen(self, flags: SimulationFlags) -> Iterable[int]:
         if flags.seed:
-            self._elsewhere.start()
-            yield from in_child(self._setup, [first], self._one)
+            yield flags.seed
             return
-        begin = next(chosen, None)
-        if begin is None:
-            return
-        yield from run_seeds(self._setup, [begin], None)
-        self._elsewhere.start()
-        yield from run_seeds(self._setup, chosen, self._elsewhere)
-
-    def _one(self, seed: int) -> SeedResult:
-        return run_seed(self._setup, seed, elsewhere=self._elsewhere)
-
-    def _chosen(self, first: int) -> Iterable[int]:
-        flags = self._flags
+        first = flags.first
         index, parts = _part(flags.shard)
         seeds: Iterable[int] = range(first, first + flags.seeds)
         if flags.minutes:
@@ -156,8 +133,7 @@ class _Run:
         return len(self._coverage) > before
 
     def _tell(self, outcome: SeedResult) -> None:
-        self._elsewhere.start()
-        failure = shortest(self._setup, outcome, self._elsewhere)
+        failure = shortest(self._setup, outcome, self._elsewhere, self._flags.attempts)
         again = shlex.join(["gazette", "test", *self._argv])
         failure.replay = again if failure.after else self.replay(outcome.seed)
         self._failures.append(failure)
@@ -195,6 +171,8 @@ class _Run:
                 self._say(f"{times:6}  {reached}")
         if ended_by:
             self._say(ended_by)
+        if self._setup.has_timers and TIMERS not in self._coverage:
+            self._say("No timer has fired in these seeds, so on_timer has not been tested.")
         rate = done / cpu if cpu else 0.0
         failed = len(self._failures)
         self._say(f"{done} seeds, {failed} failed, {rate:.1f} seeds/s of one processor")

@@ -55,6 +55,7 @@ class SimulationFlags:
         choices=("any", "recorded"),
     )
     timeout: float = flag(120.0, "seconds after which a seed has failed that does not end")
+    attempts: int = flag(30, "most runs that look for a shorter story of a failure")
     junit: Path | None = flag(None, "file for a report in the form of JUnit")
     coverage: bool = flag(False, "list faults and callbacks; end when no seed reaches new ones")
     json: bool = flag(False, "print each result as a line of JSON")

@@ -14,7 +14,7 @@ from gazette.message.framing.frames import MalformedMessage
 from gazette.message.framing.framing import framing_of
 from gazette.protocol.journal import JournalSpec
 from gazette.testing.simulation.app_run import AppRun, Ended, Finding
-from gazette.testing.simulation.elsewhere import Elsewhere
+from gazette.testing.simulation.elsewhere import Elsewhere, is_elsewhere
 from gazette.testing.simulation.fold import Fold, FoldResult, Input, add_outputs, committed_spans
 from gazette.testing.simulation.setup import Setup
 from gazette.testing.simulation.shard_history import RecordedTransaction
@@ -24,8 +24,6 @@ from gazette.testing.simulation.user_code import UserSurroundings
 _SHIFT_S: Final = 86_461.5
 """Delay from a run to its fold. Results must not depend on the time of day."""
 
-_ELSEWHERE_OF: Final = 3
-"""One in so many seeds is folded in another process, too."""
 _FOLDS_MAX: Final = 64
 """Greatest number of folds that look for the transactions which shards have consumed."""
 
@@ -150,7 +148,7 @@ class Judge:
     def _folded_elsewhere(self) -> list[Finding]:
         """Require the same of a process in which sets of texts have another order."""
         seed = self._run.story.seed
-        if self._elsewhere is None or seed % _ELSEWHERE_OF != 2:
+        if self._elsewhere is None or not is_elsewhere(seed):
             return []
         results = {}
         for shard_id, folded in self._inputs.items():

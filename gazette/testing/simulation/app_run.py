@@ -17,8 +17,6 @@ from gazette.client.client import Client
 from gazette.client.journals import JournalChange, apply_journals
 from gazette.client.read.reader import ReadParams
 from gazette.client.read.retry_reader import RetryReader
-from gazette.client.rpc.channel import Channels
-from gazette.client.shards import ShardClient
 from gazette.cluster.etcd.client import Compare, Etcd, EtcdSettings, Op
 from gazette.config.schema import Schema
 from gazette.consumer.application import Application
@@ -29,26 +27,27 @@ from gazette.protocol.shard import ShardSpec
 from gazette.protocol.text import duration
 from gazette.runtime.tasks import TaskScope
 from gazette.runtime.user_code import place_of_error
-from gazette.testing.simulation.cluster import ETCD, ETCD_ADDRESS
+from gazette.testing.simulation.app_faults import CALL_S, LEASE_S, AppFaults
+from gazette.testing.simulation.cluster import ETCD_ADDRESS
 from gazette.testing.simulation.fold import OutputForm, noted_forms
 from gazette.testing.simulation.loop import NodeClock, SimNode, current_node
-from gazette.testing.simulation.members import MemberCluster, SimMember, Trap
+from gazette.testing.simulation.members import MemberCluster, SimMember
 from gazette.testing.simulation.network import SimTransport
 from gazette.testing.simulation.setup import Setup
 from gazette.testing.simulation.shard_history import Promotion, ShardHistory, wrapped
 from gazette.testing.simulation.states import Query, Rows, state_of
-from gazette.testing.simulation.story import FaultForm, PlannedFault, Story
+from gazette.testing.simulation.story import Story
 from gazette.testing.simulation.story_publisher import StoryPublisher
 from gazette.testing.simulation.user_code import UserSurroundings
 
-LEASE_S: Final = 6.0
 BROKER: Final = "broker"
-_CALL_S: Final = 30.0
 _QUIET_S: Final = 300.0
 """After the last fault: how long until every shard has read all of its input."""
 _SETTLED_S: Final = 3.0
 _TIMERS_S: Final = 15.0
 """After the last fault: until their time stands still, and then until no timer may fire any more."""
+TIMERS: Final = "a timer fires"
+"""Part of the coverage of a run in which one did."""
 _HARMLESS: Final = (Closed, Fenced, Unavailable, Aborted, NotYet)
 """Errors by which the runtime ends a shard, when it is to be served elsewhere or later."""
 
@@ -102,9 +101,21 @@ class AppCluster(MemberCluster):
         self.on_member_exited: Callable[[Any], None] = lambda process: None
         self.timers_until = float("inf")
         """When the time of timers begins to stand still, so that they come to rest."""
+        self.clocks: list[NodeClock] = []
+        """Those of members and publishers."""
+        self._passed_s = 0.0
 
     def _new_member(self, host: str, id: str, number: int) -> AppMember:
-        return AppMember(self, host, id, number)
+        member = AppMember(self, host, id, number)
+        member.clock.offset_s = self._passed_s
+        self.clocks.append(member.clock)
+        return member
+
+    def pass_time(self, seconds: float) -> None:
+        """Have the wall clocks of all members and publishers go on."""
+        self._passed_s += seconds
+        for clock in self.clocks:
+            clock.offset_s += seconds
 
     def on_member_exit(self, process: Any) -> None:
         super().on_member_exit(process)
@@ -128,12 +139,11 @@ class AppRun:
         self.ended = Ended()
         self.history = ShardHistory(self.wall_clock, self._on_failure)
         self.specs = self._shard_specs()
+        self.rng = random.Random(f"run {story.seed}")
+        self.is_over = False
+        self.faults = AppFaults(self)
         self._node = SimNode(cluster.loop, "op")
         self._clock = NodeClock(cluster.loop)
-        self._rng = random.Random(f"run {story.seed}")
-        self._done = False
-        self._until = 0.0
-        """When the last fault is over."""
         cluster.network.delay_s = story.delay_s
         cluster.settings = {"lease_ttl_s": 60.0, "watch_delay_s": 0.0}
         cluster.consumer_options = {
@@ -144,8 +154,9 @@ class AppRun:
             "query_timeout_s": 20.0,
         }
         cluster.broker_hosts = [BROKER]
-        cluster.on_member_exited = self._on_member_exited
+        cluster.on_member_exited = self.faults.on_member_exited
         user.bind(self.wall_clock, self._pause, self._found)
+        user.on_failed_call = self.faults.on_failed_call
 
     def _shard_specs(self) -> list[ShardSpec]:
         story, chosen = self.story, []
@@ -202,6 +213,8 @@ class AppRun:
         elif not main.cancelled() and (error := main.exception()) is not None:
             cluster.failed(error)
         self.ended.findings += [Finding(what) for what in cluster.violations]
+        if any(step.timer is not None for step in self.history.steps()):
+            self.ended.coverage.add(TIMERS)
         return self.ended
 
     async def _main(self) -> None:
@@ -215,17 +228,17 @@ class AppRun:
             for producer in range(2):
                 sends = [send for send in story.sends_to_make() if send.producer == producer]
                 node = SimNode(cluster.loop, f"publisher-{producer}")
-                publisher = StoryPublisher(node, cluster, BROKER, sends, self._rng.getrandbits(64))
+                publisher = StoryPublisher(node, cluster, BROKER, sends, self.rng.getrandbits(64))
                 scope.spawn(publisher.run(), name="publish")
             for fault in story.faults_to_make():
-                scope.spawn(self._strike_later(fault), name="fault")
+                scope.spawn(self.faults.strike_later(fault), name="fault")
         await self._heal()
         if await self._quiet(client):
             if story.restarts:
                 await self._restart(client)
             if not self.ended.findings:
                 await self._finish(client)
-        self._done = True
+        self.is_over = True
         cluster.loop.stop()
 
     async def _restart(self, client: Client) -> None:
@@ -273,7 +286,7 @@ class AppRun:
         changes = [JournalChange(upsert=spec) for spec in self.setup.journals]
         while True:
             try:
-                async with asyncio.timeout(_CALL_S):
+                async with asyncio.timeout(CALL_S):
                     await apply_journals(client, changes)
                 break
             except (GazetteError, TimeoutError):
@@ -329,7 +342,7 @@ class AppRun:
         """Wait until faults are over, and every process runs."""
         cluster = self.cluster
         cluster.traps.clear()
-        while self._until > cluster.loop.now or any(
+        while self.faults.until > cluster.loop.now or any(
             process.ended or process.stopping for process in cluster.members.values()
         ):
             await self._clock.sleep(1.0)
@@ -391,110 +404,3 @@ class AppRun:
                     f"{role} at {process.name}, read {through}, failure {shard.failure!r}"
                 )
         return "; ".join(states) or "no member has it"
-
-    # Faults.
-
-    async def _strike_later(self, fault: PlannedFault) -> None:
-        await self._clock.sleep(fault.at)
-        self.cluster.say("fault", str(fault))
-        self._until = max(self._until, self.cluster.loop.now + fault.seconds)
-        await self._strike(fault)
-
-    async def _strike(self, fault: PlannedFault) -> None:
-        cluster, host, seconds = self.cluster, fault.host, fault.seconds
-        self.ended.coverage.add(f"{fault.form} × {self._running(host)}")
-        match fault.form:
-            case FaultForm.KILL:
-                self._kill(host, seconds)
-            case FaultForm.KILL_AT:
-                for name in self.story.members:
-                    spring = self._spring(fault)
-                    cluster.traps.append(Trap(name, fault.point, fault.number, spring))
-            case FaultForm.HOLD:
-                process = cluster.members[host]
-                if not process.ended:
-                    self._excuse(host, seconds)
-                    process.node.hold(seconds)
-                    cluster.network.held(process.node)
-            case FaultForm.PARTITION:
-                self._excuse(host, seconds)
-                for link in ((host, ETCD), (ETCD, host)):
-                    cluster.network.block(*link)
-                await self._clock.sleep(seconds)
-                for link in ((host, ETCD), (ETCD, host)):
-                    cluster.network.unblock(*link)
-            case FaultForm.HAND_OFF:
-                await self._unassign(self._rng.choice(self.story.shards))
-            case FaultForm.RESTART:
-                cluster.members[host].terminate(hurried=False)
-                self._until = max(self._until, cluster.loop.now + 5.0)
-            case FaultForm.LATE:
-                for spec in self.setup.journals:
-                    cluster.late[spec.name] = (cluster.loop.now + 10.0, seconds)
-            case FaultForm.SLOW:
-                self._stall((0.1, seconds / 4))
-                await self._clock.sleep(seconds)
-                self._stall((0.0, 0.0))
-            case FaultForm.CLOCK:
-                cluster.members[host].clock.offset_s += seconds
-            case FaultForm.FAIL:
-                self.user.fail_after = fault.number
-
-    def _stall(self, stalls: tuple[float, float]) -> None:
-        self.cluster.stalls = stalls
-        for process in self.cluster.members.values():
-            for worker in process.workers:
-                worker.stall_chance, worker.stall_s = stalls
-
-    def _spring(self, fault: PlannedFault) -> Callable[[Any], None]:
-        def kill(process: Any) -> None:
-            self.ended.coverage.add(f"{fault.form} {fault.point} × {self._running(process.host)}")
-            self.cluster.traps.clear()
-            self._kill(process.host, fault.seconds)
-
-        return kill
-
-    def _running(self, host: str) -> str:
-        """Return the callback that runs at a host."""
-        for shard in self.cluster.members[host].shards.values():
-            promotion = self.history.last(shard.id)
-            if shard.is_primary and promotion is not None:
-                running = promotion.callbacks.running_callback
-                return running.callback if running.call is not None else "no callback"
-        return "no shard"
-
-    def _excuse(self, host: str, seconds: float) -> None:
-        until = self.cluster.loop.now + seconds + LEASE_S + 10.0
-        excused = self.cluster.excused_until
-        excused[host] = max(excused.get(host, 0.0), until)
-
-    def _kill(self, host: str, restart_s: float) -> None:
-        if not self.cluster.members[host].ended and not self._done:
-            self.cluster.crash_member(host)
-            self._restart_later(host, restart_s)
-
-    def _restart_later(self, host: str, seconds: float) -> None:
-        cluster = self.cluster
-
-        def restart() -> None:
-            if cluster.members[host].ended and not self._done:
-                cluster.start_member(host, f"{host}-{len(cluster.all_members)}")
-
-        cluster.loop.at(cluster.loop.now + seconds, restart)
-
-    def _on_member_exited(self, process: Any) -> None:
-        if not self._done:
-            self._restart_later(process.host, 0.5)
-
-    async def _unassign(self, shard_id: str) -> None:
-        """Have the allocator choose another member for a shard, or the same one again."""
-        channels = Channels(
-            "", clock=self._clock, transport=SimTransport(self.cluster.network, self._node)
-        )
-        address = ",".join(f"http://{host}:8080" for host in self.story.members)
-        client = ShardClient(address, channels=channels, clock=self._clock)
-        try:
-            async with asyncio.timeout(_CALL_S):
-                await client.unassign([shard_id])
-        except (GazetteError, TimeoutError) as error:
-            self.cluster.say("op", f"cannot: {type(error).__name__}", error)

@@ -25,6 +25,14 @@ from gazette.testing.simulation.user_code import UserSurroundings
 HASH_SEED: Final = "4711"
 """Of the other process; that of the simulation is 0."""
 
+_OF: Final = 3
+"""One in so many seeds is folded in the other process, too."""
+
+
+def is_elsewhere(seed: int) -> bool:
+    """Return True if the other process folds a seed, too."""
+    return seed % _OF == 2
+
 
 class _Consumed(msgspec.Struct):
     now: float

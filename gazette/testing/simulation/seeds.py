@@ -22,7 +22,7 @@ from gazette.errors import Invalid
 from gazette.runtime.user_code import is_user_file, place_of_error, shown_path
 from gazette.testing.simulation.app_judge import Judge
 from gazette.testing.simulation.app_run import AppRun, Finding
-from gazette.testing.simulation.elsewhere import Elsewhere
+from gazette.testing.simulation.elsewhere import Elsewhere, is_elsewhere
 from gazette.testing.simulation.hints import HINTS, advice, source_line
 from gazette.testing.simulation.setup import Setup
 from gazette.testing.simulation.story import Story
@@ -33,8 +33,6 @@ SLICE: Final = 12
 _ENDED: Final = ("hang", "death")
 """Causes of outcomes that no process could tell itself."""
 _FRAME: Final = re.compile(r'File "(.+)", line (\d+) in (.+)')
-_ATTEMPTS_MAX: Final = 30
-"""Most runs that look for a shorter story."""
 _ATTEMPT_S: Final = 20.0
 """Seconds of the processor after which a run was the last one that looks for a shorter story."""
 
@@ -150,7 +148,9 @@ def story_of(setup: Setup, seed: int) -> Story:
     return Story.draw(setup, seed, poison=setup.skips_poison)
 
 
-def shortest(setup: Setup, outcome: SeedResult, elsewhere: Elsewhere | None) -> FailedSeed:
+def shortest(
+    setup: Setup, outcome: SeedResult, elsewhere: Elsewhere | None, attempts: int
+) -> FailedSeed:
     """Leave messages and faults out of a failing story, as long as it fails in the same way.
 
     Ctrl-C ends the search, and not the command. A seed that hangs or kills its process has no story.
@@ -160,12 +160,12 @@ def shortest(setup: Setup, outcome: SeedResult, elsewhere: Elsewhere | None) -> 
         return FailedSeed(outcome, [], hint, outcome.place, 0, 0, line)
     story = story_of(setup, outcome.seed)
     sends, faults = list(range(len(story.sends))), list(range(len(story.faults)))
-    best, left = outcome, _ATTEMPTS_MAX
+    best, left = outcome, attempts
 
     def fails(kept_sends: list[int], kept_faults: list[int]) -> bool:
         nonlocal best, left
         left -= 1
-        if elsewhere is not None:
+        if elsewhere is not None and is_elsewhere(outcome.seed):
             elsewhere.start()
         (tried,) = in_child(
             setup,
@@ -185,7 +185,7 @@ def shortest(setup: Setup, outcome: SeedResult, elsewhere: Elsewhere | None) -> 
 
     after = ""
     with contextlib.suppress(KeyboardInterrupt):
-        if outcome.before and not fails(sends, faults):
+        if attempts and outcome.before and not fails(sends, faults):
             after = f"seeds {outcome.before[0]} to {outcome.before[-1]}"
             left = 0
         for fault in list(faults):
@@ -224,6 +224,8 @@ def run_seeds(
         first = False
         if not some:
             return
+        if elsewhere is not None and any(map(is_elsewhere, some)):
+            elsewhere.start()
         yield from in_child(setup, some, lambda seed: run_seed(setup, seed, elsewhere=elsewhere))
 
 

@@ -20,6 +20,7 @@ from gazette.consumer.declare.specs import (
     log_specs,
     shard_specs,
 )
+from gazette.consumer.transaction.shard_timers import defines_timers
 from gazette.errors import GazetteError, Invalid, NotAllowed
 from gazette.labels import CONTENT_TYPE
 from gazette.message.mapping import fixed_mapping
@@ -148,6 +149,11 @@ class Setup:
     def source_names(self) -> frozenset[str]:
         """The names of the journals that shards read: their messages are no outputs."""
         return frozenset(source.journal for spec in self.shards for source in spec.sources)
+
+    @property
+    def has_timers(self) -> bool:
+        """True if the application defines ``on_timer``."""
+        return defines_timers(self._application)
 
     @property
     def skips_poison(self) -> bool:

@@ -17,7 +17,7 @@ from gazette.consumer.shard.shard import Shard
 from gazette.consumer.timers.timer import Timer
 from gazette.consumer.transaction.dispatch import Deferred, Dispatcher, TimersDue
 from gazette.consumer.transaction.shard_callbacks import ShardCallbacks
-from gazette.consumer.transaction.shard_timers import defines_timers
+from gazette.consumer.transaction.shard_timers import ShardTimers, defines_timers
 from gazette.consumer.transaction.transactor import Transactor
 from gazette.errors import Bug
 from gazette.message.uuid import ACK_TXN
@@ -63,6 +63,7 @@ class Promotion:
     shard_id: str
     restored: Checkpoint
     callbacks: ShardCallbacks
+    timers: ShardTimers | None = None
     transactions: list[RecordedTransaction] = field(default_factory=list)
 
     @property
@@ -86,6 +87,12 @@ class ShardHistory:
         """Return the latest promotion of a shard."""
         of_shard = [each for each in self.promotions if each.shard_id == shard_id]
         return of_shard[-1] if of_shard else None
+
+    def steps(self) -> Iterator[Consumed]:
+        """Yield all steps of all transactions, also of those without effect."""
+        for promotion in self.promotions:
+            for transaction in promotion.transactions:
+                yield from transaction.steps
 
     def effective(self, promotion: Promotion) -> list[list[RecordedTransaction]]:
         """Return the transactions that led to the state of a promotion, in order. Likelier ones come first.
@@ -132,8 +139,10 @@ class ShardHistory:
             return callbacks.shard.now.timestamp()
         return self._clock()
 
-    def _restored(self, callbacks: ShardCallbacks, checkpoint: Checkpoint) -> None:
-        promotion = Promotion(callbacks.shard.id, checkpoint, callbacks)
+    def _restored(
+        self, callbacks: ShardCallbacks, checkpoint: Checkpoint, timers: ShardTimers | None
+    ) -> None:
+        promotion = Promotion(callbacks.shard.id, checkpoint, callbacks, timers)
         self.promotions.append(promotion)
         self._by_callbacks[id(callbacks)] = promotion
 
@@ -176,7 +185,7 @@ class ShardHistory:
             history._of(callbacks).running.steps.append(Consumed(now, timer=timer))
 
         def run(call: Any, self: Any, checkpoint: Checkpoint) -> Any:
-            history._restored(self._callbacks, checkpoint)
+            history._restored(self._callbacks, checkpoint, self._timers)
             return call(self, checkpoint)
 
         def start_commit(call: Any, self: Any, checkpoint: Any, waits: Any) -> Any:

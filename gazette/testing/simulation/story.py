@@ -32,6 +32,9 @@ POINTS: Final = (
 _MESSAGES: Final = (12, 20, 30, 40)
 _DRAWS_MAX: Final = 100
 """Greatest number of draws of messages until one of them reaches a shard."""
+TO_TIMER: Final = 1
+"""Number of a fault by which time passes until the next timer."""
+_LATER_S: Final = (70.0, 1900.0)
 _FAULTS: Final = (0, 1, 1, 2, 2, 3, 4)
 
 
@@ -47,6 +50,7 @@ class FaultForm(StrEnum):
     LATE = "delay appends"
     SLOW = "slow callbacks"
     CLOCK = "clock jump"
+    LATER = "time passes"
     FAIL = "fail a call"
 
 
@@ -83,6 +87,10 @@ class PlannedFault:
                 what = f"callbacks are slow for {self.seconds:.0f} s"
             case FaultForm.CLOCK:
                 what = f"the clock of {self.host} jumps by {self.seconds:+.0f} s"
+            case FaultForm.LATER:
+                what = f"{self.seconds:.0f} s pass"
+                if self.number == TO_TIMER:
+                    what = f"time passes until the next timer, or {what}"
             case FaultForm.FAIL:
                 what = "a call of the store or of the publisher fails"
         return f"{self.at:6.1f} s  {what}"
@@ -154,11 +162,15 @@ class Story:
         )
         span_s = rng.choice((8.0, 15.0, 25.0))
         times = spread(rng.choice(_MESSAGES), span_s, rng)
+        if setup.has_timers:
+            story.faults += _passing_time(random.Random(f"later {seed}"), members[0], span_s)
+        passed = [sum(fault.seconds for fault in story.faults if fault.at < at) for at in times]
+        event_times = [at + seconds for at, seconds in zip(times, passed, strict=True)]
         kinds = random.Random(f"kinds {seed}")
         drawn = random.Random(f"load {seed}")
         for _ in range(_DRAWS_MAX):
             story.sends.clear()
-            sent = setup.draw(drawn, times, NodeClock.EPOCH_S)
+            sent = setup.draw(drawn, event_times, NodeClock.EPOCH_S)
             for at, each in zip(times, sent, strict=False):
                 form, producer = _send_form(kinds, poison=poison), kinds.randrange(2)
                 if setup.load is not None:
@@ -210,6 +222,21 @@ def _send_form(rng: random.Random, *, poison: bool) -> SendForm:
     if draw < 0.8:
         return SendForm.TOGETHER
     return SendForm.TWICE if draw < 0.92 else SendForm.UNFINISHED
+
+
+def _passing_time(rng: random.Random, host: str, span_s: float) -> list[PlannedFault]:
+    """Draw when the time of timers passes faster than that of all else."""
+    return [
+        PlannedFault(
+            FaultForm.LATER,
+            rng.uniform(1.0, span_s + 2.0),
+            host,
+            rng.choice(_LATER_S),
+            "",
+            rng.choice((TO_TIMER, TO_TIMER, 2)),
+        )
+        for _ in range(rng.choice((0, 1, 2)))
+    ]
 
 
 def _fault(rng: random.Random, story: Story, span_s: float) -> PlannedFault:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from gazette.client.append.appender import AppendParams
 from gazette.client.append.service import AppendService
@@ -10,7 +11,6 @@ from gazette.client.read.reader import ReadParams
 from gazette.client.read.retry_reader import RetryReader
 from gazette.message.publisher import Publisher
 from gazette.runtime.tasks import await_future
-from gazette.testing.simulation.cluster import Cluster
 from gazette.testing.simulation.loop import NodeClock, SimNode
 from gazette.testing.simulation.storage import Threads
 from gazette.testing.simulation.story import Send, SendForm
@@ -20,14 +20,15 @@ class StoryPublisher:
     """Publishes the messages of one producer, at their times."""
 
     def __init__(
-        self, node: SimNode, cluster: Cluster, broker: str, sends: list[Send], seed: int
+        self, node: SimNode, cluster: Any, broker: str, sends: list[Send], seed: int
     ) -> None:
         self._node = node
         self._cluster = cluster
         self._broker = broker
         self._sends = sends
         self._rng = random.Random(seed)
-        self._clock = NodeClock(cluster.loop, node)
+        self.clock = NodeClock(cluster.loop, node)
+        cluster.clocks.append(self.clock)
         self._open: list[Send] = []
 
     async def run(self) -> None:
@@ -41,7 +42,7 @@ class StoryPublisher:
         self._publisher = self._unfinished = self._new_publisher()
         self._unfinished = self._new_publisher()
         for send in self._sends:
-            await self._clock.sleep(max(0.0, send.at - cluster.loop.now))
+            await self.clock.sleep(max(0.0, send.at - cluster.loop.now))
             if send.form is not SendForm.TOGETHER:
                 await self._commit()
             await self._send(send)
@@ -49,7 +50,7 @@ class StoryPublisher:
         await self._appends.flush()
 
     def _new_publisher(self) -> Publisher:
-        return Publisher.standalone(self._appends, self._clock, self._rng)
+        return Publisher.standalone(self._appends, self.clock, self._rng)
 
     async def _send(self, send: Send) -> None:
         message, mapping = send.sent.message, send.sent.mapping
@@ -72,7 +73,7 @@ class StoryPublisher:
                     begin, end = result.commit.begin, result.commit.end
                     journal = mapping(message).journal
                     params = ReadParams(journal, begin, block=True, end_offset=end)
-                    reader = RetryReader(self._client, params, clock=self._clock)
+                    reader = RetryReader(self._client, params, clock=self.clock)
                     content = await reader.read(end - begin)
                     reader.close()
                     await self._append(journal, content)

@@ -51,6 +51,7 @@ class UserSurroundings:
         """Deviation between the time that the user's code sees and that of the simulation."""
         self.fail_after = 0
         """The number of the call that fails next; 0: none."""
+        self.on_failed_call: Callable[[], object] = lambda: None
         self.is_folding = False
 
     def bind(
@@ -96,6 +97,7 @@ class UserSurroundings:
             if _is_user_file(caller):
                 self.fail_after -= 1
                 if not self.fail_after:
+                    self.on_failed_call()
                     raise Unavailable("the simulation lets this call fail")
         return call(*args, **kwargs)
 
