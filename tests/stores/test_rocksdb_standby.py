@@ -166,6 +166,7 @@ def test_a_view_only_reads(small: tuple[MemoryLog, RocksDBStore], scratch: Path)
     view = Counted.standby_view(scratch / "view")
     reader = replayer.view(view.refresh)
     assert reader.keys() == 1
+    assert set(reader.column_families) == {"default", "f"}
     uses: tuple[Callable[[], Any], ...] = (
         lambda: reader.put(b"a", b"2"),
         lambda: reader.get(b"a"),

@@ -284,7 +284,7 @@ class RocksDBStore(Store):
     @property
     def column_families(self) -> tuple[str, ...]:
         """Names of all column families, including those that the application does not name any more."""
-        return tuple(self._families)
+        return tuple(self._families if self._copy is None else self._copy.families)
 
     def ingest(self, items: Iterable[tuple[bytes, bytes]], *, column_family: str = DEFAULT) -> int:
         """Write keys in ascending order, each once, as finished tables. Return their number.
