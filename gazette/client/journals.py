@@ -296,7 +296,7 @@ def _journals(page: broker_pb2.ListResponse, header: Header) -> tuple[ListedJour
 
 
 def _understood(pb: broker_pb2.JournalSpec) -> JournalSpec | None:
-    """Return a specification that others have applied; None for an invalid name, or a duration out of range.
+    """Return a specification that others have applied; None for an invalid name.
 
     A fault of one journal is logged, and the other journals are listed all the same.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +38,9 @@ from gazette.protocol.shard_checks import (
     validate_unassign_request,
 )
 from gazette.protocol.status import ShardStatus
-from gazette.protocol.stored import stored_status
+from gazette.protocol.stored import listed_shard, stored_status
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +276,15 @@ class ShardClient(ClusterAccess):
 
 
 def _listed(shard: consumer_pb2.ListResponse.Shard) -> ListedShard:
+    spec, problem = listed_shard(shard.spec)
+    if problem:
+        log.warning(
+            "the specification of shard %(shard)s is not valid here, and is listed all the same: "
+            "%(problem)s",
+            {"shard": spec.id, "problem": problem},
+        )
     return ListedShard(
-        ShardSpec.from_pb(shard.spec),
+        spec,
         shard.mod_revision,
         shard.create_revision,
         Route.from_pb(shard.route),

@@ -48,8 +48,7 @@ _TXN_DURATION_NS: Final = duration.SECOND
 def stored_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
     """Return a specification that can be served, and why the stored value is invalid (empty: valid).
 
-    Raise ``Invalid`` for an invalid name, and for a duration beyond 64 bits of nanoseconds. Do not check
-    stores: they fail when they are used, with the reason.
+    Raise ``Invalid`` for an invalid name. Do not check stores: they fail when they are used, with the reason.
     """
     try:
         spec = JournalSpec.from_pb(pb)
@@ -89,7 +88,8 @@ def stored_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
 def listed_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
     """Return a specification as it was stored, and why it is invalid (empty: valid).
 
-    Unknown enumerations become zero. Raise ``Invalid`` as `stored_journal`.
+    Unknown enumerations become zero, and durations beyond 64 bits of nanoseconds the nearest that fit. Raise
+    ``Invalid`` as `stored_journal`.
     """
     with within("Name"):
         validate_journal_name(pb.name)
@@ -106,21 +106,24 @@ def listed_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
         readable_pb.fragment.compression_codec = Codec.INVALID.value  # type: ignore[assignment]
     if pb.HasField("suspend") and int(pb.suspend.level) not in set(SuspendLevel):
         readable_pb.suspend.level = SuspendLevel.NONE.value  # type: ignore[assignment]
+    fragment = readable_pb.fragment
+    duration.clamp_pb(fragment.refresh_interval, fragment.retention, fragment.flush_interval)
     return JournalSpec.from_pb(readable_pb), problem
 
 
 def stored_shard(pb: consumer_pb2.ShardSpec) -> tuple[ShardSpec, str]:
     """Return a specification that can be assigned, and why the stored value is invalid (empty: valid).
 
-    Raise ``Invalid`` for an invalid id, and for a duration beyond 64 bits of nanoseconds. Keep invalid names
-    of journals and hints: the shard that uses them fails when it starts, with the reason.
+    Raise ``Invalid`` for an invalid id. Keep invalid names of journals and hints: the shard that uses them
+    fails when it starts, with the reason.
     """
-    spec = ShardSpec.from_pb(pb)
+    spec, problem = listed_shard(pb)
     try:
         spec.validate()
-        return spec, ""
+        if not problem:
+            return spec, ""
     except Invalid as error:
-        problem = str(error)
+        problem = problem or str(error)
     with within("Id"):
         validate_shard_id(pb.id)
     # Of repeated sources, keep the first.
@@ -136,6 +139,18 @@ def stored_shard(pb: consumer_pb2.ShardSpec) -> tuple[ShardSpec, str]:
         else _TXN_DURATION_NS,
     )
     return usable, problem
+
+
+def listed_shard(pb: consumer_pb2.ShardSpec) -> tuple[ShardSpec, str]:
+    """Return a specification as it was stored, and why it cannot be read (empty: it can). Durations beyond 64
+    bits of nanoseconds become the nearest that fit."""
+    try:
+        return ShardSpec.from_pb(pb), ""
+    except Invalid as error:
+        readable_pb = consumer_pb2.ShardSpec()
+        readable_pb.CopyFrom(pb)
+        duration.clamp_pb(readable_pb.max_txn_duration, readable_pb.min_txn_duration)
+        return ShardSpec.from_pb(readable_pb), str(error)
 
 
 def stored_broker(pb: broker_pb2.BrokerSpec) -> tuple[BrokerSpec, str]:

@@ -72,6 +72,27 @@ def test_a_journal_that_is_invalid_here_is_served_as_far_as_possible(
     assert len(caplog.records) == 1
 
 
+def test_durations_beyond_64_bits_are_the_greatest_that_fit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A message holds ten thousand years, 64 bits of nanoseconds hold 292."""
+    pb = journal_spec("a/journal").to_pb()
+    pb.fragment.retention.seconds = 10_000 * 366 * 86_400
+    pb.fragment.flush_interval.seconds = -(1 << 63)
+    pb.fragment.refresh_interval.seconds = (1 << 63) - 1
+    pb.fragment.refresh_interval.nanos = -(1 << 31)
+    spec = decode_journal("a/journal", pb.SerializeToString())
+    fragment = journal_spec("a/journal").fragment
+    assert spec.fragment == replace(
+        fragment,
+        retention_ns=(1 << 63) - 1,
+        flush_interval_ns=0,
+        refresh_interval_ns=24 * HOUR,
+    )
+    assert spec.to_pb().fragment.retention.seconds == (1 << 63) // SECOND
+    assert "out of range" in logged(caplog, "problem")["problem"]
+
+
 def test_compression_that_a_file_store_cannot_have_is_plain_gzip() -> None:
     pb = journal_spec("a/journal").to_pb()
     pb.fragment.compression_codec = broker_pb2.GZIP_OFFLOAD_DECOMPRESSION

@@ -112,15 +112,17 @@ async def test_a_journal_that_is_not_understood_does_not_hide_the_others(
     client: Client, broker: StubBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Another version, or the original, may know what we do not."""
-    first = page(broker, "a/one", "a/two", "a/three", "no")
+    first = page(broker, "a/one", "a/two", "a/three", "a/four", "no")
     first.journals[0].spec.fragment.path_postfix_template = "{{ .From .Another .Version }}"
     first.journals[1].spec.replication = 77
     first.journals[2].spec.fragment.compression_codec = 99  # type: ignore[assignment]
+    first.journals[3].spec.fragment.retention.seconds = 10_000 * 366 * 86_400
     broker.answers["List"] = lambda _: [first]
     listed = await client.list_journals()
-    assert [one.spec.name for one in listed.journals] == ["a/one", "a/two", "a/three"]
+    assert [one.spec.name for one in listed.journals] == ["a/one", "a/two", "a/three", "a/four"]
     assert listed.journals[1].spec.replication == 77
-    for name in ("a/two", "a/three"):
+    assert listed.journals[3].spec.fragment.retention_ns == (1 << 63) - 1
+    for name in ("a/two", "a/three", "a/four"):
         logged(caplog, "problem", journal=name)
     assert logged(caplog, "error")["error"].path == "Spec.Name"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -20,7 +21,7 @@ from gazette.protocol.route import EtcdHeader, Header, Route
 from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSpec
 from gazette.protocol.status import ShardStatus
 from gazette.runtime.clock import SystemClock
-from tests.facts import raises
+from tests.facts import logged, raises
 
 SPEC = ShardSpec(
     "shard-one",
@@ -143,6 +144,25 @@ async def test_shards_are_listed_with_their_replicas(
     assert (shard.spec, shard.mod_revision, shard.create_revision) == (SPEC, 5, 4)
     assert shard.status == (status,)
     assert shard.route.primary_id == consumer.id
+
+
+async def test_a_shard_that_is_not_understood_is_listed_among_the_others(
+    shards: ShardClient, consumer: StubConsumer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the greatest duration that fits, in place of the ten thousand years that a message can hold."""
+    answer = consumer_pb2.ListResponse(header=consumer.header().to_pb())
+    for shard_id in ("shard-one", "shard-two"):
+        shard = answer.shards.add(spec=replace(SPEC, id=shard_id).to_pb(), mod_revision=5)
+        shard.create_revision = 4
+        shard.route.primary = -1
+    answer.shards[0].spec.max_txn_duration.seconds = 10_000 * 366 * 86_400
+    consumer.answers["List"] = lambda _: answer
+    listed = await shards.list_shards()
+    assert [shard.spec for shard in listed.shards] == [
+        replace(SPEC, max_txn_duration_ns=(1 << 63) - 1),
+        replace(SPEC, id="shard-two"),
+    ]
+    assert "out of range" in logged(caplog, "problem", shard="shard-one")["problem"]
 
 
 async def test_changes_are_applied_in_batches(shards: ShardClient, consumer: StubConsumer) -> None:

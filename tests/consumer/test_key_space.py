@@ -34,6 +34,18 @@ def test_a_shard_that_is_invalid_here_is_kept(caplog: pytest.LogCaptureFixture) 
     assert "a-shard" in logged(caplog, "problem")["what"]
 
 
+def test_durations_beyond_64_bits_are_the_greatest_that_fit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pb = consumer_pb2.ShardSpec(id="a-shard")
+    pb.max_txn_duration.seconds = 10_000 * 366 * 86_400
+    pb.min_txn_duration.seconds = -(1 << 63)
+    spec = decode("items/a-shard", pb.SerializeToString()).spec
+    assert (spec.min_txn_duration_ns, spec.max_txn_duration_ns) == (0, (1 << 63) - 1)
+    spec.validate()
+    assert "out of range" in logged(caplog, "problem")["problem"]
+
+
 def test_a_shard_with_names_that_lead_nowhere_is_kept_and_fails_when_it_starts() -> None:
     pb = consumer_pb2.ShardSpec(id="a-shard", recovery_log_prefix="logs", hint_prefix="../hints")
     pb.max_txn_duration.seconds = 1

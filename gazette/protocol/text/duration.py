@@ -103,6 +103,15 @@ def from_pb(pb: duration_pb2.Duration) -> int:
     return ns
 
 
+def clamp_pb(*pbs: duration_pb2.Duration) -> None:
+    """Replace each duration beyond 64 bits of nanoseconds by the nearest one that `from_pb` can return."""
+    for pb in pbs:
+        ns = pb.seconds * SECOND + pb.nanos
+        nearest_ns = max(-_MAX - 1, min(ns, _MAX))
+        if ns != nearest_ns:
+            pb.CopyFrom(to_pb(nearest_ns))
+
+
 def _decimal(value: int, scale: int) -> str:
     """Return ``value / scale`` as a decimal number without trailing zeros. ``scale`` is a power of ten."""
     integer, fraction = divmod(value, scale)
