@@ -154,6 +154,15 @@ async def test_the_former_template_explains_them(broker: BrokerFixture) -> None:
     assert await read(broker) == b"firstsecondthird"
 
 
+async def test_a_former_template_with_braces_in_a_constant_is_kept(broker: BrokerFixture) -> None:
+    former = '{{ if eq .Name "{{" }}x{{ end }}'
+    await broker.create(spec_of(template=former))
+    await change(broker, spec_of(template=HOUR))
+    (listed,) = (await broker.client.list_journals()).journals
+    assert former_templates(listed.spec.labels) == [former]
+    await change(broker, listed.spec)
+
+
 async def test_foreign_ones_are_not_read(broker: BrokerFixture) -> None:
     write(broker.file_root, b"of another", 0, "other/journal")
     await broker.create(spec_of())

@@ -93,7 +93,9 @@ def test_a_shape_matches_what_its_template_writes(template: str, context: Postfi
         # Only the original, or an earlier version, understands it. It may have written anything.
         ('{{ printf "%04d" .Spool.FirstAppendTime.Year }}', "2025", True),
         ("{{ range .Labels }}{{ .Name }}/{{ end }}", "any/path", True),
+        ('{{ printf "{{" }}', "{{", True),
         ("{{ .Bogus", "x", None),
+        ("{{ .Name }}{{ .Bogus", "x", None),
     ],
 )
 def test_little_else_matches(template: str, path: str, matches: bool | None) -> None:

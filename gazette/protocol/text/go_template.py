@@ -20,6 +20,7 @@ DEPTH_MAX: Final = 50
 _SPACE: Final = " \t\r\n"
 _BEGIN: Final = re.compile(r"{{(-[ \t\r\n])?")
 _COMMENT: Final = re.compile(r"/\*(?:[^*]|\*(?!/))*\*/([ \t\r\n]-)?}}")
+_STRING: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"|`[^`]*`')
 _TOKEN: Final = re.compile(
     r"""[ \t\r\n]*(?:(?P<end>(?:(?<=[ \t\r\n])-)?}})
       | (?P<open>\()
@@ -117,9 +118,17 @@ def parse(text: str) -> Template:
 
 
 def is_complete(text: str) -> bool:
-    """Return False if a template has fewer ``}}`` than ``{{``. Unless a constant holds ``{{``, an action then
-    has no end, and no process can have used the template."""
-    return text.count("{{") <= text.count("}}")
+    """Return False for a template with an action that has no end: no process can have used the template.
+
+    Return True for every template that can be parsed here. For any other, compare the numbers of ``{{`` and
+    ``}}``, with or without those in constants.
+    """
+    try:
+        parse(text)
+    except Invalid:
+        texts = (text, _STRING.sub("", text))
+        return any(part.count("{{") <= part.count("}}") for part in texts)
+    return True
 
 
 class _Parser:
