@@ -24,7 +24,7 @@ may have written parts of these texts. So Gazette escapes control characters in 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 from unicodedata import category
 
 _HIDDEN: Final = frozenset({"Cc", "Cn", "Co", "Cs", "Zl", "Zp"})
@@ -140,10 +140,13 @@ class Invalid(GazetteError):
         text = super().__str__()
         return f"{printable(self.path)}: {text}" if self.path else text
 
-    def within(self, context: str) -> Invalid:
-        """Return an `Invalid` with the text and facts of this error, and ``context`` in front of its path."""
-        path = f"{context}.{self.path}" if self.path else context
-        return Invalid(self.message, path=path, hint=self.hint, **self.facts)
+    def within(self, context: str) -> Self:
+        """Return a copy of this error, with ``context`` in front of its path."""
+        # Not by the constructor: a subclass may have another one.
+        error = type(self).__new__(type(self), *self.args)
+        error.__dict__.update(self.__dict__)
+        error.path = f"{context}.{self.path}" if self.path else context
+        return error
 
 
 class TooLarge(Invalid):
