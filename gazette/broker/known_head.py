@@ -23,21 +23,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from gazette.broker.key_space import local_id_of
 from gazette.cluster.allocator.model import item_key
 from gazette.cluster.etcd.values import Compare, KeyValue, Op
-from gazette.errors import Conflict, GazetteError, NotFound, Unavailable
+from gazette.errors import Conflict, GazetteError, Unavailable
 from gazette.fragment.closing import Closing, ClosingName
 from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.label_set import Label, LabelSet
-from gazette.runtime.timeouts import timeout
 
 if TYPE_CHECKING:
-    from gazette.broker.lease_guard import LeaseGuard
     from gazette.broker.replica_context import ReplicaContext
-    from gazette.cluster.allocator.state import State
     from gazette.cluster.etcd.client import Etcd
-    from gazette.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +41,6 @@ _LOST_MAX: Final = 64
 _ATTEMPTS_MAX: Final = 5
 """Greatest number of attempts of one write. An attempt fails if another primary has written a newer value."""
 _RETRY_S: Final = 5.0
-_ASK_S: Final = 2.0
-_SILENT_S: Final = 4.0
-"""Seconds before etcd is asked again for any upload, after it did not answer."""
 
 
 def head_key(root: str, journal: JournalName) -> str:
@@ -230,7 +222,7 @@ class KnownHead:
         """
         context, life = self._context, self._head.life
         if lives:
-            lives, kv = await _read(context.etcd, context.settings.root, self._journal, life)
+            lives, kv = await read_head(context.etcd, context.settings.root, self._journal, life)
         else:
             lives, kv = True, await context.etcd.get(self._key)
         head = Head(life) if kv is None else Head.decode(kv.value)
@@ -446,56 +438,7 @@ class KnownHead:
         )
 
 
-class UploadLimits:
-    """Offsets at which later primaries have begun. They limit uploads of former primaries. Loop-bound.
-
-    While its lease holds, a primary does not ask etcd about bytes of its own tenure, if it leads the journal
-    now, as its key space says. It uploads only what all replicas have acknowledged. About all other bytes,
-    a broker asks etcd for each upload: its key space may be behind etcd although it keeps its lease, and a
-    follower may have bytes that a later primary never had.
-    """
-
-    def __init__(self, etcd: Etcd, state: State, lease: LeaseGuard, clock: Clock) -> None:
-        self._etcd = etcd
-        self._state = state
-        self._lease = lease
-        self._clock = clock
-        self._silent_until = 0.0  # Monotonic time until which etcd is not asked again.
-
-    async def of(self, journal: JournalName, life: Revision, tenure: Revision) -> Offset | None:
-        """Return the offset at which a later primary of the journal began; None without a later primary.
-
-        Raise ``NotFound`` if the journal was deleted: its known head is gone, too. Raise ``Unavailable``
-        while etcd does not answer, and for `_SILENT_S` after that. Raise ``Conflict`` for a value of another
-        version. After the last two, a later primary may have begun.
-        """
-        if self._lease.holds and self._leads(journal, tenure):
-            return None
-        if self._clock.monotonic() < self._silent_until:
-            raise _silent()
-        try:
-            async with timeout(_ASK_S):
-                lives, kv = await _read(self._etcd, self._state.root, journal, life)
-        except (GazetteError, TimeoutError) as error:
-            self._silent_until = self._clock.monotonic() + _SILENT_S
-            raise _silent() from error
-        if not lives:
-            raise NotFound("the journal was deleted", journal=journal, life=life)
-        head = Head(life) if kv is None else Head.decode(kv.value)
-        return head.limit(tenure) if head.life == life else None
-
-    def _leads(self, journal: JournalName, tenure: Revision) -> bool:
-        """Return True if this broker leads the journal in that tenure, as its key space says."""
-        local = local_id_of(self._state)
-        return any(
-            kv.raw.create_revision == tenure
-            and not kv.decoded.slot
-            and kv.decoded.member_id == (local.zone, local.suffix)
-            for kv in self._state.assignments_of(journal)
-        )
-
-
-async def _read(
+async def read_head(
     etcd: Etcd, root: str, journal: JournalName, life: Revision
 ) -> tuple[bool, KeyValue | None]:
     """Return True if the journal of ``life`` exists; and the key of its known head, if there is one.
@@ -505,10 +448,3 @@ async def _read(
     item, head = await etcd.get_each(item_key(root, journal), head_key(root, journal))
     lives = item is not None and item.create_revision == life
     return lives, head if lives else None
-
-
-def _silent() -> Unavailable:
-    return Unavailable(
-        "etcd did not answer: another broker may have led the journal since",
-        hint="No action: the bytes are kept, and etcd is asked again. Check etcd if this lasts.",
-    )

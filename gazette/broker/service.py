@@ -25,7 +25,6 @@ from gazette.broker.context import BrokerContext
 from gazette.broker.http.gateway import HttpGateway, Loopback
 from gazette.broker.http.json_gateway import json_routes
 from gazette.broker.key_space import broker_decoder, is_consistent, progress, spec_of
-from gazette.broker.known_head import UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.pulse import new_pulse
 from gazette.broker.pulser import Pulser
@@ -34,6 +33,7 @@ from gazette.broker.replica import Replica
 from gazette.broker.replica_context import Pools
 from gazette.broker.resolver import Resolver
 from gazette.broker.settings import BrokerSettings
+from gazette.broker.upload_limits import UploadLimits
 from gazette.cluster.allocator.drain_status import ItemNames
 from gazette.cluster.process.cluster_member import ClusterMember
 from gazette.cluster.process.membership import MemberEnvironment, MemberRole, Membership

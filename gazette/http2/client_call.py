@@ -45,8 +45,7 @@ class Method:
     decode: Callable[[bytes], Any] | None
 
     def content(self, request: Any) -> bytes:
-        """Return the bytes of the only request, or of a tuple of all. Raise ``UsageError`` for anything
-        else."""
+        """Return the bytes of the only request, or of a tuple of all. Raise ``UsageError`` for others."""
         if not self.streams_requests:
             return self.content_of_one(request)
         if not isinstance(request, tuple):
@@ -78,8 +77,7 @@ class Carrier(Protocol):
 
 class ClientCall(StreamListener):
     """A call from its beginning to its status. Loop-bound. One task at a time may read, and one may write. A
-    task that is cancelled while it reads, writes or awaits the response cancels the call. A task that is
-    cancelled while it awaits metadata, status or connection does not."""
+    task that is cancelled while it reads, writes or awaits the response cancels the call."""
 
     __slots__ = (
         "_arrived",
@@ -231,8 +229,7 @@ class ClientCall(StreamListener):
                 self._give(self._sink)
 
     def on_fault(self, error: GazetteError) -> None:
-        """End the call after a fault of its stream or connection. A call that the server refused is repeated
-        once, if it began with its requests."""
+        """End the call after a fault. Repeat a refused call once, if it began with its requests."""
         if self._trailers is not None:
             return  # The call has succeeded already: its reader gets the responses and the status.
         name = str(error.facts.get("code"))
@@ -352,8 +349,8 @@ class ClientCall(StreamListener):
     async def write(self, request: Any) -> None:
         """Send a request. Return once the windows of the server and the socket have taken all of it.
 
-        Raise ``AioRpcError`` if the call fails meanwhile, ``CancelledError`` if it is cancelled here. Raise
-        ``InvalidStateError`` if the call or its requests ended before.
+        Raise ``AioRpcError`` or ``CancelledError`` if the call fails or is cancelled meanwhile, and
+        ``InvalidStateError`` if it, or its requests, ended before.
         """
         if self.status is not None:
             raise asyncio.InvalidStateError("RPC already finished.")
@@ -392,8 +389,7 @@ class ClientCall(StreamListener):
             sink(response)
 
     async def done_writing(self) -> None:
-        """Send the end of the requests, unless they or the call have ended. Raise ``AioRpcError`` if the call
-        fails meanwhile."""
+        """Send the end of the requests, unless they or the call ended. Raise ``AioRpcError`` if it fails."""
         if self.status is not None or self._half_closed:
             return
         self._half_closed = True
@@ -404,8 +400,7 @@ class ClientCall(StreamListener):
         self._raise_for_status()
 
     async def read(self) -> Any:
-        """Return the next response, or ``grpc.aio.EOF``. Raise ``AioRpcError`` if the call has failed, and
-        ``CancelledError`` if it was cancelled here."""
+        """Return the next response, or ``EOF``. Raise ``AioRpcError`` or ``CancelledError`` if it failed."""
         with self._cancelling():
             while not self._queue and self._trailers is None and self.status is None:
                 await self._arrived.wait()

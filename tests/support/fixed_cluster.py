@@ -26,7 +26,6 @@ from gazette.broker.api.read import ReadApi
 from gazette.broker.api.replicate import ReplicateApi
 from gazette.broker.context import BrokerContext
 from gazette.broker.key_space import broker_decoder, is_consistent, spec_of
-from gazette.broker.known_head import UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.pulse import new_pulse
 from gazette.broker.pulser import Pulser
@@ -35,6 +34,7 @@ from gazette.broker.replica import Replica
 from gazette.broker.replica_context import Pools
 from gazette.broker.resolver import Resolver
 from gazette.broker.settings import BrokerSettings
+from gazette.broker.upload_limits import UploadLimits
 from gazette.client.rpc.channel import Channels, ChannelSettings
 from gazette.cluster.allocator.model import assignment_key, item_key, member_key
 from gazette.cluster.allocator.state import State

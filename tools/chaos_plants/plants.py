@@ -62,13 +62,13 @@ def _lives_by_name(key_space: Any) -> None:
 
 def _lives_unasked(known_head: Any) -> None:
     """Let etcd say of each journal that it is the one of before."""
-    read = known_head._read
+    read = known_head.read_head
 
     async def unasked(*args: Any) -> Any:
         _, head = await read(*args)
         return True, head
 
-    known_head._read = unasked
+    known_head.read_head = unasked
 
 
 def _no_lease(lease_guard: Any) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
-from gazette.broker import known_head, replica, resolver, service
+from gazette.broker import known_head, replica, resolver, service, upload_limits
 from gazette.broker.append import rules as append_rules
 from gazette.broker.append.events import Ending, Outcome
 from gazette.broker.append.fsm import AppendFSM
@@ -22,12 +22,13 @@ from gazette.broker.commit import driver as append_driver
 from gazette.broker.commit import steady
 from gazette.broker.commit.steady import AppendGroup
 from gazette.broker.key_space import tenure_of
-from gazette.broker.known_head import KnownHead, UploadLimits
+from gazette.broker.known_head import KnownHead
 from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.replication.pipeline import Pipeline
 from gazette.broker.replication.spool_writer import SpoolWriter
 from gazette.broker.replication.upload_gate import UploadGate
 from gazette.broker.service import BrokerService
+from gazette.broker.upload_limits import UploadLimits
 from gazette.client.read import fragment_reader
 from gazette.client.read.fragment_reader import FragmentStream
 from gazette.client.read.reader import Reader
@@ -177,13 +178,14 @@ def rolls_unacknowledged() -> None:
 
 def deletion_unasked() -> None:
     """Let a broker take the absent head of a deleted journal for that of a new one."""
-    read = known_head._read
+    read = known_head.read_head
 
     async def unasked(*args: Any) -> Any:
         _, kv = await read(*args)
         return True, kv
 
-    _replace(known_head, "_read", unasked)
+    for module in (known_head, upload_limits):
+        _replace(module, "read_head", unasked)
 
 
 def no_roll_back() -> None:

@@ -143,8 +143,7 @@ class Shard(WithTimers):
 
     @property
     def reads(self) -> StandbyReads | None:
-        """Queries of a standby. None for a primary, and for a shard that does not tail its log or has
-        ended."""
+        """Queries of a standby. None for others, and for one that does not tail its log, or has ended."""
         player = self._player
         if self._started_primary or self.ended.is_set() or player is None:
             return None
@@ -155,8 +154,8 @@ class Shard(WithTimers):
         return self._started_primary
 
     async def stop(self) -> None:
-        """End everything. Never raise. The shard takes no message after this call began. A transaction that
-        is complete may still commit, unless the next owner has set its fence.
+        """End everything. Never raise. The shard takes no message after this call began. A complete
+        transaction may still commit, unless the next owner has set its fence.
 
         A callback that still runs after `STOP_TIMEOUT_S` keeps its thread, which releases the store when the
         callback returns. The effects of such a callback are dropped.
@@ -249,8 +248,7 @@ class Shard(WithTimers):
         task.add_done_callback(lambda _: work.close())
 
     async def _fail_on_error(self, work: Awaitable[None]) -> None:
-        """Run a part of the life cycle. An error that it raises makes the shard FAILED, unless the shard is
-        being stopped."""
+        """Run a part of the life cycle. An error makes the shard FAILED, unless it is being stopped."""
         task = asyncio.current_task()
         try:
             await work
@@ -460,8 +458,7 @@ class Shard(WithTimers):
     async def call(self, fn: Callable[[], T]) -> T:
         """Run a function on the shard's thread, between two steps of a transaction.
 
-        Raise ``Closed`` if the shard is not primary or has ended, or the error of ``fn``. After a
-        cancellation ``fn`` may still run.
+        Raise ``Closed`` unless the shard is primary, or ``fn``'s error. After a cancellation, it may run.
         """
         if self._primary is None:
             raise Closed("the shard is not primary", shard=self.id)
@@ -478,8 +475,7 @@ class Shard(WithTimers):
 
     @property
     def horizon_bytes(self) -> int | None:
-        """Bytes of the log that a recovery with hints of now reads. Any thread. None on a standby, and for a
-        shard without a log."""
+        """Bytes of the log that a recovery by hints of now reads. Any thread. None for a standby or no log."""
         return None if self._primary is None else self._primary.horizon_bytes
 
     @property

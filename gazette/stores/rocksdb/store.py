@@ -205,8 +205,7 @@ class RocksDBStore(Store):
         self._pending_of(column_family).set(key, None)
 
     def delete_range(self, begin: bytes, end: bytes, *, column_family: str = DEFAULT) -> None:
-        """Remove every key from ``begin`` up to, and without, ``end``, except reserved keys. Raise
-        ``Invalid`` as `get`."""
+        """Remove keys from ``begin`` up to, and without, ``end``, but no reserved ones. Raise as `get`."""
         require_bytes(begin=begin, end=end)
         pending = self._pending_of(column_family)
         if begin >= end:
@@ -227,8 +226,7 @@ class RocksDBStore(Store):
         reverse: bool = False,
         column_family: str = DEFAULT,
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Yield (key, value) of keys with ``prefix``, from ``begin`` up to ``end``, in key order or in
-        ``reverse``.
+        """Yield (key, value) of keys with ``prefix``, from ``begin`` up to ``end``, in order or ``reverse``.
 
         The content is that of the running transaction at this call. After the commit, it is undefined. Raise
         ``Invalid`` as `get`. Each step raises ``Closed`` after `destroy`, and ``Corrupt`` for a damaged file.
