@@ -469,6 +469,25 @@ def test_a_producer_is_as_young_as_its_newest_message_even_if_pending() -> None:
     assert set(story.sequencer.checkpoint(24 * HOUR_NS)[JOURNAL].producers) == {A, B}
 
 
+def test_a_span_that_was_restored_is_as_young_as_its_checkpoint() -> None:
+    """Its producer committed a day ago, and publishes one transaction a day."""
+    now = clock_at(1_700_000_000 * 10**9)
+    story = Story()
+    story.outside(now - clock_span(24 * HOUR_NS), B)
+    story.drain()
+    story.outside(now - clock_span(HOUR_NS // 2))
+    story.drain()
+    story.cont(now - clock_span(HOUR_NS // 4), B)
+    story.sequencer = Sequencer(story.sequencer.checkpoint(24 * HOUR_NS), 16)
+    story.outside(now + clock_span(HOUR_NS))
+    story.drain()
+    assert set(story.sequencer.checkpoint(24 * HOUR_NS)[JOURNAL].producers) == {A, B}
+    # Case: it never ends.
+    story.outside(now + clock_span(30 * HOUR_NS))
+    story.drain()
+    assert set(story.sequencer.checkpoint(24 * HOUR_NS)[JOURNAL].producers) == {A}
+
+
 def test_a_producer_whose_messages_are_being_delivered_is_not_forgotten() -> None:
     now = clock_at(1_700_000_000 * 10**9)
     old = now - clock_span(30 * HOUR_NS)

@@ -475,7 +475,7 @@ class Shard(WithTimers):
 
     @property
     def horizon_bytes(self) -> int | None:
-        """Bytes of the log that a recovery by hints of now reads. Any thread. None for a standby or no log."""
+        """Bytes of the log that a recovery by hints of now reads. Any thread. None on standbys."""
         return None if self._primary is None else self._primary.horizon_bytes
 
     @property

@@ -28,7 +28,16 @@ class PartialSequence:
     the producer is kept. Kept envelopes have ascending clocks and ring numbers.
     """
 
-    __slots__ = ("begin", "journal", "kept", "max_clock", "min_clock", "numbers", "producer")
+    __slots__ = (
+        "begin",
+        "journal",
+        "kept",
+        "max_clock",
+        "min_clock",
+        "numbers",
+        "producer",
+        "restored_at",
+    )
 
     def __init__(
         self,
@@ -36,6 +45,7 @@ class PartialSequence:
         producer: ProducerId,
         clock: int,
         begin: Offset | None = None,
+        restored_at: int = 0,
     ) -> None:
         self.journal = journal
         self.producer = producer
@@ -43,6 +53,9 @@ class PartialSequence:
         """Clock up to which messages are acknowledged (or, during a drain, consumed)."""
         self.max_clock = clock
         """Clock up to which messages were seen. Not part of checkpoints."""
+        self.restored_at = restored_at
+        """Newest acknowledgement of the journal in the checkpoint that this state is from: the messages from
+        ``begin`` on are about as new. 0 for a state without such messages in a checkpoint."""
         self.begin = begin
         """Offset of the first message beyond ``min_clock``. None without such a message."""
         self.kept: deque[Any] = deque()

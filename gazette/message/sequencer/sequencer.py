@@ -110,8 +110,15 @@ class Sequencer(Generic[M]):
         self._partials = defaultdict(dict)
         for journal, source in sources.items():
             self._offsets[journal] = source.read_through
+            newest = max((state.last_ack for state in source.producers.values()), default=0)
             self._partials[journal] = {
-                producer: PartialSequence(journal, producer, state.last_ack, state.begin)
+                producer: PartialSequence(
+                    journal,
+                    producer,
+                    state.last_ack,
+                    state.begin,
+                    0 if state.begin is None else newest,
+                )
                 for producer, state in source.producers.items()
             }
         self._ring = Ring(ring_size)
@@ -432,7 +439,8 @@ class Sequencer(Generic[M]):
 
         Forget producers whose newest message is older than the horizon in nanoseconds (0: forget
         none). Their age is relative to the newest acknowledgement of their journal. A message that
-        such a producer repeats is delivered twice.
+        such a producer repeats is delivered twice. A span that was pending in a restored checkpoint is as
+        young as that checkpoint, since it does not say when the span began.
         """
         self._pending.clear()
         span = clock_span(prune_horizon_ns)
@@ -444,7 +452,8 @@ class Sequencer(Generic[M]):
                 # Keep the bound at zero or above: the original wraps around and forgets every producer.
                 bound = max(0, newest - span)
                 for producer, partial in list(partials.items()):
-                    if partial.max_clock < bound and partial is not draining:
+                    seen = max(partial.max_clock, partial.restored_at)
+                    if seen < bound and partial is not draining:
                         del partials[producer]
             sources[journal] = SourceCheckpoint(
                 self._offsets.get(journal, 0),
