@@ -35,7 +35,7 @@ PRIVATE_USES: Final = 201
 """Uses of private names in tests: see `tools.house.privates`. Tests go through what users have."""
 PATCHES: Final = 84
 """Calls of ``monkeypatch`` in tests that replace a part of what is tested, or of what it uses."""
-WHEEL_LINES: Final = 102_248
+WHEEL_LINES: Final = 102_679
 """Most lines of the distribution ``pygazette``, without those of ``pygazette-client``."""
 VAGUE: Final = frozenset({"found", "held", "kind", "made", "one", "ones"})
 """Names that do not say what a variable or parameter holds."""
@@ -45,16 +45,16 @@ ROOMS: Final[dict[str, int]] = {
     "(root)": 964,
     "backfill/": 42,
     "blobs/": 3177,
-    "broker/": 11358,
+    "broker/": 11371,
     "client/": 6574,
     "cluster/": 6199,
     "config/": 766,
-    "consumer/": 12977,
+    "consumer/": 12973,
     "fragment/": 3640,
     "gazctl/": 10032,
     "history/": 17730,
-    "http2/": 3170,
-    "message/": 9033,
+    "http2/": 3165,
+    "message/": 9055,
     "net/": 4254,
     "protocol/": 6665,
     "recoverylog/": 5476,
@@ -62,7 +62,7 @@ ROOMS: Final[dict[str, int]] = {
     "runconsumer/": 614,
     "runtime/": 2878,
     "spark/": 49,
-    "stores/": 7920,
+    "stores/": 7918,
     "testing/": 10659,
     "windows/": 1279,
 }
