@@ -17,6 +17,7 @@ from gazette.client.journals import JournalChange
 from gazette.client.read.reader import ReadParams
 from gazette.client.shards import ShardChange
 from gazette.consumer.application import Store
+from gazette.consumer.application_name import name_of
 from gazette.errors import Broken, Fenced, NotAllowed, Unavailable
 from gazette.history.backfill import previous_state
 from gazette.history.backfill.definition import Backfill
@@ -449,7 +450,12 @@ async def test_former_states_are_read_at_the_same_time(start: Any) -> None:
 async def test_the_former_state_may_be_of_another_store(start: Any) -> None:
     """An application that keeps its state in SQLite from now on, and had a JSON file."""
     cluster = await ended(start, PublishingDocuments(), before_acknowledging(*OUTS))
-    await cluster.backfill(WordsBackfill(), overwrite=True)
+    # Case: it belongs to another application, unless it is said that it is the same one.
+    with raises(NotAllowed, shard="built"):
+        await cluster.backfill(WordsBackfill(), overwrite=True, run_id="other")
+    await cluster.backfill(
+        WordsBackfill(), overwrite=True, application=name_of(PublishingDocuments())
+    )
     assert await all_published(cluster) == [BOTH, BOTH]
 
 
