@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -73,8 +75,10 @@ def _check_life(
     yield from _unasked(history, life, appends, gone)
     yield from _evicted(history, appends)
     yield from _skipped(history, life, kept)
+    places = _Places(kept)
     for piece in pieces:
-        known = [one for one in kept if _known_at(one) <= piece.time]
+        there = places.within(piece.offset, piece.end)
+        known = [one for one in there if _known_at(one) <= piece.time]
         yield from _mismatches(
             f"reader {piece.reader}",
             piece.offset,
@@ -83,7 +87,7 @@ def _check_life(
             known,
             () if piece.final else gone,
         )
-        later = [one for one in kept if _known_at(one) > piece.time]
+        later = [one for one in there if _known_at(one) > piece.time]
         yield from _vanished(history, life, piece, later)
     for fragment in stored:
         # A broker that comes back uploads nothing at offsets that were given out again, or removes it.
@@ -100,7 +104,7 @@ def _check_life(
             fragment.begin,
             fragment.content,
             None,
-            [one for one in kept if _known_at(one) <= until],
+            [one for one in places.within(fragment.begin, fragment.end) if _known_at(one) <= until],
             () if stays else gone,
         )
     yield from _registers(history, life, kept)
@@ -112,6 +116,21 @@ def _check_life(
         yield from _late_copies(history, life, kept, finals)
     if life.deleted is None and history.stopped:
         yield from _not_stored(kept, stored)
+
+
+class _Places:
+    """Finds appends by their offsets: there are thousands of pieces, and each has few of them."""
+
+    def __init__(self, appends: list[Append]) -> None:
+        self._appends = appends
+        """In the order of their offsets."""
+        self._begins = [one.begin or 0 for one in appends]
+        self._ends = list(accumulate((one.end for one in appends), max))
+        """For each, where it and all before it have ended."""
+
+    def within(self, begin: int, end: int) -> list[Append]:
+        """Return the appends that have bytes in ``[begin, end)``, and some that may not."""
+        return self._appends[bisect_right(self._ends, begin) : bisect_left(self._begins, end)]
 
 
 def _known_at(append: Append) -> float:
