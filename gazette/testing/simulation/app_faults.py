@@ -106,7 +106,8 @@ class AppFaults:
     def _spring(self, fault: PlannedFault) -> Callable[[Any], None]:
         def kill(process: Any) -> None:
             self._cover(f"{fault.form} {fault.point}", process.host)
-            self._run.cluster.traps.clear()
+            traps = self._run.cluster.traps
+            traps[:] = [trap for trap in traps if trap.spring is not kill]  # Of the other members.
             self._kill(process.host, fault.seconds)
 
         return kill
