@@ -24,7 +24,9 @@ def in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture
 async def broker(etcd: Etcd, tmp_path: Path) -> AsyncIterator[BrokerFixture]:
-    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
+    async with await BrokerFixture.start(
+        etcd, tmp_path, lease_ttl_s=60.0, store_check_timeout_s=10.0
+    ) as broker:
         yield broker
 
 

@@ -44,9 +44,14 @@ class Convergence:
     """Items without their replicas at the end: 0 if the cluster has converged."""
 
 
-def converge(kind: Kind, items: int, latency_s: float, events: int = 6) -> list[Convergence]:
-    """Let a cluster converge from nothing, and after each of the first ``events``."""
-    loop = PaperLoop()
+def converge(
+    kind: Kind, items: int, latency_s: float, events: int = 6, *, work_is_free: bool = False
+) -> list[Convergence]:
+    """Let a cluster converge from nothing, and after each of the first ``events``.
+
+    With ``work_is_free``, only waits take time, and each run has the same transactions.
+    """
+    loop = PaperLoop(work_is_free=work_is_free)
     try:
         return loop.run_until_complete(_converge(loop, kind, items, latency_s, events))
     finally:

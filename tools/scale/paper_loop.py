@@ -24,10 +24,12 @@ class PaperLoop(asyncio.SelectorEventLoop):
     """A loop for work without real IO. It is its own `gazette.runtime.clock.Clock`, by ``PaperClock``.
 
     Its time is the processor time of this process, without that of ``free`` sections, and the length of all
-    waits. No wait takes real time. So other work on the machine does not count.
+    waits. No wait takes real time. So other work on the machine does not count. With ``work_is_free``, only
+    waits take time: then each run is the same.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, work_is_free: bool = False) -> None:
+        self.work_is_free = work_is_free
         self._skipped = 0.0
         self._freed = 0.0
         self.longest_s = 0.0
@@ -36,12 +38,12 @@ class PaperLoop(asyncio.SelectorEventLoop):
         super().__init__(_SkippingSelector(self))
 
     def time(self) -> float:
-        return time.process_time() + self._skipped - self._freed
+        return self.cpu_s + self._skipped
 
     @property
     def cpu_s(self) -> float:
         """Processor time of this process, without free sections."""
-        return time.process_time() - self._freed
+        return 0.0 if self.work_is_free else time.process_time() - self._freed
 
     def skip(self, seconds: float) -> None:
         """Let time pass without work."""
@@ -104,7 +106,7 @@ class PaperPool:
         before = _children_s()
         with self._loop.free():
             result = solve(problem, _NEVER_S)
-        took_s = _children_s() - before
+        took_s = 0.0 if self._loop.work_is_free else _children_s() - before
         self.child_s += took_s
         await sleep(took_s)
         return result
