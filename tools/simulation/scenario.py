@@ -58,6 +58,8 @@ _SMALL: Final = 1 << 18
 _REGISTER: Final = "tag"
 _ETCD_LOST_SHARE: Final = 0.1
 """Share of the seeds without another story that lose their etcd."""
+_LEFT_UNSEEN_SHARE: Final = 0.5
+"""Share of the seeds with a broker that sees no change, in which that broker follows, and leaves."""
 _INDEX_GREATER: Final = Status.INDEX_HAS_GREATER_OFFSET.name
 
 
@@ -550,6 +552,9 @@ class Scenario:
 
         The broker's watch lags, or is so late that etcd has compacted what it missed.
         """
+        if self._story_apart.random() < _LEFT_UNSEEN_SHARE:
+            await self._left_unseen()
+            return
         rng, world = self.rng, self.world
         journal = rng.choice(list(self.plan.journals))
         replication = self.plan.journals[journal].replication
@@ -580,6 +585,53 @@ class Scenario:
         await self.clock.sleep(max(0.0, until - world.loop.now) * rng.random())
         self._release(streams)
         await self.append_often(5.0, [unseeing])
+
+    async def _left_unseen(self) -> None:
+        """Take a journal from a follower that does not see it, and kill the primary: then others lead.
+
+        An operator confirms a head below what the follower has. The follower sees nothing of all that, and
+        leaves in good order.
+        """
+        rng, world = self._story_apart, self.world
+        journal = rng.choice(list(self.plan.journals))
+        await self._replicate(journal, 1)
+        await self.clock.sleep(rng.uniform(1.0, 3.0))
+        hosts = world.assigned(journal)
+        if len(hosts) != 1:
+            return
+        (primary,) = hosts
+        # Brokers of equal load get journals in the order of their names. The oldest assigns them.
+        follower = min(host for host in self.plan.hosts if host != primary)
+        others = [host for host in self.plan.hosts if host != follower]
+        await self._renew(follower)
+        await self._replicate(journal, 2)
+        await self.append_often(rng.uniform(3.0, 6.0), [primary])
+        self.note_fault("lagging watch", 60.0, follower)
+        streams = world.hold_watches(follower)
+        await self.append_often(rng.uniform(0.5, 2.0), [primary])
+        await self._replicate(journal, 1)
+        await self.clock.sleep(rng.uniform(1.0, 3.0))
+        process = world.brokers[follower]
+        process.terminate(hurried=False)  # It gets no journal from now on.
+        self._kill(primary)
+        await self.clock.sleep(LEASE_S + 3.0)
+        if self._client is not None and self.may_reset(journal):
+            with suppress(GazetteError, TimeoutError):
+                await self.reset_head(self._client, journal)
+        await self.append_often(rng.uniform(2.0, 6.0), others)
+        self.note_fault("terminate hurriedly", 10.0, follower)
+        process.terminate(hurried=True)
+        await self.clock.sleep(rng.uniform(5.0, 20.0))
+        self._release(streams)
+
+    async def _renew(self, host: str) -> None:
+        """Stop a broker in good order, and wait until its next process serves: it is the youngest then."""
+        self.note_fault("terminate", 10.0, host)
+        before = self.world.brokers[host]
+        before.terminate(hurried=False)
+        while self.world.brokers[host] is before:
+            await self.clock.sleep(1.0)
+        await self.clock.sleep(5.0)
 
     async def _replicate(self, journal: str, replication: int) -> None:
         """Give a journal another replication, as an operator does."""
