@@ -21,7 +21,9 @@ from gazette.recoverylog.log.ops import (
 LOG = "a/log"
 
 
-def apply(fsm: RecoveryFSM, action: Action, author: int = 7, **fields: int) -> Outcome:
+def apply(
+    fsm: RecoveryFSM, action: Action, author: int = 7, log: str = LOG, **fields: int
+) -> Outcome:
     """Sequence an operation as the log's owner would, or with other ``fields``."""
     op = RecordedOp(
         fields.get("seq_no", fsm.next_seq_no),
@@ -30,7 +32,7 @@ def apply(fsm: RecoveryFSM, action: Action, author: int = 7, **fields: int) -> O
         action,
         first_offset=fsm.next_seq_no * 10,
         last_offset=fsm.next_seq_no * 10 + 10,
-        log=LOG,
+        log=log,
     )
     return fsm.apply(op, encode_op(op)[1])
 
@@ -83,6 +85,21 @@ def test_hints_are_runs_of_one_author() -> None:
     assert fsm.oldest_offset() == 10
     apply(fsm, Unlink(1, "/b"), author=8)
     assert fsm.oldest_offset() is None
+
+
+def test_the_oldest_offset_is_of_the_newest_log() -> None:
+    """After a fork, a recovery reads the new log from the first write to any file, also to an older file."""
+    fsm = RecoveryFSM(FSMHints(LOG))
+    apply(fsm, Create("/a"))
+    apply(fsm, Create("/b"))
+    apply(fsm, None, log="b/log")
+    assert fsm.oldest_offset() is None
+    apply(fsm, Write(2, 0, 3), log="b/log")
+    apply(fsm, Create("/c"), log="b/log")
+    apply(fsm, Write(1, 0, 3), log="b/log")
+    assert fsm.oldest_offset() == 40
+    apply(fsm, Unlink(2, "/b"), log="b/log")
+    assert fsm.oldest_offset() == 50
 
 
 def hints_of(*segments: Segment, fnode: int = 1) -> FSMHints:

@@ -239,14 +239,21 @@ class RecoveryFSM:
         )
 
     def oldest_offset(self) -> int | None:
-        """Return the first offset of the oldest live file that was created in ``last_log``, or None without
-        one. Files that were created in an earlier log are left out: offsets of different logs cannot be
-        compared."""
-        # Nodes are in the order of creation, and their offsets grow. So the first match is the oldest.
+        """Return the first offset in ``last_log`` of all live files, or None if that log has none of them.
+
+        Files that were created in an earlier log count by what ``last_log`` has of them: offsets of different
+        logs cannot be compared.
+        """
+        oldest: int | None = None
         for node in self.nodes.values():
+            offsets = (one.first_offset for one in node.segments if one.log == self.last_log)
+            first = next(offsets, None)
+            if first is not None and (oldest is None or first < oldest):
+                oldest = first
+            # Nodes are in the order of creation: what follows in the same log begins later.
             if node.segments[0].log == self.last_log:
-                return node.segments[0].first_offset
-        return None
+                break
+        return oldest
 
 
 def _extend(node: Fnode, op: RecordedOp) -> None:

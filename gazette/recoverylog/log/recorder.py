@@ -245,6 +245,7 @@ class Recorder:
         )
         txn.write(frame)
         self._watched_append = txn.release()
+        self._oldest_offset = self.fsm.oldest_offset()
 
     def _sequence(self, action: Action, *, is_first: bool = False) -> tuple[int, bytes]:
         """Give an operation the next sequence number. Return the number and the frame. The first operation of
