@@ -84,6 +84,22 @@ async def test_unused_channels_are_closed_but_not_under_a_call(
     await channels.close()
 
 
+async def test_a_close_that_is_cancelled_cuts_all_connections_off(broker: StubBroker) -> None:
+    channels = Channels()
+    async with StubBroker("second") as second:
+        calls = []
+        for stub in (broker, second):
+            stub.on_read(Send(hang=True))
+            request = broker_pb2.ReadRequest(journal="a/journal")
+            calls.append(channels.journal(stub.endpoint).Read(request))
+            await eventually(lambda stub=stub: stub.reads)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.0):
+                await channels.close(60.0)
+        await eventually(lambda: all(call.done() for call in calls))
+        await channels.close()
+
+
 async def test_calls_to_a_process_that_lost_its_lease_end(
     connect: Connect, broker: StubBroker
 ) -> None:

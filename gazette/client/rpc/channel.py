@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
 import weakref
@@ -234,8 +235,8 @@ class Channels:
         for endpoint, revision in former.items():
             if members.get(endpoint) == revision:
                 continue
-            channel = self._channels.pop(endpoint, None)
-            if channel is not None and not self.closed:
+            channel = None if self.closed else self._channels.pop(endpoint, None)
+            if channel is not None:
                 self._scope.spawn(channel.close(None), name=f"close {endpoint}")
 
     def _channel(self, endpoint: str) -> CountedChannel:
@@ -313,7 +314,7 @@ class Channels:
     async def close(self, grace_s: float | None = None) -> None:
         """Close every channel. Calls in flight get ``grace_s`` seconds to end, then are cancelled.
 
-        After a cancellation the object is closed, but some connections may be open: close it again. May be
+        Cancellation: calls are cancelled, and connections cut off; only those of grpcio may stay open. May be
         repeated.
         """
         if not self._bound.was_forked:
@@ -323,10 +324,15 @@ class Channels:
             # In a forked child the connections belong to the parent: send nothing on them.
             self._channels.clear()
             return
-        while self._channels:
-            _, channel = self._channels.popitem()
-            await channel.close(grace_s)
-        await self._scope.stop(_GRACE_S)
+        try:
+            while self._channels:
+                endpoint, channel = next(iter(self._channels.items()))
+                await channel.close(grace_s)
+                self._channels.pop(endpoint, None)
+            await self._scope.stop(_GRACE_S)
+        except asyncio.CancelledError:
+            _abort(self._channels.values(), self._scope)
+            raise
 
     def __del__(self) -> None:
         # The loop owns the transports of the channels, and would keep them open for good.
