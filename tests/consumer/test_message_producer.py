@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
-from gazette import Envelope, MessageProducer
+from gazette import DeadLetter, Envelope, MessageProducer, PoisonPolicy
+from gazette.client.read.reader import ReadParams
 from gazette.client.shards import ShardChange
 from gazette.consumer.inbox import Feed, Inbox, Messages
 from gazette.errors import Bug, Closed, Fenced, GazetteError
+from gazette.message.envelope_reader import CommittedReader
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN
 from gazette.protocol.checkpoint import Checkpoint
+from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import shard_spec
@@ -25,6 +28,7 @@ from tests.facts import raises
 from tests.support.instant_clock import eventually
 
 MADE_UP = "made/up"
+DEAD = "dead/letters"
 TARGET = "b/target"
 
 
@@ -272,3 +276,38 @@ async def test_a_feed_that_was_closed_takes_no_more() -> None:
 
 def test_other_applications_are_no_producers() -> None:
     assert not isinstance(Tally(), MessageProducer)
+
+
+class BringsPoison(Streams):
+    """Refuses one word, by a policy that keeps dead letters."""
+
+    def poison_policy(self, shard: Any) -> PoisonPolicy:
+        return PoisonPolicy(DEAD)
+
+    def new_store(self, shard: Any, recorder: Any) -> SQLiteStore:
+        return SQLiteStore(recorder, "CREATE TABLE IF NOT EXISTS words (word TEXT)")
+
+    def consume_message(
+        self, shard: Any, store: Any, envelope: Envelope[Word], publisher: Any
+    ) -> None:
+        if envelope.message.word == "poison":
+            raise ValueError("not this one")
+        store.execute("INSERT INTO words VALUES (?)", (envelope.message.word,))
+
+
+async def test_a_message_of_no_journal_is_skipped_as_a_dead_letter(
+    start: Start, broker: BrokerFixture
+) -> None:
+    """No broker has its bytes."""
+    await broker.create(source_spec(DEAD))
+    application = BringsPoison()
+    member = await start(application)
+    await member.create(shard_spec(SHARD))
+    application.add("a", "poison", "b")
+    await member.read_through(SHARD, {"any/thing": 1})
+    assert member.store(SHARD).query("SELECT word FROM words") == [("a",), ("b",)]
+    reader = CommittedReader(broker.client, ReadParams(DEAD), DeadLetter)
+    letters = [letter.message async for batch in reader.batches() for letter in batch]
+    assert [(each.journal, each.begin, each.end, each.raw, each.cut) for each in letters] == [
+        (MADE_UP, 1, 2, b"", False)
+    ]

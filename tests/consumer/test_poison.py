@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 from gazette import DeadLetter, Envelope, PoisonPolicy, Publisher
+from gazette.client.journals import JournalChange
+from gazette.client.read.reader import ReadParams
 from gazette.client.shards import ShardChange
 from gazette.consumer.application import Store
 from gazette.consumer.contract.callbacks import ApplicationFailed
@@ -16,6 +19,7 @@ from gazette.consumer.contract.poison import DEAD_LETTERS_LABEL, LIMIT_LABEL, PO
 from gazette.consumer.transaction.poison_handler import HOUR_S, TooMuchPoison
 from gazette.errors import Invalid, Unavailable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
+from gazette.message.envelope_reader import CommittedReader
 from gazette.message.framing.frames import MalformedMessage
 from gazette.message.mapping import fixed_mapping
 from gazette.protocol.label_set import LabelSet
@@ -25,8 +29,21 @@ from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import shard_spec
-from tests.consumer.apps import SHARD, SOURCE, Start, Tally, Word, ack, append, frame, pending
+from tests.consumer.apps import (
+    SHARD,
+    SOURCE,
+    Gate,
+    Start,
+    Tally,
+    Word,
+    ack,
+    append,
+    frame,
+    pending,
+    source_spec,
+)
 from tests.facts import raises
+from tests.support.instant_clock import eventually
 
 DEAD = "dead/letters"
 TARGET = "b/target"
@@ -346,3 +363,52 @@ async def test_a_policy_that_cannot_work_fails_the_shard_at_once(
     spec = shard_spec(SHARD, SOURCE, labels=labels(poison=poison, dead=DEAD))
     await member.shards.apply_shards([ShardChange(upsert=spec)])
     assert text in await member.await_failed(SHARD)
+
+
+async def dead_letters(broker: BrokerFixture) -> list[DeadLetter]:
+    reader = CommittedReader(broker.client, ReadParams(DEAD), DeadLetter)
+    return [letter.message async for batch in reader.batches() for letter in batch]
+
+
+async def test_a_dead_letter_may_keep_no_bytes(
+    start: Start, broker: BrokerFixture, tmp_path: Path
+) -> None:
+    """Also of the first message of a journal: a read that ends at 0 would have no end."""
+    await broker.create(source_spec(DEAD), source_spec(TARGET))
+    member = await start(Picky("sqlite", PoisonPolicy(DEAD, raw_bytes_max=0), tmp_path))
+    poison = frame("poison", 1)
+    await append(broker, poison, b"{]\n", frame("a", 2))
+    await member.create(shard_spec(SHARD, SOURCE))
+    await member.read_to_heads(SHARD)
+    assert [(each.begin, each.end, each.raw, each.cut) for each in await dead_letters(broker)] == [
+        (0, len(poison), b"", True),
+        (len(poison), len(poison) + 3, b"", True),
+    ]
+
+
+async def test_bytes_of_another_life_of_a_source_are_not_read_again(
+    start: Start, broker: BrokerFixture, tmp_path: Path
+) -> None:
+    """The source is created again while the application looks at the message: nobody waits for its bytes."""
+    gate = Gate()
+
+    class Waits(Picky):
+        def consume_message(self, *arguments: Any) -> None:
+            gate()
+            super().consume_message(*arguments)
+
+    await broker.create(source_spec(DEAD), source_spec(TARGET))
+    member = await start(Waits("sqlite", PoisonPolicy(DEAD), tmp_path))
+    await append(broker, frame("poison", 1))
+    await member.shards.apply_shards([ShardChange(upsert=shard_spec(SHARD, SOURCE))])
+    await eventually(gate.entered.is_set)
+    listed = await broker.client.get_journal(SOURCE)
+    await broker.client.apply_journals(
+        [JournalChange(delete=SOURCE, expect_mod_revision=listed.mod_revision)]
+    )
+    shutil.rmtree(broker.file_root / "fragments" / SOURCE)
+    await broker.create(source_spec())
+    gate.open()
+    failure = await member.await_failed(SHARD)
+    assert "created again" in failure
+    assert await dead_letters(broker) == []

@@ -107,7 +107,8 @@ class DeadLetter(Message):
     error: str = ""
     """Text of the error."""
     raw: bytes = b""
-    """The frame as it stands in the journal; base64 in JSON. Empty if its bytes were deleted."""
+    """The frame as it stands in the journal; base64 in JSON. Empty if its bytes were deleted, or if a
+    `MessageProducer` brought the message."""
     cut: bool = False
     """True if ``raw`` is only the beginning of the frame."""
 

@@ -17,13 +17,16 @@ from gazette.consumer.contract.poison import PoisonPolicy
 from gazette.consumer.inbox import Inbox
 from gazette.consumer.shard.context import ShardContext
 from gazette.consumer.shard.ownership import Ownership
+from gazette.consumer.shard.source_lives import in_words_of_shard
 from gazette.consumer.transaction.poison_handler import decoded
 from gazette.consumer.transaction.shard_io import FinishedTransaction
 from gazette.consumer.transaction.transaction import Phases
-from gazette.errors import Closed, NotFound
+from gazette.errors import Closed, Corrupt, NotFound, NotYet
 from gazette.message.envelope import Envelope, EnvelopeDecoder
 from gazette.message.envelope_reader import cannot_replay
 from gazette.message.sequencer.sequencer import ReplayRange
+from gazette.protocol.ids import JournalName
+from gazette.protocol.journal_life import JournalLife
 from gazette.runtime import tracing
 from gazette.runtime.tasks import OpFuture, TaskScope, Waiter, as_plain_error
 
@@ -33,6 +36,8 @@ T = TypeVar("T")
 
 READ_BYTES: Final = 1 << 20
 _POLL_S: Final = 1.0
+_NOT_YET_S: Final = 2.0
+"""Seconds between two reads of bytes that the broker of a source does not have."""
 
 
 class Progress:
@@ -108,14 +113,17 @@ class LoopShardIO:
         new_decoder: Callable[[str, int], EnvelopeDecoder[Any]],
         poison_policy: PoisonPolicy | None,
         wait: Waiter,
+        lives: Mapping[JournalName, JournalLife],
     ) -> None:
-        """Call this on the event loop. ``wait`` blocks the transactor's thread until a future is done."""
+        """Call this on the event loop. ``wait`` blocks the transactor's thread until a future is done.
+        ``lives`` are the lives of the sources that the shard reads."""
         self._parts = parts
         self._id, self._fqn = parts.shard.id, parts.shard.fqn
         self._inbox = inbox
         self._new_decoder = new_decoder
         self._poison_policy = poison_policy
         self._wait = wait
+        self._lives = lives
         self._client = context.client
         self._clock = context.clock
         self._loop = asyncio.get_running_loop()
@@ -185,19 +193,38 @@ class LoopShardIO:
             return b""
 
     def _read_range(self, wanted: ReplayRange) -> Iterator[bytes]:
-        """Yield the bytes of a range of a source. Block. Raise `OffsetJump` if some have been deleted."""
-        params = ReadParams(wanted.journal, wanted.begin, block=True, end_offset=wanted.end)
+        """Yield the bytes of a range of a source. Block. Raise `OffsetJump` if some have been deleted, and
+        ``Corrupt`` if the source was created again.
+
+        The shard has read these bytes before. So do not have a broker wait for them, which tells no life.
+        """
+        journal = wanted.journal
+        life = self._lives.get(journal)
+        params = ReadParams(journal, wanted.begin, end_offset=wanted.end, life=life)
 
         async def open_reader() -> RetryReader:
             return RetryReader(self._client, params, clock=self._clock)
 
         def wait(work: Callable[[], Awaitable[T]]) -> T:
-            return self._await(work, f"replay {wanted.journal}")
+            return self._await(work, f"replay {journal}")
+
+        async def read() -> bytes:
+            while True:
+                try:
+                    return await reader.read(READ_BYTES)
+                except NotYet as error:  # A broker that has just started may not know all bytes.
+                    log.warning(
+                        "shard %(shard)s reads again, and waits for bytes: %(reason)s",
+                        {"shard": self._id, "reason": error},
+                    )
+                    await self._clock.sleep(_NOT_YET_S)
 
         reader = wait(open_reader)
         try:
-            while data := wait(lambda: reader.read(READ_BYTES)):
+            while data := wait(read):
                 yield data
+        except Corrupt as error:
+            raise in_words_of_shard(error, journal, life, self._id, reader.offset) from error
         finally:
             self._on_loop(reader.close)
 

@@ -201,6 +201,7 @@ class Primary:
             self._new_decoder,
             self._poison_policy,
             self.thread.wait,
+            {journal: listed.life for journal, listed in self._journals.items()},
         )
         return Transactor(
             ShardCallbacks(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from gazette.errors import Corrupt, Invalid
+from gazette.errors import Corrupt, GazetteError, Invalid
 from gazette.labels import SOURCE_RESTART
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.ids import JournalName, Offset, Revision, ShardId
@@ -100,3 +100,18 @@ def another_life(
         shard=shard,
         offset=offset,
     )
+
+
+def in_words_of_shard(
+    error: GazetteError,
+    journal: JournalName,
+    life: JournalLife | None,
+    shard: ShardId,
+    offset: Offset,
+) -> GazetteError:
+    """Return the error of a shard for the error of a read of ``life``. Only another life has another
+    error."""
+    if life is None or "created" not in error.facts:
+        return error
+    present = JournalLife(life.cluster_id, error.facts["created"])
+    return another_life(journal, life, present, shard, offset)

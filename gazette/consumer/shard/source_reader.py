@@ -13,7 +13,7 @@ from gazette.client.rpc.errors import status_of
 from gazette.client.waits import RepeatedCall
 from gazette.consumer.inbox import Chunk, Inbox, Jump, SourceFailed
 from gazette.consumer.shard.loop_shard_io import READ_BYTES
-from gazette.consumer.shard.source_lives import another_life
+from gazette.consumer.shard.source_lives import another_life, in_words_of_shard
 from gazette.consumer.shard.standby_lag import journal_head
 from gazette.errors import Corrupt, GazetteError, NotAllowed, NotYet
 from gazette.protocol.ids import split_journal_meta
@@ -79,10 +79,8 @@ async def read_source(
         except GazetteError as error:
             # Report every error: if the client was closed, the shard would otherwise wait for ever. If
             # the inbox was stopped, it drops the report.
-            if life is not None and "created" in error.facts:
-                present = JournalLife(life.cluster_id, error.facts["created"])
-                error = another_life(journal, life, present, shard_id, reader.offset)
-            inbox.put(SourceFailed(journal, error))
+            failure = in_words_of_shard(error, journal, life, shard_id, reader.offset)
+            inbox.put(SourceFailed(journal, failure))
         finally:
             reader.close()
             scope.cancel()

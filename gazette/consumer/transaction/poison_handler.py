@@ -42,8 +42,8 @@ class TooMuchPoison(GazetteError):
 class PoisonSkipper:
     """Skips messages of one shard by its policy. Belongs to the shard's thread.
 
-    ``read_again`` blocks, and returns bytes of a source. ``skipped`` is called with (journal, reason) for
-    each skipped message or timer: a timer has the journal ``""``.
+    ``read_again`` blocks, and returns bytes of a source; ``b""`` without such bytes. ``skipped`` is called
+    with (journal, reason) for each skipped message or timer: a timer has the journal ``""``.
     """
 
     def __init__(
@@ -89,11 +89,14 @@ class PoisonSkipper:
         self._skip(envelope, error, "misplaced")
 
     def _skip(self, envelope: Envelope[Any], error: BaseException, reason: str) -> None:
-        end = min(envelope.end, envelope.begin + self.policy.raw_bytes_max)
+        begin, end = envelope.begin, envelope.end
+        read_end = min(end, begin + self.policy.raw_bytes_max)
+        # A read that ends at offset 0 would have no end.
+        raw = self._read_again(envelope.journal, begin, read_end) if begin < read_end else b""
         letter = DeadLetter(
-            begin=envelope.begin,
-            end=envelope.end,
-            raw=self._read_again(envelope.journal, envelope.begin, end),
+            begin=begin,
+            end=end,
+            raw=raw,
             message_uuid=uuid_text(envelope.uuid) if envelope.clock else "",
         )
         self._publish(letter, envelope.journal, reason, error)
@@ -121,10 +124,13 @@ class PoisonSkipper:
         shown = text if isinstance(error, GazetteError) else f"{type(error).__name__}: {text}"
         letter.error = shown
         # Bytes that were read again end at `raw_bytes_max`. If the message is longer, they are cut.
-        letter.cut = len(letter.raw) > self.policy.raw_bytes_max or (
-            reason in _READ_AGAIN and 0 < len(letter.raw) < letter.end - letter.begin
+        raw, raw_bytes_max = letter.raw, self.policy.raw_bytes_max
+        letter.cut = len(raw) > raw_bytes_max or (
+            reason in _READ_AGAIN
+            and (raw != b"" or raw_bytes_max == 0)
+            and len(raw) < letter.end - letter.begin
         )
-        letter.raw = letter.raw[: self.policy.raw_bytes_max]
+        letter.raw = raw[:raw_bytes_max]
         self._log(letter)
         self._publisher.publish_uncommitted(self._mapping, letter)
         self._skipped(journal, reason)

@@ -151,18 +151,20 @@ class Transactor:
         self._decoders = decoders
         self._recovery_log = recovery_log
         self._application_name = application_name
+        self._brings_messages = isinstance(callbacks.application, MessageProducer)
+        # Journals of a `MessageProducer` need not exist, and no broker has the bytes of its messages.
+        read_again = _no_bytes if self._brings_messages else shard_io.read_again
         self._poison = (
             None
             if poison_policy is None
             else PoisonSkipper(
-                poison_policy, shard.id, publisher, clock, shard_io.read_again, shard_io.skipped
+                poison_policy, shard.id, publisher, clock, read_again, shard_io.skipped
             )
         )
         self._timers = timers
         places = {decoder.journal: decoder.clock_place for decoder in decoders.values()}
         clock_places = {name: place for name, place in places.items() if place is not None}
         self._dispatcher = Dispatcher(callbacks, inbox, self._poison, timers, clock_places)
-        self._brings_messages = isinstance(callbacks.application, MessageProducer)
         self._backlog = _Backlog()
         self._consume_limit = 1
         """Greatest number of messages to consume between two looks at the clock: see `_next_limit`."""
@@ -620,6 +622,11 @@ def _next_limit(limit: int, count: int, elapsed_s: float) -> int:
     if count == limit and elapsed_s < CONSUME_S / 2:
         return min(CONSUME_MAX, 2 * limit)
     return limit
+
+
+def _no_bytes(_journal: str, _begin: int, _end: int) -> bytes:
+    """Return the bytes of a message that no journal holds."""
+    return b""
 
 
 def _note_appended(journal: str, ack: OpFuture[Any]) -> None:
