@@ -108,10 +108,15 @@ class Sweep:
             self._schedule(shard, first)
 
     def add(self, shard: Shard, store: SQLiteStore, due: int) -> None:
-        """Set the timer if a new row is due before all others. Call it before the row is written."""
+        """Set the timer if a new row is due before all others. Call it before the row is written.
+
+        Set the timer again if a row is overdue: a poison policy may have skipped the timer of this row.
+        """
         first = self._first_due(store)
         if first is None or due < first:
             self._schedule(shard, due)
+        elif (watermark := watermark_us(shard)) is not None and first <= watermark:
+            self._schedule(shard, first)
 
     def until(self, store: SQLiteStore, watermark: int) -> int:
         """Return the time up to which to remove rows now: the watermark, or earlier if many rows are due."""

@@ -53,7 +53,8 @@ class _Open(NamedTuple):
     end: int
     state: str
     early: int
-    """1 if a timer for an early result is set; else 0."""
+    """Time in Unix microseconds for which a timer for an early result is set; 0 without a timer. 1: set by a
+    former version, for a time that is not known."""
 
 
 def _window(row: Any) -> _Open:
@@ -260,13 +261,19 @@ class Windows(Generic[S, V, R]):
         state: str,
         former: _Open | None,
     ) -> None:
-        """Write a window that was ``former`` before. Set the timer of its early result, unless one is set."""
+        """Write a window that was ``former`` before. Set the timer of its early result, unless one is set.
+
+        Set a timer again that is overdue by ``early``: a poison policy may have skipped it.
+        """
         begin, end = span
         early = 0 if former is None else former.early
-        if self.early is not None and not early:
-            timer, payload = self._timer(_EARLY, begin, key)
-            shard.schedule(timer, shard.now + self.early, payload)
-            early = 1
+        if self.early is not None:
+            now, early_us = shard.now, duration_us("early", self.early)
+            if not early or early + early_us <= unix_us(now):
+                at = now if early else now + self.early
+                timer, payload = self._timer(_EARLY, begin, key)
+                shard.schedule(timer, at, payload)
+                early = unix_us(at)
         store.execute(
             f"INSERT INTO {self._table} VALUES (?, ?, ?, ?, ?) ON CONFLICT (key, begin) DO UPDATE"  # noqa: S608
             " SET end = excluded.end, state = excluded.state, early = excluded.early",

@@ -598,3 +598,31 @@ def test_joins_need_event_time_and_sqlite(tmp_path: Path) -> None:
         raises(Invalid, advises="SQLiteStore"),
     ):
         feed(driver, (LEFT, 1, 1))
+
+
+class Stumbles(Both):
+    """Its next timers raise, and a policy skips them."""
+
+    stumbles = 0
+
+    def on_timer(self, shard: Any, store: Any, timer: Timer, publisher: Publisher) -> None:
+        super().on_timer(shard, store, timer, publisher)
+        if self.stumbles:
+            self.stumbles -= 1
+            raise ValueError("poison")
+
+
+def test_the_rows_of_a_timer_that_was_skipped_come_after_the_next_message(tmp_path: Path) -> None:
+    application = Stumbles()
+    with AppDriver(application, tmp_path, SOURCES) as driver:
+        feed(driver, (LEFT, 1, 1), (RIGHT, 2, 2))
+        application.stumbles = 3  # Of both joins of streams, and of the join with a table.
+        feed(driver, (LEFT, 100, 3), (RIGHT, 100, 4))
+        assert [reason for _, reason in driver.skipped] == ["timer"] * 3
+        driver.crash()
+        feed(driver, (LEFT, 200, 5), (RIGHT, 200, 6))
+        assert kept(driver, "at", "order") == [(200,), (200,)]
+        assert kept(driver, "at", "order_due") == [(200,), (200,)]
+        names = [one.key for one in driver.committed(TARGET, Result)]
+        assert names.count("order_waiting") == 2
+        assert names.count("order_due") == 4

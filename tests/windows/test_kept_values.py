@@ -221,6 +221,32 @@ def test_a_result_that_a_newer_aggregate_cannot_make_is_an_error_of_its_timer(
         assert application.results == []
 
 
+def test_an_early_result_comes_again_after_its_timer_was_skipped(tmp_path: Path) -> None:
+    class Stumbles(Kept):
+        stumbles = True
+
+        def on_timer(self, shard: Any, store: Any, timer: Any, publisher: Any) -> None:
+            if self.stumbles:
+                raise ValueError("poison")
+            super().on_timer(shard, store, timer, publisher)
+
+    windows = Windows("part", Tumbling(HOUR), total(), early=us(5_000_000))
+    application = Stumbles(windows, [1, 2, 4, 8])
+    with driven(tmp_path, application) as driver:
+        feed(driver, 0)
+        driver.advance(6)
+        feed(driver, 1)
+        driver.advance(10)
+        assert [reason for _, reason in driver.skipped] == ["timer"]
+        application.stumbles = False
+        feed(driver, 2)
+        driver.advance(10)
+        assert [result.value for result in application.results] == [7]
+        feed(driver, 3)
+        driver.advance(10)
+        assert [(result.value, result.final) for result in application.results[1:]] == [(15, False)]
+
+
 @pytest.mark.parametrize("spans", [Tumbling(us(10)), Hopping(us(10), us(5)), Sessions(us(10))])
 def test_a_state_of_an_undeclared_type_is_refused_at_the_first_add(
     tmp_path: Path, spans: Any
