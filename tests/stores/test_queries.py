@@ -242,3 +242,58 @@ def test_an_application_that_reads_adds_and_writes_back(kind: str, tmp_path: Pat
             if round_ == 1:
                 driver.crash()
                 driver.run()
+
+
+class WritesEarly(Tally):
+    """Changes its state in ``new_store``, where no transaction commits it."""
+
+    def __init__(self, directory: Path, kind: str) -> None:
+        super().__init__()
+        self.directory = directory
+        self.kind = kind
+        self.engine = create_engine(f"sqlite:///{directory}/shared.db")
+        create_checkpoint_table(self.engine)
+        with self.engine.begin() as connection:
+            connection.exec_driver_sql(SCHEMA)
+
+    def new_store(self, shard: Any, recorder: Any) -> Any:
+        match self.kind:
+            case "rows":
+                store: Any = SQLiteStore(recorder, SCHEMA)
+                store.execute(ADD % 1)
+            case "table":
+                store = SQLiteStore(recorder, databases=["archive"])
+                store.execute("CREATE TABLE archive.counts (word TEXT)")
+            case "rocksdb":
+                store = RocksDBStore(recorder)
+                store.put(b"a", b"1")
+            case "sql":
+                store = SQLStore(self.engine)
+                store.execute(ADD % 1)
+            case _:
+                # Reads are permitted, and SQL that changes nothing.
+                store = SQLiteStore(recorder, SCHEMA)
+                assert store.execute(READ).fetchall() == []
+                store.execute("UPDATE counts SET n = 7")
+        return store
+
+    def consume_message(self, *arguments: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize("kind", ["rows", "table", "rocksdb", "sql"])
+def test_writes_in_new_store_are_refused(tmp_path: Path, kind: str) -> None:
+    """No transaction would commit them, and locks of a database would make the shard wait for ever."""
+    with (
+        AppDriver(WritesEarly(tmp_path, kind), tmp_path, [SOURCE], log=kind != "sql") as driver,
+        raises(NotAllowed, shard="driven-shard", says="new_store"),
+    ):
+        driver.run()
+
+
+def test_a_store_may_be_read_in_new_store(tmp_path: Path) -> None:
+    with AppDriver(WritesEarly(tmp_path, "reads"), tmp_path, [SOURCE]) as driver:
+        driver.feed(SOURCE, frame("a", 1))
+        for _ in range(2):
+            driver.run()
+            driver.crash()

@@ -37,6 +37,7 @@ from gazette.recoverylog.rocksdb.native import DEFAULT, load_rocksdict, map_erro
 from gazette.recoverylog.rocksdb.scan import Pinned, Scan, joined, no_family, spans
 from gazette.runtime.tasks import OpFuture
 from gazette.stores.double_buffer import DoubleBuffer
+from gazette.stores.early_writes import wrote_too_early
 from gazette.stores.rocksdb.follower import FollowedRocksDB
 from gazette.stores.rocksdb.options import (
     Families,
@@ -54,6 +55,7 @@ from gazette.stores.rocksdb.view import (
     FamilySnapshot,
     FamilyTransaction,
     FamilyView,
+    OnlyReads,
     RocksDBView,
 )
 from gazette.stores.rocksdb.write_buffer import Pending, PendingSavepoint, merged
@@ -76,6 +78,8 @@ class RocksDBStore(Store):
     In the default column family a few keys are reserved: see `gazette.recoverylog.rocksdb.keys`. To
     write them raises ``Invalid``. Iterations leave them out, and ``delete_range`` keeps them.
     """
+
+    _is_restored = False
 
     def __init__(
         self,
@@ -171,7 +175,7 @@ class RocksDBStore(Store):
         store._closed = False
         store._views = weakref.WeakSet()
         store._copy = copy
-        nothing: Any = _OnlyReads()
+        nothing: Any = OnlyReads()
         store._pending = store._recording = store._recorder = nothing
         return store
 
@@ -429,14 +433,16 @@ class RocksDBStore(Store):
         return batch
 
     def restore_checkpoint(self, shard: Shard) -> Checkpoint:
+        if not self._is_restored and any(self._pending.values()):
+            raise wrote_too_early(self, shard.id)
+        self._is_restored = True
         for pending in self._pending.values():
             pending.clear()
         with native_errors("read the checkpoint", self._path):
             pinned = Pinned(self._native, self._database, self._path)
             scan = Scan(pinned, MARK_PREFIX, after(MARK_PREFIX), reverse=False)
-            marks = {journal_of(key): decode_offset(value) for key, value in scan}
+            self._marks = marks = {journal_of(key): decode_offset(value) for key, value in scan}
             data: bytes | None = self._database.get(CHECKPOINT_KEY)
-        self._marks = marks
         if data is not None:
             return Checkpoint.from_bytes(data)
         return Checkpoint({journal: SourceCheckpoint(offset) for journal, offset in marks.items()})
@@ -479,22 +485,6 @@ class _Write:
     value: bytes | None
     """The value, or None to delete the key; for a range, its end."""
     is_range: bool
-
-
-class _OnlyReads:
-    """Takes the place of the parts that a standby's store lacks: their use raises ``NotAllowed``."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise _refused()
-
-    def __getitem__(self, name: str) -> Any:
-        raise _refused()
-
-
-def _refused() -> NotAllowed:
-    return NotAllowed(
-        "a hot standby's state is read-only", hint="Use view(), or ask the shard's primary."
-    )
 
 
 __all__ = ["DEFAULT", "RocksDBOptions", "RocksDBStore", "RocksDBView"]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol, Self
 
-from gazette.errors import Closed
+from gazette.errors import Closed, NotAllowed
 from gazette.recoverylog.rocksdb.keys import require_bytes
 from gazette.recoverylog.rocksdb.native import DEFAULT, map_errors
 from gazette.recoverylog.rocksdb.scan import Pinned, Scan, closed_error, joined, no_family, spans
@@ -209,3 +209,19 @@ class RocksDBView:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class OnlyReads:
+    """Takes the place of the parts that a standby's store lacks: their use raises ``NotAllowed``."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise _refused()
+
+    def __getitem__(self, name: str) -> Any:
+        raise _refused()
+
+
+def _refused() -> NotAllowed:
+    return NotAllowed(
+        "a hot standby's state is read-only", hint="Use view(), or ask the shard's primary."
+    )

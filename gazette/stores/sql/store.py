@@ -34,6 +34,7 @@ from gazette.errors import Aborted, Bug, Closed, Invalid
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.runtime.tasks import BlockingPool, OpFuture
 from gazette.stores.claims import BackfillClaim, HeldState
+from gazette.stores.early_writes import wrote_too_early
 from gazette.stores.sql.claims import ClaimedRow, held_in, taken_over
 from gazette.stores.sql.commit import RunningTransaction, SQLCommit, SQLSavepoint
 from gazette.stores.sql.errors import classify, translating
@@ -232,9 +233,14 @@ class SQLStore(Store):
         """Restore the checkpoint, and increment the fence. Blocks.
 
         Commits of former owners then fail with ``Fenced``. In PostgreSQL, also end their sessions that wait
-        within a transaction. Raise ``Invalid`` if the table is missing, ``Unavailable`` if the database is
-        lost, and ``Aborted`` if other transactions are faster time after time.
+        within a transaction. Raise ``NotAllowed`` for a transaction that began before the first call. Raise
+        ``Invalid`` if the table is missing, ``Unavailable`` if the database is lost, and ``Aborted`` if other
+        transactions are faster time after time.
         """
+        if self._fence is None and self._running is not None:
+            # It may hold locks, for which the restore would wait for ever.
+            hint = "Make tables on a connection of the engine, before the store. Read by query()."
+            raise wrote_too_early(self, shard.id, hint)
         for attempt in range(_RESTORE_ATTEMPTS):
             try:
                 with translating(self.engine, "restore the checkpoint", table=self._table.name):

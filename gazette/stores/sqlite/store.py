@@ -25,6 +25,7 @@ from gazette.recoverylog.log.recorder import Recorder
 from gazette.runtime.tasks import OpFuture
 from gazette.stores.bound_values import KEPT, REFUSALS
 from gazette.stores.double_buffer import DoubleBuffer
+from gazette.stores.early_writes import wrote_too_early
 from gazette.stores.sqlite.arrow_tables import shown
 from gazette.stores.sqlite.bindings import Bindings, ManyBindings, checked, require_storable
 from gazette.stores.sqlite.buffered_cursor import BufferedCursor
@@ -165,6 +166,8 @@ class SQLiteStore(Store):
             self._recording.ship(changed=False)
             self._committed = self._checkpoint_row()
             """The checkpoint of the last commit, encoded; None before the first commit."""
+            self._opened_at: tuple[Any, ...] | None = self._changes()
+            """`_changes` when the store was opened. None: the checkpoint was restored since."""
         except BaseException:
             self.destroy()
             raise
@@ -494,9 +497,23 @@ class SQLiteStore(Store):
         except OF_THE_DISK as error:
             raise of_the_disk("record a commit", self._directory, error) from error
 
+    def _changes(self) -> tuple[Any, ...]:
+        """Return numbers that differ after a statement has changed rows, or the schema of a database."""
+        names = self.connection.db_names()
+        rows = [
+            self.connection.execute(f'PRAGMA "{name}".schema_version').fetchall() for name in names
+        ]
+        return (self.connection.total_changes(), *(versions[0][0] for versions in rows))
+
     def restore_checkpoint(self, shard: Shard) -> Checkpoint:
+        """Restore the checkpoint, and undo the running transaction. Raise ``NotAllowed`` if the first
+        transaction has written something before the first call."""
         if self.connection.in_transaction:
+            if self._opened_at not in (None, self._changes()):
+                hint = "Make tables by schema= or migrations= of the store."
+                raise wrote_too_early(self, shard.id, hint)
             self._transaction("ROLLBACK")
+        self._opened_at = None
         self._rolled_back = False
         data = self._committed = self._checkpoint_row()
         return Checkpoint.from_bytes(data) if data else Checkpoint()
