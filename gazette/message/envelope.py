@@ -210,7 +210,9 @@ class EnvelopeDecoder(Generic[M]):
         self._ready = False
         """True if `decode` may find a complete frame, or a malformed one."""
         self._discarding = False
-        """True while the rest of a frame that is too long is dropped."""
+        """True while the rest of a frame that is too long is dropped. Its begin is the first part."""
+        self._long_size: int | None = None
+        """Length of a frame that is too long, of which the first part is the begin. None: no such frame."""
 
     @property
     def end(self) -> Offset:
@@ -219,7 +221,7 @@ class EnvelopeDecoder(Generic[M]):
     @property
     def pending(self) -> int:
         """Bytes of the incomplete frame that the decoder holds."""
-        return self._size
+        return sum(map(len, self._parts))
 
     @property
     def clock_place(self) -> str | None:
@@ -233,10 +235,12 @@ class EnvelopeDecoder(Generic[M]):
         """Add the bytes that begin at ``end``."""
         if self._discarding:
             frame_end = self.framing.resume(data)
-            self.begin += len(data) if frame_end is None else frame_end
             if frame_end is None:
+                self._size += len(data)
                 return
-            data, self._discarding = data[frame_end:], False
+            self._size += frame_end
+            self._long_size, self._discarding, self._ready = self._size, False, True
+            data = data[frame_end:]
         if not data:
             return
         if not self._ready:
@@ -252,23 +256,43 @@ class EnvelopeDecoder(Generic[M]):
         Raise `MalformedMessage` at a malformed or too long frame, after all messages before it were returned.
         Until `skip` is called with the error, it is raised again: for a malformed frame by each call, for one
         that is too long after the next `feed`.
+
+        If the end of a frame that is too long is not known, the error is not ``is_whole``. After `skip`,
+        another error is raised at the end of the frame.
         """
         if not self._ready:
             return []
+        if self._long_size is not None:
+            raise self._too_long(self._parts[0], self._long_size)
         buffer = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts = [buffer]
+        # Decode no frame beyond the greatest length, however the bytes were cut into chunks.
+        size_max = self.framing.frame_bytes_max
+        is_cut = self._size > size_max
         try:
-            batch, consumed, stopped = self._decode_buffer(buffer)
+            batch, consumed, stopped = self._decode_buffer(buffer[:size_max] if is_cut else buffer)
         except MalformedMessage as error:
             raise error.of(self.journal) from error.__cause__
         if not batch:
             self._ready = False
-            if self._size > self.framing.frame_bytes_max:
-                raise self._malformed("message is too long", buffer)
+            if is_cut:
+                raise self._at_long_frame(buffer, size_max)
             return []
         self._drop(consumed)
-        self._ready = stopped  # A malformed frame is next: raise its error at the next call.
+        # A malformed frame is next: raise its error at the next call.
+        self._ready = stopped or is_cut
         return batch
+
+    def _at_long_frame(self, buffer: bytes, size_max: int) -> MalformedMessage:
+        """Return the error of the frame at the start of the buffer, which is too long."""
+        frame_end = self.framing.resume(buffer[size_max:])
+        if frame_end is None:
+            error = self._too_long(buffer, self._size)
+            error.is_whole = False
+            return error
+        self._long_size, self._ready = size_max + frame_end, True
+        self._parts = [buffer[:size_max], buffer[self._long_size :]]
+        return self._too_long(self._parts[0], self._long_size)
 
     def _decode_buffer(self, buffer: bytes) -> tuple[list[Envelope[M]], int, bool]:
         """Return the messages of a buffer, their bytes, and True if a malformed frame is next."""
@@ -282,17 +306,25 @@ class EnvelopeDecoder(Generic[M]):
 
     def skip(self, error: MalformedMessage) -> None:
         """Continue behind the malformed message of which `decode` raised ``error``. Raise ``Bug`` for another
-        error. The rest of a frame that is too long is dropped as it is fed."""
+        error. If the error is not ``is_whole``, drop the rest of the frame as it is fed."""
         if error.begin != self.begin or error.end > self.end:
             raise Bug(
                 "cannot skip: decoding did not stop at this message",
                 begin=error.begin,
                 at=self.begin,
             )
+        if not error.is_whole:
+            self._parts = [self._parts[0][: self.framing.frame_bytes_max]]
+            self._discarding, self._ready = True, False
+            return
         self._ready = True
-        if error.end == self.end and self._size > self.framing.frame_bytes_max:
-            self._discarding = True
-        self._drop(error.end - error.begin)
+        if self._long_size is None:
+            self._drop(error.end - error.begin)
+            return
+        self._parts = [part for part in self._parts[1:] if part]
+        self._size -= self._long_size
+        self.begin += self._long_size
+        self._long_size = None
 
     def jump(self, offset: Offset) -> None:
         """Continue at another offset, because the journal has lost the bytes before it.
@@ -300,14 +332,15 @@ class EnvelopeDecoder(Generic[M]):
         Raise `MalformedMessage` if the jump cuts a frame. Its ``raw`` holds the start of the frame. Also
         after the error, the decoder continues at ``offset``.
         """
-        cut_frame, begin = b"".join(self._parts), self.begin
+        cut_frame, begin, end = b"".join(self._parts), self.begin, self.end
         self._parts, self._size, self._ready, self._discarding = [], 0, False, False
+        self._long_size = None
         self.begin = offset
         if cut_frame:
             raise MalformedMessage(
                 f"a message is cut off: the journal continues at offset {offset}",
                 begin=begin,
-                end=begin + len(cut_frame),
+                end=end,
                 raw=cut_frame,
                 journal=self.journal,
             )
@@ -334,7 +367,11 @@ class EnvelopeDecoder(Generic[M]):
         self._size -= size
         self.begin += size
 
-    def _malformed(self, reason: str, buffer: bytes) -> MalformedMessage:
+    def _too_long(self, raw: bytes, size: int) -> MalformedMessage:
         return MalformedMessage(
-            reason, begin=self.begin, end=self.begin + len(buffer), raw=buffer, journal=self.journal
+            "message is too long",
+            begin=self.begin,
+            end=self.begin + size,
+            raw=raw,
+            journal=self.journal,
         )

@@ -140,7 +140,8 @@ def _decode(decoder: EnvelopeDecoder[M], on_malformed: OnMalformed | None) -> li
         except MalformedMessage as error:
             if on_malformed is None:
                 raise
-            on_malformed(error)
+            if error.is_whole:
+                on_malformed(error)
             decoder.skip(error)
 
 

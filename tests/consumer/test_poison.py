@@ -20,7 +20,7 @@ from gazette.consumer.transaction.poison_handler import HOUR_S, TooMuchPoison
 from gazette.errors import Invalid, Unavailable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
 from gazette.message.envelope_reader import CommittedReader
-from gazette.message.framing.frames import MalformedMessage
+from gazette.message.framing.frames import FRAME_BYTES_MAX, MalformedMessage
 from gazette.message.mapping import fixed_mapping
 from gazette.protocol.label_set import LabelSet
 from gazette.stores.rocksdb.store import RocksDBStore
@@ -272,6 +272,21 @@ def test_long_messages_are_cut(tmp_path: Path) -> None:
             (b"x" * 10, True),
             (frame("poison", 1)[:10], True),
         ]
+
+
+def test_a_fail_over_within_a_message_that_is_too_long_skips_all_of_it(tmp_path: Path) -> None:
+    """What is read later is no message of its own."""
+    begin = len(frame("a", 1))
+    with driver_of(tmp_path, "sqlite", malformed_only=True, raw_bytes_max=3) as driver:
+        driver.feed(SOURCE, frame("a", 1) + b"x" * (FRAME_BYTES_MAX + 5))
+        driver.run()
+        driver.crash()
+        driver.feed(SOURCE, b"\n" + frame("b", 2))
+        driver.run()
+        assert counts(driver) == {"a": 1, "b": 1}
+        (letter,) = letters(driver)
+        assert (letter.begin, letter.end) == (begin, begin + FRAME_BYTES_MAX + 6)
+        assert (letter.raw, letter.cut) == (b"xxx", True)
 
 
 def test_without_a_policy_a_shard_fails(tmp_path: Path) -> None:

@@ -61,7 +61,9 @@ def drain(decoder: EnvelopeDecoder[Any]) -> list[Any]:
         try:
             batch = decoder.decode()
         except MalformedMessage as error:
-            found.append((error.begin, error.end, None if error.journal == "a/journal" else error))
+            if error.is_whole:
+                reported = None if error.journal == "a/journal" else error
+                found.append((error.begin, error.end, reported))
             decoder.skip(error)
             continue
         if not batch:
@@ -185,6 +187,45 @@ def test_a_line_that_is_too_long_is_malformed_and_passed_over(chunk: int) -> Non
     assert messages == [Word("a"), Word("b")]
     assert [begin for begin, _, message in found if message is None] == [13]
     assert found[-1][1] == len(buffer)
+
+
+@pytest.mark.parametrize("content_type", [CONTENT_JSON_LINES, CONTENT_CSV, CONTENT_PROTO_FIXED])
+@pytest.mark.parametrize("length", range(47, 55))
+def test_chunks_do_not_decide_whether_a_frame_is_too_long(content_type: str, length: int) -> None:
+    """A shard that begins again reads other chunks, and must skip the same frames."""
+    framing = framing_of(content_type, bytes, frame_bytes_max=50)
+    first, last = framing.encode(b"first"), framing.encode(b"last")
+    envelope_size = len(framing.encode(b""))
+    long = framing.encode(b"y" * (length - envelope_size))
+    buffer = first + long + long + last
+    ends = [len(first), len(first) + length, len(first) + 2 * length, len(buffer)]
+    messages = [b"first", *[b"y" * (length - envelope_size) if length <= 50 else None] * 2, b"last"]
+    for chunk in (1, 3, 20, 50, 51, 60, 70, 1000):
+        decoder = EnvelopeDecoder(
+            "a/journal", framing_of(content_type, bytes, frame_bytes_max=50), 0
+        )
+        found: list[Any] = []
+        for at in range(0, len(buffer), chunk):
+            decoder.feed(buffer[at : at + chunk])
+            assert decoder.end == min(at + chunk, len(buffer))
+            found += drain(decoder)
+        if content_type == CONTENT_PROTO_FIXED:  # Junk may be reported in parts.
+            assert [message for *_, message in found if message] == [m for m in messages if m]
+            continue
+        assert found == list(zip([0, *ends[:-1]], ends, messages, strict=True))
+
+
+def test_a_jump_within_a_frame_that_is_too_long_reports_all_of_it() -> None:
+    framing = framing_of(CONTENT_JSON_LINES, Word, frame_bytes_max=50)
+    decoder = EnvelopeDecoder("a/journal", framing, 0)
+    for _ in range(4):
+        decoder.feed(b"x" * 40)
+        assert drain(decoder) == []
+    with pytest.raises(MalformedMessage) as caught:
+        decoder.jump(500)
+    assert (caught.value.begin, caught.value.end, caught.value.raw) == (0, 160, b"x" * 50)
+    decoder.feed(b'{"word":"b"}\n')
+    assert drain(decoder) == [(500, 513, Word("b"))]
 
 
 def test_a_jump_within_a_frame_reports_what_is_lost() -> None:

@@ -435,9 +435,10 @@ class Transactor:
             decoder = backlog.decoder
             if self._poison is None or decoder is None:
                 raise
-            self._skip_malformed(transaction, error)
             decoder.skip(error)
-            sequencer.skip(error.journal, error.end)
+            if error.is_whole:  # Otherwise a fail-over must begin with the frame, to skip it again.
+                self._skip_malformed(transaction, error)
+                sequencer.skip(error.journal, error.end)
             return
         if backlog.index < len(backlog.batch):
             backlog.index = sequencer.queue_batch(backlog.batch, backlog.index)

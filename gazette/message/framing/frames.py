@@ -32,8 +32,10 @@ class MalformedMessage(Corrupt):
     """A frame of a journal that is not a message of the expected type.
 
     ``raw`` holds the bytes of the frame. ``journal``, ``begin`` and ``end`` locate the frame: a caller
-    may continue at ``end``.
+    may continue at ``end``. ``is_whole`` is False for a frame that is too long while its end is not known.
     """
+
+    is_whole = True
 
     default_hint = (
         "Repair or stop its producer, or skip the message by the application's `poison_policy` "

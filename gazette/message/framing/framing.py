@@ -251,7 +251,7 @@ class FixedFraming(Framing[M]):
         error: Exception | None = None
         while begin + FIXED_HEADER_BYTES <= size:
             magic, length = unpack_header(buffer, begin)
-            if magic != FIXED_MAGIC or length > self.frame_bytes_max:
+            if magic != FIXED_MAGIC or FIXED_HEADER_BYTES + length > self.frame_bytes_max:
                 frames.stopped = True
                 break
             end = begin + FIXED_HEADER_BYTES + length
@@ -324,7 +324,7 @@ class FixedFraming(Framing[M]):
         magic, length = _FIXED_HEADER.unpack(head)
         return bool(  # Also for a malformed frame: `decode` raises its error.
             magic != FIXED_MAGIC
-            or length > self.frame_bytes_max
+            or FIXED_HEADER_BYTES + length > self.frame_bytes_max
             or size + len(data) >= FIXED_HEADER_BYTES + length
         )
 
