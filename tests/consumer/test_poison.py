@@ -404,7 +404,7 @@ async def test_a_dead_letter_may_keep_no_bytes(
 async def test_bytes_of_another_life_of_a_source_are_not_read_again(
     start: Start, broker: BrokerFixture, tmp_path: Path
 ) -> None:
-    """The source is created again while the application looks at the message: nobody waits for its bytes."""
+    """The source is created again while the application looks at the message: no read waits for its bytes."""
     gate = Gate()
 
     class Waits(Picky):

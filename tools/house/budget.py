@@ -35,7 +35,7 @@ PRIVATE_USES: Final = 201
 """Uses of private names in tests: see `tools.house.privates`. Tests go through what users have."""
 PATCHES: Final = 84
 """Calls of ``monkeypatch`` in tests that replace a part of what is tested, or of what it uses."""
-WHEEL_LINES: Final = 102_679
+WHEEL_LINES: Final = 102_799
 """Most lines of the distribution ``pygazette``, without those of ``pygazette-client``."""
 VAGUE: Final = frozenset({"found", "held", "kind", "made", "one", "ones"})
 """Names that do not say what a variable or parameter holds."""
@@ -46,24 +46,24 @@ ROOMS: Final[dict[str, int]] = {
     "backfill/": 42,
     "blobs/": 3177,
     "broker/": 11371,
-    "client/": 6574,
+    "client/": 6580,
     "cluster/": 6199,
     "config/": 766,
-    "consumer/": 12973,
+    "consumer/": 13029,
     "fragment/": 3640,
     "gazctl/": 10032,
     "history/": 17730,
     "http2/": 3165,
-    "message/": 9055,
+    "message/": 9095,
     "net/": 4254,
     "protocol/": 6665,
-    "recoverylog/": 5476,
+    "recoverylog/": 5484,
     "run/": 7175,
     "runconsumer/": 614,
     "runtime/": 2878,
     "spark/": 49,
-    "stores/": 7918,
-    "testing/": 10659,
-    "windows/": 1279,
+    "stores/": 7961,
+    "testing/": 10660,
+    "windows/": 1291,
 }
 """Most lines of each room: code, docstrings, comments and blank lines, without generated code."""

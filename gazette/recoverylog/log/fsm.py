@@ -246,7 +246,7 @@ class RecoveryFSM:
         """
         oldest: int | None = None
         for node in self.nodes.values():
-            offsets = (one.first_offset for one in node.segments if one.log == self.last_log)
+            offsets = (part.first_offset for part in node.segments if part.log == self.last_log)
             first = next(offsets, None)
             if first is not None and (oldest is None or first < oldest):
                 oldest = first
