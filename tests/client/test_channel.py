@@ -92,7 +92,7 @@ async def test_a_close_that_is_cancelled_cuts_all_connections_off(broker: StubBr
             stub.on_read(Send(hang=True))
             request = broker_pb2.ReadRequest(journal="a/journal")
             calls.append(channels.journal(stub.endpoint).Read(request))
-            await eventually(lambda stub=stub: stub.reads)
+        await eventually(lambda: broker.reads and second.reads)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.0):
                 await channels.close(60.0)
