@@ -114,6 +114,8 @@ class Replica:
         self.others = OtherFollowers()
         self._seems_new = False
         """True if no append to the journal is known: then no listing is due soon."""
+        self._listing = asyncio.Lock()
+        """Held by the one listing that runs: an older listing must not replace a newer one."""
         self._gathering: set[asyncio.Future[None]] = set()
         """The last turns of pipelines that were torn down and still wait for answers."""
         spool = Spool(
@@ -203,6 +205,8 @@ class Replica:
         finally:
             self._adopt_head()
         timeout_s = self._context.settings.listing_timeout_s
+        if self._listing.locked():
+            self.list_now()  # End the listing that runs, which may hang.
         try:
             async with timeout(timeout_s):
                 if self.spec is not None:
@@ -519,10 +523,15 @@ class Replica:
             self.refresh_error = None
 
     async def _list(self, spec: JournalSpec) -> None:
-        """List the stores of ``spec``, decide about bytes that were stored aside, and adopt the listing.
+        """List the stores of ``spec``, and adopt the listing, once no other listing of this replica runs.
 
         Raise the error of a store or of etcd. Then the index stays as it was.
         """
+        async with self._listing:
+            await self._list_alone(spec)
+
+    async def _list_alone(self, spec: JournalSpec) -> None:
+        """List the stores of ``spec``, decide about bytes that were stored aside, and adopt the listing."""
         listed_at = self._context.clock.now()
         nested = self._nested()
         cover = await list_fragments(self._context.blob_stores, spec, nested)

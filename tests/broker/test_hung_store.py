@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -10,12 +12,13 @@ from typing import Any, BinaryIO
 import pytest
 
 from gazette.blobs.blob_store import BlobInfo
+from gazette.broker.key_space import tenure_of
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import FragmentsParams, JournalChange
 from gazette.client.read.reader import ReadParams
 from gazette.cluster.etcd.client import Etcd
 from gazette.errors import GazetteError
-from gazette.protocol.fragment import FragmentStoreUrl
+from gazette.protocol.fragment import Fragment, FragmentStoreUrl
 from gazette.protocol.journal import JournalSpec
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture, journal_spec
@@ -184,3 +187,46 @@ async def test_a_store_that_hangs_is_unhealthy_with_the_reason_until_it_answers(
         await broker.settled("hung/late/9")
         await append(broker, "hung/late/9", b"content")
         assert await broker.client.reader(ReadParams("hung/one")).read(100) == b"first,"
+
+
+class SlowLister(MemoryStore):
+    """A store whose next listing, once ``gate`` is clear, returns what the store had before the wait."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock().now)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.waits = False
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        listed = list(super().list(prefix))
+        if not self.gate.is_set() and not self.waits:
+            self.waits = True
+            self.gate.wait()
+        yield from listed
+
+
+async def test_a_slow_listing_does_not_hide_what_a_later_one_has_found(
+    etcd: Etcd, tmp_path: Path
+) -> None:
+    """A primary begins during the listing, and lists again."""
+    store = SlowLister()
+    async with await BrokerFixture.start(
+        etcd, tmp_path, constructors={"s3": lambda _: store}
+    ) as broker:
+        await broker.create(spec("a/journal", GOOD))
+        await append(broker, "a/journal", b"first")
+        context = broker.service.context
+        replica = replica_of(context.resolver, "a/journal")
+        await until(lambda: replica.index.fragments()[0].backing_store)
+        store.gate.clear()
+        replica.list_now()
+        await until(lambda: store.waits)
+        stored = Fragment("a/journal", 5, 9, hashlib.sha1(b"more").digest())
+        store.put(stored.content_path(), io.BytesIO(b"more"))
+        await replica.begin(tenure_of(context.state.assignments_of("a/journal")), 5)
+        assert replica.index.end_offset == 9
+        store.gate.set()
+        await until(lambda: not context.blob_stores.get(GOOD).calls.in_progress)
+        await SystemClock().sleep(0)
+        assert replica.index.end_offset == 9
