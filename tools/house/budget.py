@@ -35,7 +35,7 @@ PRIVATE_USES: Final = 201
 """Uses of private names in tests: see `tools.house.privates`. Tests go through what users have."""
 PATCHES: Final = 84
 """Calls of ``monkeypatch`` in tests that replace a part of what is tested, or of what it uses."""
-WHEEL_LINES: Final = 102_799
+WHEEL_LINES: Final = 102_808
 """Most lines of the distribution ``pygazette``, without those of ``pygazette-client``."""
 VAGUE: Final = frozenset({"found", "held", "kind", "made", "one", "ones"})
 """Names that do not say what a variable or parameter holds."""
@@ -45,7 +45,7 @@ ROOMS: Final[dict[str, int]] = {
     "(root)": 964,
     "backfill/": 42,
     "blobs/": 3177,
-    "broker/": 11371,
+    "broker/": 11380,
     "client/": 6580,
     "cluster/": 6199,
     "config/": 766,
