@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gazette import DeadLetter, Envelope, PoisonPolicy, Publisher
+from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.client.read.reader import ReadParams
 from gazette.client.shards import ShardChange
@@ -22,6 +24,7 @@ from gazette.labels import CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
 from gazette.message.envelope_reader import CommittedReader
 from gazette.message.framing.frames import FRAME_BYTES_MAX, MalformedMessage
 from gazette.message.mapping import fixed_mapping
+from gazette.protocol.journal import Suspend, SuspendLevel
 from gazette.protocol.label_set import LabelSet
 from gazette.stores.rocksdb.store import RocksDBStore
 from gazette.stores.sql.store import SQLStore, create_checkpoint_table, create_engine
@@ -399,6 +402,37 @@ async def test_a_dead_letter_may_keep_no_bytes(
         (0, len(poison), b"", True),
         (len(poison), len(poison) + 3, b"", True),
     ]
+
+
+async def test_a_source_that_is_suspended_is_waited_for_with_its_bytes(
+    start: Start, broker: BrokerFixture, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is suspended while the application looks at the message, whose bytes are then read again."""
+    gate = Gate()
+
+    class Waits(Picky):
+        def consume_message(self, *arguments: Any) -> None:
+            gate()
+            super().consume_message(*arguments)
+
+    await broker.create(source_spec(DEAD), source_spec(TARGET))
+    member = await start(Waits("sqlite", PoisonPolicy(DEAD), tmp_path))
+    await append(broker, frame("poison", 1))
+    await member.shards.apply_shards([ShardChange(upsert=shard_spec(SHARD, SOURCE))])
+    await eventually(gate.entered.is_set)
+    head = await broker.client.append(AppendParams(SOURCE), b"")
+    listed = await broker.client.get_journal(SOURCE)
+    suspended = replace(listed.spec, suspend=Suspend(SuspendLevel.FULL, head.commit.end))
+    change = JournalChange(upsert=suspended, expect_mod_revision=listed.mod_revision)
+    await broker.client.apply_journals([change])
+    while (await broker.client.get_journal(SOURCE)).route.members:
+        await broker.client.clock.sleep(0.02)
+    gate.open()
+    await eventually(lambda: "reads again, and waits for bytes" in caplog.text)
+    await append(broker, frame("fine", 2))
+    await member.read_to_heads(SHARD)
+    assert len(await dead_letters(broker)) == 1
+    assert member.shard(SHARD).failure is None
 
 
 async def test_bytes_of_another_life_of_a_source_are_not_read_again(

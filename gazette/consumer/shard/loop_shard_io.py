@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 from gazette.client.append.appender import AppendParams
 from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.client.read.retry_reader import RetryReader
+from gazette.client.rpc.errors import status_of
 from gazette.consumer import metrics
 from gazette.consumer.application import Shard
 from gazette.consumer.contract.poison import PoisonPolicy
@@ -21,12 +22,13 @@ from gazette.consumer.shard.source_lives import in_words_of_shard
 from gazette.consumer.transaction.poison_handler import decoded
 from gazette.consumer.transaction.shard_io import FinishedTransaction
 from gazette.consumer.transaction.transaction import Phases
-from gazette.errors import Closed, Corrupt, NotFound, NotYet
+from gazette.errors import Closed, Corrupt, NotAllowed, NotFound, NotYet
 from gazette.message.envelope import Envelope, EnvelopeDecoder
 from gazette.message.envelope_reader import cannot_replay
 from gazette.message.sequencer.sequencer import ReplayRange
 from gazette.protocol.ids import JournalName
 from gazette.protocol.journal_life import JournalLife
+from gazette.protocol.status import Status
 from gazette.runtime import tracing
 from gazette.runtime.tasks import OpFuture, TaskScope, Waiter, as_plain_error
 
@@ -212,7 +214,11 @@ class LoopShardIO:
             while True:
                 try:
                     return await reader.read(READ_BYTES)
-                except NotYet as error:  # A broker that has just started may not know all bytes.
+                except (NotAllowed, NotYet) as error:
+                    # The next append resumes a suspended journal. A broker that has just started may not
+                    # know all bytes.
+                    if isinstance(error, NotAllowed) and status_of(error) != Status.SUSPENDED.name:
+                        raise
                     log.warning(
                         "shard %(shard)s reads again, and waits for bytes: %(reason)s",
                         {"shard": self._id, "reason": error},
