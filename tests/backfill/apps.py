@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from datetime import timedelta
+from typing import Any, ClassVar
 
 import sqlalchemy as sa
 
@@ -149,6 +150,70 @@ class Documents(Application[JSONFileStore[dict[str, int]]]):
 
 class DocumentsBackfill(Backfill):
     application = Documents
+
+
+class Archives(Words):
+    """Writes to an attached database."""
+
+    def new_store(self, shard: Any, recorder: Any) -> SQLiteStore:
+        schema = "CREATE TABLE IF NOT EXISTS archive.words (word TEXT)"
+        return SQLiteStore(recorder, schema, databases=["archive"])
+
+    def consume_message(self, shard: Any, store: Any, envelope: Any, publisher: Any) -> None:
+        store.execute("INSERT INTO archive.words VALUES (?)", (envelope.message.word,))
+
+
+class ArchivesBackfill(Backfill):
+    application = Archives
+
+    def build(self, shard: Any, store: SQLiteStore, messages: Any) -> None:
+        """Write nothing."""
+
+
+class IndexedBackfill(WordsBackfill):
+    """Makes an index that the application does not have."""
+
+    def build(self, shard: Any, store: SQLiteStore, messages: Any) -> None:
+        super().build(shard, store, messages)
+        store.execute("CREATE INDEX by_n ON counts (n)")
+
+
+class FractionsBackfill(WordsBackfill):
+    """Writes numbers of another type, as bytes of a column without a type would be."""
+
+    class application(Words):
+        def new_store(self, shard: Any, recorder: Any) -> SQLiteStore:
+            return SQLiteStore(recorder, "CREATE TABLE IF NOT EXISTS counts (word PRIMARY KEY, n)")
+
+    def build(self, shard: Any, store: SQLiteStore, messages: Any) -> None:
+        rows = [(word, float(n)) for word, n in counted(messages)]
+        store.executemany("INSERT INTO counts VALUES (?, ?)", rows)
+
+
+class TimedPairs(Pairs):
+    def consume_message(self, shard: Any, store: Any, envelope: Any, publisher: Any) -> None:
+        shard.schedule(envelope.message.word, envelope.time + timedelta(days=1))
+
+    def on_timer(self, *_: Any) -> None:
+        """Do nothing."""
+
+
+class TimedPairsBackfill(Backfill):
+    """Forgets the timers."""
+
+    application: ClassVar[Any] = TimedPairs
+
+    def build(self, shard: Any, store: Any, messages: Any) -> None:
+        """Write nothing."""
+
+
+class TimedDocuments(Documents):
+    consume_message = TimedPairs.consume_message
+    on_timer = TimedPairs.on_timer  # type: ignore[assignment]
+
+
+class TimedDocumentsBackfill(TimedPairsBackfill):
+    application = TimedDocuments
 
 
 class Rows(Application[SQLStore]):

@@ -176,7 +176,7 @@ class Cluster:
         return await self.played(shard_id, backfill)
 
     async def played(self, shard_id: str, backfill: Backfill) -> tuple[list[Any], Checkpoint]:
-        """Return the content, and the checkpoint, in the recovery log of a shard that does not run."""
+        """Return rows, and the checkpoint, in the recovery log of a shard that does not run."""
         spec = await self.spec(shard_id)
         hints = (await self.consumer.shards.get_hints(shard_id)).primary
         directory = self.scratch / f"look-{shard_id}"
@@ -190,7 +190,8 @@ class Cluster:
             def look() -> tuple[list[Any], Checkpoint]:
                 with opened_files(backfill, spec, fsm, directory) as (store, checkpoint):
                     shard: Any = OfflineShard(spec, "", lambda: resolved(None))
-                    return list(backfill.content(shard, store)), checkpoint
+                    content = backfill.content(shard, store)
+                    return [row for row in content if row[0] != "sqlite_master"], checkpoint
 
             return await pool.run(look)
         finally:

@@ -28,15 +28,21 @@ from gazette.message.envelope import EnvelopeDecoder
 from gazette.message.framing.framing import framing_of
 from gazette.message.key_hash import fnv32a
 from gazette.message.sequencer.sequencer import Sequencer
+from gazette.message.uuid import clock_at
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.failpoints import armed
 from tests.backfill.apps import (
+    ArchivesBackfill,
     Documents,
     DocumentsBackfill,
     FailingBackfill,
+    FractionsBackfill,
+    IndexedBackfill,
     MappedBackfill,
     Pairs,
     PairsBackfill,
+    TimedDocumentsBackfill,
+    TimedPairsBackfill,
     Word,
     Words,
     WordsBackfill,
@@ -288,6 +294,25 @@ async def test_a_build_that_is_wrong_or_fails_publishes_nothing(start: Any) -> N
         await cluster.backfill(FailingBackfill(), overwrite=True, run_id="failing")
     await cluster.enable(BUILT)
     assert (await cluster.state(BUILT, WordsBackfill()))[0] == expected(lines[:250])
+
+
+async def test_states_differ_by_other_databases_definitions_types_and_timers(start: Any) -> None:
+    cluster = await start(Words())
+    await cluster.broker.create(source(SOURCES[0]))
+    await cluster.create(shard_settings(BUILT, SOURCES[0]))
+    now = clock_at(1_700_000_000 * 10**9) >> 4
+    await cluster.append(SOURCES[0], [line(ALPHA, now, word="new")])
+    for backfill, says in {
+        ArchivesBackfill: "archive.words",
+        IndexedBackfill: "CREATE INDEX by_n",
+        FractionsBackfill: "1.0",
+        TimedDocumentsBackfill: "PROCESSING",
+    }.items():
+        with raises(Corrupt, says=says):
+            await cluster.backfill(backfill(), verify=1, run_id=backfill.__name__)
+    pytest.importorskip("rocksdict")
+    with raises(Corrupt, says="PROCESSING"):
+        await cluster.backfill(TimedPairsBackfill(), verify=1, run_id="pairs")
 
 
 async def test_a_history_elsewhere_is_mapped_as_the_publisher_maps(start: Any) -> None:

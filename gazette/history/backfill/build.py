@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -19,7 +19,12 @@ from gazette.consumer.application import Application
 from gazette.consumer.contract.key_check import KeyChecks
 from gazette.consumer.transaction.shard_timers import defines_timers
 from gazette.errors import Corrupt, Fenced, Invalid, NotAllowed, NotFound
-from gazette.history.backfill.content import Spooled, first_difference, in_transaction
+from gazette.history.backfill.content import (
+    Spooled,
+    first_difference,
+    in_transaction,
+    timers_of,
+)
 from gazette.history.backfill.definition import Backfill, Batches, load_backfill, replay
 from gazette.history.backfill.staging import Staging, open_staging, state_name
 from gazette.history.merge import CommittedRun
@@ -299,20 +304,35 @@ def _fill_verified(
             shard=shard.id,
         )
     uncommitted = in_transaction(store)
+
+    def content() -> Iterator[Any]:
+        return chain(backfill.content(shard, uncommitted), timers_of(shard, store))
+
     savepoint = store.savepoint()
     with Spooled(task.scratch) as replayed:
         with task.access.open() as access:
             messages = read_messages(task, backfill, access)
             replay(backfill.new_application(), shard, store, messages, discard=True)
-        replayed.write(backfill.content(shard, uncommitted))
+        _write_watermark(shard)
+        replayed.write(content())
         shard.waits.clear()
         savepoint.roll_back()
         shard.open_timers(store)
         count = fill(builder)
-        difference = first_difference(backfill.content(shard, uncommitted), replayed.read())
+        _write_watermark(shard)
+        savepoint = store.savepoint()
+        difference = first_difference(content(), replayed.read())
+        savepoint.roll_back()  # The comparison takes the timers.
     if difference is not None:
         raise differs_from_replay(shard.id, str(difference))
     return count
+
+
+def _write_watermark(shard: OfflineShard) -> None:
+    """Write the watermark to the store, as a commit does."""
+    if shard.timers is not None:
+        shard.timers.finish()
+        shard.timers.begin()
 
 
 def differs_from_replay(shard: str, reason: str) -> Corrupt:

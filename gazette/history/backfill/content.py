@@ -11,19 +11,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from gazette.consumer.timers.timer import BEFORE_ALL, TimeDomain
 from gazette.errors import Invalid, NotAllowed
+from gazette.message.message_time import LAST_US
 from gazette.stores.json_file import JSONFileStore
 from gazette.stores.rocksdb.store import DEFAULT, RocksDBStore
 from gazette.stores.sqlite.store import SQLiteStore
+from gazette.stores.state_builder import OfflineShard
 
 _CHECKPOINT_TABLE: Final = "gazette_checkpoint"
+_TIMERS_MAX: Final = 1 << 10
+"""Greatest number of timers that are taken from a store at once."""
 
 
 def content_of(store: Any) -> Iterator[Any]:
-    """Yield the rows of SQLite's main database, the pairs of all column families, or the entries of the JSON
-    document.
+    """Yield the rows and definitions of all databases of SQLite, the pairs of all column families, or the
+    entries of the JSON document.
 
-    Leave out the checkpoint, attached databases, and timers except SQLite's. Raise ``Invalid`` for an unknown
+    Leave out the checkpoint, and timers except SQLite's: see `timers_of`. Raise ``Invalid`` for an unknown
     store.
     """
     if isinstance(store, SQLiteStore):
@@ -39,19 +44,38 @@ def content_of(store: Any) -> Iterator[Any]:
 
 
 def sqlite_rows(connection: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield (table, row) of a connection's main database: by table, and ordered by all columns."""
-    tables = connection.execute(
-        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
-        " ORDER BY name"
+    """Yield (table, row) of a connection's databases: by table, and ordered by all columns.
+
+    The definitions of each database come last, as rows of ``sqlite_master``. Names of tables of an attached
+    database begin with the database's name.
+    """
+    databases = [name for _, name, _ in connection.execute("PRAGMA database_list").fetchall()]
+    for database in sorted(databases, key=lambda name: (name != "main", name)):
+        if database != "temp":
+            yield from _database_rows(connection, database)
+
+
+def _database_rows(connection: Any, database: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    prefix = "" if database == "main" else f"{database}."
+    schema = _quoted(database)
+    definitions = connection.execute(
+        f"SELECT type, name, tbl_name, sql FROM {schema}.sqlite_master"  # noqa: S608
+        " WHERE name NOT LIKE 'sqlite_%' ORDER BY type, name"
     ).fetchall()
-    for (name,) in tables:
-        if name == _CHECKPOINT_TABLE:
+    for sort, name, *_ in definitions:
+        if sort != "table" or name == _CHECKPOINT_TABLE:
             continue
-        quoted = '"' + name.replace('"', '""') + '"'
-        columns = len(connection.execute(f"PRAGMA table_info({quoted})").fetchall())
+        table = f"{schema}.{_quoted(name)}"
+        columns = len(connection.execute(f"PRAGMA {schema}.table_info({_quoted(name)})").fetchall())
         order = ", ".join(str(number) for number in range(1, columns + 1))
-        for row in connection.execute(f"SELECT * FROM {quoted} ORDER BY {order}"):  # noqa: S608
-            yield name, tuple(row)
+        for row in connection.execute(f"SELECT * FROM {table} ORDER BY {order}"):  # noqa: S608
+            yield f"{prefix}{name}", tuple(row)
+    for definition in definitions:
+        yield f"{prefix}sqlite_master", tuple(definition)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _pairs(store: RocksDBStore) -> Iterator[tuple[str, bytes, bytes]]:
@@ -67,6 +91,19 @@ def _entries(store: JSONFileStore[Any]) -> Iterator[Any]:
         yield from sorted(value.items())
     else:
         yield value
+
+
+def timers_of(shard: OfflineShard, store: Any) -> Iterator[tuple[Any, ...]]:
+    """Take and yield the timers of a store, and then the state of the watermark. Yield nothing for an
+    application without timers."""
+    if shard.timers is None:
+        return
+    table = store.timer_table(shard)
+    for domain in TimeDomain:
+        while rows := table.take(domain, BEFORE_ALL, LAST_US, _TIMERS_MAX):
+            for row in rows:
+                yield "timer", domain.name, row.key, row.at_us, row.payload
+    yield "watermark", table.event_time()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +129,20 @@ def _shown(value: Any) -> str:
 def first_difference(first: Iterable[Any], second: Iterable[Any]) -> Difference | None:
     """Return the first difference of two contents; None if they are equal."""
     for place, (row, other) in enumerate(itertools.zip_longest(first, second, fillvalue=_END)):
-        if row is _END or other is _END or row != other:
+        if not _is_same(row, other):
             return Difference(place, None if row is _END else row, None if other is _END else other)
     return None
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Return True for equal values of the same types: 1, 1.0 and True differ."""
+    if isinstance(value, (tuple, list)) and isinstance(other, (tuple, list)):
+        return len(value) == len(other) and all(map(_is_same, value, other))
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(
+            _is_same(each, other[key]) for key, each in value.items()
+        )
+    return type(value) is type(other) and bool(value == other)
 
 
 class Spooled:

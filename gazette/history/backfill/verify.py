@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 from gazette.consumer.application import Store, checked_store
 from gazette.errors import Corrupt
 from gazette.history.backfill.build import OnRead, ShardTask, read_messages
-from gazette.history.backfill.content import Difference, first_difference
+from gazette.history.backfill.content import Difference, first_difference, timers_of
 from gazette.history.backfill.definition import Backfill, replay
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.shard import ShardSpec
@@ -107,5 +108,6 @@ def verify(
                     return Difference(0, checkpoint, task.checkpoint)
                 shard = builder.shard
                 return first_difference(
-                    backfill.content(shard, store), backfill.content(shard, builder.store)
+                    chain(backfill.content(shard, store), timers_of(shard, store)),
+                    chain(backfill.content(shard, builder.store), timers_of(shard, builder.store)),
                 )
