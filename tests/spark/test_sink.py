@@ -283,13 +283,29 @@ async def test_a_table_may_be_written_once_by_name(broker: BrokerFixture, tmp_pa
     await asyncio.to_thread(play)
 
 
+async def test_a_write_by_name_keeps_the_records_of_other_names(
+    broker: BrokerFixture, tmp_path: Path
+) -> None:
+    data = batch(word=["x"])
+
+    def play() -> None:
+        for name in ("nightly-20240101", "nightly-20240601", "nightly-20240101"):
+            one = writer(broker, data.schema, commits=str(tmp_path), commitId=name)
+            one.commit([one.write(iter([data]))])
+        assert words(broker) == (["x", "x"], 0)
+
+    await asyncio.to_thread(play)
+
+
 async def test_records_of_long_ago_are_removed(tmp_path: Path) -> None:
-    for number in (*range(3), 150, "other"):
+    for number in (*range(3), 150, "other", "a-1", "²"):
         (tmp_path / f"query-{number}.json").write_text("{}")
-    publishing._Record(tmp_path, "query-151").tidy()
+    publishing.tidy(str(tmp_path), "query", 151)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "query-150.json",
+        "query-a-1.json",
         "query-other.json",
+        "query-².json",
     ]
     (tmp_path / "query-7.json").write_text("[")
     with raises(GazetteError, "file"):

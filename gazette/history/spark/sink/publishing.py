@@ -277,8 +277,19 @@ def commit(
         roll_back(access, [a for a in attempts if a.producer.hex() not in winners])
     _append(access, _joined(acknowledgements))
     hit("sink.committed", name)
-    if commits:
-        record.tidy()
+
+
+def batch_name(query: str, batch: int) -> str:
+    """Return the name of the record of a query's batch."""
+    return f"{query}-{batch}"
+
+
+def tidy(commits: str, query: str, batch: int) -> None:
+    """Remove old records of a query: Spark does not repeat the batches of these records."""
+    for path in Path(commits).glob(f"{query}-*.json"):
+        stem_query, _, number = path.stem.rpartition("-")
+        if stem_query == query and number.isdecimal() and int(number) < batch - _RECORDS_KEPT:
+            path.unlink(missing_ok=True)
 
 
 def roll_back(access: OpenAccess, attempts: Iterable[Attempt]) -> None:
@@ -339,16 +350,6 @@ class _Record:
         if recorded is None:
             raise Unavailable("a commit that was recorded is gone", file=self._path)
         return recorded
-
-    def tidy(self) -> None:
-        """Remove old records of the query: Spark does not repeat the batches of these records."""
-        query, _, number = self.name.rpartition("-")
-        if not query or not number.isdigit():
-            return
-        for path in self.directory.glob(f"{query}-*.json"):
-            other_number = path.stem.rpartition("-")[2]
-            if other_number.isdigit() and int(other_number) < int(number) - _RECORDS_KEPT:
-                path.unlink(missing_ok=True)
 
     def _load(self) -> dict[str, dict[JournalName, bytes]] | None:
         """Return the recorded commits; None without a record. Raise ``Unavailable`` if the disk refuses, and

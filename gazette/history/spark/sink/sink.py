@@ -22,7 +22,14 @@ from gazette.errors import Invalid
 from gazette.history.row_format import require_distinct
 from gazette.history.spark.error_hints import with_hints
 from gazette.history.spark.message_class import message_class
-from gazette.history.spark.sink.publishing import Attempt, commit, publish, roll_back
+from gazette.history.spark.sink.publishing import (
+    Attempt,
+    batch_name,
+    commit,
+    publish,
+    roll_back,
+    tidy,
+)
 from gazette.history.spark.source.options import WriteOptions
 from gazette.history.spark.source.schema import require_readable
 from gazette.history.table_columns import one_of
@@ -145,9 +152,10 @@ class GazetteStreamWriter(_Writer, DataSourceStreamArrowWriter):
         if not attempts:
             return
         # Put the query into the name: batches of other queries have the same numbers.
-        name = f"{attempts[0].query or 'query'}-{batchId}"
+        query, commits = attempts[0].query or "query", self._options.commits
         with self._options.access.open() as access:
-            commit(access, attempts, self._options.commits, name)
+            commit(access, attempts, commits, batch_name(query, batchId))
+        tidy(commits, query, batchId)
 
     @with_hints()
     def abort(self, messages: list[Any], batchId: int) -> None:
