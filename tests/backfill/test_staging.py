@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,21 @@ def test_what_every_staging_area_does(staging: Staging, tmp_path: Path) -> None:
     assert staging.find(name) is None
     with raises(Invalid, says="../elsewhere"):
         staging.read("../elsewhere")
+
+
+def test_objects_of_unknown_age_are_not_old() -> None:
+    memory = pytest.importorskip("fsspec.implementations.memory")
+    area = f"{uuid.uuid4()}/staging"
+    staging = open_staging(f"memory://{area}")
+    names = [f"published/{PUBLISHED}", f"published/{PLAN}", f"abandoned/{PLAN}"]
+    for name in names:
+        staging.create(name, b"{}")
+    later = SystemClock().now() + 3600
+    assert sorted(one.object.name for one in garbage(staging, later, 60)) == [names[2], names[1]]
+    for name in names:
+        memory.MemoryFileSystem.store[f"/{area}/{name}"].created = datetime.fromtimestamp(0, UTC)
+    assert {one.mod_time for one in staging.list()} == {0}
+    assert garbage(staging, later, 60) == []
 
 
 def test_what_cannot_be_read_is_not_taken_for_empty(tmp_path: Path) -> None:

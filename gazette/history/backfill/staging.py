@@ -29,6 +29,7 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 
 from gazette.blobs.file import write_durably
+from gazette.blobs.fsspec import mod_time_of
 from gazette.blobs.partial_files import PARTIAL_PREFIX
 from gazette.blobs.s3.access import S3Settings
 from gazette.blobs.s3.store import S3Store
@@ -59,7 +60,10 @@ _COPY_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StagedObject:
-    """An object. ``name`` is relative to the area. ``size`` is in bytes, ``mod_time`` in Unix seconds."""
+    """An object. ``name`` is relative to the area. ``size`` is in bytes, ``mod_time`` in Unix seconds.
+
+    ``mod_time`` is zero if the area does not say it.
+    """
 
     name: str
     size: int
@@ -316,10 +320,8 @@ class FsspecStaging(Staging):
             return
         for path in sorted(info_by_path):
             info = info_by_path[path]
-            changed = info.get("LastModified") or info.get("mtime") or info.get("created") or 0
-            seconds = changed.timestamp() if hasattr(changed, "timestamp") else float(changed)
             name = path.removeprefix(self._root).lstrip("/")
-            yield StagedObject(name, int(info.get("size") or 0), seconds)
+            yield StagedObject(name, int(info.get("size") or 0), mod_time_of(info))
 
     def remove(self, name: str) -> None:
         with suppress(NotFound):
@@ -419,14 +421,15 @@ class Garbage:
 
 
 def garbage(staging: Staging, now_s: float, age_s: float) -> list[Garbage]:
-    """Return objects that are older than ``age_s`` seconds and that no run needs.
+    """Return objects that are older than ``age_s`` seconds and that no run needs. An object of unknown age is
+    not old.
 
     A published run needs only the record that it is published. A run with a manifest needs the attempts of
     the manifest, to be resumed. A run without a manifest is abandoned if all its objects are older.
     """
     unneeded: list[Garbage] = []
     for run, objects in sorted(runs_of(staging).items()):
-        old = {item for item in objects if item.mod_time <= now_s - age_s}
+        old = {item for item in objects if 0 < item.mod_time <= now_s - age_s}
         names = {item.name for item in objects}
         if names & {f"{run}/{MANIFEST}", f"{run}/{PUBLISHED}"}:
             unneeded += [item for item in garbage_of(staging, run, objects) if item.object in old]
