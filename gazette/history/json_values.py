@@ -109,6 +109,19 @@ class JsonRow:
         ], misfits
 
 
+def value_reader(kind: pa.DataType) -> Callable[[Any], Any]:
+    """Return the function that reads a text, a number, a boolean or bytes as its JSON is read, into a column
+    of one type. It raises ``ValueError`` for a value that does not fit. Raise ``Invalid`` as `JsonRow` does.
+    """
+    convert = _convert("", kind, None)
+    return lambda value: convert(_raw(value), [])
+
+
+def _raw(value: object) -> bytes:
+    """Return the JSON of a value. NaN and infinities, which JSON does not have, are as Spark writes them."""
+    return repr(value).encode() if isinstance(value, float) else msgspec.json.encode(value)
+
+
 def _line(line: bytes) -> Mapping[str, msgspec.Raw | bytes]:
     """Return the unparsed values of a line, by name. Raise ``ValueError`` if the line is no object."""
     try:

@@ -19,7 +19,7 @@ from gazette.errors import Corrupt, Invalid
 from gazette.history.columns import Columns, uuid_text_reader
 from gazette.history.commit_filter import Mask
 from gazette.history.field_arrays import FieldsBuilder
-from gazette.history.json_values import JsonRow
+from gazette.history.json_values import JsonRow, value_reader
 from gazette.history.merge import CommittedRun
 from gazette.history.meta_columns import meta_array
 from gazette.history.protobuf_rows import protobuf_row
@@ -352,29 +352,44 @@ def _reason(error: BaseException) -> str:
 
 
 def strict_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return values of protobuf as an array. Convert texts to times, dates and decimals where needed. In a
-    column of strings, other values become JSON. Raise one of `ROW_ERRORS` for a value that does not fit."""
-    if _needs_cast(kind) and any(isinstance(value, str) for value in values):
-        return pa.array(values, pa.string()).cast(kind)
-    if pa.types.is_string(kind):
-        values = [
-            value
-            if value is None or isinstance(value, str)
-            else msgspec.json.encode(value).decode()
-            for value in values
-        ]
-    if pa.types.is_integer(kind) and any(isinstance(value, float) for value in values):
-        # An array of integers would accept floats, and truncate them.
-        return pa.array(values, pa.float64()).cast(kind)
-    return pa.array(values, kind)
+    """Return values of protobuf as an array. A value that the column does not hold as it is becomes what its
+    JSON becomes. Raise one of `ROW_ERRORS` for a value that does not fit."""
+    return pa.array(map(_fit(kind), values), kind)
+
+
+def _fit(kind: pa.DataType) -> Callable[[Any], Any]:
+    """Return the function from a value of protobuf to its value for a column."""
+    if pa.types.is_struct(kind):
+        fits = [(field.name, _fit(field.type)) for field in kind]
+        return lambda value: value and {name: fit(value[name]) for name, fit in fits}
+    if pa.types.is_list(kind):
+        fit = _fit(kind.value_type)
+        return lambda value: value and list(map(fit, value))
+    if pa.types.is_map(kind):
+        fit = _fit(kind.item_type)
+        return lambda value: value and [(key, fit(item)) for key, item in value]
+    native = next((type_ for matches, type_ in _NATIVE if matches(kind)), None)
+    read = value_reader(kind)
+    return lambda value: value if value is None or type(value) is native else read(value)
+
+
+_NATIVE: Final[tuple[tuple[Callable[[pa.DataType], bool], type], ...]] = (
+    (pa.types.is_string, str),
+    (pa.types.is_integer, int),
+    (pa.types.is_decimal, int),
+    (pa.types.is_floating, float),
+    (pa.types.is_boolean, bool),
+    (pa.types.is_binary, bytes),
+)
+"""Types of values that a column holds as they are."""
 
 
 def _csv(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return texts as an array. An empty text is null, except in a column of strings."""
+    """Return texts as an array. An empty text is null, except in a column of strings. Times, decimals and
+    bytes are read as those of JSON."""
     if pa.types.is_string(kind):
         return pa.array(values, kind)
+    if pa.types.is_temporal(kind) or pa.types.is_decimal(kind) or pa.types.is_binary(kind):
+        read = value_reader(kind)
+        return pa.array((read(value) if value else None for value in values), kind)
     return pa.array([value or None for value in values], pa.string()).cast(kind)
-
-
-def _needs_cast(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_temporal(kind) or pa.types.is_decimal(kind))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from word_count import ngram_pb2
 
 from gazette.errors import Invalid
@@ -36,6 +37,7 @@ from tests.facts import raises
 STORE, JOURNAL = "file:///fragments/", "topic/one"
 ALPHA = bytes([1, 0, 0, 0, 0, 0xAB])
 NOON = clock_at(1_700_000_000_123_456_000)
+NGRAM = "word_count.ngram_pb2:NGramCount"
 ALL_META = tuple((name, name) for name in META)
 
 
@@ -184,7 +186,7 @@ def test_protobuf(tmp_path: Path) -> None:
     framing = framing_of(CONTENT_PROTO_FIXED, ngram_pb2.NGramCount)
     message = ngram_pb2.NGramCount(uuid=build_uuid(ALPHA, 10, 0), n_gram="a b", count=7)
     write_journal(tmp_path, STORE, JOURNAL, [framing.encode(message)])
-    shape = MessageFormat(CONTENT_PROTO_FIXED, message="word_count.ngram_pb2:NGramCount")
+    shape = MessageFormat(CONTENT_PROTO_FIXED, message=NGRAM)
     schema = protobuf_schema(ngram_pb2.NGramCount)
     fields = pa.schema([field for field in schema if field.name != "uuid"])
     (row,) = rows(tmp_path, RowFormat("protobuf", fields), shape)
@@ -198,6 +200,90 @@ def test_protobuf(tmp_path: Path) -> None:
             RowFormat("protobuf", fields),
             MessageFormat(CONTENT_PROTO_FIXED, message="nope"),
         )
+
+
+TEXTS = (
+    "2024-01-31T12:00:00.1234567+02:00",
+    "2024-01-31 12:00:00",
+    "2024-1-31",
+    "2024",
+    "-12",
+    "1,234.565",
+    "-1e2",
+    "YWJj",
+    "yes",
+)
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [
+        pa.timestamp("us", "UTC"),
+        pa.timestamp("us"),
+        pa.date32(),
+        pa.decimal128(9, 2),
+        pa.binary(),
+        pa.string(),
+    ],
+    ids=str,
+)
+def test_a_text_becomes_the_same_value_from_every_encoding(
+    tmp_path: Path, type_: pa.DataType
+) -> None:
+    framing = framing_of(CONTENT_PROTO_FIXED, ngram_pb2.NGramCount)
+    uuids = [build_uuid(ALPHA, 10 + n, 0) for n in range(len(TEXTS))]
+    contents = {
+        "json": [json_line({"n_gram": t}, uuid) for t, uuid in zip(TEXTS, uuids, strict=True)],
+        "csv": [
+            f'{uuid_text(uuid)},"{t}"\n'.encode() for t, uuid in zip(TEXTS, uuids, strict=True)
+        ],
+        "protobuf": [
+            framing.encode(ngram_pb2.NGramCount(uuid=uuid, n_gram=t))
+            for t, uuid in zip(TEXTS, uuids, strict=True)
+        ],
+    }
+    shapes = {
+        "json": MessageFormat(malformed="null"),
+        "csv": MessageFormat(CONTENT_CSV, malformed="null"),
+        "protobuf": MessageFormat(CONTENT_PROTO_FIXED, message=NGRAM, malformed="null"),
+    }
+    found = {}
+    for value, lines in contents.items():
+        write_journal(tmp_path / value, STORE, JOURNAL, lines)
+        format = RowFormat(value, pa.schema([("n_gram", type_)]))  # type: ignore[arg-type]
+        found[value] = rows(tmp_path / value, format, shapes[value])
+    assert found["csv"] == found["json"]
+    assert found["protobuf"] == found["json"]
+    assert any(row["n_gram"] is not None for row in found["json"])
+
+
+@pytest.mark.parametrize(
+    ("type_", "expected"),
+    [
+        (pa.timestamp("us", "UTC"), datetime.datetime.fromtimestamp(1700000000, datetime.UTC)),
+        (pa.timestamp("us"), None),
+        (pa.date32(), None),
+        (pa.string(), "1700000000"),
+        (pa.decimal128(12, 2), decimal.Decimal("1700000000.00")),
+    ],
+    ids=str,
+)
+def test_a_number_of_protobuf_becomes_what_that_of_json_becomes(
+    tmp_path: Path, type_: pa.DataType, expected: Any
+) -> None:
+    framing = framing_of(CONTENT_PROTO_FIXED, ngram_pb2.NGramCount)
+    uuid = build_uuid(ALPHA, 10, 0)
+    schema = pa.schema([("count", type_)])
+    number = 1700000000
+    message = ngram_pb2.NGramCount(uuid=uuid, count=number)
+    write_journal(tmp_path / "protobuf", STORE, JOURNAL, [framing.encode(message)])
+    write_journal(tmp_path / "json", STORE, JOURNAL, [json_line({"count": number}, uuid)])
+    shape = MessageFormat(CONTENT_PROTO_FIXED, message=NGRAM, malformed="null")
+    found = rows(tmp_path / "protobuf", RowFormat("protobuf", schema), shape)
+    json = MessageFormat(malformed="null")
+    assert (
+        found == rows(tmp_path / "json", RowFormat("json", schema), json) == [{"count": expected}]
+    )
 
 
 def test_payloads(tmp_path: Path) -> None:
