@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -64,6 +64,12 @@ class Bundle:
         info.size, info.mtime, info.mode = len(data), int(self.moment_s), 0o600
         self.archive.addfile(info, io.BytesIO(data))
         self.parts[name] = "ok"
+
+    def free_name(self, name: str) -> str:
+        """Return a name that no part and no directory of parts has: with a number behind it, if needed."""
+        taken = {*self.parts, *(part.rpartition("/")[0] for part in self.parts)}
+        names = chain((name,), (f"{name}.{number}" for number in count(2)))
+        return next(each for each in names if each not in taken)
 
     def lacks(self, name: str, error: Exception) -> None:
         """Note that a part is missing. The reason is for the user only, not for the bundle."""
@@ -206,7 +212,7 @@ async def _members(context: Context, bundle: Bundle, endpoints: list[str]) -> No
     for endpoint, result in zip(places, results, strict=True):
         # Names of files may show hosts, but no user and password of a URL.
         address = urlsplit(endpoint).netloc.rpartition("@")[2]
-        directory = f"members/{address.replace(':', '_') or 'unix'}"
+        directory = bundle.free_name(f"members/{address.replace(':', '_') or 'unix'}")
         if isinstance(result, GazetteError):
             bundle.lacks(directory, result)
             continue
@@ -268,7 +274,7 @@ def tls_of(flags: ClientFlags) -> ssl.SSLContext | None:
 
 def _add_log(bundle: Bundle, path: Path, max_bytes: int) -> None:
     """Add the end of a log, beginning at the start of a line."""
-    name = f"logs/{path.name}"
+    name = bundle.free_name(f"logs/{path.name}")
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

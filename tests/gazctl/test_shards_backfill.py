@@ -185,6 +185,9 @@ async def test_a_history_ends_at_given_offsets(scene: Scene, tmp_path: Path) -> 
     assert found.code == 0, found
     report = json.loads(found.out)
     assert report["shards"][0]["sources"] == {JOURNAL: end}
+    file.write_bytes(b'{"\xff": 1}')
+    found = await scene(f"--offsets={file}", "--dry-run")
+    assert (found.code, "not offsets by journal" in found.err) == (2, True), found
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,25 @@ async def test_parts_that_are_not_there_are_named(gazctl_alone: Runner, tmp_path
     assert parts["journals.json"] == "Unavailable"
 
 
+async def test_logs_of_one_name_stay_apart(gazctl_alone: Runner, tmp_path: Path) -> None:
+    target = tmp_path / "bundle.tar.gz"
+    for number in (1, 2, 3):
+        (tmp_path / f"{number}").mkdir()
+        (tmp_path / f"{number}" / "broker.log").write_text("INFO x\n" * number)
+    logs = [tmp_path / f"{number}" / "broker.log" for number in (1, 2, 3)]
+    unreachable = ("--broker.address", "http://127.0.0.1:1", "--timeout", "1s")
+    await gazctl_alone.ok("support-bundle", "-o", target, *unreachable, *logs)
+    with tarfile.open(target) as archive:
+        names = [name.partition("/")[2] for name in archive.getnames()]
+    assert [name for name in names if name.startswith("logs/")] == [
+        "logs/broker.log",
+        "logs/broker.log.2",
+        "logs/broker.log.3",
+    ]
+    parts = json.loads(contents(target)["manifest.json"])["parts"]
+    assert parts["logs/broker.log.3"] == "ok"
+
+
 async def test_a_file_is_not_replaced(gazctl_alone: Runner, tmp_path: Path) -> None:
     target = tmp_path / "precious"
     target.write_text("precious")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -176,12 +177,12 @@ def _offsets(text: str) -> Mapping[str, int]:
     if not text:
         return {}
     try:
-        data = text if text.lstrip().startswith("{") else Path(text).read_text("utf-8")
+        data = os.fsencode(text) if text.lstrip().startswith("{") else Path(text).read_bytes()
     except OSError as error:
         raise Invalid(f"cannot read {text}: {error.strerror}", path="--offsets") from error
     try:
         offsets = msgspec.json.decode(data, type=dict[str, int])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Invalid(
             f"not offsets by journal: {error}",
             path="--offsets",

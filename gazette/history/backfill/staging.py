@@ -477,7 +477,7 @@ def decoded(data: bytes, kind: type[T], what: str, **facts: Any) -> T:
     """Decode an object of an area from JSON. Raise ``Corrupt`` if the object is not ``what``."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Corrupt(f"not {what}: {error}", **facts) from error
 
 
