@@ -165,7 +165,7 @@ async def _begin_of(
         return 0
     if journal.by_line:
         return await _next_line(client, journal.name, target, end)
-    return max(begin for begin in begins if begin <= target)
+    return max((begin for begin in begins if begin <= target), default=0)
 
 
 async def _next_line(client: Client, journal: JournalName, offset: Offset, end: Offset) -> Offset:

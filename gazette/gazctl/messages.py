@@ -6,20 +6,21 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import msgspec
 
 from gazette.client.client import Client
 from gazette.client.journals import ListedJournal
 from gazette.client.read.reader import ReadParams
-from gazette.errors import GazetteError, Invalid, NotFound
+from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound
 from gazette.gazctl.context import Context, parse_selector
 from gazette.gazctl.declared_output import decoder_of, load_declared
 from gazette.gazctl.flags import ProduceMessagesFlags, ReadMessagesFlags
 from gazette.gazctl.io.record_splitter import LineSplitter
 from gazette.gazctl.journals.list import list_journals
 from gazette.gazctl.journals.lookup import write_head
+from gazette.gazctl.journals.read import is_over
 from gazette.gazctl.last_messages import MessageJournal, find_last, is_data
 from gazette.history.columns import MessageFormat
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
@@ -32,6 +33,7 @@ from gazette.message.message import CSVRecord
 from gazette.message.publishing.client_publisher import ClientPublisher
 from gazette.message.publishing.outputs import Output
 from gazette.message.uuid import clock_unix_ns
+from gazette.protocol.checkpoint import SourceCheckpoint
 from gazette.protocol.journal import SuspendLevel
 from gazette.protocol.label_set import LabelSelector
 from gazette.runtime.tasks import BlockingPool, TaskScope
@@ -63,6 +65,13 @@ async def read(context: Context) -> int:
     return 130 if writer.interrupted and not flags.follow else 0
 
 
+class _Place(NamedTuple):
+    """Where a read of a journal begins. It is of no use in a later journal of that name."""
+
+    create_revision: int
+    source: SourceCheckpoint
+
+
 @dataclass(slots=True)
 class MessageWriter:
     """All reads of one command."""
@@ -75,7 +84,15 @@ class MessageWriter:
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once all reads have to end: by an interrupt, at the limit, or after the last one."""
     _names: set[str] = field(default_factory=set)
-    """Journals whose reads were begun, or that were skipped."""
+    """Journals that are read."""
+    _suspended: set[str] = field(default_factory=set)
+    """Journals that were skipped since they are suspended."""
+    _places: dict[str, _Place] = field(default_factory=dict)
+    """By journal that is to be read again, or later: where to begin."""
+    _listed: dict[str, ListedJournal] = field(default_factory=dict)
+    """The last list of journals, with --follow."""
+    _first_revision: int = 0
+    """Revision of the first list of journals."""
 
     def on_signal(self) -> bool:
         """End all reads. The second signal cancels them."""
@@ -100,18 +117,19 @@ class MessageWriter:
 
     async def follow(self, selector: LabelSelector) -> None:
         """Read from the journals that match, including those that match later, until all reads have to end. A
-        journal that is fully suspended when it is first listed is not read, even if it resumes."""
+        journal that is fully suspended is read once it resumes."""
 
         async def watch() -> None:
-            first = True
             async with TaskScope("journals") as scope:
                 async for listed in self.client.watch_journals(selector):
-                    if first and not listed.journals:
-                        self.context.terminal.note("no journal matches yet")
-                    first = False
+                    if not self._first_revision:
+                        self._first_revision = listed.header.etcd.revision
+                        if not listed.journals:
+                            self.context.terminal.note("no journal matches yet")
+                    self._listed = {journal.spec.name: journal for journal in listed.journals}
                     for journal in listed.journals:
                         if self._begins(journal):
-                            scope.spawn(self._read(journal), name=journal.spec.name)
+                            scope.spawn(self._follow(journal), name=journal.spec.name)
 
         await self._until_ended(watch())
 
@@ -126,25 +144,60 @@ class MessageWriter:
         scope.cancel()
 
     def _begins(self, journal: ListedJournal) -> bool:
-        """Return True if the read of a journal must begin now: at the first call for this journal, unless the
-        journal is fully suspended. Report a suspended journal as skipped."""
+        """Return True if the read of a journal must begin now: it is not read yet, and not fully suspended.
+        Report a suspended journal as skipped."""
         spec = journal.spec
         if spec.name in self._names:
             return False
-        self._names.add(spec.name)
         if spec.suspend_level is SuspendLevel.FULL:
-            self.context.terminal.note(f"skipped {spec.name}: it is fully suspended")
+            if spec.name not in self._suspended:
+                self._suspended.add(spec.name)
+                self.context.terminal.note(f"skipped {spec.name}: it is fully suspended")
+            if self.flags.tail and spec.suspend is not None:  # What comes next follows this offset.
+                place = _Place(journal.create_revision, SourceCheckpoint(spec.suspend.offset))
+                self._places.setdefault(spec.name, place)
             return False
+        self._suspended.discard(spec.name)
+        self._names.add(spec.name)
         return True
+
+    async def _follow(self, journal: ListedJournal) -> None:
+        """Read a journal until all reads end, or until it is deleted or suspended. Then it is read again once
+        it is there again."""
+        name = journal.spec.name
+        while True:
+            try:
+                await self._read(journal)
+                return
+            except (NotFound, NotAllowed) as error:
+                if not is_over(error):
+                    raise
+                self.context.terminal.note(f"{name}: {error.message}")
+            self._names.discard(name)
+            latest = self._listed.get(name)
+            # The list may have changed before this read ended. If it has not, it will.
+            if latest is None or latest.mod_revision == journal.mod_revision:
+                return
+            if not self._begins(latest):
+                return
+            journal = latest
 
     async def _read(self, journal: ListedJournal) -> None:
         """Write the messages of one journal, up to its head. With --follow, go on until all reads end."""
         flags, name = self.flags, journal.spec.name
         cls, to_json = self._type_of(journal)
         begin, end, to_skip = flags.begin, 0, 0
-        if flags.tail:
-            begin = await write_head(self.context, self.client, name)
-        if flags.last:
+        place = self._places.pop(name, None)
+        source = None
+        if place is not None:
+            begin = 0
+            if place.create_revision == journal.create_revision:
+                source = place.source
+                begin = source.read_through
+        elif flags.tail:
+            is_new = 0 < self._first_revision < journal.create_revision
+            begin = 0 if is_new else await write_head(self.context, self.client, name)
+        elif flags.last:
             by_line = journal.spec.labels.value_of(CONTENT_TYPE) == CONTENT_JSON_LINES
             messages = MessageJournal(
                 name, not flags.uncommitted, by_line, lambda params: self._counted(params, cls)
@@ -154,28 +207,36 @@ class MessageWriter:
                 return
         params = ReadParams(name, begin, block=flags.follow, end_offset=0 if flags.follow else end)
         malformed = self._skipped if flags.skip_malformed else None
-        async with aclosing(self._batches(params, cls, malformed)) as batches:
-            async for batch in batches:
-                data = [envelope for envelope in batch if is_data(envelope)]
-                written = data[to_skip:]
-                to_skip -= len(data) - len(written)
-                if not self._write(name, written, to_json):
-                    return
+        options = {} if flags.uncommitted else {"source": source}
+        reader = self._reader(params, cls, malformed, **options)
+        read_through = begin
+        try:
+            async with aclosing(reader.batches()) as batches:
+                async for batch in batches:
+                    data = [envelope for envelope in batch if is_data(envelope)]
+                    written = data[to_skip:]
+                    to_skip -= len(data) - len(written)
+                    if not self._write(name, written, to_json):
+                        return
+                    read_through = batch[-1].end
+        except (NotFound, NotAllowed):  # A journal that resumes is read from here.
+            reached = SourceCheckpoint(read_through) if flags.uncommitted else reader.checkpoint()
+            self._places[name] = _Place(journal.create_revision, reached)
+            raise
 
-    def _batches(
+    def _reader(
         self, params: ReadParams, kind: Any, malformed: OnMalformed | None, **options: Any
-    ) -> AsyncGenerator[list[Envelope[Any]], None]:
+    ) -> Any:
         reader_type: Any = UncommittedReader if self.flags.uncommitted else CommittedReader
-        reader = reader_type(
+        return reader_type(
             self.client, params, kind, uuid=self.flags.uuid, on_malformed=malformed, **options
         )
-        return reader.batches()  # type: ignore[no-any-return]
 
     def _counted(self, params: ReadParams, kind: Any) -> AsyncGenerator[list[Envelope[Any]], None]:
         """Read for `find_last`: like the later read, but with acknowledgements, and without notes."""
         malformed = _ignore if self.flags.skip_malformed else None
         options = {} if self.flags.uncommitted else {"acknowledgements": True}
-        return self._batches(params, kind, malformed, **options)
+        return self._reader(params, kind, malformed, **options).batches()  # type: ignore[no-any-return]
 
     def _type_of(self, journal: ListedJournal) -> tuple[Any, Callable[[Any], Any]]:
         """Return the type of a journal's messages, and the function from a message to JSON. Raise ``Invalid``

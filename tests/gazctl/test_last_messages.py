@@ -20,6 +20,7 @@ from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED,
 from gazette.message.envelope_reader import CommittedReader
 from gazette.message.framing.framing import framing_of
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid, uuid_text
+from gazette.protocol.journal import Suspend, SuspendLevel
 from gazette.protocol.label_set import LabelSet
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture, journal_spec
@@ -251,3 +252,13 @@ async def test_what_last_cannot_be_is_refused(gazctl: Runner, argv: list[str]) -
     result = await gazctl("read", JOURNAL, *argv)
     assert result.code == 2
     assert "--last" in result.err
+
+
+async def test_a_journal_without_fragments_has_no_last_messages(
+    broker: BrokerFixture, gazctl: Runner
+) -> None:
+    labels = LabelSet.of((CONTENT_TYPE, CONTENT_CSV))
+    suspend = Suspend(SuspendLevel.PARTIAL, 1 << 20)
+    await broker.create(journal_spec(JOURNAL, labels=labels, suspend=suspend))
+    result = await gazctl.ok("read", JOURNAL, "--last=3")
+    assert result.out == ""

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from word_count import ngram_pb2
 
 from gazette.client.append.appender import AppendParams
+from gazette.client.journals import JournalChange
 from gazette.gazctl.perform import run_in_loop
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
 from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import Partitions, modulo_mapping
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid, uuid_text
-from gazette.protocol.label_set import LabelSet
+from gazette.protocol.journal import Suspend, SuspendLevel
+from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture
 from gazette.testing.stored import json_line
@@ -139,6 +142,52 @@ async def test_reading_goes_on_until_the_limit(broker: BrokerFixture, gazctl: Ru
         await broker.client.append(AppendParams("words/part-002"), line(1, OUTSIDE_TXN, word="c"))
     assert reading.result() == 0
     assert words(streams.out.getvalue().decode()) == ["a", "b", "c"]
+
+
+async def test_following_goes_on_when_journals_are_deleted_suspended_and_resumed(
+    broker: BrokerFixture, gazctl: Runner
+) -> None:
+    streams = Streams()
+    client = broker.client
+
+    def read_through(word: str) -> bool:
+        return word in streams.out.getvalue().decode()
+
+    async def put(name: str, suspend: Suspend = Suspend()) -> None:
+        listed = await client.list_journals(LabelSelector.of(name=name))
+        revision = listed.journals[0].mod_revision if listed.journals else 0
+        spec = journal_spec(name, labels=labels(), suspend=suspend)
+        await client.apply_journals([JournalChange(upsert=spec, expect_mod_revision=revision)])
+
+    await put("words/part-002", Suspend(SuspendLevel.FULL, 0))
+    await client.append(AppendParams(ONE), line(1, CONTINUE_TXN, word="early"))
+    argv = ["read", "-l", "name:prefix=words/", "--follow", "--limit=5"]
+    async with asyncio.TaskGroup() as tasks:
+        reading = tasks.create_task(run_in_loop(argv, gazctl.environ, streams.terminal))
+        await client.append(AppendParams(TWO), line(1, OUTSIDE_TXN, word="first"))
+        await eventually(lambda: read_through("first"))
+        assert "skipped words/part-002" in streams.err.getvalue()
+        await put("words/part-002")
+        await client.append(AppendParams("words/part-002"), line(1, OUTSIDE_TXN, word="resumed"))
+        await eventually(lambda: read_through("resumed"))
+        listed = await client.get_journal(TWO)
+        await client.apply_journals(
+            [JournalChange(delete=TWO, expect_mod_revision=listed.mod_revision)]
+        )
+        await eventually(lambda: f"{TWO}: " in streams.err.getvalue())
+        shutil.rmtree(broker.file_root / "fragments" / TWO)
+        await put(TWO)
+        await client.append(AppendParams(TWO), line(1, OUTSIDE_TXN, word="again"))
+        await eventually(lambda: read_through("again"))
+        head = len(line(1, CONTINUE_TXN, word="early"))
+        await put(ONE, Suspend(SuspendLevel.FULL, head))
+        await eventually(lambda: f"{ONE}: " in streams.err.getvalue())
+        await put(ONE)
+        await client.append(AppendParams(ONE), line(2, ACK_TXN))
+        await eventually(lambda: read_through("early"))
+        await client.append(AppendParams(ONE), line(3, OUTSIDE_TXN, word="last"))
+    assert reading.result() == 0
+    assert words(streams.out.getvalue().decode()) == ["first", "resumed", "again", "early", "last"]
 
 
 async def test_lines_become_messages(broker: BrokerFixture, gazctl: Runner) -> None:

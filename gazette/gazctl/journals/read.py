@@ -211,7 +211,7 @@ class Reading:
             except Closed:
                 return False
             except (NotFound, NotAllowed) as error:
-                if not _is_over(error):
+                if not is_over(error):
                     raise
                 self.context.terminal.note(f"{name}: {error.message}")
                 return True
@@ -284,7 +284,7 @@ class Reading:
         return written, written + missing
 
 
-def _is_over(error: GazetteError) -> bool:
+def is_over(error: GazetteError) -> bool:
     """Return True if the journal was deleted or suspended during the read."""
     return isinstance(error, NotFound) or status_of(error) == Status.SUSPENDED.name
 
