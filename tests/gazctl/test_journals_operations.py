@@ -16,7 +16,7 @@ from google.protobuf import text_format
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.cluster.etcd.client import Etcd
-from gazette.errors import Corrupt
+from gazette.errors import Corrupt, Invalid
 from gazette.gazctl.journals.fragments import holes
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.protocol.fragment import Fragment
@@ -203,6 +203,19 @@ async def test_pruning_needs_stores_that_can_be_used(broker: BrokerFixture, gazc
     assert result.code == 1
     assert f"failed: file:///fragments/{old.content_path()}" in result.err
     assert "0 fragments were removed" in result.err
+
+
+async def test_a_negative_retention_removes_nothing(broker: BrokerFixture, gazctl: Runner) -> None:
+    """Another process may have applied it: a retention below zero would make all fragments old."""
+    store(broker, "a/one", b"precious", begin=0, mod_time=NOW)
+    spec = spec_with("a/one", retention_s=-DAY)
+    with raises(Invalid, says="Retention"):
+        spec.validate()
+    await broker.create(spec_with("a/one"))
+    root = broker.service.settings.root
+    await broker.etcd.put(f"{root}/items/a/one", spec.to_pb().SerializeToString())
+    result = await gazctl("journals", "prune", "-l", "name=a/one")
+    assert (result.code, "its retention is negative" in result.out) == (1, True), result
 
 
 async def test_the_head_of_a_journal_that_lost_its_brokers_is_reset(

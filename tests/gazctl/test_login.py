@@ -27,7 +27,7 @@ from gazette.runtime.timeouts import timeout
 from gazette.testing.broker import BrokerFixture
 from tests.gazctl.runner import Result, Runner, Streams
 from tests.support.instant_clock import eventually
-from tests.support.oidc_provider import Provider, SigningKey, fetched
+from tests.support.oidc_provider import DISCOVERY, Provider, SigningKey, fetched
 
 CLOCK: Final = SystemClock()
 CODE: Final = {"device_code": "d", "user_code": "ABCD-EFGH", "interval": 0.01, "expires_in": 30}
@@ -188,6 +188,13 @@ async def test_sign_out(gazctl: Runner, provider: Provider, home: Path) -> None:
         assert ("did not revoke" in done.err) is bool(says)
         assert not kept(home).exists()
     assert (await gazctl("logout")).code == 1
+    # Case: a provider that revokes no tokens.
+    assert (await log_in(gazctl, provider)).code == 0
+    document = {name: url for name, url in provider.document.items() if "revocation" not in name}
+    provider.answers[DISCOVERY] = (200, document)
+    done = await gazctl.ok("logout")
+    assert "The token stays valid until 20" in done.err
+    del provider.answers[DISCOVERY]
     # Case: a context that is deleted leaves no token.
     assert (await log_in(gazctl, provider)).code == 0
     await gazctl.ok("context", "delete", "here")

@@ -18,6 +18,7 @@ from gazette import Application, Envelope, Publisher
 from gazette.client.append.appender import AppendParams
 from gazette.client.shards import ShardChange
 from gazette.cluster.etcd.client import Etcd
+from gazette.gazctl.shards.recover import sole_use
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.protocol.hints import FnodeSegments, FSMHints, Segment
 from gazette.protocol.label_set import LabelSet
@@ -299,6 +300,12 @@ async def test_a_shard_is_recovered_into_a_directory(
     result = await gazctl.ok(*recover, target)
     assert [row[0] for row in result.rows] == ["primary.db"]
     assert "primary.db is a SQLite database" in result.err
+    assert counts(target) == [("one", 2), ("two", 1)]
+
+    # Case: another recovery into the directory, which would mix the files of both.
+    with sole_use(target):
+        result = await gazctl(*recover, target, "--force")
+    assert (result.code, "another recovery writes to" in result.err) == (1, True), result
     assert counts(target) == [("one", 2), ("two", 1)]
 
     # Case: the shard goes on, undisturbed.

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -217,6 +218,8 @@ def forget(path: Path) -> str:
             sign_in = SignIn.read(path)
             if sign_in.refresh_token:
                 reason = _revoked(sign_in)
+            else:
+                reason = f"there is no refresh token. {_validity(sign_in)}"
         except GazetteError as error:
             reason = str(error)
         path.unlink(missing_ok=True)
@@ -224,11 +227,10 @@ def forget(path: Path) -> str:
 
 
 def _revoked(sign_in: SignIn) -> str:
-    """Have the refresh token revoked. Return why the provider refuses; empty if it does not, or revokes no
-    tokens at all."""
+    """Have the refresh token revoked. Return why the provider does not; empty if it does."""
     document = discover(sign_in.issuer)
     if "revocation_endpoint" not in document:
-        return ""
+        return f"it revokes no tokens. {_validity(sign_in)}, and the refresh token until the provider ends it"
     form = {"token": sign_in.refresh_token, "client_id": sign_in.client_id}
     status, reason, data = answer_of(endpoint_of(document, "revocation_endpoint"), form)
     if status == 200:  # The body of this answer means nothing.
@@ -237,6 +239,14 @@ def _revoked(sign_in: SignIn) -> str:
     with suppress(ValueError):
         answer = strict_object(data)
     return f"it answers {status} {reason} {_said(answer)}".rstrip()
+
+
+def _validity(sign_in: SignIn) -> str:
+    """Return until when the token of a sign-in is valid, as the begin of a sentence."""
+    if sign_in.expires_at >= _NEVER:
+        return "The token stays valid without an end"
+    end = datetime.fromtimestamp(sign_in.expires_at, UTC)
+    return f"The token stays valid until {end:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def refused(status: int, answer: Mapping[str, Any]) -> NotAllowed:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from gazette.client.client import Client
 from gazette.client.journals import FragmentsParams, ListedJournal
-from gazette.errors import GazetteError, NotFound
+from gazette.errors import GazetteError, Invalid, NotFound
 from gazette.gazctl.context import Context, each, parse_selector
 from gazette.gazctl.flags import JournalsPruneFlags
 from gazette.gazctl.io.output import Table
@@ -58,6 +58,10 @@ async def _plan(
     context: Context, client: Client, remover: FragmentRemover, spec: JournalSpec
 ) -> PrunePlan:
     """Return the plan of one journal: remove its own fragments that are older than its retention."""
+    if spec.fragment.retention_ns < 0:
+        raise Invalid(
+            "its retention is negative", hint="Give it one by: gazctl journals edit. 0 keeps all."
+        )
     plan = PrunePlan(spec.name, note=_why_not(spec))
     if plan.note:
         return plan

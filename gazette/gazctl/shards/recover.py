@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from gazette.client.client import Client
 from gazette.client.journals import FragmentsParams
 from gazette.client.shards import ShardClient
-from gazette.errors import Corrupt, Invalid, NotFound
+from gazette.errors import Corrupt, Invalid, NotAllowed, NotFound
 from gazette.gazctl.context import Context
 from gazette.gazctl.flags import RecoverFlags
 from gazette.gazctl.io.output import Table
@@ -47,28 +51,35 @@ async def run(context: Context) -> int:
             )
         with within("--at"):
             moment = Moment.parse(flags.at)
+    with sole_use(flags.dir):
+        return await _recover(context, flags, flags.dir, moment)
+
+
+async def _recover(
+    context: Context, flags: RecoverFlags, target: Path, moment: Moment | None
+) -> int:
     pool = BlockingPool("recover", 2)
     try:
-        await pool.run(check_directory, flags.dir, force=flags.force)
+        await pool.run(check_directory, target, force=flags.force)
         consumer, client = await context.consumer(), await context.broker()
         spec = (await get_shard(context, consumer, flags.id)).spec
         if not spec.recovery_log:
             raise Invalid(f"{spec.id} has no recovery log: its state is elsewhere", path="--id")
         if moment is None:
             hints = await choose_hints(context, consumer, client, spec, flags.backup)
-            log = (await play(context, client, hints, flags.dir / STAGING, pool)).log
+            log = (await play(context, client, hints, target / STAGING, pool)).log
         else:
-            state = await travel(context, consumer, client, spec, moment, flags.dir / STAGING, pool)
+            state = await travel(context, consumer, client, spec, moment, target / STAGING, pool)
             await pool.run(state.close)
             log = state.log
-        databases = await pool.run(finish_directory, flags.dir)
-        table = await pool.run(_table, flags.dir)
+        databases = await pool.run(finish_directory, target)
+        table = await pool.run(_table, target)
     finally:
         pool.close()
     context.terminal.write(table.text(context.terminal))
-    context.terminal.note(f"recovered {spec.id} from {log} into {flags.dir}")
+    context.terminal.note(f"recovered {spec.id} from {log} into {target}")
     for name in databases:
-        context.terminal.note(f"{flags.dir / name} is a SQLite database")
+        context.terminal.note(f"{target / name} is a SQLite database")
     return 0
 
 
@@ -97,13 +108,37 @@ async def _convert(context: Context, flags: RecoverFlags, directory: Path) -> in
     return 0
 
 
+@contextmanager
+def sole_use(directory: Path) -> Iterator[None]:
+    """Make a directory, and keep other recoveries away from it in the block. Raise ``Invalid`` if it cannot
+    be used, and ``NotAllowed`` if another recovery uses it."""
+    try:
+        directory.mkdir(0o700, parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise Invalid(f"cannot use {directory}: {error.strerror}", path="--dir") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise NotAllowed(
+                f"another recovery writes to {directory}",
+                path="--dir",
+                hint="Wait until it ends, or give another directory.",
+            ) from None
+        except OSError:
+            pass  # This file system has no locks.
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def check_directory(directory: Path, *, force: bool) -> None:
-    """Make the directory, and remove the staging directory of an interrupted recovery.
+    """Remove the staging directory of an interrupted recovery.
 
     Raise ``Invalid`` if the directory cannot be used, or has other files and not ``force``.
     """
     try:
-        directory.mkdir(0o700, parents=True, exist_ok=True)
         # An interrupted recovery may have left the staging directory. No other program uses it.
         shutil.rmtree(directory / STAGING, ignore_errors=True)
         occupied = next(directory.iterdir(), None)
