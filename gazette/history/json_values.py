@@ -109,11 +109,11 @@ class JsonRow:
         ], misfits
 
 
-def value_reader(kind: pa.DataType) -> Callable[[Any], Any]:
+def value_reader(type_: pa.DataType) -> Callable[[Any], Any]:
     """Return the function that reads a text, a number, a boolean or bytes as its JSON is read, into a column
     of one type. It raises ``ValueError`` for a value that does not fit. Raise ``Invalid`` as `JsonRow` does.
     """
-    convert = _convert("", kind, None)
+    convert = _convert("", type_, None)
     return lambda value: convert(_raw(value), [])
 
 

@@ -208,12 +208,6 @@ class JournalSpec:
     def validate(self) -> None:
         """Require a complete specification that can be applied. Raise ``Invalid`` for the first problem."""
         self.validate_stored()
-        if self.fragment.retention_ns < 0:
-            raise Invalid(
-                f"invalid Retention ({duration.format_go_duration(self.fragment.retention_ns)}; "
-                "expected >= 0s)",
-                path="Fragment",
-            )
         with within("Fragment"), within("PathPostfixTemplate"):
             _try_postfix(self.fragment.path_postfix_template)
         with within("Labels"):
