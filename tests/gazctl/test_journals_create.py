@@ -113,6 +113,7 @@ async def test_more_journals_than_one_transaction_takes(
             "expected content-type label",
         ),
         (["a/one", STORE, "--retention=soon"], "--retention"),
+        (["a/one", STORE, "--retention=-48h"], "invalid Retention (-48h0m0s"),
     ],
 )
 async def test_mistakes_are_named_and_create_nothing(

@@ -21,6 +21,7 @@ from gazette.gazctl.journals.fragments import holes
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.journal import JournalSpec, Suspend, SuspendLevel
+from gazette.protocol.journal_tree import JournalNode
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.text import duration
@@ -208,7 +209,11 @@ async def test_pruning_needs_stores_that_can_be_used(broker: BrokerFixture, gazc
 async def test_a_negative_retention_removes_nothing(broker: BrokerFixture, gazctl: Runner) -> None:
     """Brokers take it, as those of the original do. It would make all fragments old."""
     store(broker, "a/one", b"precious", begin=0, mod_time=NOW)
-    await broker.create(spec_with("a/one", retention_s=-DAY))
+    spec = spec_with("a/one", retention_s=-DAY)
+    tree = JournalNode.of([(spec, 0)]).to_yaml()
+    result = await gazctl("journals", "apply", stdin=tree.encode())
+    assert (result.code, "invalid Retention (-24h0m0s" in result.err) == (2, True), result
+    await broker.create(spec)
     result = await gazctl("journals", "prune", "-l", "name=a/one")
     assert (result.code, "its retention is negative" in result.out) == (1, True), result
 

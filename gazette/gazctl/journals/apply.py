@@ -17,6 +17,7 @@ from gazette.gazctl.journals.lookup import journals_by_name
 from gazette.protocol.journal import REPLICATION_MAX, JournalSpec
 from gazette.protocol.journal_tree import JournalNode
 from gazette.protocol.pb import broker_pb2
+from gazette.protocol.text import duration
 from gazette.protocol.text.validation import within
 from gazette.runtime.timeouts import timeout
 
@@ -100,10 +101,21 @@ def parse_changes(text: str) -> list[JournalChange]:
             changes.append(JournalChange(delete=spec.name, expect_mod_revision=node.revision))
             continue
         with within(spec.name):
-            spec.validate()
+            validate(spec)
         check_revision(spec.name, node.revision)
         changes.append(JournalChange(upsert=spec, expect_mod_revision=node.revision))
     return changes
+
+
+def validate(spec: JournalSpec) -> None:
+    """Raise ``Invalid`` for a specification that is not to be applied. The original allows a retention below
+    zero, from which all fragments are too old."""
+    spec.validate()
+    if (retention_ns := spec.fragment.retention_ns) < 0:
+        raise Invalid(
+            f"invalid Retention ({duration.format_go_duration(retention_ns)}; expected >= 0s)",
+            path="Fragment",
+        )
 
 
 def check_delete(name: str, revision: int) -> None:

@@ -12,7 +12,7 @@ from gazette.consumer.declare.specs import REPLICAS_MAX, SpecSettings, fragment_
 from gazette.errors import Conflict, Invalid
 from gazette.gazctl.context import Context
 from gazette.gazctl.flags import JournalsCreateFlags
-from gazette.gazctl.journals.apply import TXN_OPS_DEFAULT, wait_assigned
+from gazette.gazctl.journals.apply import TXN_OPS_DEFAULT, validate, wait_assigned
 from gazette.gazctl.journals.lookup import journals_by_name
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.journal_tree import JournalNode
@@ -92,7 +92,7 @@ def _specs(
     specs = [JournalSpec(name, settings.replication, labels, fragment) for name in names]
     for spec in specs:
         with within(spec.name):
-            spec.validate()
+            validate(spec)
     return specs
 
 
