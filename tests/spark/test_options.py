@@ -26,6 +26,7 @@ from gazette.history import source as access
 from gazette.history.ddl import parse_columns
 from gazette.history.spark.error_hints import with_hints
 from gazette.history.spark.message_class import MODULES_VARIABLE, message_class
+from gazette.history.spark.options import Options, credential_options
 from gazette.history.spark.source.options import (
     READ,
     STREAM,
@@ -373,3 +374,17 @@ def test_the_environment_lists_further_modules(
         message_class("planted:Word")
     assert "planted" in sys.modules
     assert message_class("gazette.protocol.pb.broker_pb2:Fragment") is broker_pb2.Fragment
+
+
+@pytest.mark.parametrize("name", ["broker.authTokn", "authToken", "broker.auth_tokens"])
+def test_the_value_of_a_misspelt_option_is_not_shown(name: str) -> None:
+    with raises(Invalid, path=f"option {name.lower()}") as raised:
+        Options({name: "a-secret"}, credential_options("broker"))
+    assert "a-secret" not in str(raised.value)
+
+
+def test_the_value_of_a_credential_is_not_shown() -> None:
+    options = Options({"broker.authKeys": "a-secret"}, credential_options("broker"))
+    with raises(Invalid, path="option broker.authKeys") as raised:
+        options.fail("broker.authKeys", "must be base64")
+    assert "a-secret" not in str(raised.value)

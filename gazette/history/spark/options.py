@@ -45,7 +45,7 @@ class Options:
     ) -> None:
         self._values = {name.lower(): value for name, value in options.items()}
         self._known = {name.lower(): (name, text) for name, text in known.items()}
-        for name, value in self._values.items():
+        for name in self._values:
             if name in self._known or name in _IGNORED:
                 continue
             near = near_name(name, self._known)
@@ -56,9 +56,8 @@ class Options:
                 hint = f"It is now {self._known[plain][0]}."
             elif near:
                 hint = f"Did you mean {self._known[near][0]}?"
-            raise Invalid(
-                f"there is no such option (value {value!r})", path=f"option {name}", hint=hint
-            )
+            # Its value may be a secret: the name may be that of a credential, misspelt.
+            raise Invalid("there is no such option", path=f"option {name}", hint=hint)
 
     def __contains__(self, name: str) -> bool:
         return name.lower() in self._values
@@ -74,6 +73,8 @@ class Options:
         """Raise ``Invalid`` for an option. Without a ``hint``, give the description of the option."""
         value = self._values.get(name.lower())
         value_text = "is not given" if value is None else f"is {value!r}"
+        if value is not None and name.rpartition(".")[2] in _CREDENTIALS:
+            value_text = "is not shown"
         spelt, text = self._known.get(name.lower(), (name, "not known"))
         raise Invalid(
             f"{reason} (it {value_text})", path=f"option {spelt}", hint=hint or f"It is: {text}."
