@@ -271,8 +271,9 @@ class RowMaker:
         if record is None or record.error:
             raise Invalid("not one record")
         # The first value is the UUID. Missing values become null, and further values are ignored.
-        values = record.fields[1:] if self._run.shape.uuid_field else record.fields
-        return dict(zip(self.fields.names, values, strict=False))
+        names, uuid_field = self.fields.names, self._run.shape.uuid_field
+        is_hidden = uuid_field and names[:1] != [uuid_field]
+        return dict(zip(names, record.fields[1:] if is_hidden else record.fields, strict=False))
 
     def _parse_each(
         self,

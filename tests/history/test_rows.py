@@ -182,6 +182,16 @@ def test_csv(tmp_path: Path) -> None:
     ]
 
 
+def test_the_uuid_of_csv_may_be_a_field(tmp_path: Path) -> None:
+    """With another prefix of metadata, ``uuid`` is a field as any other."""
+    uuid = uuid_text(build_uuid(ALPHA, 10, 0))
+    write_journal(tmp_path, STORE, JOURNAL, [f"{uuid},a,b\n".encode()])
+    schema = pa.schema([(name, pa.string()) for name in ("_uuid", "uuid", "one", "two")])
+    format = RowFormat.of("csv", schema, "_")
+    (row,) = rows(tmp_path, format, MessageFormat(CONTENT_CSV))
+    assert row == {"_uuid": uuid, "uuid": uuid, "one": "a", "two": "b"}
+
+
 def test_protobuf(tmp_path: Path) -> None:
     framing = framing_of(CONTENT_PROTO_FIXED, ngram_pb2.NGramCount)
     message = ngram_pb2.NGramCount(uuid=build_uuid(ALPHA, 10, 0), n_gram="a b", count=7)
