@@ -145,6 +145,16 @@ async def test_keys_may_be_names_base64_or_frames(broker: BrokerFixture, gazctl:
     ):
         result = await gazctl(*append, "-f", framing, "-m", mapping, stdin=stdin)
         assert (result.code, text in result.err) == (code, True), result
+
+    # Case: what is wrong comes behind records that are appended.
+    for stdin, mapping in (
+        (b"a/part-001\none\na/part-009\nx\n", "direct"),
+        (b"a/part-001\none\na/part-001\n", "direct"),
+    ):
+        result = await gazctl(*append, "-f", "lines", "-m", mapping, stdin=stdin)
+        assert result.code == 1, result
+        assert "appended 4 bytes, in 1 records, to a/part-001, and then" in result.err
+    assert (await content(broker, "a/part-001")).endswith(b"one\none\n")
     result = await gazctl("journals", "append", "-l", "topic=none", stdin=b"x")
     assert (result.code, "no journal matches" in result.err) == (1, True)
 

@@ -67,7 +67,11 @@ async def run(context: Context) -> int:
             )
             scope.daemon(reports, name="waits")
             async with _showing_progress(context, appending, size):
-                await pool.run(_append_input, appending, flags, context)
+                try:
+                    await pool.run(_append_input, appending, flags, context)
+                except (Invalid, NotFound) as error:
+                    await _flush(context, service, client.address)
+                    raise appending.stopped_by(error) from error
                 await _flush(context, service, client.address)
             scope.cancel()
     finally:
@@ -188,6 +192,15 @@ class Appending:
         names = sorted(self._params)
         journals = ", ".join(names) if len(names) <= _NAMED_MAX else f"{len(names)} journals"
         return f"appended {self._bytes} bytes, in {self._records} records, to {journals}"
+
+    def stopped_by(self, error: GazetteError) -> GazetteError:
+        """Return the error of an input that is wrong behind records that were appended."""
+        if not self._bytes:
+            return error
+        return GazetteError(
+            f"{self.summary()}, and then the input was wrong: {error}",
+            hint="Correct it, and give only the records behind those that were appended.",
+        )
 
     def append_whole(self, source: BinaryIO) -> None:
         """Append the whole input as one append. An empty input appends nothing."""
