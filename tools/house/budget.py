@@ -35,7 +35,7 @@ PRIVATE_USES: Final = 201
 """Uses of private names in tests: see `tools.house.privates`. Tests go through what users have."""
 PATCHES: Final = 84
 """Calls of ``monkeypatch`` in tests that replace a part of what is tested, or of what it uses."""
-WHEEL_LINES: Final = 103_031
+WHEEL_LINES: Final = 103_058
 """Most lines of the distribution ``pygazette``, without those of ``pygazette-client``."""
 VAGUE: Final = frozenset({"found", "held", "kind", "made", "one", "ones"})
 """Names that do not say what a variable or parameter holds."""
@@ -51,8 +51,8 @@ ROOMS: Final[dict[str, int]] = {
     "config/": 766,
     "consumer/": 13035,
     "fragment/": 3640,
-    "gazctl/": 10139,
-    "history/": 17840,
+    "gazctl/": 10164,
+    "history/": 17842,
     "http2/": 3165,
     "message/": 9095,
     "net/": 4254,
