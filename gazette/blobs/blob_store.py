@@ -93,7 +93,7 @@ class LocalSigner(Protocol):
 
 @runtime_checkable
 class OrderedListing(Protocol):
-    """A store whose listings can begin behind a path, at a lower cost than a whole listing."""
+    """A store whose listings can begin after a path, at a lower cost than a whole listing."""
 
     def list_after(self, prefix: str, after: str) -> Iterator[BlobInfo]:
         """List as ``BlobStore.list``, without the objects whose path is ``after`` or sorts before it.
@@ -105,7 +105,7 @@ class OrderedListing(Protocol):
 
 
 def list_after(store: BlobStore, prefix: str, after: str) -> Iterator[BlobInfo]:
-    """List the objects below ``prefix`` whose paths sort behind ``after``, by any store."""
+    """List the objects below ``prefix`` whose paths sort after ``after``, by any store."""
     if isinstance(store, OrderedListing):
         return store.list_after(prefix, after)
     return (info for info in store.list(prefix) if info.path > after)

@@ -231,7 +231,7 @@ def _sync_directory(directory: str) -> None:
 
 
 def _walk(directory: str, relative: str, after: str) -> Iterator[BlobInfo]:
-    """Yield the files below a directory whose paths sort behind ``after``. Remove files that killed writers
+    """Yield the files below a directory whose paths sort after ``after``. Remove files that killed writers
     have left. ``relative`` is the directory's path in the listing: empty, or with ``/`` at its end."""
     try:
         entries = os.scandir(directory)

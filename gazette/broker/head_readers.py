@@ -122,7 +122,7 @@ class HeadReaders:
             asyncio.get_running_loop().call_soon(self._deliver)
 
     def _shared(self, found: IndexResult) -> tuple[bytes, Offset] | None:
-        """Return responses for all readers that wait for ``found``, and the offset behind them.
+        """Return responses for all readers that wait for ``found``, and the offset after them.
 
         Return None if each reader must continue alone. Raise ``Unavailable`` if the disk fails.
         """

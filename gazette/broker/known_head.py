@@ -57,8 +57,8 @@ class Head:
       began. A tenure is left out if a later primary began at or below its offset: it limits no upload then.
     - ``closed`` holds the journal's registers if the last primary left in good order, with nothing
       acknowledged beyond ``offset``. It is None while a primary may have acknowledged more.
-    - ``lost`` are the offsets that no fragment had when an operator confirmed a head behind them, or when a
-      journal without a store went on behind them.
+    - ``lost`` are the offsets that no fragment had when an operator confirmed a head after them, or when a
+      journal without a store went on after them.
     - ``lease`` is the lease of the last primary in ``tenures``; 0 if a broker of an older version has written
       the key since.
     """
@@ -244,7 +244,7 @@ class KnownHead:
         """Record in etcd that the primary of ``tenure`` begins at ``begin``. From then on, former primaries
         upload no byte beyond ``begin``.
 
-        Return False, without effect, if a former primary has acknowledged bytes behind ``begin``. An operator
+        Return False, without effect, if a former primary has acknowledged bytes after ``begin``. An operator
         may have confirmed the head while that primary was paused. Raise ``Conflict`` if a later primary has
         begun, or the journal was deleted.
 
@@ -275,7 +275,7 @@ class KnownHead:
         await self._write(change, tenure)
 
     async def confirm(self, tenure: Revision, lost: Collection[tuple[Offset, Offset]]) -> None:
-        """Record in etcd that the offsets of ``lost`` are lost: the journal goes on behind them.
+        """Record in etcd that the offsets of ``lost`` are lost: the journal goes on after them.
 
         Raise ``Conflict`` if a later primary than that of ``tenure`` has begun, or the journal was deleted.
         """
@@ -286,7 +286,7 @@ class KnownHead:
         """Return once the primary of ``tenure`` may answer an append of ``[begin, end)``.
 
         Write to etcd only for the first append of a tenure, or after a suspension. Raise ``Conflict`` if a
-        later primary has begun, or a former primary has acknowledged bytes behind ``begin``, or the journal
+        later primary has begun, or a former primary has acknowledged bytes after ``begin``, or the journal
         was deleted. After ``Unavailable``, the head may have been written.
         """
         if self.names(tenure):
@@ -407,7 +407,7 @@ class KnownHead:
     async def _write(
         self, change: Callable[[Head], Head], tenure: Revision, begin: Offset | None = None
     ) -> bool:
-        """Change the head in etcd. Return False if the head is behind ``begin`` already. Raise ``Conflict``
+        """Change the head in etcd. Return False if the head is beyond ``begin`` already. Raise ``Conflict``
         if a later primary has begun, or the journal is gone. Raise ``Unavailable`` if others keep writing."""
         for _ in range(_ATTEMPTS_MAX):
             if (later_begin := self._head.limit(tenure)) is not None:

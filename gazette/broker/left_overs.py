@@ -1,6 +1,6 @@
 """Left-overs below the name of a new journal: fragments of journals with this name, or one above or below it.
 
-The answer to Apply reports them. Otherwise a user would be surprised that a new journal goes on behind old
+The answer to Apply reports them. Otherwise a user would be surprised that a new journal goes on after old
 bytes, or waits for a decision.
 """
 

@@ -178,7 +178,7 @@ class Replica:
         )
 
     def must_begin(self, route: Route) -> bool:
-        """Return True if a store may hold bytes behind the end of the spool that this primary never received.
+        """Return True if a store may hold bytes after the end of the spool that this primary never received.
 
         If so, call ``begin`` before the next append.
         """
@@ -189,14 +189,14 @@ class Replica:
     async def begin(self, tenure: Revision, end: Offset) -> None:
         """Begin at ``end`` as the primary of ``tenure``.
 
-        Call this if other brokers may have bytes behind ``end`` that this replica never received. Call it
+        Call this if other brokers may have bytes after ``end`` that this replica never received. Call it
         also if the spool was rolled to ``end`` without the bytes before.
 
         A former primary or follower may upload until it learns of ``end`` from etcd. So etcd is written
         first, and then stores are listed again. The listing shows what was uploaded before. If a broker
         uploads bytes later, that broker removes them again.
 
-        No effect on etcd if the known head is behind ``end`` by now: the caller looks at the head again.
+        No effect on etcd if the known head is beyond ``end`` by now: the caller looks at the head again.
         Raise ``Conflict`` if a later primary has begun. Raise ``Unavailable`` if etcd or a store does not
         answer, or the listing takes too long. After an error or a cancellation, etcd may have been written.
         """
@@ -253,7 +253,7 @@ class Replica:
     def follow(self, fragment: Fragment, reassigned: Latch, tenure: Revision) -> None:
         """Record that this replica has the bytes that its primary proposed. See ``UploadGate.confirm``."""
         self._upload_gate.confirm(fragment, reassigned, tenure)
-        self._note_end(fragment.begin)  # The bytes behind this offset are in the local spool.
+        self._note_end(fragment.begin)  # The bytes after this offset are in the local spool.
 
     def _note_end(self, end: Offset) -> None:
         """List soon if the journal seemed new, but reaches ``end``: a former owner may upload its bytes."""
@@ -423,7 +423,7 @@ class Replica:
     async def _close_head(self) -> None:
         """Write to etcd where this primary ends. If etcd does not answer, have the persister put a closing.
 
-        No append may be answered afterwards. A follower may still upload bytes behind the agreed end: no
+        No append may be answered afterwards. A follower may still upload bytes after the agreed end: no
         client got an answer for them.
         """
         end, registers = self._upload_gate.end, self._upload_gate.registers

@@ -29,7 +29,7 @@ AT_WRITE_HEAD: Final = -1
 """Offset in a read request that stands for the head of the journal."""
 
 JUMP_AGE_S: Final = 6 * 60 * 60
-"""Readers jump a hole once the fragment behind the hole was persisted this many seconds ago. Before that, a
+"""Readers jump a hole once the fragment after the hole was persisted this many seconds ago. Before that, a
 former broker of the journal may still upload the missing fragment."""
 
 SETTLED_S: Final = 60
@@ -78,7 +78,7 @@ class Index:
         self._shown_to: Offset | None = None
         """End of the commits that readers get; None: readers get each commit at once."""
         self._hidden: deque[LocalFragment] = deque()
-        """Commits behind ``_shown_to``, in order."""
+        """Commits after ``_shown_to``, in order."""
         self._stored: list[Fragment] = []
         """Fragments whose local files were released since the last listing, in their stored form."""
         self._listed_at = 0.0

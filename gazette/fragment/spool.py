@@ -196,7 +196,7 @@ class SpoolState:
             assert self.first_append_time is not None
             effect = Completed(fragment, self.registers, self.first_append_time)
         if end > fragment.end:
-            # Take registers of the proposal only if it ends behind our end. If both end at one offset, keep
+            # Take registers of the proposal only if it ends after our end. If both end at one offset, keep
             # ours: different registers are then a mismatch.
             self.registers = proposal.registers
         self.fragment = Fragment(

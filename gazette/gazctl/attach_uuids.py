@@ -125,7 +125,7 @@ class Template:
     def __init__(self, text: str) -> None:
         self.parts: list[tuple[str, bytes]] = []
         """Pairs of an action (``.UUID``, ``.Line`` or empty) and the text that follows it."""
-        # The text before the first action; then in turn an action, and the text behind it.
+        # The text before the first action; then in turn an action, and the text after it.
         first, *words = _ACTION.split(text)
         self._add("", first)
         for action, literal in zip(words[0::2], words[1::2], strict=True):

@@ -66,7 +66,7 @@ class Bundle:
         self.parts[name] = "ok"
 
     def free_name(self, name: str) -> str:
-        """Return a name that no part and no directory of parts has: with a number behind it, if needed."""
+        """Return a name that no part and no directory of parts has: with a number after it, if needed."""
         taken = {*self.parts, *(part.rpartition("/")[0] for part in self.parts)}
         names = chain((name,), (f"{name}.{number}" for number in count(2)))
         return next(each for each in names if each not in taken)

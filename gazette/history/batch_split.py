@@ -93,7 +93,7 @@ def _of_producer(columns: Columns, producer: int, rows: Array64) -> Iterator[Seg
     clocks = columns.uuids.clocks[rows]
     acknowledges = flags == ACK_TXN
     acks = np.flatnonzero(acknowledges)
-    # Whole transactions together, behind the first acknowledgement, are one segment: this saves time.
+    # Whole transactions together, after the first acknowledgement, are one segment: this saves time.
     first, last = (int(acks[0]) + 1, int(acks[-1]) + 1) if len(acks) else (0, 0)
     if last - first < _WHOLE_MIN or not _are_whole(flags[first:last], clocks[first - 1 : last]):
         first = last

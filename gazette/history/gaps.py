@@ -65,11 +65,11 @@ class ConfirmedLosses:
 def find_gaps(
     journal: JournalSnapshot, pieces: Sequence[Piece], losses: ConfirmedLosses, now: float
 ) -> Iterator[Gap]:
-    """Yield the gaps of a journal's snapshot, in order. ``pieces`` are all pieces of the journal, also behind
+    """Yield the gaps of a journal's snapshot, in order. ``pieces`` are all pieces of the journal, also after
     the snapshot."""
     offset = journal.pieces_begin
     pieces_behind = [piece for piece in pieces if piece.begin >= journal.end]
-    # The last gap may reach to the end: the first piece behind the end shows how old the next fragment is.
+    # The last gap may reach to the end: the first piece after the end shows how old the next fragment is.
     for piece in [*journal.pieces, *pieces_behind[:1]]:
         if piece.begin > offset:
             fragment = piece.fragment
@@ -86,7 +86,7 @@ def find_gaps(
         if offset >= journal.end:
             return
     if offset < journal.end and losses.cover(offset, journal.end):
-        # The head was set behind the lost bytes, and no byte was appended there yet.
+        # The head was set after the lost bytes, and no byte was appended there yet.
         yield Gap(offset, journal.end, pruned=False, settled=False, recent=False, confirmed=True)
 
 
@@ -119,7 +119,7 @@ def require_final(gaps: Iterable[Gap], journal: JournalSnapshot, *, fails: bool,
 
 
 def _is_harmless(gap: Gap, journal: JournalSnapshot) -> bool:
-    """Return True if the bytes were pruned, and the snapshot does not ask for them: it begins behind them, or
+    """Return True if the bytes were pruned, and the snapshot does not ask for them: it begins after them, or
     at offset 0.
 
     If messages that are pending at the begin were pruned, the fold raises an error once these commit.

@@ -115,7 +115,7 @@ class JournalSnapshot:
     @property
     def pieces_begin(self) -> Offset:
         """Offset from which bytes are wanted: ``begin``, or the first message that is pending there. The
-        first piece begins behind it if these bytes are missing."""
+        first piece begins after it if these bytes are missing."""
         return min([self.begin, *self.pending.values()])
 
     @property

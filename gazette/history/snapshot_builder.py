@@ -383,7 +383,7 @@ def _journal(
     losses = ConfirmedLosses() if head is None else head.losses
     listed_end = pieces[-1].end if pieces else 0
     known_end = max(listed_end, 0 if head is None else head.offset)
-    # Bytes behind the listed fragments were appended after the listing.
+    # Bytes after the listed fragments were appended after the listing.
     pieces.extend(losses.outside(listed_end, known_end))
     end = selection.end.get(journal, selection.end_all)
     if end is None:

@@ -32,7 +32,7 @@ def read_batches(
 
     This call reads the journals once, to find which messages have committed; not with ``read_uncommitted``.
     The reader reads the journals again while its batches are taken. It holds some megabytes, and at most
-    ``part_bytes`` behind an open transaction. A reader yields its batches once. Use it in one thread at a
+    ``part_bytes`` after an open transaction. A reader yields its batches once. Use it in one thread at a
     time.
 
     Blocks: on an event loop, call it by ``asyncio.to_thread``. ``KeyboardInterrupt`` ends the call at once.

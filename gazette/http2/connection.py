@@ -56,7 +56,7 @@ _LOOKS: Final = 100
 ALL_WORK: Final = 1 << 60
 """More units of work than any call of ``receive`` can do."""
 _JOINED_BYTES: Final = 1 << 11
-"""Greatest length of content that is copied behind the head of its frame, for one write."""
+"""Greatest length of content that is copied after the head of its frame, for one write."""
 _RESETS_KEPT: Final = 1_000
 """Greatest number of remembered streams that this side has reset. Frames for them may still arrive."""
 

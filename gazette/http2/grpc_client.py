@@ -310,7 +310,7 @@ class Http2Channel:
         tls = None if self._tls is None else self._tls()
         name = None if tls is None else self._host
         addresses = await self._addresses.find()
-        # Each address gets a share of the time. The next attempt begins behind the last address tried.
+        # Each address gets a share of the time. The next attempt begins after the last address tried.
         share_s = self._options.connect_timeout_s / min(len(addresses), _ADDRESSES_AT_ONCE)
         first = self._tried % len(addresses)
         for count, address in enumerate(addresses[first:] + addresses[:first], 1):

@@ -89,7 +89,7 @@ class HeaderDecoder:
 
 
 def _updates(block: bytes) -> int:
-    """Return how many changes of the table's size begin a block. `hpack` refuses changes behind a field."""
+    """Return how many changes of the table's size begin a block. `hpack` refuses changes after a field."""
     updates, position, end = 0, 0, len(block)
     while position < end and _UPDATE <= block[position] < 2 * _UPDATE and updates <= _UPDATES_MAX:
         updates += 1

@@ -50,7 +50,7 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
     begin: Offset
     """Offset of the message's first byte."""
     end: Offset
-    """Offset behind the message's last byte."""
+    """Offset after the message's last byte."""
     message: M
     """An instance of the requested type. If ``is_ack`` is true, it may be an `Acknowledgement`."""
     producer: ProducerId
@@ -305,7 +305,7 @@ class EnvelopeDecoder(Generic[M]):
         return batch, frames.consumed, frames.stopped
 
     def skip(self, error: MalformedMessage) -> None:
-        """Continue behind the malformed message of which `decode` raised ``error``. Raise ``Bug`` for another
+        """Continue after the malformed message of which `decode` raised ``error``. Raise ``Bug`` for another
         error. If the error is not ``is_whole``, drop the rest of the frame as it is fed."""
         if error.begin != self.begin or error.end > self.end:
             raise Bug(

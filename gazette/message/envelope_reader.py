@@ -39,7 +39,7 @@ BATCH_MAX: Final = 4096
 _READ_BYTES_MAX: Final = 1 << 20
 
 OnMalformed: TypeAlias = Callable[[MalformedMessage], None]
-"""Callback for each malformed frame. Reading continues behind the frame unless the callback raises."""
+"""Callback for each malformed frame. Reading continues after the frame unless the callback raises."""
 
 
 class ByteSource(Protocol):
@@ -98,7 +98,7 @@ async def read_batches(
     """Yield the envelopes of a source's bytes, until its end or until it raises ``NotYet``. Close
     the source. ``times`` reads the declared times of messages.
 
-    If the journal has lost bytes, log a warning and continue behind them; raise `OffsetJump` if reading
+    If the journal has lost bytes, log a warning and continue after them; raise `OffsetJump` if reading
     may not jump. Raise `TruncatedFrame` if the end cuts a message, and `MalformedMessage` for a message that
     does not decode, unless ``on_malformed`` is given. Errors of the source reach the caller.
     """
@@ -256,7 +256,7 @@ class CommittedReader(Generic[M]):
                         yield batch
 
     def checkpoint(self) -> SourceCheckpoint:
-        """Return the checkpoint from which a reader resumes behind the last consumed batch."""
+        """Return the checkpoint from which a reader resumes after the last consumed batch."""
         return self._sequencer.checkpoint().get(self._params.journal, SourceCheckpoint())
 
     def consumed(self) -> None:

@@ -45,7 +45,7 @@ def fnv32a_of_all(keys: Sequence[CanonicalKey]) -> Any:
 
 
 def _joined(keys: Sequence[Any]) -> bytes:
-    """Return the bytes of keys with a newline behind each."""
+    """Return the bytes of keys with a newline after each."""
     try:
         return ("\n".join(keys) + "\n").encode()
     except TypeError:
@@ -62,7 +62,7 @@ def _hash_rows(columns: Any) -> Any:
 
 
 def _hash_any_lengths(content: bytes, ends: Any) -> Any:
-    """Return the hashes of keys of any lengths. ``ends`` are the positions of the newlines behind them."""
+    """Return the hashes of keys of any lengths. ``ends`` are the positions of the newlines after them."""
     data, lengths = np.frombuffer(content, np.uint8), np.diff(ends, prepend=-1) - 1
     order = _longest_first(lengths)
     begins, lengths = (ends - lengths)[order], lengths[order]

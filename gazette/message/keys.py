@@ -27,7 +27,7 @@ CanonicalKey: TypeAlias = str | bytes
 """The bytes or text that are hashed. A text stands for its UTF-8."""
 
 DIGITS_MAX: Final = 1000
-"""Greatest number of digits before the point, and behind it, of a number that is a key."""
+"""Greatest number of digits before the point, and after it, of a number that is a key."""
 _BITS_MAX: Final = 3300
 """Bits of the greatest integer: less than `DIGITS_MAX` digits."""
 _TUPLE: Final = "tuple="

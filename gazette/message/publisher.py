@@ -1,9 +1,9 @@
 """Publisher of messages. Messages enter the byte path here, before its stage 1.
 
-Readers rely on this: in each journal, the clocks of a producer ascend. Readers drop a message behind a
+Readers rely on this: in each journal, the clocks of a producer ascend. Readers drop a message after a
 greater clock as a duplicate. So a message gets its clock and its place in its journal in one step, under one
 lock, whatever threads and transactions do. A committed message is enqueued in that step. Uncommitted
-messages wait in line first. Every later message of this publisher to the same journal goes behind them.
+messages wait in line first. Every later message of this publisher to the same journal goes after them.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ class Publisher:
     def _enqueue_committed(
         self, stamp: Stamper[M], line: _Line, messages: Iterable[M]
     ) -> OpFuture[AppendResult]:
-        """Enqueue messages, behind the uncommitted messages in line for their journal. The caller holds the
+        """Enqueue messages, after the uncommitted messages in line for their journal. The caller holds the
         lock. Raise ``Invalid`` for a message that is too long."""
         buffer = line.buffer
         follows_held = self._held_lines is not None and self._has_held_messages(line)

@@ -171,7 +171,7 @@ class UuidMint:
         self._head = ""
         """Text before the three digits."""
         self._tails: dict[int, str] = {}
-        """By flags, the text behind the three digits."""
+        """By flags, the text after the three digits."""
 
     def observe(self, unix_s: float) -> None:
         """Move the clock forward to a wall time in seconds. Ignore a time that is not later."""

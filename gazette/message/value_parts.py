@@ -1,6 +1,6 @@
 """Parts of a value: the walk behind `gazette.message.values`. Pure.
 
-A part has a step, such as ``["sales"]`` or ``.total``. The steps to a part, behind the name of the value, are
+A part has a step, such as ``["sales"]`` or ``.total``. The steps to a part, after the name of the value, are
 its path. Paths are found from the inside out, and only for errors.
 """
 

@@ -146,7 +146,7 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._heard_at = _time()
         if self.protocol.their_state is h11.MUST_CLOSE:
-            return  # Bytes behind the last request have no meaning.
+            return  # Bytes after the last request have no meaning.
         if self.idle and not self.protocol.trailing_data[0]:  # The next request begins.
             self._request_alarm.unset()
         self.protocol.receive_data(data)
@@ -175,7 +175,7 @@ class HttpConnection(asyncio.Protocol):
     def _advance(self) -> None:
         """Handle the events that h11 finds in the bytes that have arrived.
 
-        Bytes behind the last request of a connection have no meaning (RFC 9112, 9.6).
+        Bytes after the last request of a connection have no meaning (RFC 9112, 9.6).
         """
         while not self.transport.is_closing() and self.protocol.their_state is not h11.MUST_CLOSE:
             try:

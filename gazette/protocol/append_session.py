@@ -1,7 +1,7 @@
 """Append sessions: metadata by which a broker recognizes a late copy of an earlier append.
 
 An append service retries an append with an unknown outcome, often at another broker. The first attempt may
-still be on its way: in a kernel that repeats its packets behind a partition, or in a paused process. Suppose
+still be on its way: in a kernel that repeats its packets after a partition, or in a paused process. Suppose
 that it arrives after later appends. Readers would take an old acknowledgement of a transaction for a
 roll-back by its producer, and would lose or repeat messages.
 

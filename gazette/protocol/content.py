@@ -133,7 +133,7 @@ class ProposalEncoder:
     def __init__(self) -> None:
         self._registers: LabelSet | None = None  # None before the first proposal.
         self._tail = b""
-        """The encoded fields behind the proposed fragment."""
+        """The encoded fields after the proposed fragment."""
 
     def encode(self, proposal: Fragment, registers: LabelSet) -> bytes:
         """Return the wire form of a ReplicateRequest."""

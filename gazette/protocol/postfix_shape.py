@@ -88,7 +88,7 @@ class _Path:
         self._path = path
 
     def through(self, parts: Iterable[Part], states: set[_State]) -> set[_State]:
-        """Return the possible states behind ``parts`` that begin at ``states``."""
+        """Return the possible states after ``parts`` that begin at ``states``."""
         for part in parts:
             if not states:
                 break
@@ -111,7 +111,7 @@ class _Path:
         return {(end + 1, False) for end, _ in states if self._path.startswith(char, end)}
 
     def _slash(self, states: set[_State]) -> set[_State]:
-        """Pass a slash. A clean path lacks the slash at its begin and end, and behind another slash."""
+        """Pass a slash. A clean path lacks the slash at its begin and end, and after another slash."""
         left_out = {(end, True) for end, at_start in states if at_start or end == len(self._path)}
         return left_out | {(end + 1, True) for end, _ in states if self._path.startswith("/", end)}
 
@@ -161,7 +161,7 @@ class _Shaper:
 
     def _condition(self, node: Condition) -> Sequence[Part]:
         otherwise = tuple(self.sequence(node.otherwise))
-        # A `with` replaces `.` in its body, and not behind its `else`.
+        # A `with` replaces `.` in its body, and not after its `else`.
         outer_knows_dot, self._knows_dot = self._knows_dot, self._knows_dot and node.keyword == "if"
         body = tuple(self.sequence(node.body))
         self._knows_dot = outer_knows_dot

@@ -347,7 +347,7 @@ def _play(
     while True:
         if (next_place := playback.wanted()) is not None:
             playback.seek(*next_place)
-        # `end` is behind the hinted range: until that is read, `end` only bounds how much is read.
+        # `end` is after the hinted range: until that is read, `end` only bounds how much is read.
         limit = heads[playback.log]
         if end is not None and playback.log == own_log and not playback.fsm.has_hints:
             limit = end

@@ -357,7 +357,7 @@ async def _head(reader: Any) -> int:
     try:
         await reader.read()
     except NotYet:
-        pass  # Expected: no bytes exist behind the head.
+        pass  # Expected: no bytes exist after the head.
     finally:
         reader.close()
     head: int = reader.write_head

@@ -277,8 +277,8 @@ class Replayer:
     def hand_off(self, log: MemoryLog, author: int) -> int:
         """Play a log to its end and make ``author`` its owner, as a `Player` does.
 
-        Return the offset behind the hand-off. If another owner appends before the hand-off, play its
-        bytes, and append the hand-off again behind them. Raise ``Corrupt`` as a `Player` does.
+        Return the offset after the hand-off. If another owner appends before the hand-off, play its
+        bytes, and append the hand-off again after them. Raise ``Corrupt`` as a `Player` does.
         """
         playback, fsm = self._playback, self.fsm
         while True:

@@ -11,7 +11,7 @@ inherited.
         def content(self, store):
             return ...                  # the whole state, comparable with ==
 
-The tests record transactions into a log in memory, and cut that log behind its appends. A real log
+The tests record transactions into a log in memory, and cut that log after its appends. A real log
 may be cut there, too. Then a new owner recovers from the rest. No test depends on how a store keeps its
 state.
 """
@@ -149,7 +149,7 @@ class RecordedStoreTests(ABC):
             owner.check()
 
     def test_a_commit_is_one_append(self, owner: Owner) -> None:
-        """Check, for up to eight appends, that the log holds whole transactions behind them."""
+        """Check, for up to eight appends, that the log holds whole transactions after them."""
         owner.commit(12)
         ends = [end for end in owner.log.ends if end >= owner.ends[0]]
         for cut in sorted(owner.rng.sample(ends, min(8, len(ends))), reverse=True):
@@ -157,7 +157,7 @@ class RecordedStoreTests(ABC):
             owner.check()
 
     def test_a_crash_at_every_prefix(self, owner: Owner) -> None:
-        """Check a log of several owners, cut behind each append from the first commit on: the next owner
+        """Check a log of several owners, cut after each append from the first commit on: the next owner
         recovers the last commit before the cut.
         """
         for _ in range(2):

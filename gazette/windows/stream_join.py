@@ -70,7 +70,7 @@ class JoinOutcome(Generic[L, R]):
 
     late: bool
     """True if the watermark has passed the last time that a partner may have: then nothing changed. A message
-    that is only a little behind the watermark is not late, and pairs with the partners that are left."""
+    that is only a little older than the watermark is not late, and pairs with the partners that are left."""
     pairs: Sequence[JoinResult[L, R]]
     """The message with each partner so far, in the order of their times."""
 

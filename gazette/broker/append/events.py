@@ -198,7 +198,7 @@ class ReadinessSeen(msgspec.Struct, frozen=True):
 
     ``unlisted`` says why the stores have not been listed yet; it is empty once they were. ``store_error`` is
     None while the store is healthy. ``head`` is None until it was read from etcd. ``must_begin``: former
-    primaries may have uploaded bytes behind the end of the spool, or may still do so (`BeginTenure`).
+    primaries may have uploaded bytes after the end of the spool, or may still do so (`BeginTenure`).
     ``admission`` is the decision of the append's session ledger. ``monotonic`` is the present time, in
     seconds. The append waits until the monotonic time ``store_until`` for a store to be listed, or healthy.
     ``store_refuses`` says why the first store refuses the journal's fragments. ``undecided`` names stored

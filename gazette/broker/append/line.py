@@ -5,7 +5,7 @@ all later appends. So the broker reads content before the append waits in line: 
 
 A *small append* is one message of at most `SMALL_BYTES`, which has arrived together with its call. One small
 append at a time leads, until it has ended. The leader commits its own content and that of small appends
-behind it, if their terms permit: a group commit. So many small appends cost the replicas as little as one.
+after it, if their terms permit: a group commit. So many small appends cost the replicas as little as one.
 
 An append that finds its journal's store unhealthy waits for the store in its turn. Later appends wait for the
 store before their turn. These waits do not add up: the time of each begins with the arrival of its append, or

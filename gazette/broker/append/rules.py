@@ -28,7 +28,7 @@ class SyncVerdict:
 
     ``read_through`` (0: none) is a revision at which another route is in force. ``roll_to`` is the offset to
     which the spool must roll (None: no need). ``registers`` are those of the peer whose spool ends at
-    ``roll_to``, behind the end of the local spool; None without such a peer.
+    ``roll_to``, after the end of the local spool; None without such a peer.
     """
 
     read_through: Revision = 0

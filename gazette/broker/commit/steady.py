@@ -143,7 +143,7 @@ def commit_now(
     line: Line,
     leader: SmallAppend,
 ) -> AppendGroup | None:
-    """Propose the commit of the append that leads a line, with those behind it that may join, and fit.
+    """Propose the commit of the append that leads a line, with those after it that may join, and fit.
 
     Return None, without effect, if a check fails (see the module). ``resolution`` is of the present revision.
     ``pipeline`` is that of its replica, free or held by the caller; None: not available.

@@ -61,7 +61,7 @@ class UploadGate:
         self._end: Offset | None = None
         self._registers = EMPTY_LABELS
         self._acknowledged: tuple[Offset, LabelSet] = (0, EMPTY_LABELS)  # See `note_acknowledged`.
-        self._held: list[CompletedSpool] = []  # Spools that end behind the agreed end.
+        self._held: list[CompletedSpool] = []  # Spools that end after the agreed end.
         self._confirmed: Fragment | None = None  # See `confirm`; None: none was.
         self._reassigned: Latch | None = None  # See `confirm`.
 

@@ -247,7 +247,7 @@ class JournalQueue:
         """A future that has failed with ``failure``, for all later appends."""
 
     def chain(self, params: AppendParams, dependencies: AbstractSet[OpFuture[Any]]) -> Batch:
-        """Add a batch behind all others. Later appends may join it."""
+        """Add a batch after all others. Later appends may join it."""
         batch = Batch(params, dependencies)
         self.batches.append(batch)
         self.tail = batch

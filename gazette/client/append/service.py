@@ -214,7 +214,7 @@ class AppendService:
     the fork is never done there.
 
     A thread may have to wait until the brokers catch up. So a thread that must complete a dependency must
-    not enqueue gigabytes behind it.
+    not enqueue gigabytes after it.
     """
 
     def __init__(

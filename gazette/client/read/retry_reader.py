@@ -121,7 +121,7 @@ class RetryReader:
         """Return the next bytes: as many as came in one piece, at most ``max_bytes`` unless that is zero.
 
         Return empty bytes only at ``end_offset`` (and for ``metadata_only``). Raise ``OffsetJump``
-        (once; the next ``read`` continues behind the gap), ``NotYet`` unless blocking, ``Corrupt``,
+        (once; the next ``read`` continues after the gap), ``NotYet`` unless blocking, ``Corrupt``,
         ``NotFound``, ``NotAllowed`` (also for a suspended journal), or ``Closed``. A cancelled call
         loses nothing: the next ``read`` makes a new call.
         """

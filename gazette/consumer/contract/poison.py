@@ -4,7 +4,7 @@ A *poison message* does not decode, or ``consume_message`` raises an error at ea
 By default the shard fails, and later messages wait. No message is lost, and an operator has to act.
 With a `PoisonPolicy` the message is skipped: its bytes and the error are published to a dead-letter
 journal, in the transaction that skips the message. So a dead letter commits exactly once, together with a
-checkpoint behind the message.
+checkpoint after the message.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class DeadLetter(Message):
     begin: int = 0
     """Offset of the message's first byte."""
     end: int = 0
-    """Offset behind the message's last byte."""
+    """Offset after the message's last byte."""
     message_uuid: str = ""
     """UUID of the message. Empty if the message did not decode, or has no UUID of a publisher."""
     reason: str = ""

@@ -283,7 +283,7 @@ def _check_same(source: Source[Any], output: Output[Any], kind: str) -> None:
 
 def _check_nesting(names: Iterable[str], kind: str) -> None:
     """Raise ``Invalid`` if a declared name is the directory of another one."""
-    # Sorted with a slash behind each, a name stands right before the names below it.
+    # Sorted with a slash after each, a name stands right before the names below it.
     ordered = sorted(names, key=lambda name: f"{name}/")
     for name, next_name in pairwise(ordered):
         if next_name.startswith(f"{name}/"):

@@ -251,7 +251,7 @@ class _Page:
         self._items: list[tuple[Any, int, msgspec.Raw]] = []
         """Key, number of the shard, and value of each item, in order."""
         self._is_cut = False
-        """True if shards may have more items behind these."""
+        """True if shards may have more items after these."""
 
     def add(self, number: int, body: bytes) -> None:
         """Add the items of one shard. Keep as many as the limit, and all items that have the last key."""
@@ -261,7 +261,7 @@ class _Page:
         items = [*self._items, *((key, number, value) for key, value in pairs)]
         items.sort(key=lambda item: item[:2])  # By key and shard: values may have no order.
         if len(items) > self._limit:
-            # Keep all items of the last key, so that the next page can begin behind that key.
+            # Keep all items of the last key, so that the next page can begin after that key.
             last = items[self._limit - 1][0]
             kept = [item for item in items if item[0] <= last]
             self._is_cut = self._is_cut or len(kept) < len(items)

@@ -96,7 +96,7 @@ async def _watch_missing(
     """Log a warning while a reader waits for bytes below the journal's head that no broker has.
 
     The reader does not jump to the head: a blob store that is not mounted looks the same, and the messages
-    there must not be skipped. The reader jumps once bytes behind the gap are stored.
+    there must not be skipped. The reader jumps once bytes after the gap are stored.
     """
     journal, start, question = reader.params.journal, reader.offset, RepeatedCall()
     # Offsets of the reader: at the last look, where no bytes were missing, and where bytes may be missing.

@@ -95,7 +95,7 @@ async def journal_head(client: Client, journal: str) -> int | None:
     try:
         await reader.read()
     except NotYet:
-        pass  # Expected: the journal has no bytes behind its head.
+        pass  # Expected: the journal has no bytes after its head.
     except (Retryable, NotFound, NotAllowed):
         return None  # Play-back, or the reader of the source, handles these errors.
     finally:

@@ -81,7 +81,7 @@ class _Queue:
             self.cancelled_keys.add(key)
 
     def begin_pass(self) -> None:
-        """Begin again with the first timer: also timers that were set behind the cursor may fire now."""
+        """Begin again with the first timer: also timers that were set after the cursor may fire now."""
         if self.cursor is not BEFORE_ALL:
             self.cursor = BEFORE_ALL
             self.ahead_from = _least(self.ahead_from, self.behind_from)
@@ -262,7 +262,7 @@ class ShardTimers:
                 self._table.set_event_time(value)
                 self._stored_watermark = value
         self._in_transaction = False
-        self.begin_pass()  # The next transaction may begin with a timer behind the cursor.
+        self.begin_pass()  # The next transaction may begin with a timer after the cursor.
 
     def begin_pass(self) -> None:
         """Begin a pass: timers that were set for times before the last fired timer may fire now."""

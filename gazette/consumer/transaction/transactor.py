@@ -408,7 +408,7 @@ class Transactor:
                 _perform(fn, future)
 
     def _feed(self, chunk: Chunk) -> None:
-        """Feed a chunk to the decoder of its source. For an array pass, add chunks behind it that wait."""
+        """Feed a chunk to the decoder of its source. For an array pass, add chunks after it that wait."""
         decoder = self._decoders[chunk.journal]
         self._backlog.decoder = decoder
         size, next_chunk = 0, self._inbox.take_continuation
@@ -465,7 +465,7 @@ class Transactor:
             self._report_read_through()
 
     def _skip_malformed(self, transaction: Transaction, error: MalformedMessage) -> None:
-        """Publish a dead letter in the transaction that commits the offset behind the message."""
+        """Publish a dead letter in the transaction that commits the offset after the message."""
         assert self._poison is not None
         if transaction.began_at is None:
             self._begin(transaction)
@@ -561,7 +561,7 @@ class Transactor:
         transaction.begin(self._clock.monotonic())
 
     def _commit(self, transaction: Transaction) -> None:
-        """Finalize the transaction, start the store's commit, and queue the acknowledgements behind it."""
+        """Finalize the transaction, start the store's commit, and queue the acknowledgements after it."""
         transaction.prepared_at = self._clock.monotonic()
         self._callbacks.finalize_transaction()
         if self._timers is not None:

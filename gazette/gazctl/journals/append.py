@@ -194,7 +194,7 @@ class Appending:
         return f"appended {self._bytes} bytes, in {self._records} records, to {journals}"
 
     def stopped_by(self, error: GazetteError) -> GazetteError:
-        """Return the error of an input that is wrong behind records that were appended."""
+        """Return the error of an input that is wrong after records that were appended."""
         if not self._bytes:
             return error
         return GazetteError(

@@ -47,7 +47,7 @@ async def _asked(client: Client, journal: str) -> str:
         async with timeout(ASK_TIMEOUT_S):
             await reader.read()
     except NotYet:
-        pass  # The broker serves the journal, which has no bytes behind its head.
+        pass  # The broker serves the journal, which has no bytes after its head.
     except TimeoutError:
         return "its broker answers neither to appends nor to reads"
     except GazetteError as error:

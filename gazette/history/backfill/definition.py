@@ -324,7 +324,7 @@ class _Transaction:
 
     def consume_with_timers(self, timers: ShardTimers, envelope: Envelope[Any]) -> None:
         """Let the application consume a message at the message's time. Fire the timers that are due before
-        the message, and those that are due behind it."""
+        the message, and those that are due after it."""
         self._shard.advance(envelope)
         self._fire(timers)
         timers.begin_pass()

@@ -2,7 +2,7 @@
 
     PLAN ── first pass ── build, stage ── MANIFEST ── append ── (verify) ── publish ── PUBLISHED
       │          nothing of this takes effect, and all of it can be repeated           │
-      └── a resumed run continues behind the last step that is done ───────────────────┘
+      └── a resumed run continues after the last step that is done ───────────────────┘
 
 A run is loop-bound. Calls that block run on a pool of threads.
 """

@@ -136,7 +136,7 @@ class TableDecoder(EnvelopeDecoder[Any]):
                 break
         if not messages:
             return cut
-        # Take the messages that were read again from behind the scanned ones.
+        # Take the messages that were read again from after the scanned ones.
         index = np.arange(len(columns))
         index[read_rows] = len(columns) + np.arange(len(messages))
         order = pa.array(index[: len(cut.columns)])

@@ -92,7 +92,7 @@ class DecodedRows(Sequence[Envelope[Any]]):
 
     @property
     def end(self) -> Offset:
-        """Offset behind the last message."""
+        """Offset after the last message."""
         return int(self.columns.ends[-1])
 
     def arrays_at(self, rows: Array64) -> list[pa.Array]:

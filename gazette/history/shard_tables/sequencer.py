@@ -93,7 +93,7 @@ class TableSequencer(Sequencer[Any]):
         self._chunks = 0
 
     def queue_batch(self, envelopes: Sequence[Envelope[Any]], start: int = 0) -> int:
-        """Make the drain of rows from ``start`` on. Return the position behind them. They end before a row
+        """Make the drain of rows from ``start`` on. Return the position after them. They end before a row
         that may commit messages which are not kept: that row has a drain of its own."""
         assert isinstance(envelopes, DecodedRows)
         rows = envelopes.part(start, len(envelopes))
@@ -454,7 +454,7 @@ class _ReplayDrain(Drain[Any]):
         return [Picked(rows, at, np.zeros(len(at), np.int64))] if len(at) else []
 
     def _advance(self, consumed: Sequence[Any]) -> None:
-        """Move the producer's state behind the consumed rows; after the last, behind the acknowledgement."""
+        """Move the producer's state past the consumed rows; after the last, past the acknowledgement."""
         assert isinstance(consumed, CommittedRows)
         self.partial.min_clock = consumed.clock_of(len(consumed) - 1)
         after = self._next + len(consumed)
@@ -464,7 +464,7 @@ class _ReplayDrain(Drain[Any]):
             self._finish()
 
     def _finish(self) -> None:
-        """Go on behind the acknowledgement: the producer has nothing pending then."""
+        """Go on after the acknowledgement: the producer has nothing pending then."""
         self._offsets[self.partial.journal] = self._ack.end
         self.partial.reset(self._clock)
 

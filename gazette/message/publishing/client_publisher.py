@@ -149,7 +149,7 @@ class ClientTransaction:
         self._clock: int | None = None
         """Clock of the open transaction."""
         self.offsets: Mapping[JournalName, int] = {}
-        """After the commit: by journal, the offset behind the transaction. A query with these offsets as
+        """After the commit: by journal, the offset after the transaction. A query with these offsets as
         ``gazette-read-through`` reflects the transaction."""
 
     async def __aenter__(self) -> Self:
@@ -331,7 +331,7 @@ class SyncTransaction:
         self._clock: int | None = None
         """Clock of the open transaction."""
         self.offsets: Mapping[JournalName, int] = {}
-        """After the commit: by journal, the offset behind the transaction."""
+        """After the commit: by journal, the offset after the transaction."""
 
     def __enter__(self) -> Self:
         service = self._publisher._require_service()

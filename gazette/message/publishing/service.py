@@ -222,14 +222,14 @@ class PublishingService:
         return self._publisher.build_ack_intents()
 
     async def commit(self, intents: Mapping[JournalName, bytes]) -> dict[JournalName, int]:
-        """Commit the transaction that `end_for_commit` has ended. Return the offset behind it, by journal.
+        """Commit the transaction that `end_for_commit` has ended. Return the offset after it, by journal.
 
         The timeout bounds all appends together. Raise ``CommitFailed``, which says where the transaction is
         visible. After a cancellation it is not known where the transaction is visible.
         """
         deadline = self._deadline()
         try:
-            # In one journal, the acknowledgement is behind the messages without waiting for them.
+            # In one journal, the acknowledgement is after the messages without waiting for them.
             if len(intents) > 1:
                 await self._flush(deadline)
                 await reach("publish.deciding", self._publisher.producer.hex(), self._client.clock)

@@ -274,7 +274,7 @@ class SpanDrain(Drain[M]):
         self._replayed = False
         """True once a message of the replay was accepted."""
         self._ring_ready = False
-        """True once the messages that the ring kept are ready: none remain behind them."""
+        """True once the messages that the ring kept are ready: none remain after them."""
         # Greatest clock so far: of all messages of the span, and of those that were delivered.
         self._seen_clock = self._delivered_clock = partial.min_clock
         assert partial.begin is not None

@@ -288,7 +288,7 @@ class _SlicedDecompressor(ABC):
 
 
 class _GzipDecompressor(_SlicedDecompressor):
-    """Decompressor of consecutive gzip members. Any other bytes behind a member are an error."""
+    """Decompressor of consecutive gzip members. Any other bytes after a member are an error."""
 
     __slots__ = ("_member",)
 
@@ -362,7 +362,7 @@ class _SnappyDecompressor(_SlicedDecompressor):
         super().__init__()
         self._pending = b""  # The first bytes of a chunk that is not whole yet.
         self._skip = 0  # Bytes of a skippable chunk to come.
-        self._identified = False  # True behind a stream identifier.
+        self._identified = False  # True after a stream identifier.
 
     def _slice(self, data: memoryview) -> int:
         return min(len(data), _SNAPPY_SLICE_BYTES)

@@ -53,7 +53,7 @@ class ZstdBlocks:
         """The first bytes of the next header, which has ``_wanted`` bytes."""
         self._skip = 0
         """Bytes of the current element that are still to come and are not inspected."""
-        self._checksum = 0  # Bytes of checksum behind the frame.
+        self._checksum = 0  # Bytes of checksum after the frame.
 
     def take(self, data: memoryview) -> int:
         """Return how many of the next bytes to feed at once. The result is zero only for empty ``data``."""

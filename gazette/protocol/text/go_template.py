@@ -174,7 +174,7 @@ class _Parser:
         return tuple(nodes), ""
 
     def _condition(self, keyword: str) -> Condition:
-        """Read an ``if`` or ``with``, from behind its keyword to its ``end``."""
+        """Read an ``if`` or ``with``, from after its keyword to its ``end``."""
         self._deeper()
         opening, value = self._action, self._whole()
         body, ended = self._body()
@@ -272,7 +272,7 @@ def _pieces(text: str) -> Iterator[tuple[str, str, list[tuple[str, str]] | None]
     Tokens are None for a comment, and at the end of the text. Raise ``Invalid`` at an action that has no end,
     or is not supported.
     """
-    # `{{-` trims white space from the text before the action, and `-}}` from the text behind it.
+    # `{{-` trims white space from the text before the action, and `-}}` from the text after it.
     position, trim = 0, False
     while begin := _BEGIN.search(text, position):
         literal = text[position : begin.start()]

@@ -114,7 +114,7 @@ class BrokerLogs:
                 try:
                     data = await reader.read(READ_BYTES)
                 except OffsetJump:
-                    continue  # The next read begins behind the lost bytes.
+                    continue  # The next read begins after the lost bytes.
                 return reader.offset - len(data), data
 
         # Fetch the next piece while the caller uses this one.

@@ -39,7 +39,7 @@ class LogSource(Protocol):
 
     @property
     def knows_heads(self) -> bool:
-        """True if no bytes exist behind ``bounds``. Then hints of later bytes prove a loss of data."""
+        """True if no bytes exist after ``bounds``. Then hints of later bytes prove a loss of data."""
         ...
 
     def bounds(self, log: JournalName) -> tuple[Offset, Offset]:

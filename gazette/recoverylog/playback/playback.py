@@ -100,7 +100,7 @@ class PrunedLog(Corrupt):
 
 
 class BeyondTheEnd(Corrupt):
-    """Hints name operations behind the end of the log."""
+    """Hints name operations after the end of the log."""
 
     default_hint = "Recover from an older backup of the hints, or restore the log's fragments."
 
@@ -109,7 +109,7 @@ class Playback:
     """Decoder of a log from some offset on, which drives the recovery FSM.
 
     Invariants: ``offset`` is the offset of the first byte that is not decoded. Bytes that were fed but not
-    decoded are an incomplete frame, junk shorter than a header, or bytes behind an applied hand-off.
+    decoded are an incomplete frame, junk shorter than a header, or bytes after an applied hand-off.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Playback:
         return self.offset + len(self._buffer)
 
     def wanted(self) -> tuple[str, int] | None:
-        """Return the (log, offset) to read next, in another log or behind a gap. None: the next byte."""
+        """Return the (log, offset) to read next, in another log or after a gap. None: the next byte."""
         if not self.fsm.hinted_segments:
             return None
         if self._raw is not None and self._raw.fnode is not None:
@@ -231,7 +231,7 @@ class Playback:
         return self._handoff_outcome
 
     def feed(self, data: bytes) -> list[FileAction]:
-        """Decode more bytes. Return the actions on files, in order. Stop behind an applied hand-off.
+        """Decode more bytes. Return the actions on files, in order. Stop after an applied hand-off.
 
         Raise ``Corrupt`` if an operation of the log's owner cannot apply, or after `JUNK_MAX` bytes without a
         frame. Raise ``PrunedLog`` if the operation cannot apply because bytes were skipped.

@@ -46,7 +46,7 @@ _RESERVED: Final[Mapping[bytes, str]] = {
 }
 """Meaning of the keys with each prefix, in the order of keys."""
 RESERVED_END: Final = b"\x00\x13"
-"""Key behind all reserved keys, which begin with the bytes 0 and 18."""
+"""Key after all reserved keys, which begin with the bytes 0 and 18."""
 
 
 def reserved_for(key: bytes) -> str | None:

@@ -21,7 +21,7 @@ is newer: older versions refuse a log that has such frames. Small databases do n
 
 A frame is either complete or absent: a commit is one append, and the log is played back to the
 end of an append. So a file that ends within a frame is damaged: the frame's length may be wrong, with
-commits behind it. A file's header has the end of its predecessor. So bytes that a later owner replaced
+commits after it. A file's header has the end of its predecessor. So bytes that a later owner replaced
 are never read as data.
 
 This module works only on files; `redo_format` has their bytes. `stores/sqlite/redo_recording` owns

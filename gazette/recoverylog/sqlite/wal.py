@@ -64,7 +64,7 @@ def _valid_frames(index: Path) -> int:
 
 
 def _require_whole(fd: int, wal: Path, valid: int) -> None:
-    """Raise ``Corrupt`` if a frame behind the first ``valid`` ones ends a commit: SQLite would drop it."""
+    """Raise ``Corrupt`` if a frame after the first ``valid`` ones ends a commit: SQLite would drop it."""
     size = os.fstat(fd).st_size
     if not size:
         return

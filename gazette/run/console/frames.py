@@ -1,6 +1,6 @@
 """Cuts bytes of a journal into frames, and finds their UUIDs without their types. No IO.
 
-A frame is a line, or a message of protobuf behind its length. Only the begin of a long frame is kept, so that
+A frame is a line, or a message of protobuf after its length. Only the begin of a long frame is kept, so that
 a line of any length takes little memory.
 """
 

@@ -121,7 +121,7 @@ class JournalReads:
         """Return at most ``count`` messages of ``[offset, end)``, and where the next one begins.
 
         ``behind`` is True if there may be more: a limit was reached, and the notes say which. With ``align``,
-        begin behind the message that the byte before ``offset`` is of. Leave out messages that are older than
+        begin after the message that the byte before ``offset`` is of. Leave out messages that are older than
         ``since_ms``.
         """
         self.require_messages()

@@ -39,7 +39,7 @@ class Lineage:
     ) -> dict[str, Any]:
         """Return the message, its transaction with its inputs, and the rows that it changed.
 
-        Raise ``NotFound`` if no transaction of a shard is behind the message, ``StillRecovering`` for now.
+        Raise ``NotFound`` if no transaction of a shard published the message, ``StillRecovering`` for now.
         """
         reads = JournalReads(self._client, journal)
         message, ack = await self._ended(reads, offset)

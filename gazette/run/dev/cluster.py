@@ -123,7 +123,7 @@ class LocalCluster:
             raise
 
     async def _resume(self) -> None:
-        """Let journals of an earlier run continue behind their stored fragments. Raise ``Unavailable`` on
+        """Let journals of an earlier run continue after their stored fragments. Raise ``Unavailable`` on
         timeout."""
         addresses = ",".join(broker.grpc_url for broker in self.brokers)
         timeout_s = self.settings.ready_timeout_s

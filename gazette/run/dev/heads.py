@@ -23,7 +23,7 @@ async def write_head(client: Client, journal: str) -> int:
 
 
 async def resume_journals(client: Client) -> list[str]:
-    """Let all journals continue behind their stored fragments. Return the names of journals that were reset.
+    """Let all journals continue after their stored fragments. Return the names of journals that were reset.
 
     Brokers refuse appends to a journal whose fragments reach beyond all spools: another broker, which is cut
     off, may hold more bytes. Call this only if *all* brokers were stopped, as when `gazette dev` starts.

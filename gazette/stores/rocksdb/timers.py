@@ -62,7 +62,7 @@ class RocksDBTimers(TimerTable):
         return None if row is None else row.at_us
 
     def _rows(self, domain: TimeDomain, after: Position, until_us: int) -> Iterator[TimerRow]:
-        """Yield the timers behind position ``after`` with times up to ``until_us``, in order."""
+        """Yield the timers after position ``after`` with times up to ``until_us``, in order."""
         low = _at_key(domain, max(after, self._floor[domain])) + b"\x00"
         prefix = TIMER_AT_PREFIX + bytes((domain.value,))
         # All keys up to `until_us` in the domain are before `high`.

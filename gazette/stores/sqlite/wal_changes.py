@@ -301,7 +301,7 @@ class WalChanges:
         return newest, pages, commits
 
     def read_file(self, page: int, count: int = 1) -> bytes:
-        """Return pages of the database file. Pages behind its end are zeros."""
+        """Return pages of the database file. Pages after its end are zeros."""
         size = self._page_size
         data = os.pread(self._main_fd, count * size, (page - 1) * size)
         return data.ljust(count * size, b"\0")

@@ -268,7 +268,7 @@ class _Pipe:
         self._writers = _Waiters(network.loop)
 
     def send(self, source: SimNode, callback: Callable[..., None], *args: Any) -> None:
-        """Deliver something behind all that was sent before; at times with what was sent just now."""
+        """Deliver something after all that was sent before; at times with what was sent just now."""
         network = self._network
         if not source.alive:
             return
@@ -728,7 +728,7 @@ class SimCall:
             self.up.send(self._node, self.context.caller_gone)
 
     def trailers(self, code: grpc.StatusCode, details: str, trailing: Metadata) -> None:
-        """Take the server's status, which arrived behind all its messages."""
+        """Take the server's status, which arrived after all its messages."""
         self._trailing = trailing
         if self._status is not None:
             return

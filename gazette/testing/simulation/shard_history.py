@@ -1,7 +1,7 @@
 """The history of an application's shards in one simulation: what each promotion restored, consumed and fired.
 
 The history decides which transactions took effect. A promotion restores the checkpoint of one of them: all
-others behind that transaction had no effect, whatever their owner believed.
+others after that transaction had no effect, whatever their owner believed.
 """
 
 from __future__ import annotations
