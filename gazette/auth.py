@@ -229,7 +229,10 @@ class KeyedAuth:
         if now - LEEWAY_S >= expires_at:
             raise NotAllowed("verifying Authorization: token is expired")
         if (issued_at := _number(payload, "iat")) is not None and issued_at > now + LEEWAY_S:
-            raise NotAllowed("verifying Authorization: token used before issued")
+            raise NotAllowed(
+                "verifying Authorization: token used before issued",
+                hint="Compare the clocks of the caller and of this server.",
+            )
         if (not_before := _number(payload, "nbf")) is not None and not_before > now + LEEWAY_S:
             raise NotAllowed("verifying Authorization: token is not valid yet")
         capability = payload.get("cap", 0)

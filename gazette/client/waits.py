@@ -20,6 +20,7 @@ class Waits:
 
     def note(self, call: object, journal: str, error: Exception) -> None:
         """Note that ``call`` about ``journal`` failed and is repeated."""
+        self._reasons.pop(call, None)  # The newest answer comes last.
         self._reasons[call] = (split_journal_meta(journal)[0], reason_of(error))
 
     def end(self, call: object) -> None:

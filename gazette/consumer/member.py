@@ -124,7 +124,15 @@ class ConsumerMember(ClusterMember[ConsumerSettings]):
             application=self.application_name,
         )
         decoder = consumer_decoder(settings.root, settings.max_hot_standbys)
-        return MemberRole("consumer", "shards", _WORDS, spec, decoder, is_consistent, progress)
+        return MemberRole(
+            program="consumer",
+            replicas="shards",
+            names=_WORDS,
+            spec=spec,
+            decoder=decoder,
+            is_consistent=is_consistent,
+            progress=progress,
+        )
 
     @property
     def resolver(self) -> Resolver:

@@ -81,7 +81,8 @@ class StreamListener(Protocol):
     def on_room(self) -> None:
         """Send more, within this call. Called once after a ``send`` that did not take everything.
 
-        Do not leave this to a task: room would stay unused, and all other listeners would be called in vain.
+        Do not leave this to a task. The connection calls the next listener if room is left after this call:
+        with tasks it would call all of them, although the first one takes the room.
         """
         ...
 

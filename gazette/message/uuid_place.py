@@ -127,12 +127,12 @@ def declared_place(message_type: Any, given: str | None) -> str | None:
     if given is None:
         return None
     types = get_args(message_type) or (message_type,)
-    places = {
-        getattr(kind, "gazette_uuid", "") for kind in types
-    }  # "": a type without the attribute.
-    if len(places | ({given} if given else set())) > 1 and places != {""}:
+    # An empty text: a type without the attribute.
+    places = {getattr(type_, "gazette_uuid", "") for type_ in types}
+    if len(places) > 1 or (given and places not in ({""}, {given})):
+        shown = " or ".join(place or "its default place" for place in sorted(places))
         raise Invalid(
-            f"messages of type {name_of_type(message_type)} have their UUID in {' or '.join(sorted(places))}"
+            f"messages of type {name_of_type(message_type)} have their UUID in {shown}"
             f"{f', and not in {given}' if given else ''}",
             path="uuid",
             hint="Give the class attribute gazette_uuid, the declaration, and the label "
@@ -173,15 +173,18 @@ def object_place(
 
 
 def _object_steps(
-    objects: tuple[zero_value.ObjectType, ...], names: list[str], place: str
+    types: tuple[zero_value.ObjectType, ...], names: list[str], place: str
 ) -> tuple[list[Step], UuidForm]:
-    """Return the steps along ``names`` from these objects, and the form of the UUID at their end. Raise
-    ``Invalid`` if they lead to no place."""
-    field = _common_field(objects, names[0], place)
-    attribute = Attribute(field.name, _is_frozen(objects))
+    """Return the steps along ``names`` from an object of any of these types, and the form of the UUID at
+    their end. An object that is null is made if one type is possible, and all its fields have defaults.
+
+    Raise ``Invalid`` if the steps lead to no place.
+    """
+    field = _common_field(types, names[0], place)
+    attribute = Attribute(field.name, _is_frozen(types))
     if len(names) == 1:
         return [attribute], _form_of(field.type, place)
-    if any(zero_value.is_array((part,), part.cls) for part in objects):
+    if any(zero_value.is_array((part,), part.cls) for part in types):
         raise Invalid("messages that are JSON arrays have no place within", path=place, hint=_HINT)
     inner = _not_null(field.type)
     if _are_dicts(inner):

@@ -2,7 +2,7 @@
 
 The log has every commit since it was last pruned. To restore a commit, play the log exactly to the commit's
 end. A first operation with `group_time` marks where an append begins. The original appends single
-operations: in its logs, any operation may be the first one of a commit.
+operations: in its logs, any write may be the first operation of a commit.
 
 Hints name the files that lived when they were taken, not files deleted before. So a commit can be restored
 only by hints that are older. Of several hints, play the newest ones that are older than the moment. To keep

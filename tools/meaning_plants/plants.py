@@ -128,8 +128,8 @@ def _parts_of_applications() -> Planted:
         _plant(
             "dead_letters",
             "gazette/consumer/transaction/poison_handler.py",
-            "letter.raw = letter.raw[",
-            "letter.raw = letter.raw.strip()[",
+            "letter.raw = raw[",
+            "letter.raw = raw.strip()[",
         ),
     )
     yield (

@@ -13,7 +13,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from tools.simulation.code_digest import code_digest
+from tools.simulation.code_digest import code_digests
 from tools.simulation.other_version import OtherVersion
 from tools.simulation.progress import Progress
 from tools.simulation.run import (
@@ -159,10 +159,11 @@ def _many(arguments: argparse.Namespace, other: OtherVersion | None) -> int:
             if failures and not arguments.keep_going:
                 break
     sys.stdout.write("".join(f"{line}\n" for line in progress.describe()))
+    code, simulation = code_digests()
     rate = done / progress.seconds if progress.seconds else 0.0
     sys.stdout.write(
         f"{done} seeds from {arguments.first}, {failures} with violations, {rate:.1f} seeds/s per process, "
-        f"code {code_digest()}\n"
+        f"code {code}, simulation {simulation}\n"
     )
     return 1 if failures else 0
 

@@ -9,20 +9,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-_PACKAGES: Final = ("gazette.", "tools.simulation.")
 _WITH_TEXT: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def code_digest() -> str:
-    """Return the digest of what this process has imported of brokers, consumers and their simulation."""
-    files = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
-    return digest_of(
-        {
-            name: Path(path).read_text()
-            for name, path in files.items()
-            if name.startswith(_PACKAGES) and path.endswith(".py")
-        }
-    )
+def code_digests() -> tuple[str, str]:
+    """Return digests of what this process has imported: of brokers and consumers, and of their simulation."""
+    shipped: dict[str, str] = {}
+    simulation: dict[str, str] = {}
+    for name, module in sys.modules.items():
+        path = getattr(module, "__file__", None) or ""
+        if not path.endswith(".py"):
+            continue
+        if name.startswith(("gazette.testing.", "tools.simulation.")):
+            simulation[name] = Path(path).read_text()
+        elif name.startswith("gazette."):
+            shipped[name] = Path(path).read_text()
+    return digest_of(shipped), digest_of(simulation)
 
 
 def digest_of(sources: Mapping[str, str]) -> str:

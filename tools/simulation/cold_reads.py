@@ -177,8 +177,8 @@ class ColdReader:
         self._ahead: tuple[Reader | None, float] = (None, 0.0)
         self._present: tuple[Reader | None, float] = (None, 0.0)
         """The reader whose bytes are given, and since when it can have asked for them."""
-        self._is_closed = False
-        """True if the present `RetryReader` was closed."""
+        self._reader: RetryReader | None = None
+        """The present reader. None: it was closed."""
 
     async def run(self) -> None:
         rng, offset = self._rng, 0
@@ -197,7 +197,7 @@ class ColdReader:
             end = rng.randint(offset + 1, head)
         params = ReadParams(self._journal, offset, end_offset=end, do_not_proxy=rng.random() < 0.5)
         reader = RetryReader(self._client, params, clock=self._clock)
-        self._is_closed = False
+        self._reader = reader
         if rng.random() < 0.3:
             later = rng.choice((0.01, 0.1, 3.0)) * rng.random()
             self._world.loop.call_later(later, self._close, reader, context=self.node.context)
@@ -210,7 +210,7 @@ class ColdReader:
                 raise
             self._world.violated(f"a read of {self._name} was cancelled by no caller")
         except Closed as error:
-            if not self._is_closed:
+            if self._reader is not None:
                 self._world.violated(f"{self._name} was not closed, and raised {error!r}")
         except (NotYet, TimeoutError):
             pass
@@ -224,8 +224,9 @@ class ColdReader:
         return reader.offset
 
     def _close(self, reader: RetryReader) -> None:
-        self._is_closed = True
         reader.close()
+        if self._reader is reader:  # The close of an earlier reader may come late.
+            self._reader = None
 
     async def _read(self, reader: RetryReader) -> None:
         rng, end = self._rng, reader.params.end_offset
@@ -249,7 +250,7 @@ class ColdReader:
                 if not gone.expired():
                     raise
                 continue
-            if self._is_closed:
+            if self._reader is not reader:
                 self._world.violated(f"{self._name} was closed, and got {len(content)} bytes")
             if end and reader.offset > end and (content or not passed):
                 self._world.violated(f"{self._name} got bytes up to {reader.offset} behind {end}")

@@ -194,29 +194,29 @@ class HeadSeen(msgspec.Struct, frozen=True):
 
 
 class ReadinessSeen(msgspec.Struct, frozen=True):
-    """The state of index, first store, known head and append session.
-
-    ``unlisted`` says why the stores have not been listed yet; it is empty once they were. ``store_error`` is
-    None while the store is healthy. ``head`` is None until it was read from etcd. ``must_begin``: former
-    primaries may have uploaded bytes after the end of the spool, or may still do so (`BeginTenure`).
-    ``admission`` is the decision of the append's session ledger. ``monotonic`` is the present time, in
-    seconds. The append waits until the monotonic time ``store_until`` for a store to be listed, or healthy.
-    ``store_refuses`` says why the first store refuses the journal's fragments. ``undecided`` names stored
-    fragments that may or may not be the journal's; ``undecided_to`` is the end of the last of these.
-    """
+    """What an append must know before it may begin: index, first store, known head, and append session."""
 
     store_error: str | None
+    """Why the first store is not healthy. None: it is."""
     index: IndexView
     now: float
     monotonic: float
     head: HeadSeen | None
+    """The known head. None until it was read from etcd."""
     store_until: float = 0.0
+    """The monotonic time until which the append waits for a store to be listed, or healthy."""
     unlisted: str = ""
+    """Why the stores have not been listed yet. Empty once they were."""
     must_begin: bool = False
+    """True if former primaries may have uploaded bytes beyond the spool, or may do so: `BeginTenure`."""
     admission: Admission = ADMITTED
+    """The decision of the session ledger."""
     store_refuses: str = ""
+    """Why the first store refuses the journal's fragments. Empty: it does not."""
     undecided_to: Offset = 0
+    """The end of the last of the fragments that ``undecided`` names."""
     undecided: str = ""
+    """Names stored fragments that may or may not be the journal's."""
 
 
 class AllAcknowledged(msgspec.Struct, frozen=True):

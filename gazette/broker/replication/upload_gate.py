@@ -61,8 +61,8 @@ class UploadGate:
         self._end: Offset | None = None
         self._registers = EMPTY_LABELS
         self._acknowledged: tuple[Offset, LabelSet] = (0, EMPTY_LABELS)  # See `note_acknowledged`.
-        self._held: list[CompletedSpool] = []  # Spools that end after the agreed end.
-        self._confirmed: Fragment | None = None  # See `confirm`; None: none was.
+        self._held: list[CompletedSpool] = []  # Spools that end beyond the agreed end.
+        self._confirmed: Fragment | None = None  # See `confirm`. None: no proposal was confirmed.
         self._reassigned: Latch | None = None  # See `confirm`.
 
     @property

@@ -183,7 +183,7 @@ class Backlog:
                     self._on_work(queue)
             filled = None
             if segments:
-                # Nothing joins the buffer any more: it becomes a segment before ``segments``, though not
+                # The buffer ends here, since ``segments`` follow it. It becomes a segment, even if it is not
                 # full.
                 filled = queue.cut(batch) if batch.buffer else None
                 self.bytes += queue.put_segments(batch, segments)

@@ -127,7 +127,8 @@ class CommittedRows(MessageRows):
     def __init__(
         self, sources: Sequence[DecodedRows], which: Array64, rows: Array64, keys: Array64
     ) -> None:
-        """Make the rows. Row ``i`` is row ``rows[i]`` of ``sources[which[i]]``, committed by ``keys[i]``."""
+        """Make the rows. Row ``i`` is row ``rows[i]`` of ``sources[which[i]]``. The message at position
+        ``keys[i]`` commits it. Rows ascend by it."""
         self._sources = sources
         self._which = which
         self._rows = rows

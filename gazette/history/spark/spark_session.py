@@ -107,7 +107,7 @@ def _leave_connect_mode(master: str) -> None:
 
     if (Connected.getActiveSession() or Connected._default_session) is not None:
         raise Conflict(
-            f"a session of Spark Connect exists already, and none with master {master}",
+            f"cannot start a session with master {master}: a session of Spark Connect still runs",
             hint=_ONE_SESSION,
         )
     del os.environ[_CONNECT_MODE]

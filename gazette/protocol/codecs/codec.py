@@ -400,10 +400,10 @@ class _SnappyDecompressor(_SlicedDecompressor):
         if not self._identified and kind != 0xFF:
             raise Corrupt("not a snappy stream: it does not begin with a stream identifier")
         if 0x02 <= kind <= 0x7F:
-            raise Corrupt("not a snappy stream: reserved chunk", chunk_type=kind)
+            raise Corrupt("the snappy stream is damaged: reserved chunk", chunk_type=kind)
         # Permit 4 bytes of CRC, and the greatest size of a compressed block.
         if kind != 0xFF and length > 4 + 32 + _SNAPPY_BLOCK_BYTES * 7 // 6:
-            raise Corrupt("not a snappy stream: chunk is too long", chunk_bytes=length)
+            raise Corrupt("the snappy stream is damaged: chunk is too long", chunk_bytes=length)
         if kind == 0xFF and length != 6:
             raise Corrupt("not a snappy stream: bad stream identifier")
 
@@ -420,7 +420,7 @@ class _SnappyDecompressor(_SlicedDecompressor):
         try:
             return bytes(cramjam.snappy.decompress(b"".join(run)))
         except cramjam.DecompressionError as error:
-            raise Corrupt(f"not a snappy stream: {error}") from error
+            raise Corrupt(f"the snappy stream is damaged: {error}") from error
 
     def _at_boundary(self) -> bool:
         return not self._pending and not self._skip

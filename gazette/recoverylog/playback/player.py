@@ -380,8 +380,10 @@ class Player:
         self._read_through = result.commit.end
 
     async def _read(self, reader: RetryReader) -> bytes | OffsetJump:
-        """Return the next bytes, or a jump over deleted bytes. (An error would end the whole scope of this
-        task.) Wait while the log is suspended."""
+        """Return the next bytes. Wait while the log is suspended.
+
+        Return an `OffsetJump` over deleted bytes, and do not raise it: an error would end the whole scope.
+        """
         while True:
             try:
                 return await reader.read(READ_BYTES)

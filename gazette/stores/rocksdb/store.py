@@ -55,7 +55,7 @@ from gazette.stores.rocksdb.view import (
     FamilySnapshot,
     FamilyTransaction,
     FamilyView,
-    OnlyReads,
+    MissingPart,
     RocksDBView,
 )
 from gazette.stores.rocksdb.write_buffer import Pending, PendingSavepoint, merged
@@ -175,7 +175,7 @@ class RocksDBStore(Store):
         store._closed = False
         store._views = weakref.WeakSet()
         store._copy = copy
-        nothing: Any = OnlyReads()
+        nothing: Any = MissingPart()
         store._pending = store._recording = store._recorder = nothing
         return store
 

@@ -211,7 +211,7 @@ class RocksDBView:
         self.close()
 
 
-class OnlyReads:
+class MissingPart:
     """Takes the place of the parts that a standby's store lacks: their use raises ``NotAllowed``."""
 
     def __getattr__(self, name: str) -> Any:

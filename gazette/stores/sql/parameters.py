@@ -67,16 +67,17 @@ def unadapted(error: exc.DBAPIError) -> InvalidValue | None:
     )
 
 
-def _places_within(value: Any, kind: str, rows: int) -> Iterator[str]:
-    """Yield the places of values of a class. The outermost ``rows`` containers are not values."""
-    if rows <= 0 and type(value).__name__ == kind:
+def _places_within(value: Any, class_name: str, depth: int) -> Iterator[str]:
+    """Yield the place of each value of a class, such as ``[2].price``. The outermost ``depth`` containers
+    are lists of rows, and rows: they hold parameters, and are none themselves."""
+    if depth <= 0 and type(value).__name__ == class_name:
         yield ""
-    steps: Any = value.items() if isinstance(value, Mapping) else ()
+    members: Any = value.items() if isinstance(value, Mapping) else ()
     if isinstance(value, list | tuple):
-        steps = enumerate(value)
-    for step, part in steps:
-        for place in _places_within(part, kind, rows - 1):
-            yield key_step(step) + place
+        members = enumerate(value)
+    for key, part in members:
+        for place in _places_within(part, class_name, depth - 1):
+            yield key_step(key) + place
 
 
 def _objection_to(dialect: str) -> ObjectionOf:

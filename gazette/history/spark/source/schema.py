@@ -81,11 +81,9 @@ def make_format(schema: Any, value: str, prefix: str, **bounds: Any) -> RowForma
     try:
         format.validate()
     except Invalid as error:
-        raise Invalid(
-            error.message,
-            path=error.path,
-            hint='Where messages have a field of that name, set the option metaPrefix to "_".',
-        ) from error
+        if error.path in dict(format.meta):
+            error.hint = 'If messages have a field of that name, set the option metaPrefix to "_".'
+        raise
     return format
 
 
