@@ -161,7 +161,7 @@ def one_rule(journals: Sequence[JournalName], labels: Sequence[LabelSet]) -> Key
         )
     if rule.partitions != len(journals):
         raise Invalid(
-            f"the output has {len(journals)} partitions, and {rule.partitions} are declared",
+            f"the output has {len(journals)} of {rule.partitions} declared partitions",
             path="output",
             hint="Give a selector that matches all partitions. If some do not exist, apply the declaration.",
             journal=journals[0],

@@ -59,7 +59,7 @@ def test_rows_without_their_key_are_refused() -> None:
         choose(KEYED, {"n": 7, "m": 8}, 8, mapping="modulo", key="m")
     with raises(Invalid, path="output", journal=other):
         choose(KEYED, {"n": 7}, other, journalColumn="to")
-    with raises(Invalid, path="output", says="2 partitions, and 3"):
+    with raises(Invalid, path="output", says="2 of 3"):
         choose(KEYED, {"n": 7}, count=2)
     for labels in (KEYED, PLAIN):
         with raises(Invalid, path="key", says="null"):

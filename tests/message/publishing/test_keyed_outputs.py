@@ -164,7 +164,7 @@ def test_all_partitions_of_one_declaration_are_needed() -> None:
     others = specs_of(replace(SOURCE, name="texts"))
     plain = [journal_spec(f"words/part-{n:03d}") for n in range(COUNT)]
     for specs, says in (
-        (whole[1:], "3 partitions, and 4"),
+        (whole[1:], "3 of 4"),
         ([*whole, *others], "one declaration"),
         ([*whole[1:], others[0]], "one declaration"),
         ([*whole[1:], plain[0]], "one declaration"),
