@@ -42,6 +42,9 @@ BACKLOG_BYTES_MAX: Final = 32 << 20
 CLOSE_S: Final = 10.0
 """Seconds that the end of a publisher may take."""
 _SETTINGS: Final = AppendServiceSettings(memory_max=2 * BACKLOG_BYTES_MAX)
+_UNCLEAR: Final = (Unavailable, Closed)
+"""Errors of an append that may have taken place: its broker did not answer in time, or the publisher was
+closed."""
 
 
 class CommitFailed(Broken):
@@ -176,7 +179,7 @@ class PublishingService:
             async with self._in_time("the message was not appended", self._deadline()):
                 return await await_future(future)
         except GazetteError as error:
-            unknown = (journal,) if isinstance(error, Unavailable) else ()
+            unknown = (journal,) if isinstance(error, _UNCLEAR) else ()
             raise self._fail_with(
                 CommitFailed(
                     f"publishing to {journal} has failed: {error}", unknown=unknown, hint=error.hint
@@ -216,8 +219,10 @@ class PublishingService:
     def end_for_commit(self) -> dict[JournalName, bytes]:
         """End the transaction, and enqueue its messages. Return the content that commits it, by journal.
 
-        The thread of the transaction calls this.
+        The thread of the transaction calls this. Raise ``Closed`` as `require_usable` does. The caller may
+        have caught an earlier error, which said that nothing is visible.
         """
+        self.require_usable()
         self._publisher.release()
         return self._publisher.build_ack_intents()
 
@@ -299,12 +304,15 @@ class PublishingService:
                     ends[journal] = future.result().commit.end
             except GazetteError as error:
                 cause = cause or error
-                if not isinstance(error, Unavailable):
+                if not isinstance(error, _UNCLEAR):
                     refused.add(journal)
         if cause is not None:
             raise self._fail_with(self._not_everywhere(intents, ends, refused, cause)) from cause
         if self._records is not None and len(intents) > 1:
-            await self._pool.run(self._records.clear)
+            try:
+                await self._pool.run(self._records.clear)
+            except Unavailable as error:
+                raise self._fail_with(_stays_recorded(ends, error)) from error
         return ends
 
     def _not_everywhere(
@@ -411,6 +419,14 @@ class PublishingService:
     def _fail_with(self, error: CommitFailed) -> CommitFailed:
         self.fail(error)
         return error
+
+
+def _stays_recorded(ends: Mapping[JournalName, int], error: GazetteError) -> CommitFailed:
+    return CommitFailed(
+        f"the transaction is visible in all its journals, and its record was not removed ({error})",
+        committed=tuple(sorted(ends)),
+        hint="Do not publish it again. Mend the directory: the next publisher with it removes the record.",
+    )
 
 
 def _nothing_is_visible(error: GazetteError) -> CommitFailed:

@@ -410,6 +410,88 @@ async def test_a_commit_that_cannot_be_recorded_says_what_is_known(
     assert await visible(broker) == []
 
 
+async def test_a_record_that_is_not_removed_leaves_the_commit_visible(
+    broker: BrokerFixture, tmp_path: Path
+) -> None:
+    """Otherwise a caller would take the error of the disk for that of the commit, and publish again."""
+    record = tmp_path / "commit.json"
+
+    async def obstacle() -> None:
+        record.unlink()
+        record.mkdir()
+
+    async with decided_before(broker.endpoint, obstacle, commits=tmp_path) as publisher:
+        with raises(CommitFailed, says="visible in all its journals") as raised:
+            async with publisher.transaction() as transaction:
+                await transaction.publish(ONE, Word(word="to"))
+                await transaction.publish(TWO, Word(word="be"))
+        assert raised.value.committed == (ONE, TWO)
+        assert raised.value.unknown == ()
+    assert await visible(broker) == ["to", "be"]
+
+
+@contextlib.asynccontextmanager
+async def held_up(
+    broker: BrokerFixture, point: str, **options: Any
+) -> AsyncIterator[tuple[ClientPublisher, asyncio.Event]]:
+    """Yield a publisher whose next append stops at a failpoint for good, and the event of that."""
+    reached = asyncio.Event()
+
+    async def stops() -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    async with (
+        Client(broker.endpoint, clock=Between(stops)) as client,
+        ClientPublisher(client, **options) as publisher,
+    ):
+        with failpoints.armed(f"{point}=delay:{Between.WAIT_S}"):
+            yield publisher, reached
+
+
+async def test_a_failed_publisher_commits_no_open_transaction(broker: BrokerFixture) -> None:
+    """A caller that has caught the error may have published the messages by another publisher."""
+    async with (
+        held_up(broker, "append.begin", timeout_s=0.1) as (publisher, reached),
+        TaskScope("test") as scope,
+    ):
+        task = scope.spawn(failure_of(publish_alone(publisher)), name="alone")
+        await reached.wait()
+        with raises(Closed, says="the publisher has failed"):
+            async with publisher.transaction() as transaction:
+                await transaction.publish(TWO, Word(word="be"))
+                assert isinstance(await task, CommitFailed)
+        assert transaction.offsets == {}
+    assert await visible(broker, TWO) == []
+
+
+async def publish_alone(publisher: ClientPublisher) -> None:
+    await publisher.publish(ONE, Word(word="to"))
+
+
+async def commit_alone(publisher: ClientPublisher) -> None:
+    async with publisher.transaction() as transaction:
+        await transaction.publish(ONE, Word(word="to"))
+
+
+@pytest.mark.parametrize("publishes", [publish_alone, commit_alone])
+async def test_a_close_leaves_it_open_what_is_visible(
+    broker: BrokerFixture, publishes: Callable[[ClientPublisher], Awaitable[None]]
+) -> None:
+    """The journal has the content, and its broker has not answered yet."""
+    async with (
+        held_up(broker, "append.applied") as (publisher, reached),
+        TaskScope("test") as scope,
+    ):
+        task = scope.spawn(failure_of(publishes(publisher)), name="publish")
+        await reached.wait()
+        await publisher.close()
+        failure = await task
+    assert isinstance(failure, CommitFailed)
+    assert failure.unknown == (ONE,)
+    assert await visible(broker, ONE) == ["to"]
+
+
 async def test_all_waits_of_a_commit_end_together(broker: BrokerFixture) -> None:
     """A hundred journals that do not answer cost one timeout, and not a hundred.
 
