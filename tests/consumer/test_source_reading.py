@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import grpc
 import pytest
 
+from gazette.client.client import Client
 from gazette.client.journals import ListedJournal
 from gazette.client.read.reader import ReadParams
 from gazette.client.waits import Waits
@@ -19,6 +21,7 @@ from gazette.protocol.journal_life import JournalLife
 from gazette.protocol.route import EMPTY_ROUTE
 from gazette.runtime.tasks import TaskScope
 from tests.support.instant_clock import InstantClock, eventually
+from tests.support.stub_broker import Send, StubBroker
 
 JOURNAL = "a/source"
 
@@ -151,3 +154,15 @@ async def test_a_head_that_is_not_known_is_asked_for_again(
     assert isinstance(event, SourceFailed) == is_short
     if isinstance(event, SourceFailed):
         assert isinstance(event.error, Corrupt)
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE])
+async def test_a_broker_that_fails_to_tell_the_head_is_asked_again(code: grpc.StatusCode) -> None:
+    """A broker that stops may fail a call with any code: the shard, or its standby, must not fail too."""
+    inbox = Inbox(10, asyncio.get_running_loop())
+    async with StubBroker() as broker, Client(broker.endpoint) as client:
+        broker.journal(JOURNAL).append(b"x" * 100)
+        broker.on_read(Send(fail=code))
+        await check_source(JOURNAL, 80, inbox, client, InstantClock())
+    assert len(broker.reads) == 2
+    assert not inbox.inputs

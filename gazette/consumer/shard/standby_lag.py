@@ -9,7 +9,7 @@ from typing import Final
 from gazette.client.client import Client
 from gazette.client.read.reader import ReadParams
 from gazette.consumer import metrics
-from gazette.errors import NotAllowed, NotFound, NotYet, Retryable
+from gazette.errors import Broken, NotAllowed, NotFound, NotYet, Retryable
 from gazette.recoverylog.playback.player import Player
 from gazette.runtime.clock import Clock
 
@@ -96,7 +96,7 @@ async def journal_head(client: Client, journal: str) -> int | None:
         await reader.read()
     except NotYet:
         pass  # Expected: the journal has no bytes after its head.
-    except (Retryable, NotFound, NotAllowed):
+    except (Retryable, Broken, NotFound, NotAllowed):
         return None  # Play-back, or the reader of the source, handles these errors.
     finally:
         reader.close()
